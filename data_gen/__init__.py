@@ -1,0 +1,1 @@
+"""Harvesting: prompts, target responses, draft rollouts, labels and shards."""

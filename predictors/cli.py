@@ -1,0 +1,105 @@
+"""What every script shares: Hydra composition, and errors that fit on one line."""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from predictors.errors import UserError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Turn ``main(cfg)`` into a command line program configured by ``conf/<config_name>.yaml``.
+
+    The ``conf`` folder is looked for beside the script and in the folders above it. Bad input (`UserError`, an unknown
+    or missing key, a full disk) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130; anything else
+    is a bug and keeps its traceback. The working directory stays where the user is.
+    """
+
+    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+        def checked(cfg: DictConfig) -> None:
+            refuse_missing(cfg)
+            main(cfg)
+
+        @functools.wraps(main)
+        def job(cfg: DictConfig) -> None:
+            run_reporting_errors(lambda: checked(cfg))
+
+        def program() -> None:
+            folder = _conf_folder(main, config_name)
+            hydra.main(version_base="1.3", config_path=str(folder), config_name=config_name)(job)()
+
+        @functools.wraps(main)
+        def run() -> None:
+            run_reporting_errors(program)
+
+        return run
+
+    return decorate
+
+
+def refuse_missing(cfg: DictConfig) -> None:
+    """Raise `UserError` naming every key whose value is still ``???``."""
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise UserError(f"{', '.join(missing)}: no value given. Add {' '.join(key + '=...' for key in missing)}")
+
+
+def run_reporting_errors(program: Callable[[], Any]) -> None:
+    """Run `program`; exit with one line on stderr where the user, not the code, is at fault."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing a page and exiting with 1
+    try:
+        program()
+    except KeyboardInterrupt:
+        _exit("interrupted. Run the same command again to resume", INTERRUPTED)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        _exit(message, BAD_INPUT)
+
+
+def explain(error: Exception) -> str | None:
+    """One line for the user, or None when `error` is a bug that deserves its traceback."""
+    for cause in _causes(error):
+        if isinstance(cause, UserError):
+            return _one_line(str(cause))
+        if "No space left on device" in str(cause):
+            return f"disk full: {_one_line(str(cause))}. Free some space and run the same command again"
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return _one_line(str(error).split("Config search path:")[0])
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _exit(message: str, code: int) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _conf_folder(main: Callable[[DictConfig], None], config_name: str) -> Path:
+    script = Path(inspect.getfile(main)).resolve()
+    for folder in script.parents:
+        if (folder / "conf" / f"{config_name}.yaml").is_file():
+            return folder / "conf"
+    raise UserError(f"conf/{config_name}.yaml: not found above {script}. Run the script from a source checkout")

@@ -1,0 +1,110 @@
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
+
+from predictors.cli import explain, refuse_missing, run_reporting_errors
+from predictors.errors import UserError
+
+SCRIPT = """
+from omegaconf import DictConfig
+from predictors.cli import hydra_script
+from predictors.errors import UserError
+
+@hydra_script("job")
+def main(cfg: DictConfig) -> None:
+    if cfg.do == "bad":
+        raise UserError("do: cannot be 'bad'.\\nUse do=good")
+    if cfg.do == "bug":
+        raise ValueError("a bug")
+    if cfg.do == "full":
+        raise OSError(28, "No space left on device", "out.bin")
+    if cfg.do == "interrupt":
+        raise KeyboardInterrupt
+    print("done", cfg.do)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "conf" / "pair").mkdir(parents=True)
+    (tmp_path / "conf" / "pair" / "toy.yaml").write_text("target: x\n")
+    (tmp_path / "conf" / "job.yaml").write_text("defaults: [{pair: toy}, _self_]\ndo: ???\n")
+    (tmp_path / "scripts").mkdir()
+    path = tmp_path / "scripts" / "job.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script), *overrides]
+    return subprocess.run(command, capture_output=True, text=True, cwd=script.parents[1])
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "says"),
+    [
+        ("do=good", 0, ""),
+        ("do=bad", 2, "error: do: cannot be 'bad'. Use do=good"),
+        ("do=full", 2, "error: disk full: [Errno 28] No space left on device: 'out.bin'. Free some space"),
+        ("do=interrupt", 130, "error: interrupted. Run the same command again to resume"),
+        ("pair.unknown=1", 2, "error: Could not override 'pair.unknown'"),
+        ("pair=nope", 2, "error: In 'job': Could not find 'pair/nope' Available options in 'pair': toy"),
+    ],
+)
+def test_exit_code_and_one_line(script: Path, override: str, code: int, says: str) -> None:
+    done = run(script, override)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith(says)
+    assert done.stderr.count("\n") == (1 if code else 0)
+
+
+def test_missing_value_is_named(script: Path) -> None:
+    done = run(script)
+    assert (done.returncode, done.stderr) == (2, "error: do: no value given. Add do=...\n")
+
+
+def test_a_bug_keeps_its_traceback(script: Path) -> None:
+    done = run(script, "do=bug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and "a bug" in done.stderr
+
+
+def test_working_directory_is_kept_and_run_folder_is_under_outputs(script: Path) -> None:
+    run(script, "do=good")
+    assert list((script.parents[1] / "outputs").glob("*/*/.hydra/config.yaml"))
+
+
+def test_user_error_inside_instantiate_is_found() -> None:
+    error = InstantiationException("Error in call to target")
+    error.__cause__ = UserError("warp.temperature: must be >= 0")
+    assert explain(error) == "warp.temperature: must be >= 0"
+
+
+def test_explain_leaves_bugs_alone() -> None:
+    assert explain(ValueError("x")) is None
+    assert explain(OSError(errno.ENOENT, "No such file or directory")) is None
+    assert explain(ConfigAttributeError("Key 'x' is not in struct\n    full_key: x")) is not None
+
+
+def test_refuse_missing_names_nested_keys() -> None:
+    with pytest.raises(UserError, match=r"dataset\.path: no value given\. Add dataset\.path=\.\.\."):
+        refuse_missing(OmegaConf.create({"dataset": {"path": "???"}}))
+
+
+def test_run_reporting_errors_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def program() -> None:
+        raise UserError("gamma: must be at least 1.\n  Set gamma=4")
+
+    with pytest.raises(SystemExit) as stop:
+        run_reporting_errors(program)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: gamma: must be at least 1. Set gamma=4\n"
