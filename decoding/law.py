@@ -1,0 +1,58 @@
+"""What a verification rule says: where the accepted path ends, and the law of the token that follows it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft, Verdict
+from decoding.sampling import Sampler, SiblingLaw
+
+
+@dataclass(frozen=True)
+class VerdictLaw:
+    """The law of one round's outcome, without a random number.
+
+    end_prob: [n + 1] float64, probability that the accepted path ends at each row of the draft; sums to 1.
+    residual: row -> [V], law of the token committed after that row; None where nothing follows.
+    """
+
+    end_prob: Tensor
+    residual: Callable[[int], Tensor | None]
+
+
+class Verifier(Protocol):
+    """A verification rule. `lossless` is what its author claims; the contract tests hold it to that."""
+
+    lossless: bool
+    siblings: SiblingLaw
+
+    def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
+        """p: [n + 1, V], target law after each row of the draft."""
+        ...
+
+    def verify(self, draft: Draft, p: Tensor, sampler: Sampler) -> Verdict:
+        """Draw one verdict from `law(draft, p)`."""
+        ...
+
+
+def sample_verdict(draft: Draft, law: VerdictLaw, sampler: Sampler) -> Verdict:
+    """The plain way to verify: draw the end of the path, then the token after it."""
+    row = sampler.draw(law.end_prob)
+    residual = law.residual(row)
+    return verdict_at(draft, row, residual, sampler)
+
+
+def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler) -> Verdict:
+    """The verdict that ends at `row`, its last token drawn from `residual` [V]."""
+    token = None if residual is None else sampler.draw(residual)
+    return Verdict(row, draft.path(row), token, len(draft))
+
+
+def residual_law(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
+    """norm([scale * p - q]+), [V]. No mass left means the row is never reached: p itself stands in."""
+    excess = (p * scale).sub_(q).clamp_(min=0)
+    mass = excess.sum(dtype=torch.float64).item()
+    return excess.div_(mass) if mass > 0 else p

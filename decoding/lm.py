@@ -1,0 +1,62 @@
+"""What decoding asks of a language model: `decoding.models.CachedLM` and `decoding.table_lm.TableLM` provide it."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+LogitsFor = Literal["all", "last", "none"]
+
+
+@dataclass(frozen=True)
+class LMOutput:
+    """logits: [n, V] (or [1, V] / [0, V], as asked); hidden: [n_layers + 1, n, H] when asked, else None."""
+
+    logits: Tensor
+    hidden: Tensor | None
+
+
+class LM(Protocol):
+    """One sequence and its key/value cache. Row t of the cache is the token at position t."""
+
+    vocab_size: int
+    max_length: int
+    length: int  # rows in the cache
+    forwards: int  # calls so far
+    seconds: float  # time spent in them
+
+    def forward(
+        self, tokens: Tensor, parents: Tensor | None = None, *, hidden: bool = False, logits: LogitsFor = "all"
+    ) -> LMOutput:
+        """Append `tokens` [n] to the cache and return the law of what follows each of them.
+
+        `parents` None: a chain that continues the cache. Otherwise a tree: `parents[i]` is the row of this call that
+        row i follows, or -1 for the last row of the cache.
+        """
+        ...
+
+    def crop(self, length: int) -> None:
+        """Forget every cached row from `length` on."""
+        ...
+
+    def keep_path(self, rows: list[int]) -> None:
+        """Of the rows of the last call keep only `rows`, a path of the tree, in order."""
+        ...
+
+    def reset(self) -> None:
+        """Empty the cache and zero the counters."""
+        ...
+
+    def embed(self, token: int) -> Tensor:
+        """Input embedding of one token, [H]."""
+        ...
+
+
+class Pair(Protocol):
+    """Two models that share a vocabulary; the draft proposes, the target decides."""
+
+    @property
+    def target(self) -> LM: ...
+
+    @property
+    def draft(self) -> LM: ...

@@ -1,0 +1,115 @@
+"""The only logit warp, the only random draws, and how siblings of one draft position are drawn."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from predictors.errors import UserError
+
+TOP_P_CANDIDATES = 1024  # tokens looked at before top-p falls back to sorting the whole vocabulary
+
+
+@dataclass(frozen=True)
+class Warp:
+    """From logits to the law that is sampled: temperature, then top-k, then top-p, each off at its default.
+
+    temperature 0 is greedy decoding: all mass on the largest logit (lowest token id on ties). Tokens tied with the
+    last one that top-k or top-p keeps are kept too, so the law never depends on how a sort breaks ties.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(f"warp.temperature: {self.temperature} is no temperature. Give a number >= 0 (0 = greedy)")
+        if self.top_k < 0:
+            raise UserError(f"warp.top_k: {self.top_k} is negative. Give 0 (off) or the number of tokens to keep")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"warp.top_p: {self.top_p} is not in (0, 1]. Give 1.0 to switch it off")
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """Law of the next token, [..., V]: float32, or float64 where the logits are (exact tests).
+
+        Raises UserError when a row holds NaN, +inf, or nothing but -inf.
+        """
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        peak, first = logits.max(dim=-1, keepdim=True)
+        if not torch.isfinite(peak).all():
+            raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
+        if self.temperature == 0:
+            return torch.zeros_like(logits).scatter_(-1, first, 1.0)
+        if self.temperature != 1:
+            logits = (logits - peak) / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            logits = _keep_from(logits, logits.topk(self.top_k).values[..., -1:])
+        probs = logits.softmax(-1)
+        return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Warp":
+        return cls(**values)
+
+
+def _keep_from(logits: Tensor, smallest: Tensor) -> Tensor:
+    return logits.masked_fill(logits < smallest, -math.inf)
+
+
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """Keep the most probable tokens until they hold `top_p` of the mass, and renormalise."""
+    vocab = probs.shape[-1]
+    ranked = probs.topk(min(TOP_P_CANDIDATES, vocab)).values
+    if bool((ranked.sum(-1) < top_p).any()):
+        ranked = probs.sort(dim=-1, descending=True).values
+    before = ranked.cumsum(-1) - ranked
+    kept = (before < top_p).sum(-1, keepdim=True)
+    cut = probs * (probs >= ranked.gather(-1, kept - 1))
+    return cut / cut.sum(-1, keepdim=True)
+
+
+def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row from `probs` [..., V]: int64 [...]. Inverse of the cumulative sum, in float64.
+
+    Rows need not sum to exactly one; a token of probability 0 is never drawn.
+    """
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    total = cumulative[..., -1:]
+    uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator)
+    below_total = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, below_total, right=True).squeeze(-1)
+
+
+class Sampler:
+    """All randomness of one request: one generator stream and two verbs. Tests enumerate by overriding them."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    @classmethod
+    def seeded(cls, seed: int) -> "Sampler":
+        return cls(torch.Generator().manual_seed(seed))
+
+    def draw(self, probs: Tensor) -> int:
+        """One index from `probs` [n], which need not sum to exactly one."""
+        return int(draw(probs, self.generator))
+
+    def accept(self, p: float, q: float) -> bool:
+        """True with probability min(1, p / q); q > 0."""
+        return torch.rand((), dtype=torch.float64, generator=self.generator).item() * q < p
+
+
+SiblingLaw = Callable[[Tensor, int, Sampler], list[int]]
+"""(q [V], how many, sampler) -> candidates for one position in draw order. A verifier names the one it is exact for."""
+
+
+def iid(q: Tensor, count: int, sampler: Sampler) -> list[int]:
+    """Independent draws, duplicates kept."""
+    return [sampler.draw(q) for _ in range(count)]

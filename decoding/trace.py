@@ -1,0 +1,116 @@
+"""What a decode did and how long each part took, round by round; enough to replay it under another policy."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from predictors.errors import UserError
+
+Stage = Literal["draft", "target", "verify", "stop", "other"]
+STAGES: tuple[Stage, ...] = ("draft", "target", "verify", "stop", "other")
+
+
+class Stopwatch:
+    """Gives every moment since it was made to exactly one stage; a stage inside another one pauses the outer one."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._current: Stage = "other"
+        self._since = perf_counter()
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        outer = self._switch(stage)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def lap(self) -> dict[Stage, float]:
+        """Seconds per stage since the last lap."""
+        self._switch(self._current)
+        seconds, self._seconds = self._seconds, dict.fromkeys(STAGES, 0.0)
+        return seconds
+
+    def _switch(self, stage: Stage) -> Stage:
+        now = perf_counter()
+        self._seconds[self._current] += now - self._since
+        self._since, outer, self._current = now, self._current, stage
+        return outer
+
+
+@dataclass
+class RoundTrace:
+    """One target call.
+
+    draft_tokens: proposed; draft_q: q of each under the law it was drawn from; accepted: how many were accepted;
+    tokens: committed, i.e. the accepted ones and usually one more; predicted: what the stop rule computed;
+    draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone).
+    """
+
+    draft_tokens: list[int]
+    draft_q: list[float]
+    accepted: int
+    tokens: list[int]
+    predicted: list[float]
+    draft_forwards: int
+    seconds: dict[Stage, float]
+
+
+@dataclass
+class Trace:
+    """One request decoded by one method. `seconds` is wall time, the prefill included."""
+
+    prompt_tokens: int
+    tokens: list[int]
+    rounds: list[RoundTrace]
+    prefill_seconds: float
+    seconds: float
+    prompt_id: str = ""
+    dataset: str = ""
+    method: str = ""
+    seed: int = 0
+    stages: dict[Stage, float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.stages = {stage: sum(r.seconds[stage] for r in self.rounds) for stage in STAGES}
+
+    @property
+    def decode_seconds(self) -> float:
+        return self.seconds - self.prefill_seconds
+
+    def to_json(self) -> str:
+        values = asdict(self)
+        del values["stages"]
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Trace":
+        values: dict[str, Any] = json.loads(line)
+        rounds = [RoundTrace(**round_) for round_ in values.pop("rounds")]
+        return cls(rounds=rounds, **values)
+
+
+def write_traces(path: Path, traces: Iterable[Trace]) -> None:
+    """One JSON object per line; the file appears whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as out:
+        out.writelines(trace.to_json() + "\n" for trace in traces)
+    os.replace(partial, path)
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Raises UserError naming file and line when a line is not a trace."""
+    traces = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                traces.append(Trace.from_json(line))
+            except (ValueError, TypeError, KeyError) as error:
+                raise UserError(f"{path}:{number}: not a trace ({error}). Run scripts/evaluate.py again") from error
+    return traces
