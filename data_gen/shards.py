@@ -1,0 +1,266 @@
+"""The harvested dataset on disk: parquet shards, a plan, a manifest.
+
+A folder holds, for chunk i of the prompts, `responses-0000i.parquet`, `specdecpp-0000i.parquet` and
+`hrad-0000i.parquet` (one row per prompt, readable by the `datasets` package), `plan.json` (the settings every shard
+was made with) and, once all chunks are there, `manifest.json`. Files appear under their final name only when complete
+and on disk, so a run can be killed at any moment and resumed.
+
+Per-sample values are lists, flattened row by row where a sample has several (`features`: n * D bfloat16 numbers kept
+as int16 bits; `draft_tokens`, `draft_q`, `accept_prob`: n * gamma).
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from predictors.errors import UserError
+
+SCHEMA_VERSION = 1
+SPLITS = ("train", "calibration", "test")
+_INT, _FLOAT, _BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
+_SEVERAL = ("features", "draft_tokens", "draft_q", "accept_prob")  # columns with more than one value per sample
+_PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
+SCHEMAS = {
+    "responses": pa.schema({**_PROMPT, "prompt_tokens": _INT, "response_tokens": _INT}),
+    "specdecpp": pa.schema(
+        {
+            **_PROMPT,
+            "position": _INT,
+            "token_ids": _INT,
+            "soft_label": _FLOAT,
+            "overlap": _FLOAT,
+            "q_token": _FLOAT,
+            "draft_max_q": _FLOAT,
+            "draft_entropy": _FLOAT,
+            "features": _BITS,
+        }
+    ),
+    "hrad": pa.schema(
+        {
+            **_PROMPT,
+            "anchor": _INT,
+            "drafted": _INT,
+            "accepted": _INT,
+            "label": _INT,
+            "draft_max_q": _FLOAT,
+            "draft_tokens": _INT,
+            "draft_q": _FLOAT,
+            "accept_prob": _FLOAT,
+            "features": _BITS,
+        }
+    ),
+}
+
+
+def shard_name(kind: str, index: int) -> str:
+    """File name of chunk `index` of one kind of record ("responses", "specdecpp" or "hrad")."""
+    return f"{kind}-{index:05d}.parquet"
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write `value` as readable JSON, atomically."""
+    text = json.dumps(value, indent=1, sort_keys=True) + "\n"
+    write_atomically(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]]) -> None:
+    """Write one shard: `rows` has one dict per prompt with the columns of ``SCHEMAS[kind]``.
+
+    Raises UserError when a number is NaN or infinite: such a shard is never written.
+    """
+    table = pa.Table.from_pylist([{key: _plain(value) for key, value in row.items()} for row in rows], SCHEMAS[kind])
+    path = folder / shard_name(kind, index)
+    if problem := _not_finite(table):
+        raise UserError(f"pair: {problem} while making {path.name}. Check the models, or set pair.dtype=float32")
+    # Values are close to random bits: dictionaries would only cost time. Checksums find later damage.
+    options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary, **options))
+
+
+def pack_features(features: Tensor) -> np.ndarray:
+    """[n, D] floats -> [n * D] int16, the bits of the values rounded to bfloat16."""
+    return features.to(torch.bfloat16).contiguous().view(torch.int16).flatten().cpu().numpy()
+
+
+def _plain(value: Any) -> Any:
+    return value.flatten().cpu().numpy() if isinstance(value, Tensor) else value
+
+
+def claim(folder: Path, plan: dict[str, Any]) -> None:
+    """Make `folder` the home of `plan`'s dataset, or check that it already is.
+
+    Raises UserError naming the first setting that differs from the one the shards in the folder were made with.
+    """
+    path = folder / "plan.json"
+    if not path.exists():
+        if any(folder.glob("*.parquet")):
+            raise UserError(f"out: {folder} holds shards but no plan.json. Delete the folder or choose another out=")
+        write_json(path, plan)
+        return
+    before, now = dict(_flat(_read_json(path))), dict(_flat(json.loads(json.dumps(plan))))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            change = f"{key}={before.get(key)}, this run has {key}={now.get(key)}"
+            raise UserError(f"out: {folder} was started with {change}. Choose another out=... or delete the folder")
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def finished(folder: Path, index: int) -> bool:
+    """Whether every shard of chunk `index` is present and undamaged (otherwise the chunk is to be made again)."""
+    try:
+        counts = {read_shard(folder / shard_name(kind, index), kind).num_rows for kind in SCHEMAS}
+    except UserError:
+        return False
+    return len(counts) == 1
+
+
+def shard_list(folder: Path, chunks: int) -> list[dict[str, Any]]:
+    """What the manifest says about each shard: name, kind, rows, bytes."""
+    found = []
+    for kind in SCHEMAS:
+        for index in range(chunks):
+            path = folder / shard_name(kind, index)
+            rows = pq.read_metadata(path).num_rows
+            found.append({"name": path.name, "kind": kind, "rows": rows, "bytes": path.stat().st_size})
+    return found
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a finished harvest. Raises UserError when there is none, saying which command makes it."""
+    folder = Path(folder)
+    path = folder / "manifest.json"
+    if not path.exists():
+        state = "is only half harvested" if (folder / "plan.json").exists() else "is no harvested dataset"
+        raise UserError(f"data: {folder} {state}. Run: python scripts/gen_data.py out={folder}")
+    manifest = _read_json(path)
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        version = manifest.get("schema_version")
+        raise UserError(
+            f"data: {folder} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest it again"
+        )
+    return manifest
+
+
+def read_records(folder: str | Path, kind: str, split: str) -> dict[str, Tensor]:
+    """All samples of one kind ("specdecpp" or "hrad") and split ("train", "calibration" or "test").
+
+    Returns one tensor per column of ``SCHEMAS[kind]`` with the sample first: integers int64 [N], floats float32 [N],
+    `draft_tokens`, `draft_q` and `accept_prob` [N, gamma], `features` bfloat16 [N, D]; and `group` int64 [N], the
+    number of the prompt a sample came from (to check or make splits by prompt).
+    Raises UserError naming the shard when one is missing or damaged, or when the split is empty.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    tables = [_listed_shard(folder, entry) for entry in manifest["shards"] if entry["kind"] == kind]
+    table = pa.concat_tables(tables)
+    table = table.filter(pc.equal(table["split"], split)).combine_chunks()
+    counts = pc.list_value_length(table["features"]).to_numpy() // manifest["feature_dims"][kind]
+    if counts.sum() == 0:
+        raise UserError(f"data: {folder} has no {kind} records in split {split}. Harvest more prompts")
+    columns = {name: _values(table[name]) for name in SCHEMAS[kind].names if name not in _PROMPT}
+    for name in columns.keys() & set(_SEVERAL):
+        columns[name] = columns[name].view(int(counts.sum()), -1)
+    columns["features"] = columns["features"].view(torch.bfloat16)
+    return {**columns, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
+
+
+def read_shard(path: Path, kind: str) -> pa.Table:
+    """One shard as an Arrow table. Raises UserError naming it when it is missing, truncated, or holds NaN."""
+    remedy = f"Run the harvest again with out={path.parent}: it remakes this shard only"
+    if not path.exists():
+        raise UserError(f"data: shard {path} is missing. {remedy}")
+    try:
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"data: shard {path} is damaged ({reason}). {remedy}") from error
+    if not table.schema.equals(SCHEMAS[kind]):
+        raise UserError(f"data: shard {path} does not have the columns of {kind} records. {remedy}")
+    if problem := _not_finite(table):
+        raise UserError(f"data: shard {path} holds {problem}. {remedy}")
+    return table
+
+
+def _listed_shard(folder: Path, entry: dict[str, Any]) -> pa.Table:
+    table = read_shard(folder / entry["name"], entry["kind"])
+    if table.num_rows != entry["rows"]:
+        raise UserError(
+            f"data: shard {folder / entry['name']} has {table.num_rows} rows, the manifest says {entry['rows']}. "
+            f"Run the harvest again with out={folder}"
+        )
+    return table
+
+
+def _values(column: pa.ChunkedArray) -> Tensor:
+    values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks])
+    return torch.from_numpy(values if values.dtype in (np.int16, np.float32) else values.astype(np.int64))
+
+
+def _not_finite(table: pa.Table) -> str | None:
+    for name in table.column_names:
+        for chunk in table[name].chunks:
+            if pa.types.is_list(chunk.type) and not _all_finite(name, chunk.flatten().to_numpy(zero_copy_only=False)):
+                return f"NaN or infinite values in column {name}"
+    return None
+
+
+def _all_finite(name: str, values: np.ndarray) -> bool:
+    if name == "features":
+        return bool(((values & 0x7F80) != 0x7F80).all())  # bfloat16: exponent all ones = infinite or NaN
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"data: {path} is damaged ({error}). Delete the folder {path.parent} and harvest again"
+        ) from error
