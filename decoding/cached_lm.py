@@ -1,0 +1,183 @@
+"""A Hugging Face causal model with a cache we control.
+
+Supported: decoder-only models whose attention goes through the transformers attention interface and whose layers all
+keep a full key/value cache (Llama, Qwen2, Gemma, Mistral, Phi, ...). Sliding-window layers are exact as long as the
+context stays within the window: ``max_length`` is clamped to it. State-space and attention-sink models are refused.
+"""
+
+import time
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from decoding.kv_cache import ATTENTION, BufferCache
+from decoding.lm import LMOutput, LogitsFor
+from predictors.errors import UserError
+
+
+class CachedLM:
+    """One sequence, one key/value cache, three verbs: ``forward``, ``crop``, ``keep_path``.
+
+    Outputs arrive on ``output_device`` (the CPU unless changed: all sampling and verification happen there, so a seed
+    means the same on every machine). ``forwards`` and ``seconds`` count the calls and the time spent in them.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, vocab_size: int | None = None, max_length: int | None = None):
+        self.model = model.eval()
+        self.model.set_attn_implementation(ATTENTION)
+        self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
+        self.max_length = _context_limit(model.config, max_length)
+        self.output_device = torch.device("cpu")
+        self.length = 0
+        self.forwards = 0
+        self.seconds = 0.0
+        self._block_start = 0
+        self._cache = BufferCache()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        parents: torch.Tensor | None = None,
+        *,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
+    ) -> LMOutput:
+        """Append ``tokens`` [n] to the cache and run the model on them.
+
+        ``parents`` None: a chain that continues the cache. Otherwise a tree: ``parents[i]`` is the index within this
+        call of the row that row i follows (an earlier one), or -1 for the last row of the cache; a row sees the cache,
+        its ancestors and itself, and its position is the cache length plus its depth.
+        Raises UserError when the context would exceed ``max_length``.
+        """
+        if parents is not None:
+            positions, block = tree_layout(parents)
+            return self._run(tokens, positions + self.length, self._with_prefix(block), hidden, logits)
+        n = len(tokens)
+        positions = torch.arange(self.length, self.length + n)
+        plain = n == 1 or self.length == 0  # attention is complete or plainly causal: no mask needed
+        visible = None if plain else self._with_prefix(torch.ones(n, n, dtype=torch.bool).tril())
+        return self._run(tokens, positions, visible, hidden, logits)
+
+    def forward_masked(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        visible: torch.Tensor,
+        *,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
+    ) -> LMOutput:
+        """The general form: row i at ``positions[i]`` sees exactly ``visible[i]`` of the ``length + n`` rows.
+
+        tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself.
+        """
+        return self._run(tokens, positions, visible, hidden, logits)
+
+    def crop(self, length: int) -> None:
+        """Forget every cached row from ``length`` on."""
+        assert 0 <= length <= self.length, f"cannot crop {self.length} cached rows to {length}"
+        self.length = length
+        self._cache.set_length(length)
+
+    def keep_path(self, rows: list[int]) -> None:
+        """Of the rows of the last call keep only ``rows`` (a path of the tree, in order); the cache before stays."""
+        start = self._block_start
+        if rows == list(range(len(rows))):
+            return self.crop(start + len(rows))
+        self._cache.keep(start, rows)
+        self.length = start + len(rows)
+
+    def reset(self) -> None:
+        """Empty the cache (buffers are kept) and zero the counters."""
+        self.crop(0)
+        self.forwards = 0
+        self.seconds = 0.0
+
+    def embed(self, token: int) -> torch.Tensor:
+        """Input embedding of one token, [H] float32."""
+        index = torch.tensor([token], device=self.device)
+        with torch.no_grad():
+            return self.model.get_input_embeddings()(index)[0].float().to(self.output_device)
+
+    def _with_prefix(self, block: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.ones(len(block), self.length, dtype=torch.bool), block], dim=1)
+
+    def _run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        visible: torch.Tensor | None,
+        hidden: bool,
+        logits: LogitsFor,
+    ) -> LMOutput:
+        n = len(tokens)
+        self._check_room(n)
+        start = time.perf_counter()
+        with torch.no_grad():
+            result = self.model(
+                input_ids=tokens.to(self.device)[None],
+                attention_mask=None if visible is None else self._additive(visible),
+                position_ids=positions.to(self.device)[None],
+                past_key_values=self._cache,
+                use_cache=True,
+                output_hidden_states=hidden,
+                logits_to_keep=_rows_to_keep(logits, n, self.device),
+            )
+            output = LMOutput(
+                result.logits[0, :, : self.vocab_size].float().to(self.output_device),
+                torch.cat(result.hidden_states).to(self.output_device) if hidden else None,
+            )
+        self._block_start = self.length
+        self.length += n
+        self.forwards += 1
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds += time.perf_counter() - start
+        return output
+
+    def _additive(self, visible: torch.Tensor) -> torch.Tensor:
+        """[n, L] bool -> [1, 1, n, L] in the model's dtype: 0 where visible, the lowest finite number elsewhere."""
+        mask = torch.zeros(visible.shape, dtype=self.model.dtype)
+        return mask.masked_fill_(~visible.cpu(), torch.finfo(mask.dtype).min)[None, None].to(self.device)
+
+    def _check_room(self, n: int) -> None:
+        if self.length + n > self.max_length:
+            raise UserError(
+                f"pair.max_length: {self.length + n} tokens do not fit the context of {self.max_length}. "
+                "Shorten the prompt or max_new_tokens, or raise pair.max_length if the model allows it."
+            )
+
+
+def tree_layout(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depth [n] and ancestor-or-self matrix [n, n] (bool) of a forest given by ``parents`` [n] (-1 = a root)."""
+    n = len(parents)
+    depth = torch.zeros(n, dtype=torch.long)
+    visible = torch.eye(n, dtype=torch.bool)
+    for row, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            depth[row] = depth[parent] + 1
+            visible[row] |= visible[parent]
+    return depth, visible
+
+
+def _rows_to_keep(logits: LogitsFor, n: int, device: torch.device) -> int | torch.Tensor:
+    if logits == "none":
+        return torch.empty(0, dtype=torch.long, device=device)
+    return 1 if logits == "last" else 0
+
+
+def _context_limit(config: PreTrainedConfig, asked: int | None) -> int:
+    text = config.get_text_config()
+    window = text.sliding_window if _has_sliding_layers(text) else None
+    return min(limit for limit in (text.max_position_embeddings, window, asked) if limit)
+
+
+def _has_sliding_layers(text: PreTrainedConfig) -> bool:
+    if getattr(text, "sliding_window", None) is None:
+        return False
+    layer_types = getattr(text, "layer_types", None)
+    return layer_types is None or "sliding_attention" in layer_types

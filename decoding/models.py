@@ -1,0 +1,171 @@
+"""The pair (target, draft) that decoding works on: loading, checking and identifying it."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from decoding.cached_lm import CachedLM
+from predictors.errors import UserError
+
+
+@dataclass
+class ModelPair:
+    """Target, draft and the tokenizer they share. ``name`` is what tables and manifests call the pair."""
+
+    target: CachedLM
+    draft: CachedLM
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    eos_ids: tuple[int, ...]
+
+
+def load_pair(cfg: DictConfig) -> ModelPair:
+    """Load both models of a ``conf/pair`` group after checking that they exist and share one vocabulary.
+
+    Raises UserError naming ``pair.target`` or ``pair.draft`` for a missing folder, an unsupported architecture or
+    different vocabularies.
+    """
+    configs = {side: _load_config(side, cfg) for side in ("target", "draft")}
+    tokenizers = {side: _load_tokenizer(side, cfg) for side in ("target", "draft")}
+    vocab_size = min(config.get_text_config().vocab_size for config in configs.values())
+    check_same_vocabulary(tokenizers["target"], tokenizers["draft"], vocab_size)
+    models = {
+        side: CachedLM(_load_model(side, cfg), vocab_size=vocab_size, max_length=cfg.max_length)
+        for side in ("target", "draft")
+    }
+    eos_ids = _eos_ids(models["target"].model, tokenizers["target"])
+    return ModelPair(models["target"], models["draft"], tokenizers["target"], cfg.name, eos_ids)
+
+
+def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int) -> None:
+    """Refuse a pair whose tokenizers disagree on any token id, or use ids beyond the smaller model's ``vocab_size``.
+
+    Output layers may be padded to different widths (Qwen2.5 does this); the unused tail is cut off.
+    """
+    ours, theirs = ({index: token for token, index in t.get_vocab().items()} for t in (target, draft))
+    for index in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(index), theirs.get(index)
+        if a == b and index < vocab_size:
+            continue
+        if None in (a, b) and index < vocab_size:
+            continue  # one tokenizer names an id the other leaves unnamed: both models still have it
+        raise UserError(
+            f"pair.draft: its vocabulary differs from pair.target's (sizes {len(theirs)} and {len(ours)}; "
+            f"token {index} is {b!r} there, {a!r} here). Choose a draft that shares the target's tokenizer."
+        )
+
+
+def _load_config(side: str, cfg: DictConfig) -> PreTrainedConfig:
+    source = _source(side, cfg)
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=cfg.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"pair.{side}: cannot read a model from {source} ({_first_line(error)}). {_REMEDY}") from error
+
+
+def _load_tokenizer(side: str, cfg: DictConfig) -> PreTrainedTokenizerBase:
+    source = _source(side, cfg)
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=cfg.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"pair.{side}: no tokenizer in {source} ({_first_line(error)}). {_REMEDY}") from error
+
+
+def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
+    source, device, device_map = _source(side, cfg), cfg[f"{side}_device"], cfg.get("device_map")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=resolve_dtype(cfg.dtype, device if device_map is None else "cuda"),
+            device_map=device_map,
+            trust_remote_code=cfg.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"pair.{side}: cannot load {source} ({_first_line(error)}). {_REMEDY}") from error
+    if not model._supports_attention_backend:
+        raise UserError(
+            f"pair.{side}: {type(model).__name__} does not use the transformers attention interface. "
+            "Choose a Llama, Qwen2, Gemma, Mistral or similar model."
+        )
+    return model if device_map is not None else model.to(device)
+
+
+_REMEDY = "Run `python scripts/build_pair.py` for the embedded pair, or give a hub id or an existing folder."
+
+
+def _source(side: str, cfg: DictConfig) -> str:
+    """The folder or hub id of one side; a path that does not exist is refused before the hub is asked."""
+    source = str(cfg[side])
+    path = Path(source).expanduser()
+    looks_like_path = source.startswith(("~", ".", "/")) or source.count("/") > 1
+    if looks_like_path and not (path / "config.json").is_file():
+        raise UserError(f"pair.{side}: no model in {source}. {_REMEDY}")
+    return str(path) if path.exists() else source
+
+
+def resolve_dtype(name: str, device: str) -> torch.dtype | str:
+    """``auto`` is float32 on a CPU and the checkpoint's own dtype elsewhere; other names are torch dtypes."""
+    if name == "auto":
+        return torch.float32 if str(device).startswith("cpu") else "auto"
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(f"pair.dtype: {name} is not a torch dtype. Use auto, float32, bfloat16 or float16.")
+    return dtype
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every id that ends a response: the generation config's, the model config's and the tokenizer's."""
+    found: set[int] = set()
+    for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return tuple(sorted(found))
+
+
+def pair_identity(pair: ModelPair) -> dict[str, Any]:
+    """What a harvest or a checkpoint belongs to: the pair's name and a content fingerprint of each model.
+
+    The fingerprint does not depend on where the files lie or on the dtype they were loaded in.
+    """
+    return {
+        "name": pair.name,
+        "target": model_fingerprint(pair.target.model),
+        "draft": model_fingerprint(pair.draft.model),
+        "tokenizer": _digest([json.dumps(sorted(pair.tokenizer.get_vocab().items()))]),
+    }
+
+
+def model_fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
+    """Hash of the architecture fields and of up to ``samples`` evenly spaced entries of every parameter (as bf16)."""
+    skipped = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures"}
+    fields = {k: v for k, v in model.config.to_dict().items() if k not in skipped}
+    parts = [json.dumps(fields, sort_keys=True, default=str)]
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().reshape(-1)
+        picked = flat[:: max(1, flat.numel() // samples)][:samples]
+        parts.append(f"{name}{tuple(parameter.shape)}{picked.to(torch.bfloat16).view(torch.int16).tolist()}")
+    return _digest(parts)
+
+
+def _digest(parts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode())
+    return digest.hexdigest()[:16]
