@@ -115,7 +115,7 @@ class CachedLM:
         logits: LogitsFor,
     ) -> LMOutput:
         n = len(tokens)
-        self._check_room(n)
+        self._check_room(int(positions.max()) + 1)
         start = time.perf_counter()
         with torch.no_grad():
             result = self.model(
@@ -144,10 +144,10 @@ class CachedLM:
         mask = torch.zeros(visible.shape, dtype=self.model.dtype)
         return mask.masked_fill_(~visible.cpu(), torch.finfo(mask.dtype).min)[None, None].to(self.device)
 
-    def _check_room(self, n: int) -> None:
-        if self.length + n > self.max_length:
+    def _check_room(self, context: int) -> None:
+        if context > self.max_length:
             raise UserError(
-                f"pair.max_length: {self.length + n} tokens do not fit the context of {self.max_length}. "
+                f"pair.max_length: {context} tokens do not fit the context of {self.max_length}. "
                 "Shorten the prompt or max_new_tokens, or raise pair.max_length if the model allows it."
             )
 

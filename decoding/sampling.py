@@ -76,14 +76,18 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 
 def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
-    """One token per row from `probs` [..., V]: int64 [...]. Inverse of the cumulative sum, in float64.
+    """One token per row from `probs` [..., V]: int64 [...]."""
+    return pick(probs, torch.rand(probs.shape[:-1], dtype=torch.float64, generator=generator))
 
-    Rows need not sum to exactly one; a token of probability 0 is never drawn.
+
+def pick(probs: Tensor, uniform: Tensor) -> Tensor:
+    """The token each number of `uniform` [...] in [0, 1) stands for under `probs` [..., V]: int64 [...].
+
+    Inverse of the cumulative sum, in float64. Rows need not sum to exactly one; no token of probability 0 is drawn.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator)
-    below_total = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    below_total = torch.minimum(uniform.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, below_total, right=True).squeeze(-1)
 
 
