@@ -147,6 +147,11 @@ class DraftStep:
         assert self._hidden is not None, "the stop rule must set reads_hidden = 'draft', and a token must be drawn"
         return self._hidden
 
+    def stopped_by(self, stop: "StopRule") -> bool:
+        """Ask the rule; its own time is counted apart from the forwards it causes."""
+        with self._watch.stage("stop"):
+            return stop.should_stop(self)
+
     def push(self, token: int) -> None:
         """Keep `token`, drawn from `q()`."""
         q = self.q()

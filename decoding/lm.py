@@ -21,9 +21,13 @@ class LM(Protocol):
 
     vocab_size: int
     max_length: int
-    length: int  # rows in the cache
     forwards: int  # calls so far
     seconds: float  # time spent in them
+
+    @property
+    def length(self) -> int:
+        """Rows in the cache."""
+        ...
 
     def forward(
         self, tokens: Tensor, parents: Tensor | None = None, *, hidden: bool = False, logits: LogitsFor = "all"

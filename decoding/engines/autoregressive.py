@@ -1,0 +1,41 @@
+"""Plain decoding with the target alone: what every speed-up is measured against."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from decoding.engines.request import Request, prefill
+from decoding.lm import Pair
+from decoding.sampling import Sampler, Warp
+from decoding.trace import RoundTrace, Stopwatch, Trace
+
+
+class AutoregressiveEngine:
+    """One target call, one token."""
+
+    def __init__(self, pair: Pair, warp: Warp, eos_ids: frozenset[int] = frozenset()) -> None:
+        self.pair = pair
+        self.warp = warp
+        self.eos_ids = eos_ids
+
+    @torch.inference_mode()
+    def decode(self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
+        start = perf_counter()
+        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)
+        prompt_tokens = len(request.committed)
+        prefill(self.pair.target, request.committed)
+        prefill_seconds = perf_counter() - start
+        watch, rounds = Stopwatch(), list[RoundTrace]()
+        while not request.finished:
+            rounds.append(self._round(request, watch, sampler))
+        tokens = request.committed[prompt_tokens:].tolist()
+        return Trace(prompt_tokens, tokens, rounds, prefill_seconds, perf_counter() - start)
+
+    def _round(self, request: Request, watch: Stopwatch, sampler: Sampler) -> RoundTrace:
+        with watch.stage("target"):
+            logits = self.pair.target.forward(request.committed[-1:]).logits[-1]
+        tokens = request.commit([sampler.draw(self.warp.probs(logits))])
+        return RoundTrace([], [], 0, tokens, [], 0, watch.lap())

@@ -1,0 +1,65 @@
+"""One request in progress: what is committed, how much may follow, and whether it has ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.lm import LM
+from predictors.errors import UserError
+
+
+@dataclass
+class Request:
+    """committed: [n] int64, prompt and output so far; max_new: tokens that may still be committed."""
+
+    committed: Tensor
+    max_new: int
+    eos_ids: frozenset[int]
+    ended: bool = False
+
+    @classmethod
+    def open(
+        cls, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, eos_ids: frozenset[int], *models: LM
+    ) -> "Request":
+        """Empty the caches and check that the prompt fits; the output is shortened to what the context leaves.
+
+        Raises UserError for an empty prompt, one that fills the context, or max_new_tokens < 1.
+        """
+        prompt = torch.as_tensor(prompt_ids, dtype=torch.long)
+        context = min(model.max_length for model in models)
+        if not len(prompt):
+            raise UserError("prompt: empty, there is nothing to continue. Give at least one token")
+        if len(prompt) >= context:
+            raise UserError(
+                f"prompt: {len(prompt)} tokens do not fit pair.max_length {context}. Shorten the prompt or raise it"
+            )
+        if max_new_tokens < 1:
+            raise UserError(f"max_new_tokens: {max_new_tokens} asks for no output. Give at least 1")
+        for model in models:
+            model.reset()
+        return cls(prompt, min(max_new_tokens, context - len(prompt)), eos_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.ended or self.max_new == 0
+
+    def commit(self, tokens: list[int]) -> list[int]:
+        """Append `tokens` up to the first EOS and return those that were appended."""
+        for count, token in enumerate(tokens, 1):
+            if token in self.eos_ids:
+                tokens, self.ended = tokens[:count], True
+                break
+        self.committed = torch.cat([self.committed, torch.tensor(tokens, dtype=torch.long)])
+        self.max_new -= len(tokens)
+        assert self.max_new >= 0, "a round committed more tokens than were asked for"
+        return tokens
+
+
+def prefill(model: LM, prompt: Tensor, *, hidden: bool = False) -> Tensor | None:
+    """Cache every prompt token except the last; [n_layers + 1, H] at the last cached one if asked and there is one."""
+    if len(prompt) < 2:
+        return None
+    output = model.forward(prompt[:-1], hidden=hidden, logits="none")
+    return None if output.hidden is None else output.hidden[:, -1]

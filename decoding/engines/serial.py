@@ -1,0 +1,110 @@
+"""Speculative decoding, draft and target in turn: grow a draft, run the target on it once, verify, roll back."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft, DraftStep, DraftStructure, RoundContext, StopRule, Verdict
+from decoding.engines.request import Request, prefill
+from decoding.law import Verifier
+from decoding.lm import Pair
+from decoding.sampling import Sampler, Warp
+from decoding.trace import RoundTrace, Stopwatch, Trace
+
+
+class SerialEngine:
+    """Leviathan et al. 2023 with the structure, stop rule and verifier of your choice.
+
+    The output law is the target's after `warp`, whatever the draft, `draft_warp` and the stop rule are, as long as
+    the verifier is lossless. Between rounds the target's cache holds every committed token except the last.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        structure: DraftStructure,
+        stop: StopRule,
+        verifier: Verifier,
+        warp: Warp,
+        draft_warp: Warp,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.pair = pair
+        self.structure = structure
+        self.stop = stop
+        self.verifier = verifier
+        self.warp = warp
+        self.draft_warp = draft_warp
+        self.eos_ids = eos_ids
+
+    @torch.inference_mode()
+    def decode(self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
+        start = perf_counter()
+        target, draft = self.pair.target, self.pair.draft
+        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, target, draft)
+        prompt_tokens = len(request.committed)
+        prefill(draft, request.committed)
+        hidden = prefill(target, request.committed, hidden=self._reads("target"))
+        prefill_seconds = perf_counter() - start
+        watch, rounds = Stopwatch(), list[RoundTrace]()
+        while not request.finished:
+            context = self._context(request, len(rounds), hidden)
+            hidden, trace = self._round(request, context, watch, sampler)
+            rounds.append(trace)
+        tokens = request.committed[prompt_tokens:].tolist()
+        return Trace(prompt_tokens, tokens, rounds, prefill_seconds, perf_counter() - start)
+
+    def _round(
+        self, request: Request, context: RoundContext, watch: Stopwatch, sampler: Sampler
+    ) -> tuple[Tensor | None, RoundTrace]:
+        """One draft, one target call. Returns the target's hidden states [n_layers + 1, H] at the new last verified
+        position (when the stop rule reads them) and the round's trace."""
+        step, draft = self._propose(context, watch, sampler)
+        with watch.stage("target"):
+            rows = torch.cat([context.committed[-1:], draft.token])
+            output = self.pair.target.forward(rows, hidden=self._reads("target"))
+        with watch.stage("verify"):
+            verdict = self.verifier.verify(draft, self.warp.probs(output.logits), sampler)
+        with watch.stage("stop"):
+            self.stop.end_round(verdict)
+        tokens = request.commit(verdict.emitted)
+        self._roll_back(len(request.committed))
+        hidden = None if output.hidden is None else output.hidden[:, len(tokens) - 1]
+        return hidden, _trace(step, verdict, tokens, self.stop.predicted, watch)
+
+    def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> tuple[DraftStep, Draft]:
+        with watch.stage("stop"):
+            self.stop.begin_round(context)
+        step = DraftStep(self.pair.draft, context.committed, self.draft_warp, watch, self._reads("draft"))
+        return step, self.structure.grow(step, context, self.stop, self.verifier.siblings, sampler)
+
+    def _context(self, request: Request, round_: int, hidden: Tensor | None) -> RoundContext:
+        last = int(request.committed[-1])
+        embedding = None if hidden is None else self.pair.target.embed(last)
+        return RoundContext(request.committed, request.max_new, round_, hidden, embedding, self.eos_ids)
+
+    def _roll_back(self, committed: int) -> None:
+        """Drop every cached row from the last committed token on; the draft may lag behind and catches up later."""
+        target, draft = self.pair.target, self.pair.draft
+        target.crop(committed - 1)
+        draft.crop(min(draft.length, committed - 1))
+
+    def _reads(self, side: str) -> bool:
+        return self.stop.reads_hidden == side
+
+
+def _trace(
+    step: DraftStep, verdict: Verdict, tokens: list[int], predicted: list[float], watch: Stopwatch
+) -> RoundTrace:
+    return RoundTrace(
+        draft_tokens=step.tokens,
+        draft_q=step.drawn_q,
+        accepted=verdict.accepted,
+        tokens=tokens,
+        predicted=list(predicted),
+        draft_forwards=step.forwards,
+        seconds=watch.lap(),
+    )

@@ -1,0 +1,110 @@
+"""A toy language model whose conditional laws are known exactly; it stands in for `CachedLM` in tests."""
+
+import zlib
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from decoding.lm import LMOutput, LogitsFor
+
+Context = tuple[int, ...]
+Table = Callable[[Context], Tensor]
+"""The last tokens of a context -> law of the next one, [V] float64."""
+
+
+def random_table(vocab_size: int, seed: int, concentration: float = 1.0) -> Table:
+    """A Dirichlet law per context: concentration 1 is uniform on the simplex, below 1 peaky."""
+
+    def law(context: Context) -> Tensor:
+        weights = torch.full((vocab_size,), concentration, dtype=torch.float64)
+        return torch._sample_dirichlet(weights, _generator(seed, "law", context))
+
+    return law
+
+
+def mixed_table(first: Table, second: Table, weight: float) -> Table:
+    """`weight` of the first law and the rest of the second: a draft aligned with its target."""
+    return lambda context: weight * first(context) + (1 - weight) * second(context)
+
+
+class TableLM:
+    """The verbs of `decoding.lm.LM` over a table keyed by the last `order` tokens. Logits are float64 log-laws.
+
+    Hidden states [n_layers + 1, n, width] are fake but deterministic functions of the same context, so rules driven by
+    a predictor can be tested too.
+    """
+
+    def __init__(
+        self, table: Table, order: int = 2, max_length: int = 1 << 20, n_layers: int = 2, width: int = 4
+    ) -> None:
+        self.table = table
+        self.order = order
+        self.max_length = max_length
+        self.shape = (n_layers + 1, width)
+        self.vocab_size = len(table(()))
+        self.forwards = 0
+        self.seconds = 0.0
+        self._contexts: list[Context] = []  # of each cached row, itself included
+        self._block_start = 0
+        self._logits: dict[Context, Tensor] = {}
+        self._hidden: dict[Context, Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        return len(self._contexts)
+
+    def law(self, context: Context) -> Tensor:
+        """[V] float64, the exact law after `context` (any length)."""
+        return self._logits_after(context[-self.order :]).exp()
+
+    def forward(
+        self, tokens: Tensor, parents: Tensor | None = None, *, hidden: bool = False, logits: LogitsFor = "all"
+    ) -> LMOutput:
+        start = perf_counter()
+        self._block_start = self.length
+        links = range(-1, len(tokens) - 1) if parents is None else parents.tolist()
+        for token, link in zip(tokens.tolist(), links, strict=True):
+            parent = self._block_start + link
+            before = self._contexts[parent] if parent >= 0 else ()
+            self._contexts.append((*before, token)[-self.order :])
+        contexts = self._contexts[self._block_start :]
+        first = {"all": 0, "last": len(contexts) - 1, "none": len(contexts)}[logits]
+        rows = [self._logits_after(context) for context in contexts[first:]]
+        output = LMOutput(
+            torch.stack(rows) if rows else torch.zeros(0, self.vocab_size, dtype=torch.float64),
+            torch.stack([self._hidden_after(context) for context in contexts], dim=1) if hidden else None,
+        )
+        self.forwards += 1
+        self.seconds += perf_counter() - start
+        return output
+
+    def crop(self, length: int) -> None:
+        assert 0 <= length <= self.length, f"cannot crop {self.length} cached rows to {length}"
+        del self._contexts[length:]
+
+    def keep_path(self, rows: list[int]) -> None:
+        self._contexts[self._block_start :] = [self._contexts[self._block_start + row] for row in rows]
+
+    def reset(self) -> None:
+        self._contexts.clear()
+        self.forwards = 0
+        self.seconds = 0.0
+
+    def embed(self, token: int) -> Tensor:
+        return torch.rand(self.shape[1], generator=_generator(0, "embedding", (token,)))
+
+    def _logits_after(self, context: Context) -> Tensor:
+        if context not in self._logits:
+            self._logits[context] = self.table(context).log()
+        return self._logits[context]
+
+    def _hidden_after(self, context: Context) -> Tensor:
+        if context not in self._hidden:
+            self._hidden[context] = torch.rand(self.shape, generator=_generator(0, "hidden", context))
+        return self._hidden[context]
+
+
+def _generator(seed: int, name: str, context: Context) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name} {context}".encode()))
