@@ -1,0 +1,73 @@
+"""Which hidden states a predictor reads, and the one function that reads them.
+
+Harvesting, training and decoding all call `extract`, so a predictor is served exactly the numbers it was trained on:
+the values are rounded to `FeatureSpec.dtype` (the precision of the harvested files) also while decoding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from predictors.errors import UserError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Where a feature vector comes from.
+
+    side: model whose hidden states are read, ``"draft"`` or ``"target"``.
+    layers: indices into `hidden_states`, all negative (-1 = after the final norm), in the order of concatenation.
+    embedding: append the target's input embedding of the next committed token.
+    dtype: precision the values are rounded to, ``"bfloat16"`` or ``"float32"``.
+    """
+
+    side: str
+    layers: Sequence[int]
+    embedding: bool = False
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(int(layer) for layer in self.layers))
+        if self.side not in ("draft", "target"):
+            raise UserError(f"features.side: {self.side!r} is no model. Use draft or target")
+        if not self.layers or max(self.layers) >= 0:
+            raise UserError(
+                f"features.layers: {list(self.layers)} must be one or more negative indices, -1 = last layer"
+            )
+        if self.dtype not in DTYPES:
+            raise UserError(f"features.dtype: {self.dtype!r} is unknown. Use one of {', '.join(DTYPES)}")
+
+    def dim(self, hidden_size: int, embedding_size: int) -> int:
+        """Length D of a feature vector for models of these sizes."""
+        return len(self.layers) * hidden_size + self.embedding * embedding_size
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "layers": list(self.layers)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "FeatureSpec":
+        return cls(**values)
+
+
+def extract(hidden: torch.Tensor, spec: FeatureSpec, embedding: torch.Tensor | None = None) -> torch.Tensor:
+    """Feature vectors of n positions.
+
+    hidden: [n_layers + 1, n, H], all `hidden_states` of the `spec.side` model. embedding: [n, E], required when
+    `spec.embedding`. Returns float32 [n, D], layers first, then the embedding.
+    """
+    if hidden.shape[0] < -min(spec.layers):
+        raise UserError(
+            f"features.layers: {list(spec.layers)} asks for more than the {spec.side} model's {hidden.shape[0]} hidden "
+            f"states. Use layers -{hidden.shape[0]}..-1"
+        )
+    parts = [hidden[layer] for layer in spec.layers]
+    if spec.embedding:
+        if embedding is None:
+            raise ValueError("this FeatureSpec needs the embedding of the next committed token")
+        parts.append(embedding)
+    rows = parts[0] if len(parts) == 1 else torch.cat([part.to(hidden) for part in parts], dim=-1)
+    return rows.to(DTYPES[spec.dtype]).float()

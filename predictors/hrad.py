@@ -1,0 +1,103 @@
+"""H-RAD of SpecBranch (arXiv 2506.01979): will the target accept none, some or all of the next round's draft?"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from predictors.base import Records
+from predictors.calibration import Temperature
+from predictors.errors import UserError
+from predictors.features import FeatureSpec
+from predictors.losses import balanced_cross_entropy, smoothed_cross_entropy
+from predictors.resampling import balancing_weights, hold_out_prompts, smote, standardisation
+from predictors.trainer import Items, Trainer
+
+
+class ClassMLP(nn.Module):
+    """Linear(D, 256) - ReLU - Dropout - Linear(256, 64) - ReLU - Dropout - Linear(64, 3) on (x - mean) / scale."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("scale", torch.ones(dim))
+        self.layers = nn.Sequential(
+            *(nn.Linear(dim, 256), nn.ReLU(), nn.Dropout(dropout)),
+            *(nn.Linear(256, 64), nn.ReLU(), nn.Dropout(dropout)),
+            nn.Linear(64, 3),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [n, D] -> [n, 3]."""
+        logits: torch.Tensor = self.layers((x - self.mean) / self.scale)
+        return logits
+
+
+@dataclass
+class HRAD:
+    """Predicts the class of the accepted length from the target's states at the last verified position.
+
+    smote_neighbours: k of SMOTE, 0 switches it off. standardise: give the MLP standardised columns (constants of the
+    training fold, saved with the weights); the paper feeds the raw states.
+    """
+
+    name: ClassVar[str] = "hrad"
+    kind: ClassVar[str] = "hrad"
+    classes: ClassVar[tuple[str, ...]] = ("none", "some", "all")
+    label: ClassVar[str] = (
+        "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n = gamma"
+    )
+
+    dropout: float = 0.4
+    label_smoothing: float = 0.1
+    smote_neighbours: int = 5
+    standardise: bool = True
+    features: FeatureSpec = field(init=False)
+    calibration: Temperature = field(default=Temperature(), init=False)
+    head: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.dropout < 1 and 0 <= self.label_smoothing < 1 and self.smote_neighbours >= 0):
+            raise UserError("predictor: dropout and label_smoothing must lie in [0, 1), smote_neighbours be at least 0")
+
+    def build(self, dim: int) -> ClassMLP:
+        return ClassMLP(dim, self.dropout)
+
+    def fit(self, records: Records, features: FeatureSpec, trainer: Trainer) -> "HRAD":
+        """Train on `features` [n, D] and `label` [n]; prompts are held out first, then the rest is rebalanced."""
+        x, label, group = records["features"], records["label"], records["group"]
+        held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
+        fold = x[~held], label[~held], group[~held]
+        torch.manual_seed(trainer.seed)
+        head = self.build(x.shape[1])
+        if self.standardise:
+            head.mean, head.scale = standardisation(fold[0])
+        if self.smote_neighbours:
+            fold = smote(*fold, self.smote_neighbours, trainer.seed)
+        self.features, self.head = features, head
+        trainer.train(
+            head,
+            Items(fold[0], fold[1]),
+            Items(x[held], label[held]),
+            partial(smoothed_cross_entropy, smoothing=self.label_smoothing),
+            partial(balanced_cross_entropy, smoothing=self.label_smoothing),
+            weights=balancing_weights(fold[1]),
+        )
+        return self
+
+    def targets(self, records: Records) -> torch.Tensor:
+        return F.one_hot(records["label"], len(self.classes)).float()
+
+    @torch.inference_mode()
+    def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
+        """Calibrated probabilities [n, 3] of (none, some, all) for float32 features [n, D]."""
+        return self.calibration.apply(self.head(x))
+
+
+PREDICTOR = HRAD

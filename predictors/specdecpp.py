@@ -1,0 +1,90 @@
+"""The acceptance head of SpecDec++ (arXiv 2405.19715): will the target accept this draft token?"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from predictors.base import Records
+from predictors.calibration import Temperature
+from predictors.errors import UserError
+from predictors.features import FeatureSpec
+from predictors.losses import weighted_soft_bce
+from predictors.resampling import hold_out_prompts
+from predictors.trainer import Items, Trainer
+
+
+class AcceptanceHead(nn.Module):
+    """`depth` residual blocks x <- x + SiLU(W x + b), then a linear map to the logits (reject, accept).
+
+    tie_blocks: all blocks share one W, b, as in the released code; the paper's text has one per block. Depth 0 is
+    logistic regression.
+    """
+
+    def __init__(self, dim: int, depth: int, tie_blocks: bool) -> None:
+        super().__init__()
+        self.repeats = depth if tie_blocks else 1
+        self.blocks = nn.ModuleList(nn.Linear(dim, dim) for _ in range(min(depth, 1) if tie_blocks else depth))
+        self.out = nn.Linear(dim, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [n, D] -> [n, 2]."""
+        for _ in range(self.repeats):
+            for block in self.blocks:
+                x = x + F.silu(block(x))
+        logits: torch.Tensor = self.out(x)
+        return logits
+
+
+@dataclass
+class SpecDecPP:
+    """Predicts s = min(1, p/q) of a drawn draft token from the draft's hidden state at that token.
+
+    depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss; a larger w_rej lowers
+    the predictions, and a stop threshold has to be chosen with it (the paper pairs 6 with 0.7).
+    """
+
+    name: ClassVar[str] = "specdecpp"
+    kind: ClassVar[str] = "specdecpp"
+    classes: ClassVar[tuple[str, ...]] = ("reject", "accept")
+    label: ClassVar[str] = "soft_label = min(1, p(Y)/q(Y)) of a drawn draft token Y, under the warped laws"
+
+    depth: int = 3
+    tie_blocks: bool = False
+    w_rej: float = 6.0
+    w_acc: float = 1.0
+    features: FeatureSpec = field(init=False)
+    calibration: Temperature = field(default=Temperature(), init=False)
+    head: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or self.w_rej <= 0 or self.w_acc <= 0:
+            raise UserError("predictor.depth: must be at least 0, and predictor.w_rej and w_acc above 0")
+
+    def build(self, dim: int) -> AcceptanceHead:
+        return AcceptanceHead(dim, self.depth, self.tie_blocks)
+
+    def fit(self, records: Records, features: FeatureSpec, trainer: Trainer) -> "SpecDecPP":
+        """Train on `features` [n, D] and `soft_label` [n]; a micro-batch is all positions of `batch_size` prompts."""
+        x, s, group = records["features"], records["soft_label"], records["group"]
+        held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
+        torch.manual_seed(trainer.seed)
+        self.features, self.head = features, self.build(x.shape[1])
+        loss = partial(weighted_soft_bce, w_rej=self.w_rej, w_acc=self.w_acc)
+        trainer.train(self.head, Items(x[~held], s[~held], group[~held]), Items(x[held], s[held]), loss, loss)
+        return self
+
+    def targets(self, records: Records) -> torch.Tensor:
+        s = records["soft_label"]
+        return torch.stack([1 - s, s], dim=-1)
+
+    @torch.inference_mode()
+    def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
+        """Calibrated acceptance probability [n] of float32 features [n, D]."""
+        return self.calibration.apply(self.head(x))[:, 1]
+
+
+PREDICTOR = SpecDecPP
