@@ -11,6 +11,7 @@ from torch import Tensor
 from predictors.errors import UserError
 
 TOP_P_CANDIDATES = 1024  # tokens looked at before top-p falls back to sorting the whole vocabulary
+BELOW_ONE = 1 - 2.0**-52  # keeps a draw strictly below the total mass, whatever rounding does
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class Warp:
         Raises UserError when a row holds NaN, +inf, or nothing but -inf.
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        peak, first = logits.max(dim=-1, keepdim=True)
+        peak = logits.amax(-1, keepdim=True)
         if not torch.isfinite(peak).all():
             raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
         if self.temperature == 0:
-            return torch.zeros_like(logits).scatter_(-1, first, 1.0)
+            return torch.zeros_like(logits).scatter_(-1, logits.max(-1, keepdim=True).indices, 1.0)
         if self.temperature != 1:
             logits = (logits - peak) / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
@@ -86,9 +87,8 @@ def pick(probs: Tensor, uniform: Tensor) -> Tensor:
     Inverse of the cumulative sum, in float64. Rows need not sum to exactly one; no token of probability 0 is drawn.
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    total = cumulative[..., -1:]
-    below_total = torch.minimum(uniform.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, below_total, right=True).squeeze(-1)
+    point = (uniform * BELOW_ONE).unsqueeze(-1) * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, point, right=True).squeeze(-1)
 
 
 class Sampler:

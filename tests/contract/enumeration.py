@@ -1,0 +1,83 @@
+"""Run random code as a probability tree: every draw is a branch, every path is replayed from the start."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from decoding.sampling import Sampler
+
+Law = dict[Hashable, float]
+
+
+class Branching(Sampler):
+    """Follows `script`, then takes the first possible branch and notes the others in `open`."""
+
+    def __init__(self, script: tuple[int, ...] = ()) -> None:
+        self.script = script
+        self.taken: tuple[int, ...] = ()
+        self.open: list[tuple[int, ...]] = []
+        self.probability = 1.0
+
+    def draw(self, probs: Tensor) -> int:
+        return self._branch((probs.double() / probs.double().sum()).tolist())
+
+    def accept(self, p: float, q: float) -> bool:
+        accept = min(1.0, p / q)
+        return self._branch([1 - accept, accept]) == 1
+
+    def _branch(self, probs: list[float]) -> int:
+        possible = [index for index, probability in enumerate(probs) if probability > 0]
+        if len(self.taken) < len(self.script):
+            choice = self.script[len(self.taken)]
+        else:
+            choice = possible[0]
+            self.open += [(*self.taken, other) for other in possible[1:]]
+        self.taken = (*self.taken, choice)
+        self.probability *= probs[choice]
+        return choice
+
+
+def law_of(run: Callable[[Sampler], Hashable]) -> Law:
+    """The exact law of what `run` returns, over everything it draws from the sampler it is given."""
+    law: Law = defaultdict(float)
+    open_paths: list[tuple[int, ...]] = [()]
+    while open_paths:
+        sampler = Branching(open_paths.pop())
+        law[run(sampler)] += sampler.probability
+        open_paths += sampler.open
+    return dict(law)
+
+
+def autoregressive_law(
+    conditional: Callable[[tuple[int, ...]], Tensor],
+    vocab: int,
+    length: int,
+    prompt: tuple[int, ...] = (),
+    eos_ids: frozenset[int] = frozenset(),
+) -> Law:
+    """What decoding with the target alone would give: the law of `length` tokens after `prompt`, cut at EOS."""
+    law: Law = defaultdict(float)
+    for tokens in product(range(vocab), repeat=length):
+        probability, end = 1.0, length
+        for count in range(length):
+            probability *= conditional((*prompt, *tokens[:count]))[tokens[count]].item()
+        for count, token in reversed(list(enumerate(tokens, 1))):
+            end = count if token in eos_ids else end
+        law[tokens[:end]] += probability
+    return dict(law)
+
+
+def largest_error(law: Law, exact: Law) -> float:
+    return max(abs(law.get(outcome, 0.0) - exact.get(outcome, 0.0)) for outcome in law.keys() | exact.keys())
+
+
+def total_variation(law: Law, exact: Law) -> float:
+    return sum(abs(law.get(outcome, 0.0) - exact.get(outcome, 0.0)) for outcome in law.keys() | exact.keys()) / 2
+
+
+def dirichlet(vocab: int, generator: torch.Generator, concentration: float = 1.0) -> Tensor:
+    """[V] float64; concentration below 1 is peaky."""
+    return torch._sample_dirichlet(torch.full((vocab,), concentration, dtype=torch.float64), generator)

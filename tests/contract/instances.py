@@ -1,0 +1,113 @@
+"""Random (p, q) instances in the families of the specification, and what a verification rule makes of them."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft
+from decoding.law import VerdictLaw
+from tests.contract.enumeration import Law, dirichlet
+
+Prefix = tuple[int, ...]
+Rule = Callable[[Draft, Tensor], VerdictLaw]
+FAMILIES = ("dirichlet", "peaky", "aligned", "sparse", "equal", "greedy")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """p and q after every prefix, [V] float64 each."""
+
+    vocab: int
+    gamma: int
+    p: Callable[[Prefix], Tensor]
+    q: Callable[[Prefix], Tensor]
+
+
+def instance(family: str, vocab: int, gamma: int, seed: int) -> Instance:
+    generator = torch.Generator().manual_seed(seed)
+
+    @cache
+    def laws(prefix: Prefix) -> tuple[Tensor, Tensor]:
+        return _pair(family, vocab, generator)
+
+    return Instance(vocab, gamma, lambda prefix: laws(prefix)[0], lambda prefix: laws(prefix)[1])
+
+
+def _pair(family: str, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    concentration = 0.3 if family == "peaky" else 1.0
+    p, q = (dirichlet(vocab, generator, concentration) for _ in range(2))
+    if family == "aligned":
+        return p, 0.7 * p + 0.3 * q
+    if family == "sparse":
+        return _with_zeros(p, generator), _with_zeros(q, generator)
+    if family == "equal":
+        return p, p
+    if family == "greedy":
+        return torch.eye(vocab, dtype=torch.float64)[p.argmax()], q
+    return p, q
+
+
+def _with_zeros(law: Tensor, generator: torch.Generator) -> Tensor:
+    kept = torch.rand(len(law), generator=generator) < 0.6
+    kept[torch.randint(len(law), (1,), generator=generator)] = True
+    return law * kept / (law * kept).sum()
+
+
+def drafts(
+    case: Instance, stop: Callable[[Prefix], bool] = lambda drawn: False, kept: Callable[[Prefix], int] = len
+) -> list[tuple[float, Draft, Tensor]]:
+    """Every draft with its probability and p [g + 1, V].
+
+    Drafting ends after `gamma` tokens or where `stop(drawn)`; of the drawn tokens the first `kept(drawn)` are sent
+    (all of them, unless a test wants to be biased).
+    """
+    found: list[tuple[float, Draft, Tensor]] = []
+    open_prefixes: list[tuple[float, Prefix]] = [(1.0, ())]
+    while open_prefixes:
+        probability, drawn = open_prefixes.pop()
+        if len(drawn) == case.gamma or stop(drawn):
+            sent = drawn[: kept(drawn)]
+            q = [case.q(sent[:t]) for t in range(len(sent))]
+            rows = torch.stack(q) if q else torch.zeros(0, case.vocab, dtype=torch.float64)
+            p = torch.stack([case.p(sent[:t]) for t in range(len(sent) + 1)])
+            found.append((probability, Draft.chain(sent, rows), p))
+        else:
+            law = case.q(drawn).tolist()
+            open_prefixes += [(probability * law[x], (*drawn, x)) for x in range(case.vocab) if law[x] > 0]
+    return found
+
+
+def output_law(case: Instance, rule: Rule, proposals: list[tuple[float, Draft, Tensor]] | None = None) -> Law:
+    """Law of the first gamma + 1 tokens: one round under `rule`, the rest from the target."""
+    law: Law = defaultdict(float)
+    for probability, draft, p in proposals or drafts(case):
+        verdict = rule(draft, p)
+        for row, end in enumerate(verdict.end_prob.tolist()):
+            residual = verdict.residual(row)
+            assert residual is not None
+            for token, follows in enumerate(residual.tolist()):
+                if end * follows > 0:
+                    prefix = (*draft.path(row), token)
+                    _continue(law, case, prefix, probability * end * follows)
+    return dict(law)
+
+
+def _continue(law: Law, case: Instance, prefix: Prefix, probability: float) -> None:
+    for rest in product(range(case.vocab), repeat=case.gamma + 1 - len(prefix)):
+        total = probability
+        for count, token in enumerate(rest):
+            total *= case.p((*prefix, *rest[:count]))[token].item()
+        law[(*prefix, *rest)] += total
+
+
+def expected_accepted(case: Instance, rule: Rule, proposals: list[tuple[float, Draft, Tensor]] | None = None) -> float:
+    """E[tau] of a rule for chains."""
+    return sum(
+        probability * float(rule(draft, p).end_prob @ torch.arange(len(draft) + 1.0, dtype=torch.float64))
+        for probability, draft, p in proposals or drafts(case)
+    )
