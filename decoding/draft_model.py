@@ -1,14 +1,14 @@
 """A small draft for a Llama target: a few transformer layers of its own, everything else taken from the target.
 
 What is trained and shipped is a dict of tensors named as in the draft itself: ``model.layers.0.*`` ...
-``model.layers.{n-1}.*`` and ``model.norm.weight``. Embeddings and head are the target's, tied where the target ties them.
+``model.layers.{n-1}.*`` and ``model.norm.weight``. Embeddings and head are the target's, tied where it ties them.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from predictors.errors import UserError
 
@@ -37,7 +37,8 @@ def draft_from_layers(target: LlamaForCausalLM, layers: Mapping[str, Tensor]) ->
     """
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = len({name.split(".")[2] for name in layers if name.startswith(LAYERS)})
-    draft = LlamaForCausalLM(config).to(device=target.device, dtype=target.dtype)
+    with target.device:
+        draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
     shared = {name: tensor for name, tensor in target.state_dict().items() if not _is_own(name)}
     try:
         draft.load_state_dict(shared | dict(layers))

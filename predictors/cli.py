@@ -17,6 +17,7 @@ from predictors.errors import UserError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+_UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 
 def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -78,7 +79,8 @@ def explain(error: Exception) -> str | None:
         if "No space left on device" in str(cause):
             return f"disk full: {_one_line(str(cause))}. Free some space and run the same command again"
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return _one_line(str(error).split("Config search path:")[0])
+        said = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
+        return _one_line(said.split("Config search path:")[0].replace("To append to your config use", _UNKNOWN_KEY))
     return None
 
 

@@ -1,0 +1,55 @@
+"""Prompts from a JSONL file: one object a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data_gen.prompts.prompt import Prompt, select
+from predictors.errors import UserError
+
+
+def load_jsonl(name: str, path: str, field: str, limit: int | None, chat: bool) -> list[Prompt]:
+    """Read `path`: the prompt in `field`; ``id``, ``dataset`` and ``category`` are used when present.
+
+    Without an ``id`` a prompt is called ``<name>-<line>``. Blank lines are skipped.
+    Raises UserError naming file and line.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"dataset.path: there is no file {file}. Set dataset.path=<a JSONL file>")
+    prompts = []
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        if line.strip():
+            row = parse_object(line, f"{file} line {number}")
+            prompts.append(prompt_from_row(row, f"{name}-{number}", name, field, chat, f"{file} line {number}"))
+    if not prompts:
+        raise UserError(f"dataset.path: {file} is empty. Give it one JSON object a line, the prompt under {field!r}")
+    return select(prompts, limit)
+
+
+def parse_object(line: bytes, place: str) -> dict[str, Any]:
+    """The JSON object on one line. Raises UserError naming `place`."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # also what is not UTF-8
+        raise UserError(f"dataset.path: {place} is not JSON ({error}). Mend or remove that line") from error
+    if not isinstance(row, dict):
+        raise UserError(f'dataset.path: {place} is not a JSON object. Write {{"prompt": ...}} on every line')
+    return row
+
+
+def prompt_from_row(row: dict[str, Any], default_id: str, name: str, field: str, chat: bool, place: str) -> Prompt:
+    """A Prompt from a row of a JSONL file or a hub dataset. Raises UserError naming `place`."""
+    text = row.get(field)
+    if not isinstance(text, str) or not text.strip():
+        fields = ", ".join(row)
+        raise UserError(
+            f"dataset.field: {place} has no text under {field!r} (it has {fields}). Set dataset.field=<one>"
+        )
+    return Prompt(
+        id=str(row.get("id", default_id)),
+        dataset=str(row.get("dataset", name)),
+        category=str(row.get("category", "")),
+        text=text,
+        chat=chat,
+    )

