@@ -27,20 +27,23 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 Records = Mapping[str, torch.Tensor]
-"""One split of a harvest, row-aligned: `features` [n, D], the label column, `group` [n] (prompt index), ..."""
+"""One split of a harvest, row-aligned: `features` [n, D] bfloat16, the label, `group` [n] (prompt index), ..."""
 
 
 class Predictor(Protocol):
     """A dataclass whose constructor arguments are its settings; `fit` sets `features` and `head`.
 
     kind: which of the harvest's record sets it learns from. classes: names of the C columns `head` returns. label: what
-    they mean. One module `predictors.<name>` per predictor, with the class as its `PREDICTOR`.
+    they mean. bound_to_gamma: whether that depends on the draft length. caveat: what calibration leaves wrong. Each
+    predictor is a module `predictors.<name>` with its class as `PREDICTOR`.
     """
 
     name: ClassVar[str]
     kind: ClassVar[str]
     classes: ClassVar[tuple[str, ...]]
     label: ClassVar[str]
+    bound_to_gamma: ClassVar[bool]
+    caveat: ClassVar[str]
     features: FeatureSpec
     calibration: Temperature
     head: nn.Module
@@ -68,8 +71,8 @@ def load_predictor(
     """Load the predictor saved in `directory`, refusing one that was trained for something else.
 
     expect: what this run has, any of `pair`, `features`, `warp`, `draft_warp` (dicts, compared leaf by leaf) and
-    `gamma`; what is left out is not checked. A checkpoint whose label does not depend on gamma has gamma null and fits
-    every gamma. key: config key named in errors.
+    `gamma`; what is left out is not checked. A pair may be renamed: its fingerprints decide. A checkpoint whose label
+    does not depend on gamma has gamma null and fits every gamma. key: config key named in errors.
     """
     folder = Path(directory)
     config = read_config(folder, key)
@@ -121,7 +124,7 @@ def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where:
     """Raise `UserError` naming the first key in which the run differs from what the checkpoint was trained for."""
     for name, wanted in _leaves(_plain(expect)).items():
         trained = _leaves({name.split(".")[0]: config.get(name.split(".")[0])})
-        if name == "gamma" and trained.get("gamma") is None:
+        if name == "pair.name" or (name == "gamma" and trained.get("gamma") is None):
             continue
         if trained.get(name) != wanted:
             raise UserError(

@@ -1,7 +1,7 @@
 """Which hidden states a predictor reads, and the one function that reads them.
 
 Harvesting, training and decoding all call `extract`, so a predictor is served exactly the numbers it was trained on:
-the values are rounded to `FeatureSpec.dtype` (the precision of the harvested files) also while decoding.
+the values are rounded to bfloat16, the precision of the harvested files, also while decoding.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,6 @@ import torch
 
 from predictors.errors import UserError
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
 
 @dataclass(frozen=True)
 class FeatureSpec:
@@ -22,13 +20,11 @@ class FeatureSpec:
     side: model whose hidden states are read, ``"draft"`` or ``"target"``.
     layers: indices into `hidden_states`, all negative (-1 = after the final norm), in the order of concatenation.
     embedding: append the target's input embedding of the next committed token.
-    dtype: precision the values are rounded to, ``"bfloat16"`` or ``"float32"``.
     """
 
     side: str
     layers: Sequence[int]
     embedding: bool = False
-    dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(int(layer) for layer in self.layers))
@@ -38,8 +34,6 @@ class FeatureSpec:
             raise UserError(
                 f"features.layers: {list(self.layers)} must be one or more negative indices, -1 = last layer"
             )
-        if self.dtype not in DTYPES:
-            raise UserError(f"features.dtype: {self.dtype!r} is unknown. Use one of {', '.join(DTYPES)}")
 
     def dim(self, hidden_size: int, embedding_size: int) -> int:
         """Length D of a feature vector for models of these sizes."""
@@ -57,7 +51,7 @@ def extract(hidden: torch.Tensor, spec: FeatureSpec, embedding: torch.Tensor | N
     """Feature vectors of n positions.
 
     hidden: [n_layers + 1, n, H], all `hidden_states` of the `spec.side` model. embedding: [n, E], required when
-    `spec.embedding`. Returns float32 [n, D], layers first, then the embedding.
+    `spec.embedding`. Returns float32 [n, D] of bfloat16 precision, layers first, then the embedding.
     """
     if hidden.shape[0] < -min(spec.layers):
         raise UserError(
@@ -70,4 +64,4 @@ def extract(hidden: torch.Tensor, spec: FeatureSpec, embedding: torch.Tensor | N
             raise ValueError("this FeatureSpec needs the embedding of the next committed token")
         parts.append(embedding)
     rows = parts[0] if len(parts) == 1 else torch.cat([part.to(hidden) for part in parts], dim=-1)
-    return rows.to(DTYPES[spec.dtype]).float()
+    return rows.to(torch.bfloat16).float()

@@ -53,6 +53,11 @@ class HRAD:
     label: ClassVar[str] = (
         "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n = gamma"
     )
+    bound_to_gamma: ClassVar[bool] = True
+    caveat: ClassVar[str] = (
+        "SMOTE, the class-balanced sampler and label smoothing teach equal class priors. One temperature cannot bring "
+        "the natural ones back: probabilities of rare classes are too high, and the arg max is a balanced world's."
+    )
 
     dropout: float = 0.4
     label_smoothing: float = 0.1
@@ -71,7 +76,7 @@ class HRAD:
 
     def fit(self, records: Records, features: FeatureSpec, trainer: Trainer) -> "HRAD":
         """Train on `features` [n, D] and `label` [n]; prompts are held out first, then the rest is rebalanced."""
-        x, label, group = records["features"], records["label"], records["group"]
+        x, label, group = records["features"].float(), records["label"], records["group"]
         held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
         fold = x[~held], label[~held], group[~held]
         torch.manual_seed(trainer.seed)

@@ -51,6 +51,11 @@ class SpecDecPP:
     kind: ClassVar[str] = "specdecpp"
     classes: ClassVar[tuple[str, ...]] = ("reject", "accept")
     label: ClassVar[str] = "soft_label = min(1, p(Y)/q(Y)) of a drawn draft token Y, under the warped laws"
+    bound_to_gamma: ClassVar[bool] = False
+    caveat: ClassVar[str] = (
+        "The loss weighs rejections by w_rej, which lowers the log-odds of acceptance by up to log(w_rej / w_acc). One "
+        "temperature cannot undo a shift: read the output as a score and tune the stop threshold on it."
+    )
 
     depth: int = 3
     tie_blocks: bool = False

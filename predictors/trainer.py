@@ -28,7 +28,7 @@ class Logger(Protocol):
 
 
 class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Rows x [n, D], y [n], served in items: one row each, or all rows of one prompt when `group` [n] is given."""
+    """Rows x [n, D] (served as float32) and y [n], in items: one row each, or with `group` [n] all rows of a prompt."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, group: torch.Tensor | None = None) -> None:
         self.x, self.y = x, y
@@ -39,7 +39,7 @@ class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitems__(self, items: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.as_tensor(items) if self.rows is None else torch.cat([self.rows[item] for item in items])
-        return self.x[rows], self.y[rows]
+        return self.x[rows].float(), self.y[rows]
 
 
 class Trainer:
@@ -192,7 +192,7 @@ def logits_in_chunks(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """module(x) in eval mode, on the module's device, `CHUNK` rows at a time. Returns it on the CPU."""
     device = next(module.parameters()).device
     module.eval()
-    return torch.cat([module(rows.to(device)).float().cpu() for rows in x.split(CHUNK)])
+    return torch.cat([module(rows.to(device).float()).cpu() for rows in x.split(CHUNK)])
 
 
 def _already_a_batch(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,75 @@
+"""A small harvest with a learnable label, written with the real writer."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_gen import shards
+
+DIM = 8
+PAIR = {"name": "toy", "target": "aa", "draft": "bb", "tokenizer": "cc"}
+WARP = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+FEATURES = {
+    "specdecpp": {"side": "draft", "layers": [-1], "embedding": False},
+    "hrad": {"side": "target", "layers": [-1], "embedding": False},
+}
+PROMPTS = {"train": 12, "calibration": 4, "test": 4}
+
+
+def write_harvest(folder: Path, rows: int = 30, gamma: int = 4) -> Path:
+    """Acceptance follows feature 0; the classes are unbalanced in favour of "none"."""
+    generator = torch.Generator().manual_seed(0)
+    lines: dict[str, list[dict[str, Any]]] = {kind: [] for kind in shards.SCHEMAS}
+    for split, count in PROMPTS.items():
+        for number in range(count):
+            head = {"prompt_id": f"{split}-{number}", "dataset": "toy", "split": split}
+            lines["responses"].append({**head, "prompt_tokens": torch.arange(3), "response_tokens": torch.arange(rows)})
+            lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
+            lines["hrad"].append({**head, **_hrad(rows, gamma, generator)})
+    for kind, table in lines.items():
+        shards.write_shard(folder, kind, 0, table)
+    manifest = {
+        "schema_version": shards.SCHEMA_VERSION,
+        "pair": PAIR,
+        "warp": WARP,
+        "draft_warp": WARP,
+        "gamma": gamma,
+        "features": FEATURES,
+        "feature_dims": {"specdecpp": DIM, "hrad": DIM},
+        "shards": shards.shard_list(folder, 1),
+    }
+    shards.write_json(folder / "manifest.json", manifest)
+    return folder
+
+
+def _specdecpp(rows: int, generator: torch.Generator) -> dict[str, Any]:
+    x = torch.randn(rows, DIM, generator=generator)
+    q = torch.rand(rows, generator=generator)
+    return {
+        "position": torch.arange(rows),
+        "token_ids": torch.arange(rows),
+        "soft_label": torch.sigmoid(4 * x[:, 0]),
+        "overlap": q,
+        "q_token": q,
+        "draft_max_q": q,
+        "draft_entropy": q,
+        "features": shards.pack_features(x),
+    }
+
+
+def _hrad(rows: int, gamma: int, generator: torch.Generator) -> dict[str, Any]:
+    x = torch.randn(rows, DIM, generator=generator)
+    accepted = ((x[:, 0] > 0.3).long() + (x[:, 0] > 1.0).long() * (gamma - 1)).clamp(max=gamma)
+    several = torch.rand(rows, gamma, generator=generator)
+    return {
+        "anchor": torch.arange(rows),
+        "drafted": torch.full((rows,), gamma),
+        "accepted": accepted,
+        "label": (accepted > 0).long() + (accepted == gamma).long(),
+        "draft_max_q": several[:, 0],
+        "draft_tokens": torch.zeros(rows, gamma, dtype=torch.int64),
+        "draft_q": several,
+        "accept_prob": several,
+        "features": shards.pack_features(x),
+    }

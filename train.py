@@ -1,0 +1,155 @@
+"""Train a predictor on a harvest, calibrate it, score it against trivial predictors, save it.
+
+    python train.py predictor=specdecpp
+    python train.py predictor=hrad data=data/starter
+
+Needs a harvest (python scripts/gen_data.py). Interrupted, the same command continues after the last full epoch.
+"""
+
+import hashlib
+import json
+import platform
+import shlex
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from data_gen.shards import SPLITS, read_manifest, read_records
+from predictors.base import Predictor, Records, replaced_folder, save_predictor, write_json
+from predictors.calibration import fit_temperature
+from predictors.card import LEGEND, confusion_table, model_card, score_table
+from predictors.cli import hydra_script
+from predictors.features import FeatureSpec
+from predictors.metrics import scores
+from predictors.trainer import Trainer, logits_in_chunks
+from predictors.trivial import CONFIDENCES, base_rate, confidence, constant
+
+PACKAGES = ("draftpredict", "torch", "accelerate", "imbalanced-learn", "scikit-learn", "safetensors")
+
+
+@hydra_script("train")
+def main(cfg: DictConfig) -> None:
+    """Harvest in, checkpoint out."""
+    predictor: Predictor = instantiate(cfg.predictor)
+    manifest = read_manifest(cfg.data)
+    splits: dict[str, Records] = {split: read_records(cfg.data, predictor.kind, split) for split in SPLITS}
+    out = Path(cfg.out or f"checkpoints/{predictor.name}")
+    logger = instantiate(cfg.logger)
+    logger.start("train", OmegaConf.to_container(cfg, resolve=True))
+    try:
+        trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=resume_file(out, cfg))
+        metrics = train(predictor, splits, manifest, trainer)
+        save(predictor, out, {**context(predictor, manifest), "provenance": provenance(cfg, splits)}, metrics)
+        trainer.forget()
+        report(predictor, metrics, out)
+        logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
+        logger.artifact(predictor.name, "predictor", out)
+    finally:
+        logger.finish()
+
+
+def train(
+    predictor: Predictor, splits: dict[str, Records], manifest: dict[str, Any], trainer: Trainer
+) -> dict[str, Any]:
+    """Fit on the training split, calibrate on the calibration split, score on the test split."""
+    started = time.perf_counter()
+    predictor.fit(splits["train"], FeatureSpec.from_dict(manifest["features"][predictor.kind]), trainer)
+    seconds = time.perf_counter() - started
+    logits = logits_in_chunks(predictor.head, splits["calibration"]["features"])
+    predictor.calibration = fit_temperature(logits, predictor.targets(splits["calibration"]))
+    return {
+        "test": test_scores(predictor, splits["train"], splits["test"]),
+        "epochs": len(trainer.history),
+        "seconds": seconds,
+        "history": trainer.history,
+    }
+
+
+def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str, dict[str, Any]]:
+    """Scores on the test split: the predictor before and after calibration, then the trivial predictors."""
+    known, wanted, n = predictor.targets(train), predictor.targets(test), len(test["group"])
+    logits = logits_in_chunks(predictor.head, test["features"])
+    probs = {
+        predictor.name: predictor.calibration.apply(logits),
+        f"{predictor.name}, before calibration": torch.softmax(logits, dim=-1),
+        "constant": constant(known, n),
+        "base rate": base_rate(known, n),
+    }
+    for column in CONFIDENCES:
+        if column in test:
+            probs[f"draft confidence ({column})"] = confidence(train[column], known, test[column])
+    return {name: scores(rows, wanted) for name, rows in probs.items()}
+
+
+def context(predictor: Predictor, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What the checkpoint is valid for; gamma only where the label depends on it."""
+    return {
+        "dim": manifest["feature_dims"][predictor.kind],
+        "pair": manifest["pair"],
+        "warp": manifest["warp"],
+        "draft_warp": manifest["draft_warp"],
+        "gamma": manifest["gamma"] if predictor.bound_to_gamma else None,
+    }
+
+
+def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
+    counts = {
+        split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
+        for split, records in splits.items()
+    }
+    return {
+        "command": shlex.join(["python", "train.py", *sys.argv[1:]]),
+        "config": OmegaConf.to_container(cfg, resolve=True),
+        "data": {"folder": str(cfg.data), "sha256": manifest_hash(cfg.data), "splits": counts},
+        "date": time.strftime("%Y-%m-%d"),
+        "seed": cfg.seed,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+    }
+
+
+def manifest_hash(data: str) -> str:
+    return hashlib.sha256((Path(data) / "manifest.json").read_bytes()).hexdigest()
+
+
+def resume_file(out: Path, cfg: DictConfig) -> Path:
+    """Where an interrupted run of exactly this configuration on this data is kept."""
+    run = [OmegaConf.to_container(cfg[group], resolve=True) for group in ("predictor", "trainer")]
+    name = hashlib.sha256(json.dumps([run, cfg.seed, manifest_hash(cfg.data)]).encode()).hexdigest()[:12]
+    return out.with_name(f".{out.name}-{name}.resume")
+
+
+def save(predictor: Predictor, out: Path, config: dict[str, Any], metrics: dict[str, Any]) -> None:
+    with replaced_folder(out) as folder:
+        save_predictor(predictor, folder, config)
+        write_json(folder / "metrics.json", metrics)
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "README.md").write_text(model_card(saved, metrics, predictor.calibration, predictor.caveat))
+
+
+def report(predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:
+    """Print what the model card says about the test split."""
+    print(f"\n{score_table(metrics['test'])}\n{LEGEND}")
+    if confusion := metrics["test"][predictor.name].get("confusion"):
+        print(f"\n{confusion_table(confusion, predictor.classes)}")
+    print(f"\ntemperature {predictor.calibration.temperature:.3f}. {predictor.caveat}")
+    print(f"saved {out} ({metrics['epochs']} epochs in {metrics['seconds']:.0f} s)")
+
+
+def flat(test: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """{"hrad": {"kl": 0.9}} -> {"hrad/kl": 0.9}; numbers only."""
+    return {
+        f"{name}/{score}": value
+        for name, row in test.items()
+        for score, value in row.items()
+        if isinstance(value, float)
+    }
+
+
+if __name__ == "__main__":
+    main()
