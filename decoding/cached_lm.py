@@ -25,6 +25,7 @@ class CachedLM:
     def __init__(self, model: PreTrainedModel, *, vocab_size: int | None = None, max_length: int | None = None):
         self.model = model.eval()
         self.model.set_attn_implementation(ATTENTION)
+        self.device = model.get_input_embeddings().weight.device
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
         self.max_length = _context_limit(model.config, max_length)
         self.output_device = torch.device("cpu")
@@ -32,11 +33,8 @@ class CachedLM:
         self.forwards = 0
         self.seconds = 0.0
         self._block_start = 0
+        self._positions = torch.arange(self.max_length, device=self.device)
         self._cache = BufferCache()
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.get_input_embeddings().weight.device
 
     def forward(
         self,
@@ -54,10 +52,12 @@ class CachedLM:
         Raises UserError when the context would exceed ``max_length``.
         """
         if parents is not None:
-            positions, block = tree_layout(parents)
-            return self._run(tokens, positions + self.length, self._with_prefix(block), hidden, logits)
+            depth, block = tree_layout(parents)
+            visible = self._with_prefix(block)
+            return self.forward_masked(tokens, depth + self.length, visible, hidden=hidden, logits=logits)
         n = len(tokens)
-        positions = torch.arange(self.length, self.length + n)
+        self._check_room(self.length + n)
+        positions = self._positions[self.length : self.length + n]
         plain = n == 1 or self.length == 0  # attention is complete or plainly causal: no mask needed
         visible = None if plain else self._with_prefix(torch.ones(n, n, dtype=torch.bool).tril())
         return self._run(tokens, positions, visible, hidden, logits)
@@ -75,7 +75,8 @@ class CachedLM:
 
         tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself.
         """
-        return self._run(tokens, positions, visible, hidden, logits)
+        self._check_room(int(positions.max()) + 1)
+        return self._run(tokens, positions.to(self.device), visible, hidden, logits)
 
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""
@@ -115,13 +116,12 @@ class CachedLM:
         logits: LogitsFor,
     ) -> LMOutput:
         n = len(tokens)
-        self._check_room(int(positions.max()) + 1)
         start = time.perf_counter()
         with torch.no_grad():
             result = self.model(
                 input_ids=tokens.to(self.device)[None],
                 attention_mask=None if visible is None else self._additive(visible),
-                position_ids=positions.to(self.device)[None],
+                position_ids=positions[None],
                 past_key_values=self._cache,
                 use_cache=True,
                 output_hidden_states=hidden,
