@@ -1,0 +1,88 @@
+"""Every YAML under conf/ is found, composed and, where it names a `_target_`, built: a new file needs no new test."""
+
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from predictors.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+SCRIPTS = {path.stem: path for path in (ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py")))}
+PROGRAMS = sorted(path.stem for path in CONF.glob("*.yaml"))
+FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
+
+
+def composed(program: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(program, list(overrides))
+
+
+def groups(program: str) -> list[str]:
+    """The config groups `program` chooses from, such as ``pair`` or ``warp@draft_warp``."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        choices = compose(program, return_hydra_config=True).hydra.runtime.choices
+    return sorted(group for group in choices if not group.startswith("hydra/"))
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group.split("@")[0]).glob("*.yaml"))
+
+
+CHOICES = [
+    pytest.param(program, group, option, id=f"{program}-{group}-{option}")
+    for program in PROGRAMS
+    for group in groups(program)
+    for option in options(group)
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_has_its_script_and_resolves(program: str) -> None:
+    assert program in SCRIPTS
+    OmegaConf.resolve(composed(program))
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_first_line_is_a_command_that_works(file: Path) -> None:
+    first = (CONF / file).read_text().splitlines()[0]
+    command = re.fullmatch(r"# (?:accelerate launch .*?|python) (\S+\.py)(.*)", first)
+    assert command, f"conf/{file} must start with the command that uses it"
+    script, overrides = command.groups()
+    assert (ROOT / script).is_file()
+    composed(Path(script).stem, *shlex.split(overrides))
+
+
+@pytest.mark.parametrize(("program", "group", "option"), CHOICES)
+def test_option_composes_and_builds(program: str, group: str, option: str) -> None:
+    cfg = composed(program, f"{group}={option}")
+    node = OmegaConf.select(cfg, group.split("@")[-1])
+    assert node is not None
+    if "_target_" not in node:
+        return
+    keys = {key for key in node if key not in ("_target_", "_partial_")}
+    signature = inspect.signature(get_object(node._target_))
+    signature.bind_partial(**dict.fromkeys(keys))
+    if OmegaConf.missing_keys(node):
+        return
+    try:
+        assert instantiate(node) is not None
+    except InstantiationException as error:
+        assert isinstance(error.__cause__, UserError), error  # what it reads, a checkpoint say, is not there yet
+
+
+def test_every_option_is_used_by_a_program() -> None:
+    used = {group.split("@")[0] for program in PROGRAMS for group in groups(program)}
+    assert {str(file.parent) for file in FILES if file.parent != Path()} <= used
+
+
+def test_an_unknown_key_is_an_error() -> None:
+    with pytest.raises(Exception, match="Could not override 'pair.targte'"):
+        composed("build_pair", "pair.targte=x")
