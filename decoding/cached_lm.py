@@ -25,7 +25,7 @@ class CachedLM:
     def __init__(self, model: PreTrainedModel, *, vocab_size: int | None = None, max_length: int | None = None):
         self.model = model.eval()
         self.model.set_attn_implementation(ATTENTION)
-        self.device = model.get_input_embeddings().weight.device
+        self.device: torch.device = model.device
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
         self.max_length = _context_limit(model.config, max_length)
         self.output_device = torch.device("cpu")
@@ -59,8 +59,8 @@ class CachedLM:
         self._check_room(self.length + n)
         positions = self._positions[self.length : self.length + n]
         plain = n == 1 or self.length == 0  # attention is complete or plainly causal: no mask needed
-        visible = None if plain else self._with_prefix(torch.ones(n, n, dtype=torch.bool).tril())
-        return self._run(tokens, positions, visible, hidden, logits)
+        mask = None if plain else self._with_prefix(torch.ones(n, n, dtype=torch.bool).tril())
+        return self._run(tokens, positions, mask, hidden, logits)
 
     def forward_masked(
         self,
