@@ -1,0 +1,227 @@
+"""Distilling a small draft from a target's own chats: the loss, the optimiser and a resumable training run.
+
+Per response position the loss is KL(p || q), optionally mixed with the total variation TV(p, q) = 1 - sum min(p, q)
+(the rejection rate itself), plus a smooth-L1 regression of the draft's last hidden state on the target's. The output
+layer (28 M parameters for SmolLM2, against 7 M trained ones) costs more than the draft, so KL and TV are taken on a
+random share of the positions and their gradient is written out instead of being traced.
+"""
+
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+from data_gen.chats import Chat, ChatPool, batches
+from decoding.draft_model import own_layers
+
+ROWS = 512  # positions whose logits are held at once: 512 x V float32
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Recipe of one run. `tokens` counts response tokens seen, repetitions included; the run ends there.
+
+    lr rises over `warmup` steps, stays, and falls linearly to 2 % over the last `decay` share of `tokens`.
+    """
+
+    tokens: int
+    batch_tokens: int
+    lr: float
+    warmup: int
+    decay: float
+    momentum: float
+    positions: float
+    regression: float
+    total_variation: float
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Means over positions. acceptance: sum_v min(p, q); agreement: argmax p = argmax q; kl: KL(p || q) in nats."""
+
+    acceptance: float
+    agreement: float
+    kl: float
+    positions: int
+
+
+def draft_states(draft: LlamaForCausalLM, chats: list[Chat]) -> tuple[Tensor, Tensor]:
+    """Last hidden states of draft and target, [n, H] each float32, at the n positions that predict a response."""
+    width = max(len(chat.tokens) for chat in chats)
+    ids = torch.zeros(len(chats), width, dtype=torch.long)
+    for row, chat in enumerate(chats):
+        ids[row, : len(chat.tokens)] = chat.tokens
+    hidden = draft.model(input_ids=ids.to(draft.device), use_cache=False).last_hidden_state.float()
+    own = [hidden[row, chat.start - 1 : len(chat.tokens) - 1] for row, chat in enumerate(chats)]
+    return torch.cat(own), torch.cat([chat.hidden for chat in chats]).to(hidden)
+
+
+@torch.no_grad()
+def head_gradient(own: Tensor, target: Tensor, head: Tensor, total_variation: float) -> tuple[Tensor, float]:
+    """Gradient of the mean loss by `own`, and the mean acceptance. own, target: [n, H] hidden states; head: [V, H].
+
+    By the draft's logits, KL(p || q) has gradient q - p, and TV(p, q) has q (Q - 1[q < p]) with Q = sum_{q < p} q.
+    """
+    gradients, accepted = [], 0.0
+    for own_rows, target_rows in zip(own.split(ROWS), target.split(ROWS), strict=True):
+        p, q = (target_rows @ head.T).softmax(-1), (own_rows @ head.T).softmax(-1)
+        accepted += torch.minimum(p, q).sum().item()
+        gradient = q - p
+        if total_variation:
+            below = (q < p).to(q)
+            variation = q * ((q * below).sum(-1, keepdim=True) - below)
+            gradient = (1 - total_variation) * gradient + total_variation * variation
+        gradients.append(gradient @ head)
+    return torch.cat(gradients) / len(own), accepted / len(own)
+
+
+@torch.no_grad()
+def measure_overlap(draft: LlamaForCausalLM, chats: list[Chat], head: Tensor, stride: int = 1) -> Overlap:
+    """How close the draft's law is to the target's on every `stride`-th response position of `chats`, temperature 1."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    count = 0
+    for batch in batches(chats, 4096, random.Random(0)):
+        states = (x[::stride] for x in draft_states(draft, batch))
+        for own, target in zip(*(x.split(ROWS) for x in states), strict=True):
+            log_p, log_q = (target @ head.T).log_softmax(-1), (own @ head.T).log_softmax(-1)
+            p, q = log_p.exp(), log_q.exp()
+            same = (p.argmax(-1) == q.argmax(-1)).sum()
+            sums += torch.stack([torch.minimum(p, q).sum(), same, (p * (log_p - log_q)).sum()]).double().cpu()
+            count += len(own)
+    acceptance, agreement, kl = (sums / count).tolist()
+    return Overlap(acceptance, agreement, kl, count)
+
+
+@torch.no_grad()
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """Nearly the orthogonal factor of `matrix` [m, n]: five quintic Newton-Schulz steps (Muon, Jordan et al. 2024).
+
+    In the matrix's own dtype: torch.optim.Muon always computes in bfloat16, ten times slower on a CPU without it.
+    """
+    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
+    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+
+
+class Muon:
+    """Momentum, orthogonalised, for weight matrices; AdamW for the norms' vectors. Its whole state is `state`."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], momentum: float) -> None:
+        self.parameters, self.momentum = parameters, momentum
+        self.state = {f"{name}.momentum": torch.zeros_like(p) for name, p in parameters.items()}
+        self.state |= {f"{name}.square": torch.zeros_like(p) for name, p in parameters.items() if p.ndim == 1}
+
+    @torch.no_grad()
+    def step(self, lr: float, number: int) -> None:
+        """Update from the gradients, which are cleared. `number` counts steps from 1."""
+        for name, parameter in self.parameters.items():
+            gradient, momentum = parameter.grad, self.state[f"{name}.momentum"]
+            assert gradient is not None
+            if parameter.ndim == 2:
+                momentum.mul_(self.momentum).add_(gradient)
+                update = orthogonalised(gradient + self.momentum * momentum)
+                parameter.sub_(update, alpha=0.2 * lr * math.sqrt(max(parameter.shape)))  # root mean square as Adam's
+            else:
+                square = self.state[f"{name}.square"]
+                momentum.lerp_(gradient, 0.1)
+                square.lerp_(gradient.square(), 0.05)
+                unbiased = (square / (1 - 0.95**number)).sqrt_() + 1e-8
+                parameter.sub_(lr * momentum / (1 - 0.9**number) / unbiased)
+            parameter.grad = None
+
+
+class Distillation:
+    """One training run of `draft` on the chats of `pool`; `folder` holds its state and log."""
+
+    def __init__(
+        self, draft: LlamaForCausalLM, pool: ChatPool, config: TrainingConfig, folder: Path, seed: int
+    ) -> None:
+        self.draft, self.pool, self.config, self.folder = draft, pool, config, folder
+        self.head = draft.lm_head.weight.detach()
+        trained = set(own_layers(draft))
+        for name, parameter in draft.named_parameters():
+            parameter.requires_grad_(name in trained)
+        self.optimiser = Muon({n: p for n, p in draft.named_parameters() if n in trained}, config.momentum)
+        self.progress: dict[str, Any] = {"step": 0, "tokens": 0, "epoch": 0, "seconds": 0.0}
+        self.seed = seed
+
+    def learning_rate(self) -> float:
+        done = self.progress["tokens"] / self.config.tokens
+        rise = min(1.0, (self.progress["step"] + 1) / self.config.warmup)
+        fall = min(1.0, max(0.02, (1 - done) / self.config.decay)) if self.config.decay else 1.0
+        return self.config.lr * rise * fall
+
+    def run(self, tokens: int, save_seconds: float) -> Iterator[dict[str, Any]]:
+        """Train until `tokens` response tokens were seen; yield a record per step. Saves every `save_seconds` and when
+        it ends, also by an interruption."""
+        saved = time.monotonic()
+        try:
+            for batch in self._stream(tokens):
+                yield self.train_step(batch)
+                if time.monotonic() - saved > save_seconds:
+                    self.save()
+                    saved = time.monotonic()
+        finally:
+            self.save()
+
+    def _stream(self, tokens: int) -> Iterator[list[Chat]]:
+        while True:
+            self.pool.refresh()
+            rng = random.Random(f"{self.seed}/{self.progress['epoch']}")
+            for batch in batches(self.pool.training, self.config.batch_tokens, rng):
+                if self.progress["tokens"] >= tokens:
+                    return
+                yield batch
+            self.progress["epoch"] += 1
+
+    def train_step(self, batch: list[Chat]) -> dict[str, Any]:
+        """One update. Returns the batch's mean acceptance, regression loss and lr with the run's progress."""
+        started = time.perf_counter()
+        own, target = draft_states(self.draft, batch)
+        chosen = torch.randperm(len(own))[: max(1, round(len(own) * self.config.positions))].to(own.device)
+        gradient, acceptance = head_gradient(
+            own[chosen].detach(), target[chosen], self.head, self.config.total_variation
+        )
+        full = torch.zeros_like(own).index_copy_(0, chosen, gradient)
+        regression = nn.functional.smooth_l1_loss(own, target)
+        torch.autograd.backward([own, self.config.regression * regression], [full, None])
+        lr = self.learning_rate()
+        self.progress["step"] += 1
+        self.optimiser.step(lr, self.progress["step"])
+        self.progress["tokens"] += len(own)
+        self.progress["seconds"] += time.perf_counter() - started
+        return {"acceptance": acceptance, "regression": regression.item(), "lr": lr, **self.progress}
+
+    def save(self) -> None:
+        """Write weights, optimiser state and progress; each file is replaced whole."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state = own_layers(self.draft) | self.optimiser.state
+        partial = self.folder / "state.partial"
+        save_file({k: v.contiguous() for k, v in state.items()}, partial, {"progress": json.dumps(self.progress)})
+        partial.rename(self.folder / "state.safetensors")
+
+    def resume(self) -> bool:
+        """Continue from `folder`, if a state is there. The data order restarts with the epoch it stopped in."""
+        path = self.folder / "state.safetensors"
+        if not path.is_file():
+            return False
+        with safe_open(path, "pt") as file:
+            self.progress = json.loads(file.metadata()["progress"])
+        state = load_file(path)
+        own = {name: state.pop(name) for name in own_layers(self.draft)}
+        self.draft.load_state_dict(own, strict=False)
+        self.optimiser.state = state
+        return True

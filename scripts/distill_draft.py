@@ -1,0 +1,220 @@
+"""Distil a draft for a target: the target writes chats, a few transformer layers learn to predict them.
+
+    python scripts/distill_draft.py              # generate and train in turn, then write the layers
+    python scripts/distill_draft.py stage=generate  # only write chats (several processes may: seed=1, 2, ...)
+    python scripts/distill_draft.py stage=train     # only train, on the chats there are and those that come
+    python scripts/distill_draft.py stage=ship      # only write `output` from the last saved state
+
+Interrupt it at any time and run the same command to go on. To train the shipped layers further:
+``start=pairs/smollm2/draft_layers.safetensors folder=data/distill/more``.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from omegaconf import DictConfig, OmegaConf
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from data_gen.chats import Chat, ChatPool, save_chats
+from data_gen.distill import Distillation, TrainingConfig, measure_overlap
+from data_gen.prompts.jsonl import load_jsonl
+from data_gen.selfchat import SelfChat, SelfChatConfig
+from decoding.draft_model import copied_layers, draft_from_layers, own_layers
+from predictors.cli import hydra_script
+from predictors.errors import UserError
+
+ROUNDS = 20  # of training, with generation in between
+GENERATED_BY = 1.5  # all chats are written when 1 / 1.5 of the training is done
+STAGES = ("all", "generate", "train", "ship")
+
+
+@hydra_script("distill_draft")
+def main(cfg: DictConfig) -> None:
+    """Run ``stage`` of the distillation configured by conf/distill_draft.yaml."""
+    check(cfg)
+    if cfg.threads is not None:
+        torch.set_num_threads(cfg.threads)
+    torch.manual_seed(cfg.seed)
+    target, tokenizer = load_target(cfg)
+    chats = Path(cfg.folder) / "chats"
+    chats.mkdir(parents=True, exist_ok=True)
+    if cfg.stage == "generate":
+        generate(cfg, target, tokenizer, chats, cfg.chats.tokens)
+        return
+    if cfg.stage == "all":
+        generate(cfg, target, tokenizer, chats, first_round(cfg))
+    run = start_training(cfg, target, chats)
+    if cfg.stage == "train":
+        train(cfg, run, cfg.training.tokens)
+    if cfg.stage == "all":
+        alternate(cfg, run, target, tokenizer, chats)
+    ship(cfg, run)
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuse settings that cannot work."""
+    if cfg.stage not in STAGES:
+        raise UserError(f"stage: {cfg.stage} is unknown. Use one of {', '.join(STAGES)}")
+    if cfg.chats.tokens <= cfg.chats.shard_tokens:
+        raise UserError("chats.tokens: must exceed chats.shard_tokens. Raise it, or lower chats.shard_tokens")
+    if not 0 < cfg.training.positions <= 1:
+        raise UserError(f"training.positions: {cfg.training.positions} is no share. Use a number in (0, 1]")
+    for key in ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out"):
+        if cfg.chats[key] < 1:
+            raise UserError(f"chats.{key}: {cfg.chats[key]} is too small. Use 1 or more")
+
+
+def load_target(cfg: DictConfig) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
+    """The pair's target in its configured dtype, which must be of the Llama architecture."""
+    folder = Path(cfg.pair.target).expanduser()
+    source = str(folder) if folder.exists() else str(cfg.pair.target)
+    try:
+        dtype = cfg.pair.dtype if cfg.pair.dtype == "auto" else getattr(torch, cfg.pair.dtype)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(cfg.pair.target_device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"pair.target: cannot load {source} ({reason}). Run python scripts/build_pair.py") from error
+    if not isinstance(model, LlamaForCausalLM):
+        raise UserError(f"pair.target: {type(model).__name__} is no Llama model, the only kind this recipe knows")
+    return model, tokenizer
+
+
+def generate(
+    cfg: DictConfig, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path, tokens: int
+) -> None:
+    """Write shards of chats until `folder` holds `tokens` response tokens (of every process that writes there)."""
+    have = written_tokens(folder)
+    if have >= tokens:
+        return
+    settings = {f.name: cfg.chats[f.name] for f in fields(SelfChatConfig)}
+    settings["temperatures"] = tuple(settings["temperatures"])
+    number = len(list(folder.glob("*.safetensors")))
+    seed = cfg.seed * 1_000_003 + number  # never the same chats again after a restart
+    stream = iter(SelfChat(target, tokenizer, SelfChatConfig(**settings), seed, given_prompts(cfg, tokenizer)))
+    with tqdm(total=tokens, initial=have, unit="tok", desc="chats", smoothing=0.1) as bar:
+        while have < tokens:
+            shard = next_shard(stream, cfg.chats.shard_tokens, bar)
+            save_chats(folder / f"chats-{cfg.seed:03d}-{number:05d}-{os.getpid()}.safetensors", shard)
+            number += 1
+            have = written_tokens(folder)
+
+
+def next_shard(stream: Iterator[Chat], tokens: int, bar: tqdm) -> list[Chat]:
+    shard: list[Chat] = []
+    count = 0
+    while count < tokens:
+        shard.append(next(stream))
+        count += len(shard[-1].hidden)
+        bar.update(len(shard[-1].hidden))
+    return shard
+
+
+def written_tokens(folder: Path) -> int:
+    """Response tokens in all shards: one row of hidden states each. Only headers are read."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            total += file.get_slice("hidden").get_shape()[0]
+    return total
+
+
+def given_prompts(cfg: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]] | None:
+    """Token ids of the prompts of ``chats.prompts``, once; None when the target writes all of its own."""
+    if cfg.chats.prompts is None:
+        return None
+    prompts = load_jsonl("prompts", cfg.chats.prompts, "prompt", None, True)
+    return iter([tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts])
+
+
+def start_training(cfg: DictConfig, target: LlamaForCausalLM, chats: Path) -> Distillation:
+    """The run as its folder has it, or a new one from ``start`` or from the target's own layers."""
+    pool = ChatPool(chats, cfg.chats.held_out)
+    if len(pool.chats) <= cfg.chats.held_out:
+        raise UserError(f"folder: {chats} holds no chats to train on. Run with stage=generate or stage=all first")
+    layers = copied_layers(target, list(cfg.layers)) if cfg.start is None else load_layers(Path(cfg.start))
+    draft = draft_from_layers(target, layers).float()
+    run = Distillation(draft, pool, TrainingConfig(**cfg.training), Path(cfg.folder), cfg.seed)
+    if run.resume():
+        print(f"resuming after {run.progress['tokens']:,} tokens ({run.folder})")
+    return run
+
+
+def load_layers(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise UserError(f"start: {path} not found. Give a file of trained layers, or start=null")
+    return {name: tensor.float() for name, tensor in load_file(path).items()}
+
+
+def first_round(cfg: DictConfig) -> int:
+    """Response tokens needed before training can begin: the held-out chats and one shard more."""
+    return min(cfg.chats.tokens, 2 * cfg.chats.shard_tokens + cfg.chats.held_out * cfg.chats.response_tokens)
+
+
+def alternate(
+    cfg: DictConfig, run: Distillation, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, chats: Path
+) -> None:
+    """Train on what there is, write more, and so on: both budgets are used up in step."""
+    start = written_tokens(chats)
+    while run.progress["tokens"] < cfg.training.tokens:
+        train(cfg, run, min(cfg.training.tokens, run.progress["tokens"] + cfg.training.tokens // ROUNDS + 1))
+        share = run.progress["tokens"] / cfg.training.tokens
+        generate(cfg, target, tokenizer, chats, int(start + share * GENERATED_BY * (cfg.chats.tokens - start)))
+
+
+def train(cfg: DictConfig, run: Distillation, tokens: int) -> None:
+    """Train until `tokens` response tokens were seen, with a bar that shows the batch acceptance."""
+    smooth = 0.0
+    with tqdm(total=tokens, initial=run.progress["tokens"], unit="tok", desc="train", smoothing=0.1) as bar:
+        for record in run.run(tokens, cfg.save_seconds):
+            smooth = 0.95 * smooth + 0.05 * record["acceptance"]
+            corrected = smooth / (1 - 0.95 ** record["step"])
+            bar.set_postfix(acceptance=f"{corrected:.3f}", lr=f"{record['lr']:.1e}", refresh=False)
+            bar.update(record["tokens"] - bar.n)
+
+
+def ship(cfg: DictConfig, run: Distillation) -> None:
+    """Write the trained layers in bfloat16, and provenance.json with what was measured on the held-out chats."""
+    overlap = measure_overlap(run.draft, run.pool.validation, run.head, stride=2)
+    output = Path(cfg.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_suffix(".partial")
+    save_file({n: t.to(torch.bfloat16).contiguous() for n, t in own_layers(run.draft).items()}, partial)
+    partial.rename(output)
+    record = provenance(cfg, run) | {"held_out_chats": asdict(overlap)}
+    (output.parent / "provenance.json").write_text(json.dumps(record, indent=2) + "\n")
+    print(f"held-out chats, {overlap.positions} positions: acceptance {overlap.acceptance:.4f}, {overlap.kl:.3f} nats")
+    print(f"layers: {output}. Rebuild the pair with: python scripts/build_pair.py")
+
+
+def provenance(cfg: DictConfig, run: Distillation) -> dict[str, Any]:
+    """What made the layers: settings, data and time spent, versions."""
+    return {
+        "command": " ".join(["python", "scripts/distill_draft.py", *sys.argv[1:]]),
+        "seed": cfg.seed,
+        "chats_config": OmegaConf.to_container(cfg.chats),
+        "training_config": asdict(run.config),
+        "started_from": cfg.start or f"target layers {list(cfg.layers)}",
+        "chats": len(run.pool.training),
+        "response_tokens": run.pool.response_tokens(),
+        "progress": run.progress,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+if __name__ == "__main__":
+    main()
