@@ -79,7 +79,7 @@ def load_predictor(
     refuse_mismatch(config, expect or {}, f"{key}: {folder}")
     try:
         predictor = _restore(folder, config)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise damaged(folder, key, config["predictor"], error) from error
     predictor.head.to(device).eval()
     return predictor

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
@@ -240,9 +240,12 @@ def _resume(path: Path | None, run: _Run) -> tuple[list[dict[str, float]], State
     """(history, best weights) of an interrupted run after putting `run` where it stopped; else an empty history."""
     if path is None or not path.is_file():
         return [], run.weights()
-    with safe_open(path, framework="pt") as file:
-        tensors: State = {name: file.get_tensor(name) for name in file.keys()}
-        progress = json.loads(file.metadata()["progress"])
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors: State = {name: file.get_tensor(name) for name in file.keys()}
+            progress = json.loads(file.metadata()["progress"])
+    except SafetensorError as error:
+        raise UserError(f"out: {path} is damaged ({error}). Delete it to train from the start") from error
     run.module.load_state_dict(_part(tensors, "module."))
     moments: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in _part(tensors, "optimizer.").items():

@@ -1,0 +1,196 @@
+"""What every predictor in conf/predictor promises: it learns, calibrates, and comes back from disk the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from data_gen.shards import read_manifest, read_records
+from predictors.base import Predictor, load_predictor, replaced_folder, save_predictor, settings
+from predictors.calibration import cross_entropy, fit_temperature
+from predictors.errors import UserError
+from predictors.features import FeatureSpec
+from predictors.metrics import scores
+from predictors.resampling import SYNTHETIC
+from predictors.trainer import Trainer, logits_in_chunks
+from predictors.trivial import base_rate
+from tests.harvests import DIM, FEATURES, PAIR, WARP, write_harvest
+
+CONF = Path(__file__).parents[2] / "conf"
+NAMES = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))
+TRAINING = {"epochs": 8, "lr": 2e-2, "accumulate": 1}
+CONTEXT = {"dim": DIM, "pair": PAIR, "warp": WARP, "draft_warp": WARP, "gamma": 4}
+
+
+@pytest.fixture(scope="module")
+def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_harvest(tmp_path_factory.mktemp("harvest"))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
+    predictor: Predictor = instantiate(OmegaConf.load(CONF / "predictor" / f"{request.param}.yaml"))
+    trainer = instantiate(OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{request.param}.yaml"), TRAINING))
+    spec = FeatureSpec.from_dict(read_manifest(harvest)["features"][predictor.kind])
+    return predictor.fit(read_records(harvest, predictor.kind, "train"), spec, trainer)
+
+
+@pytest.fixture
+def checkpoint(trained: Predictor, tmp_path: Path) -> Path:
+    with replaced_folder(tmp_path / "checkpoint") as folder:
+        save_predictor(trained, folder, CONTEXT)
+    return tmp_path / "checkpoint"
+
+
+def test_it_ranks_a_learnable_label(trained: Predictor, harvest: Path) -> None:
+    test = read_records(harvest, trained.kind, "test")
+    probs = torch.softmax(logits_in_chunks(trained.head, test["features"]), -1)
+    assert scores(probs, trained.targets(test))["auroc"] > (0.7 if trained.kind == "specdecpp" else 0.85)
+
+
+def test_calibration_keeps_the_ranking_and_helps_on_its_split(trained: Predictor, harvest: Path) -> None:
+    records = read_records(harvest, trained.kind, "calibration")
+    logits, targets = logits_in_chunks(trained.head, records["features"]), trained.targets(records)
+    trained.calibration = fit_temperature(logits, targets)
+    assert cross_entropy(logits / trained.calibration.temperature, targets) <= cross_entropy(logits, targets)
+    assert torch.equal(trained.calibration.apply(logits).argmax(-1), logits.argmax(-1))
+
+
+def test_probabilities_are_probabilities(trained: Predictor) -> None:
+    probs = trained.predict_proba(torch.randn(7, DIM))
+    if len(trained.classes) == 2:
+        assert probs.shape == (7,) and probs.min() >= 0 and probs.max() <= 1
+    else:
+        assert probs.shape == (7, len(trained.classes)) and torch.allclose(probs.sum(-1), torch.ones(7))
+
+
+def test_one_row_gives_what_the_batch_gives(trained: Predictor) -> None:
+    x = torch.randn(5, DIM)
+    rows = torch.cat([trained.predict_proba(row[None]) for row in x])
+    assert torch.allclose(rows, trained.predict_proba(x), atol=1e-6)
+
+
+def test_round_trip_through_disk_is_exact(trained: Predictor, checkpoint: Path) -> None:
+    loaded, x = load_predictor(checkpoint), torch.randn(9, DIM)
+    assert torch.equal(loaded.predict_proba(x), trained.predict_proba(x))
+    assert loaded == trained or loaded.features == trained.features
+    assert loaded.calibration == trained.calibration
+    assert {path.suffix for path in checkpoint.iterdir()} == {".json", ".safetensors"}
+
+
+def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:
+    again = type(trained)(**settings(trained))
+    trainer = instantiate(OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{trained.name}.yaml"), TRAINING))
+    again.fit(read_records(harvest, trained.kind, "train"), trained.features, trainer)
+    for ours, theirs in zip(trained.head.parameters(), again.head.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_it_was_trained_for_is_accepted(trained: Predictor, checkpoint: Path) -> None:
+    spec = FeatureSpec.from_dict(FEATURES[trained.kind])
+    renamed = {**PAIR, "name": "another name"}
+    load_predictor(checkpoint, expect={"pair": renamed, "features": spec, "warp": WARP, "draft_warp": WARP, "gamma": 4})
+
+
+@pytest.mark.parametrize(
+    ("key", "expect"),
+    [
+        ("pair.draft", {"pair": {**PAIR, "draft": "other"}}),
+        ("warp.top_k", {"warp": {**WARP, "top_k": 50}}),
+        ("draft_warp.temperature", {"draft_warp": {**WARP, "temperature": 0.0}}),
+        ("features.(side|layers)", {"features": FeatureSpec("draft", [-2])}),
+        ("gamma", {"gamma": 5}),
+    ],
+)
+def test_anything_else_is_refused_by_key(checkpoint: Path, key: str, expect: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"^stop.checkpoint: .*trained with {key}=.*python train.py") as refusal:
+        load_predictor(checkpoint, expect=expect, key="stop.checkpoint")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_label_that_does_not_depend_on_gamma_fits_every_gamma(trained: Predictor, tmp_path: Path) -> None:
+    save_predictor(trained, tmp_path, {**CONTEXT, "gamma": None})
+    load_predictor(tmp_path, expect={"gamma": 9})
+
+
+@pytest.mark.parametrize("name", ["config.json", "calibration.json", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
+def test_damaged_checkpoints_are_refused(checkpoint: Path, name: str, damage: str) -> None:
+    path = checkpoint / name
+    whole = path.read_bytes()
+    path.unlink() if damage == "missing" else path.write_bytes(whole[: len(whole) // 2 if damage == "truncated" else 0])
+    with pytest.raises(UserError, match="^checkpoint: .*python train.py") as refusal:
+        load_predictor(checkpoint)
+    assert "\n" not in str(refusal.value)
+
+
+def test_weights_of_other_settings_are_refused(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "dim": DIM + 1}))
+    with pytest.raises(UserError, match="incomplete or damaged"):
+        load_predictor(checkpoint)
+
+
+@pytest.mark.parametrize("change", [{"format_version": 99}, {"predictor": "os"}, {"predictor": "base"}])
+def test_unknown_formats_and_predictors_are_refused(checkpoint: Path, change: dict[str, Any]) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(UserError, match="^checkpoint: "):
+        load_predictor(checkpoint)
+
+
+def test_no_checkpoint_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="python train.py"):
+        load_predictor(tmp_path / "nowhere")
+
+
+def test_an_interrupted_save_leaves_the_old_checkpoint(checkpoint: Path) -> None:
+    before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    with pytest.raises(KeyboardInterrupt):
+        with replaced_folder(checkpoint) as folder:
+            (folder / "config.json").write_text("half")
+            raise KeyboardInterrupt
+    assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint"]
+
+
+class Recorder(Trainer):
+    """Keeps what a predictor hands to the training loop instead of training."""
+
+    def train(self, module: Any, items: Any, held_out: Any, *rest: Any, **keywords: Any) -> Any:
+        self.items, self.held_out = items, held_out
+        return module
+
+
+def test_rebalancing_sees_the_training_fold_only(harvest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No synthetic row is held out, and none is made from a held-out prompt."""
+    from predictors import hrad
+
+    seen: dict[str, torch.Tensor] = {}
+    real = hrad.smote
+
+    def spy(x: torch.Tensor, label: torch.Tensor, group: torch.Tensor, *rest: int) -> Any:
+        seen["given"] = group
+        rows = real(x, label, group, *rest)
+        seen["after"] = rows[2]
+        return rows
+
+    monkeypatch.setattr(hrad, "smote", spy)
+    records = read_records(harvest, "hrad", "train")
+    trainer = Recorder(epochs=1, batch_size=4, lr=0.1, schedule="plateau")
+    hrad.HRAD().fit(records, FeatureSpec("target", [-1]), trainer)
+    held = set(records["group"].tolist()) - set(seen["given"].tolist())
+    assert len(held) == 1  # a tenth of 12 prompts
+    kept = records["group"] == held.pop()
+    assert torch.equal(trainer.held_out.x, records["features"][kept].float())
+    assert (seen["after"] == SYNTHETIC).any()
+    assert set(seen["after"].tolist()) == set(seen["given"].tolist()) | {SYNTHETIC}
+    assert torch.bincount(trainer.items.y).unique().numel() == 1
+
+
+def test_base_rate_uses_training_labels() -> None:
+    assert base_rate(torch.eye(3)[[0, 0, 1, 2]], 1).tolist() == [[0.5, 0.25, 0.25]]

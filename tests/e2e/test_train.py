@@ -1,0 +1,64 @@
+"""train.py from its command line: data in, checkpoint folder out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import train
+from predictors.base import load_predictor
+from tests.harvests import PAIR, WARP, write_harvest
+
+QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr("sys.argv", ["train.py", *arguments])
+    train.main()
+
+
+@pytest.mark.parametrize("name", ["specdecpp", "hrad"])
+def test_checkpoint_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_harvest(tmp_path / "data" / "toy")
+    run(monkeypatch, f"predictor={name}", "data=data/toy", *QUICK)
+    folder = tmp_path / "checkpoints" / name
+    files = {"config.json", "model.safetensors", "calibration.json", "metrics.json", "README.md"}
+    assert {path.name for path in folder.iterdir()} == files
+    assert [path.name for path in folder.parent.iterdir()] == [name]  # the resume file is gone
+
+    config = json.loads((folder / "config.json").read_text())
+    assert config["gamma"] == {"specdecpp": None, "hrad": 4}[name]
+    assert config["provenance"]["data"]["splits"]["train"] == {"rows": 360, "prompts": 12}
+    assert config["provenance"]["command"].startswith(f"python train.py predictor={name}")
+    load_predictor(folder, expect={"pair": PAIR, "warp": WARP, "draft_warp": WARP, "gamma": 4})
+
+    metrics = json.loads((folder / "metrics.json").read_text())
+    rows = {name, f"{name}, before calibration", "constant", "base rate", "draft confidence (draft_max_q)"}
+    assert rows <= metrics["test"].keys()
+    assert len(metrics["history"]) == metrics["epochs"] == 2
+    printed = capsys.readouterr().out
+    assert all(row in printed and row in (folder / "README.md").read_text() for row in rows)
+    assert ("accuracy" in printed) == (name == "hrad")
+
+
+def test_no_harvest_names_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, "data=data/none")
+    assert exit_code.value.code == 2
+    assert "python scripts/gen_data.py" in capsys.readouterr().err
+
+
+def test_unknown_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, "trainer.learning_rate=1")
+    assert exit_code.value.code == 2
+    assert "learning_rate" in capsys.readouterr().err
