@@ -86,12 +86,14 @@ def _load_tokenizer(side: str, cfg: DictConfig) -> PreTrainedTokenizerBase:
 
 
 def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
-    source, device, device_map = _source(side, cfg), cfg[f"{side}_device"], cfg.get("device_map")
+    source, device = _source(side, cfg), str(cfg[f"{side}_device"])
+    if device != "cpu" and not torch.accelerator.is_available():
+        raise UserError(f"pair.{side}_device: {device} needs a GPU and there is none here. Set pair.{side}_device=cpu")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source,
-            dtype=resolve_dtype(cfg.dtype, device if device_map is None else "cuda"),
-            device_map=device_map,
+            dtype=resolve_dtype(cfg[f"{side}_dtype"], device),
+            device_map=device,
             trust_remote_code=cfg.trust_remote_code,
         )
     except (OSError, ValueError) as error:
@@ -101,7 +103,7 @@ def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
             f"pair.{side}: {type(model).__name__} does not use the transformers attention interface. "
             "Choose a Llama, Qwen2, Gemma, Mistral or similar model."
         )
-    return model if device_map is not None else model.to(device)
+    return model
 
 
 _REMEDY = "Run `python scripts/build_pair.py` for the embedded pair, or give a hub id or an existing folder."
@@ -120,7 +122,7 @@ def _source(side: str, cfg: DictConfig) -> str:
 def resolve_dtype(name: str, device: str) -> torch.dtype | str:
     """``auto`` is float32 on a CPU and the checkpoint's own dtype elsewhere; other names are torch dtypes."""
     if name == "auto":
-        return torch.float32 if str(device).startswith("cpu") else "auto"
+        return torch.float32 if device == "cpu" else "auto"
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(f"pair.dtype: {name} is not a torch dtype. Use auto, float32, bfloat16 or float16.")
