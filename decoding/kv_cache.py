@@ -93,8 +93,10 @@ class BufferCache(Cache):
 
 
 def _buffer(like: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Zeros; an ordinary tensor even in inference mode, so that the cache may be written outside of it later."""
     batch, heads, _, dim = like.shape
-    return like.new_zeros(batch, heads, capacity, dim)
+    with torch.inference_mode(False):
+        return torch.zeros(batch, heads, capacity, dim, dtype=like.dtype, device=like.device)
 
 
 def _grown(old: torch.Tensor, used: int, needed: int) -> torch.Tensor:

@@ -115,6 +115,14 @@ def test_masked_rows_continue_different_prefixes(lm: CachedLM) -> None:
         torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=1e-4)
 
 
+def test_cache_survives_leaving_inference_mode(lm: CachedLM) -> None:
+    tokens = random_tokens(9, 0)
+    with torch.inference_mode():
+        lm.forward(tokens[:4])
+    logits = lm.forward(tokens[4:]).logits
+    torch.testing.assert_close(logits, uncached(lm, tokens)[0][4:], atol=1e-4, rtol=1e-4)
+
+
 def test_logits_can_be_limited(lm: CachedLM) -> None:
     tokens = random_tokens(5, 0)
     everything = lm.forward(tokens).logits

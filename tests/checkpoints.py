@@ -1,0 +1,48 @@
+"""Small predictor checkpoints, written with the real writer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from predictors.base import Predictor, save_predictor
+from predictors.features import FeatureSpec
+from predictors.hrad import HRAD
+from predictors.specdecpp import SpecDecPP
+
+ONE_STATE = {"specdecpp": FeatureSpec("draft", [-1]), "hrad": FeatureSpec("target", [-1], True)}
+
+
+def write_checkpoint(
+    folder: Path,
+    name: str,
+    dim: int,
+    *,
+    gamma: int = 4,
+    features: FeatureSpec | None = None,
+    context: Mapping[str, Any] | None = None,
+) -> Path:
+    """An untrained but deterministic predictor `name` on `dim` features; gamma only binds H-RAD."""
+    torch.manual_seed(0)
+    predictor: Predictor = HRAD() if name == "hrad" else SpecDecPP(depth=0)
+    predictor.features = features or ONE_STATE[name]
+    predictor.head = predictor.build(dim)
+    return save(predictor, folder, gamma, context)
+
+
+def write_logistic(folder: Path) -> Path:
+    """SpecDec++ head on one feature x with acceptance probability sigmoid(x)."""
+    predictor = SpecDecPP(depth=0)
+    predictor.features, predictor.head = ONE_STATE["specdecpp"], predictor.build(1)
+    predictor.head.load_state_dict({"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)})
+    return save(predictor, folder, 4, None)
+
+
+def save(predictor: Predictor, folder: Path, gamma: int, context: Mapping[str, Any] | None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    dim = next(predictor.head.parameters()).shape[1]
+    save_predictor(
+        predictor, folder, {"dim": dim, "gamma": gamma if predictor.bound_to_gamma else None} | dict(context or {})
+    )
+    return folder

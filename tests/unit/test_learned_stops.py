@@ -1,0 +1,135 @@
+"""SpecDec++ and H-RAD as stop rules, driven by predictors whose output is known."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from decoding.draft import DraftStep, RoundContext, Verdict
+from decoding.lm import LMOutput, LogitsFor
+from decoding.sampling import Sampler, Warp, iid
+from decoding.stopping.acceptance import AcceptanceStop
+from decoding.stopping.confidence import DrawnConfidence
+from decoding.stopping.hrad import HRADStop
+from decoding.structures.chain import Chain
+from decoding.trace import Stopwatch
+from predictors.errors import UserError
+from tests.checkpoints import write_checkpoint, write_logistic
+
+VOCAB = 4
+CONTEXT = RoundContext(committed=torch.tensor([0]), max_new=100)
+
+
+class ScriptedLM:
+    """Uniform laws; the hidden state of the i-th drafted token is the logit of accept[i]."""
+
+    vocab_size, max_length, seconds = VOCAB, 1000, 0.0
+
+    def __init__(self, accept: Sequence[float]) -> None:
+        self.states = [0.0, *(math.log(f / (1 - f)) for f in accept)]
+        self.length = self.forwards = 0
+
+    def forward(
+        self, tokens: Tensor, parents: Tensor | None = None, *, hidden: bool = False, logits: LogitsFor = "all"
+    ) -> LMOutput:
+        self.length += len(tokens)
+        self.forwards += 1
+        state = torch.tensor([self.states[self.length - 1]]).reshape(1, 1, 1)
+        return LMOutput(torch.zeros(1, VOCAB), state if hidden else None)
+
+    def crop(self, length: int) -> None: ...
+    def keep_path(self, rows: list[int]) -> None: ...
+    def reset(self) -> None: ...
+    def embed(self, token: int) -> Tensor:
+        return torch.zeros(1)
+
+
+def drafted(stop: AcceptanceStop, accept: Sequence[float]) -> tuple[int, int]:
+    """Tokens drawn and draft forwards spent in one round."""
+    lm = ScriptedLM([*accept, *[0.5] * 30])
+    step = DraftStep(lm, CONTEXT.committed, Warp(), Stopwatch(), keep_hidden=True)
+    stop.begin_round(CONTEXT)
+    Chain(25).grow(step, CONTEXT, stop, iid, Sampler.seeded(0))
+    return step.count, lm.forwards
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    return write_logistic(tmp_path / "specdecpp")
+
+
+def test_paper_order_scores_the_last_token_and_pays_one_forward_more(head: Path) -> None:
+    stop = AcceptanceStop(head, threshold=0.5, bounds=[1, 20], order="paper")
+    # products .9, .81, .405: 1 - .405 > .5 after the third token; features are rounded to bfloat16
+    assert drafted(stop, [0.9, 0.9, 0.5]) == (3, 4)
+    assert stop.predicted == pytest.approx([0.9, 0.9, 0.5], abs=1e-3)
+
+
+def test_code_order_sends_one_token_more_without_scoring_it(head: Path) -> None:
+    stop = AcceptanceStop(head, threshold=0.5, bounds=[1, 20], order="code")
+    assert drafted(stop, [0.9, 0.9, 0.5]) == (4, 4)
+    assert stop.predicted == pytest.approx([0.9, 0.9, 0.5], abs=1e-3)
+
+
+@pytest.mark.parametrize("order", ["paper", "code"])
+def test_bounds(head: Path, order: str) -> None:
+    assert drafted(AcceptanceStop(head, 0.0, [3, 20], order), [0.1] * 9)[0] == 3  # type: ignore[arg-type]
+    count, forwards = drafted(AcceptanceStop(head, 1.0, [2, 5], order), [0.9] * 9)  # type: ignore[arg-type]
+    assert (count, forwards) == (5, 5)  # the upper bound needs no score
+
+
+def test_rounds_are_independent(head: Path) -> None:
+    stop = AcceptanceStop(head, 0.5, [1, 20], "paper")
+    assert drafted(stop, [0.4]) == drafted(stop, [0.4]) == (1, 2)
+
+
+def test_wrong_settings_and_checkpoints(head: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"stop\.threshold"):
+        AcceptanceStop(head, 1.5, [2, 20], "paper")
+    with pytest.raises(UserError, match=r"stop\.bounds"):
+        AcceptanceStop(head, 0.5, [0, 20], "paper")
+    with pytest.raises(UserError, match=r"stop\.order"):
+        AcceptanceStop(head, 0.5, [2, 20], "both")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"stop\.checkpoint: no checkpoint.*python train\.py"):
+        AcceptanceStop(tmp_path / "nowhere", 0.5, [2, 20], "paper")
+    hrad = write_checkpoint(tmp_path / "hrad", "hrad", 2)
+    with pytest.raises(UserError, match="does not score draft tokens"):
+        AcceptanceStop(hrad, 0.5, [2, 20], "paper")
+    with pytest.raises(UserError, match="does not predict a round"):
+        HRADStop(head, DrawnConfidence(0.2))
+
+
+class FixedClass:
+    """A predictor that always answers `outcome`."""
+
+    def __init__(self, outcome: int, like: HRADStop) -> None:
+        self.outcome, self.features = outcome, like.predictor.features
+
+    def predict_proba(self, x: Tensor) -> Tensor:
+        assert x.shape == (1, 3)  # one layer of width 2 and the embedding of width 1
+        return torch.nn.functional.one_hot(torch.tensor([self.outcome]), 3).float()
+
+
+@pytest.mark.parametrize(("outcome", "eps", "count"), [(0, 0.0, 0), (1, 0.5, 1), (1, 0.1, 4), (2, 0.5, 4)])
+def test_hrad_class_decides(tmp_path: Path, outcome: int, eps: float, count: int) -> None:
+    """The scripted laws are uniform on 4 tokens: confidence 0.25 is below eps 0.5 and above 0.1."""
+    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3, gamma=4), DrawnConfidence(eps))
+    stop.predictor = FixedClass(outcome, stop)  # type: ignore[assignment]
+    context = RoundContext(CONTEXT.committed, 100, target_hidden=torch.zeros(5, 2), next_embedding=torch.zeros(1))
+    assert hrad_drafted(stop, context) == count
+    assert stop.predicted == [outcome]
+
+
+def test_hrad_without_features_asks_the_confidence_rule(tmp_path: Path) -> None:
+    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3), DrawnConfidence(0.5))
+    assert hrad_drafted(stop, CONTEXT) == 1
+    stop.end_round(Verdict(0, [], 1, 1))
+
+
+def hrad_drafted(stop: HRADStop, context: RoundContext) -> int:
+    step = DraftStep(ScriptedLM([0.5] * 30), context.committed, Warp(), Stopwatch())
+    stop.begin_round(context)
+    return len(Chain(25).grow(step, context, stop, iid, Sampler.seeded(0)))
