@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from data_gen.chats import Chat
+from decoding.kv_cache import ATTENTION
 from predictors.errors import UserError
 
 
@@ -51,29 +51,6 @@ class SlotCache(Cache):
 
     def get_mask_sizes(self, *args: object, **kwargs: object) -> tuple[int, int]:
         return self.width, 0
-
-
-def grouped_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """Grouped-query attention for one query token, without repeating keys and values.
-
-    query: [B, heads, 1, D]; key, value: [B, kv_heads, L, D]; attention_mask: [B, 1, 1, L], additive.
-    Query heads that share a key head are laid along the query axis.
-    """
-    batch, heads, _, dim = query.shape
-    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], dim)
-    out = nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-    return out.reshape(batch, 1, heads, dim), None
-
-
-ALL_ATTENTION_FUNCTIONS.register("grouped_one_token", grouped_attention)
 
 
 @dataclass
@@ -142,7 +119,7 @@ class SelfChat:
         return Slot(forced=prompt, start=len(prompt))
 
     def __iter__(self) -> Iterator[Chat]:
-        self.model.set_attn_implementation("grouped_one_token")
+        self.model.set_attn_implementation(ATTENTION)
         feed = [slot.forced.pop(0) for slot in self.slots]
         while True:
             hidden, drawn = self._step(feed)
