@@ -1,0 +1,125 @@
+"""Figures of merit of one decoding method, from its traces.
+
+Everything is a ratio of sums over requests, never a mean of ratios, except where the name says so (`per_request`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean, median, pstdev
+from typing import Any
+
+from decoding.trace import STAGES, Trace
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and extremes over repeats."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One method on one set of prompts.
+
+    tokens_per_second: wall time of whole requests, prefill included, per repeat.
+    speedup: the same divided by the baseline's in the same repeat; None for a method without baseline.
+    tokens_per_target_call: committed tokens / target forwards (prefill excluded); 1 for autoregressive decoding.
+    accepted_run: M, mean length of runs of consecutively accepted draft tokens; a run spans rounds and ends at a
+        rejection or with the request. Not comparable with tokens_per_target_call.
+    discard_rate: rejected draft tokens / committed tokens. verification_rate: target calls / committed tokens.
+    rollback_rate: rejected draft tokens / draft tokens. acceptance: accepted draft tokens / draft tokens, pooled, and
+        mean and standard deviation over requests that drafted at all.
+    predictor_share: share of wall time spent in the stop rule, the forwards it causes excluded.
+    """
+
+    requests: int
+    tokens: int
+    tokens_per_second: Spread
+    speedup: Spread | None
+    tokens_per_target_call: float
+    drafted_per_round: float
+    draft_forwards_per_round: float
+    accepted_run: float
+    discard_rate: float
+    verification_rate: float
+    rollback_rate: float
+    acceptance: float
+    acceptance_per_request: float
+    acceptance_per_request_std: float
+    predictor_share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(repeats: Sequence[Sequence[Trace]], baseline: Sequence[Sequence[Trace]] | None = None) -> Metrics:
+    """Counts are pooled over `repeats`; speeds are kept per repeat. `baseline` has the same repeats."""
+    traces = [trace for repeat in repeats for trace in repeat]
+    rounds = sum(len(t.rounds) for t in traces)
+    tokens = sum(len(t.tokens) for t in traces)
+    drafted, accepted = sum(map(drafted_tokens, traces)), sum(map(accepted_tokens, traces))
+    forwards = sum(r.draft_forwards for t in traces for r in t.rounds)
+    runs = [run for trace in traces for run in accepted_runs(trace)]
+    per_request = [accepted_tokens(t) / drafted_tokens(t) for t in traces if drafted_tokens(t)]
+    speeds = [tokens_per_second(repeat) for repeat in repeats]
+    pairs = zip(speeds, baseline or (), strict=baseline is not None)
+    return Metrics(
+        requests=len(traces),
+        tokens=tokens,
+        tokens_per_second=Spread.of(speeds),
+        speedup=Spread.of([speed / tokens_per_second(base) for speed, base in pairs]) if baseline else None,
+        tokens_per_target_call=_ratio(tokens, rounds),
+        drafted_per_round=_ratio(drafted, rounds),
+        draft_forwards_per_round=_ratio(forwards, rounds),
+        accepted_run=mean(runs) if runs else 0.0,
+        discard_rate=_ratio(drafted - accepted, tokens),
+        verification_rate=_ratio(rounds, tokens),
+        rollback_rate=_ratio(drafted - accepted, drafted),
+        acceptance=_ratio(accepted, drafted),
+        acceptance_per_request=mean(per_request) if per_request else 0.0,
+        acceptance_per_request_std=pstdev(per_request) if per_request else 0.0,
+        predictor_share=_ratio(sum(t.stages["stop"] for t in traces), sum(t.seconds for t in traces)),
+    )
+
+
+def profile(traces: Sequence[Trace]) -> dict[str, float]:
+    """Share of decode time (prefill excluded) per stage; `overhead` is everything outside the two models' forwards."""
+    total = sum(trace.decode_seconds for trace in traces)
+    seconds = {stage: sum(trace.stages[stage] for trace in traces) for stage in STAGES}
+    seconds["other"] += total - sum(seconds.values())
+    shares: dict[str, float] = {stage: _ratio(value, total) for stage, value in seconds.items()}
+    return {**shares, "overhead": 1 - shares["draft"] - shares["target"]}
+
+
+def tokens_per_second(traces: Sequence[Trace]) -> float:
+    return _ratio(sum(len(t.tokens) for t in traces), sum(t.seconds for t in traces))
+
+
+def drafted_tokens(trace: Trace) -> int:
+    return sum(len(r.draft_tokens) for r in trace.rounds)
+
+
+def accepted_tokens(trace: Trace) -> int:
+    return sum(r.accepted for r in trace.rounds)
+
+
+def accepted_runs(trace: Trace) -> list[int]:
+    """Lengths of the runs of accepted draft tokens; a rejected first token makes a run of length 0."""
+    runs, run = [], 0
+    for round_ in trace.rounds:
+        run += round_.accepted
+        if round_.accepted < len(round_.draft_tokens):
+            runs.append(run)
+            run = 0
+    return [*runs, run] if run else runs
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0

@@ -1,0 +1,81 @@
+"""Metrics of hand-made traces, computed by hand."""
+
+import pytest
+
+from decoding.lossless import broken_invariants
+from decoding.metrics import accepted_runs, measure, profile
+from decoding.trace import STAGES, RoundTrace, Trace
+
+
+def round_(drafted: int, accepted: int, emitted: int, forwards: int = 0, **seconds: float) -> RoundTrace:
+    tokens = list(range(10, 10 + drafted))
+    committed = [*tokens[:accepted], *[7] * (emitted - accepted)]
+    return RoundTrace(
+        tokens, [0.5] * drafted, accepted, committed, [], forwards, {s: seconds.get(s, 0.0) for s in STAGES}
+    )
+
+
+def trace(rounds: list[RoundTrace], seconds: float, prefill: float = 0.0) -> Trace:
+    return Trace(5, [token for r in rounds for token in r.tokens], rounds, prefill, seconds)
+
+
+# 3 + 0 of 4 + 2 accepted, then 2 of 2, then 1 of 3: runs 3 | 0 | 3, and one token without draft
+FIRST = [round_(4, 3, 4, 4), round_(2, 0, 1, 3), round_(2, 2, 3, 2), round_(3, 1, 2, 3), round_(0, 0, 1)]
+SECOND = [round_(1, 1, 2, 1), round_(1, 1, 2, 1)]  # one run of 2 that ends with the request
+
+
+def test_runs_span_rounds_and_end_at_rejections() -> None:
+    assert accepted_runs(trace(FIRST, 1.0)) == [3, 0, 3]
+    assert accepted_runs(trace(SECOND, 1.0)) == [2]
+    assert accepted_runs(trace([round_(0, 0, 1)], 1.0)) == []
+
+
+def test_ratios_pool_over_requests() -> None:
+    found = measure([[trace(FIRST, 2.0), trace(SECOND, 1.0)]])
+    assert (found.requests, found.tokens) == (2, 15)  # 11 + 4
+    assert found.tokens_per_second.median == 5.0
+    assert found.speedup is None
+    assert found.tokens_per_target_call == pytest.approx(15 / 7)
+    assert found.drafted_per_round == pytest.approx(13 / 7)
+    assert found.draft_forwards_per_round == pytest.approx(14 / 7)
+    assert found.accepted_run == pytest.approx((3 + 0 + 3 + 2) / 4)
+    assert found.discard_rate == pytest.approx(5 / 15)
+    assert found.verification_rate == pytest.approx(7 / 15)
+    assert found.rollback_rate == pytest.approx(5 / 13)
+    assert found.acceptance == pytest.approx(8 / 13)
+    assert found.acceptance_per_request == pytest.approx((6 / 11 + 2 / 2) / 2)
+    assert found.acceptance_per_request_std == pytest.approx((1 - 6 / 11) / 2)
+
+
+def test_speedup_is_taken_within_a_repeat() -> None:
+    """The machine slows down threefold in the second repeat; the ratio does not care."""
+    ours = [[trace(SECOND, 1.0)], [trace(SECOND, 3.0)], [trace(SECOND, 2.0)]]
+    plain = [[trace(SECOND, 2.0)], [trace(SECOND, 6.0)], [trace(SECOND, 3.0)]]
+    found = measure(ours, plain)
+    assert found.speedup is not None
+    assert (found.speedup.low, found.speedup.median, found.speedup.high) == (1.5, 2.0, 2.0)
+    assert (found.tokens_per_second.low, found.tokens_per_second.high) == (pytest.approx(4 / 3), 4.0)
+
+
+def test_autoregressive_traces_have_no_draft_figures() -> None:
+    found = measure([[trace([round_(0, 0, 1)] * 3, 1.0)]])
+    assert found.tokens_per_target_call == found.verification_rate == 1
+    assert found.acceptance == found.accepted_run == found.discard_rate == found.rollback_rate == 0
+
+
+def test_profile_and_predictor_share() -> None:
+    rounds = [round_(1, 1, 2, 1, draft=0.2, target=0.5, stop=0.1, verify=0.05)]
+    shares = profile([trace(rounds, 1.5, prefill=0.5)])
+    assert shares["target"] == 0.5 and shares["other"] == pytest.approx(0.15)
+    assert shares["overhead"] == pytest.approx(0.3)
+    assert measure([[trace(rounds, 2.0)]]).predictor_share == pytest.approx(0.05)
+
+
+def test_invariants() -> None:
+    sound = trace(FIRST, 1.0)
+    assert broken_invariants(sound, 11, frozenset({99})) == []
+    assert broken_invariants(sound, 10, frozenset({99})) == ["longer than max_new_tokens"]
+    assert broken_invariants(sound, 11, frozenset({7})) == ["goes on after EOS"]
+    withdrawn = trace([round_(4, 3, 4)], 1.0)
+    withdrawn.rounds[0].draft_tokens[1] = 3
+    assert broken_invariants(withdrawn, 9, frozenset()) == ["a round commits other tokens than it accepted"]
