@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+
+from decoding.sampling import Sampler, Warp, draw, iid, pick
+from predictors.errors import UserError
+
+LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
+
+
+def test_default_warp_is_softmax() -> None:
+    torch.testing.assert_close(Warp().probs(LOGITS), LOGITS.softmax(-1))
+    assert Warp().probs(LOGITS.bfloat16()).dtype == torch.float32
+    assert Warp().probs(LOGITS.double()).dtype == torch.float64
+
+
+def test_temperature() -> None:
+    torch.testing.assert_close(Warp(0.5).probs(LOGITS), (LOGITS * 2).softmax(-1))
+
+
+def test_greedy_takes_the_lowest_of_tied_tokens() -> None:
+    assert Warp(0.0).probs(torch.tensor([1.0, 3.0, 3.0])).tolist() == [0, 1, 0]
+    many = torch.zeros(50_000)
+    assert Warp(0.0).probs(many).argmax() == 0
+
+
+def test_top_k_keeps_k_tokens_and_what_ties_with_the_last() -> None:
+    assert (Warp(top_k=2).probs(LOGITS) > 0).tolist() == [[True, False, True, False], [True] * 4]
+    assert Warp(top_k=9).probs(LOGITS).gt(0).all()
+
+
+def test_top_p_keeps_the_fewest_tokens_that_hold_the_mass() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    torch.testing.assert_close(Warp(top_p=0.79).probs(logits), torch.tensor([0.625, 0.375, 0, 0]))
+    assert (Warp(top_p=0.81).probs(logits) > 0).tolist() == [True, True, True, False]
+    assert (Warp(top_p=1e-6).probs(logits) > 0).tolist() == [True, False, False, False]
+
+
+def test_top_p_looks_beyond_its_first_candidates() -> None:
+    kept = (Warp(top_p=0.5).probs(torch.arange(4000) * 1e-4) > 0).sum()
+    exact = torch.arange(4000).mul(1e-4).softmax(-1).sort(descending=True).values.cumsum(0)
+    assert kept == (exact < 0.5).sum() + 1
+
+
+def test_top_k_and_top_p_combine_in_this_order() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    assert (Warp(top_k=2, top_p=0.6).probs(logits) > 0).tolist() == [True, True, False, False]
+    assert (Warp(top_p=0.6).probs(logits) > 0).tolist() == [True, True, False, False]
+    assert (Warp(top_k=2, top_p=0.55).probs(logits) > 0).tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("warp", [Warp(), Warp(0.0), Warp(top_k=2)])
+def test_broken_logits_are_refused(warp: Warp, bad: float) -> None:
+    with pytest.raises(UserError, match="NaN or infinite"):
+        warp.probs(torch.tensor([[0.0, 1.0], [bad, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [({"temperature": -1}, "temperature"), ({"top_k": -1}, "top_k"), ({"top_p": 0}, "top_p"), ({"top_p": 2}, "top_p")],
+)
+def test_bad_settings_name_their_key(values: dict, key: str) -> None:
+    with pytest.raises(UserError, match=f"warp.{key}"):
+        Warp(**values)
+
+
+def test_warp_survives_a_dict() -> None:
+    warp = Warp(0.7, 50, 0.9)
+    assert Warp.from_dict(warp.to_dict()) == warp
+
+
+def test_pick_inverts_the_cumulative_sum() -> None:
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
+    uniform = torch.tensor([0.0, 0.2499, 0.2501, 0.9999, 1 - 2.0**-53], dtype=torch.float64)
+    assert pick(probs.expand(5, 5), uniform).tolist() == [1, 1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("total", [0.3, 1 - 2.0**-24, 1.0, 1 + 2.0**-23, 7.0])
+def test_pick_never_takes_an_impossible_token(total: float) -> None:
+    probs = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64) * total
+    for uniform in (0.0, 0.5, 1 - 2.0**-53):
+        assert pick(probs, torch.tensor(uniform, dtype=torch.float64)) == 1
+
+
+def test_draws_follow_the_law() -> None:
+    probs = torch.tensor([0.1, 0.0, 0.6, 0.3])
+    drawn = draw(probs.expand(40_000, 4), torch.Generator().manual_seed(0))
+    assert (torch.bincount(drawn, minlength=4) / 40_000 - probs).abs().max() < 0.01
+
+
+def test_sampler_is_one_stream() -> None:
+    probs = torch.full((5,), 0.2)
+    one, other = Sampler.seeded(3), Sampler.seeded(3)
+    assert [one.draw(probs) for _ in range(20)] == iid(probs, 20, other)
+    assert one.accept(1.0, 1.0) and not one.accept(0.0, 1.0)
+    assert 0.2 < sum(one.accept(0.1, 0.4) for _ in range(2000)) / 2000 < 0.3

@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+
+from decoding.draft import RoundContext, Verdict
+from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.stopping.entropy import AdaEDL, entropy
+from decoding.stopping.fixed import Fixed
+from decoding.structures.chain import Chain
+from predictors.errors import UserError
+
+
+class Step:
+    """A DraftStep whose next law and last drawn token are given."""
+
+    def __init__(self, count: int, belief: list[float], drawn: float = 1.0) -> None:
+        self.count = count
+        self.belief = lambda: torch.tensor(belief)
+        self.drawn_belief = lambda: drawn
+
+
+def context(round_: int = 0) -> RoundContext:
+    return RoundContext(torch.tensor([1]), max_new=9, round=round_)
+
+
+def verdict(accepted: int, drafted: int) -> Verdict:
+    return Verdict(accepted, [0] * accepted, 0, drafted)
+
+
+def ada_edl() -> AdaEDL:
+    return AdaEDL(0.4, kappa=0.2, target_rate=0.9, step=0.01, rate_memory=0.5, threshold_memory=0.9)
+
+
+def test_fixed_counts() -> None:
+    assert [Fixed(2).should_stop(Step(count, [1.0])) for count in range(4)] == [False, False, True, True]
+
+
+def test_confidence_after_the_draw() -> None:
+    rule = DrawnConfidence(0.3)
+    rule.begin_round(context())
+    assert not rule.should_stop(Step(0, [1.0], drawn=0.1))
+    assert rule.should_stop(Step(1, [1.0], drawn=0.29)) and not rule.should_stop(Step(1, [1.0], drawn=0.3))
+    assert rule.predicted == [0.29, 0.3]
+    rule.begin_round(context(1))
+    assert rule.predicted == []
+
+
+def test_confidence_before_the_draw() -> None:
+    rule = PredictableConfidence(0.5)
+    assert rule.should_stop(Step(0, [0.4, 0.3, 0.3])) and not rule.should_stop(Step(0, [0.6, 0.4]))
+
+
+def test_entropy() -> None:
+    assert entropy(torch.tensor([0.5, 0.5, 0.0])) == pytest.approx(math.log(2))
+    assert entropy(torch.tensor([0.0, 1.0])) == 0
+    assert entropy(torch.full((50_000,), 1 / 50_000)) == pytest.approx(math.log(50_000), rel=1e-4)
+
+
+def test_ada_edl_stops_where_its_bound_is_low() -> None:
+    rule = ada_edl()
+    uniform = [1 / 6] * 6  # 1 - sqrt(0.2 log 6) = 0.4014
+    assert not rule.should_stop(Step(0, uniform))
+    assert rule.should_stop(Step(0, [1 / 7] * 7))
+    assert rule.predicted == pytest.approx([1 - math.sqrt(0.2 * math.log(n)) for n in (6, 7)], abs=1e-6)
+
+
+def test_ada_edl_threshold_follows_the_acceptance_rate() -> None:
+    rule = ada_edl()
+    rule.end_round(verdict(0, 4))  # mean rate 0.45 < 0.9: up
+    assert (rule.rate, rule.threshold) == (pytest.approx(0.45), pytest.approx(0.401))
+    rule.end_round(verdict(0, 0))  # nothing drafted, nothing learnt
+    assert rule.threshold == pytest.approx(0.401)
+    rule.rate = 1.0
+    rule.end_round(verdict(4, 4))  # above target, but all accepted: kept
+    assert rule.threshold == pytest.approx(0.401)
+    rule.end_round(verdict(9, 10))  # mean rate 0.95: down
+    assert rule.threshold == pytest.approx(0.400)
+    rule.end_round(verdict(0, 4))
+    rule.begin_round(context(round_=3))
+    assert rule.threshold > 0.4
+    rule.begin_round(context(round_=0))
+    assert (rule.rate, rule.threshold) == (0.9, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: Fixed(0), "stop.gamma"),
+        (lambda: Chain(0), "structure.gamma_max"),
+        (lambda: DrawnConfidence(1.5), "stop.eps"),
+        (lambda: PredictableConfidence(-0.1), "stop.eps"),
+        (lambda: AdaEDL(0.4, 0.0, 0.9, 0.01, 0.5, 0.9), "stop.kappa"),
+    ],
+)
+def test_bad_settings_name_their_key(make, key: str) -> None:
+    with pytest.raises(UserError, match=key):
+        make()

@@ -1,0 +1,40 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from decoding.trace import RoundTrace, Stopwatch, Trace, read_traces, write_traces
+from predictors.errors import UserError
+
+
+def trace() -> Trace:
+    seconds = {"draft": 0.1, "target": 0.5, "verify": 0.01, "stop": 0.02, "other": 0.03}
+    rounds = [RoundTrace([4, 5], [0.5, 0.25], 1, [4, 7], [0.9], 2, seconds), RoundTrace([], [], 0, [1], [], 0, seconds)]
+    return Trace(3, [4, 7, 1], rounds, prefill_seconds=0.2, seconds=1.6, prompt_id="a/1", dataset="a", method="fixed")
+
+
+def test_traces_survive_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    write_traces(path, [trace(), trace()])
+    assert read_traces(path) == [trace(), trace()]
+    assert [file.name for file in tmp_path.iterdir()] == ["traces.jsonl"]
+    assert trace().stages["target"] == 1.0 and trace().decode_seconds == pytest.approx(1.4)
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    path.write_text(trace().to_json() + "\n" + trace().to_json()[:40] + "\n")
+    with pytest.raises(UserError, match="traces.jsonl:2"):
+        read_traces(path)
+
+
+def test_stopwatch_gives_each_moment_to_one_stage() -> None:
+    start, watch = time.perf_counter(), Stopwatch()
+    with watch.stage("stop"):
+        with watch.stage("draft"):
+            time.sleep(0.02)
+        time.sleep(0.01)
+    lap = watch.lap()
+    assert lap["draft"] >= 0.02 and 0.01 <= lap["stop"] < 0.02 + lap["draft"] and lap["target"] == 0
+    assert sum(lap.values()) <= time.perf_counter() - start
+    assert watch.lap()["draft"] == 0
