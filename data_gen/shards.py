@@ -72,7 +72,7 @@ def shard_name(kind: str, index: int) -> str:
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # of a killed run: written over
     try:
         write(temporary)
         _sync(temporary)

@@ -6,6 +6,7 @@ context stays within the window: ``max_length`` is clamped to it. State-space an
 """
 
 import time
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -91,6 +92,13 @@ class CachedLM:
             return self.crop(start + len(rows))
         self._cache.keep(start, rows)
         self.length = start + len(rows)
+
+    def load(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Replace the cache by rows computed elsewhere: per layer, keys and values [1, kv_heads, n, d]."""
+        self.crop(0)
+        for layer, (keys, values) in enumerate(rows):
+            self._cache.update(keys, values, layer)
+        self.length = rows[0][0].shape[-2]
 
     def reset(self) -> None:
         """Empty the cache (buffers are kept) and zero the counters."""

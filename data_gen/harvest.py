@@ -1,0 +1,227 @@
+"""Pair x prompts -> records: the target answers, both models are run along the answers, labels are written as shards.
+
+The prompts, shortest first, are cut into chunks of one generation batch; a chunk is three shards (`data_gen.shards`)
+and the unit of resuming. What is written depends on the plan only: an interrupted and resumed harvest equals an
+uninterrupted one.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_gen import labels, shards
+from data_gen.responses import Answer, Reading, read_answers, uniforms
+from data_gen.rollouts import roll, rollout_acceptance
+from decoding.models import ModelPair, pair_identity
+from decoding.sampling import Warp
+from predictors.errors import UserError
+from predictors.features import FeatureSpec, extract
+
+Row = dict[str, Any]
+"""One prompt's columns of one kind of record."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt ready for the target. tokens: [P] int64; split: "train", "calibration" or "test"."""
+
+    prompt_id: str
+    dataset: str
+    tokens: Tensor
+    split: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the content of the records, apart from pair and prompts.
+
+    gamma: draft tokens per rollout; mixing: share r of response tokens in SpecDec++'s mixed sequences; stride: response
+    positions between rollouts; batch_size: prompts answered together, and per shard.
+    """
+
+    gamma: int
+    seed: int
+    max_new_tokens: int
+    batch_size: int
+    mixing: float
+    stride: int
+    warp: Warp
+    draft_warp: Warp
+    specdecpp: FeatureSpec
+    hrad: FeatureSpec
+
+    def __post_init__(self) -> None:
+        for key in ("gamma", "batch_size"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}: {getattr(self, key)} is below 1. Give a positive number")
+        if self.stride < 1:
+            raise UserError(f"rollouts.stride: {self.stride} is below 1. Use 1 for every response position")
+        if self.max_new_tokens < self.gamma:
+            raise UserError(f"max_new_tokens: {self.max_new_tokens} is less than gamma={self.gamma}. Raise it")
+        if not 0 <= self.mixing < 1:
+            raise UserError(f"mixing: {self.mixing} is not in [0, 1). SpecDec++ uses 0.15")
+        if self.specdecpp.side != "draft" or self.specdecpp.embedding:
+            raise UserError("features.specdecpp: must read the draft, without embedding. Use draft_last")
+        if self.hrad.side != "target":
+            raise UserError("features.hrad: must read the target. Use target_last4")
+
+    def reading(self, pair: ModelPair) -> Reading:
+        return Reading(self.max_new_tokens, pair.eos_ids, self.warp, self.draft_warp, self.stride, self.hrad)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the plan and the manifest record it."""
+        return {
+            "gamma": self.gamma,
+            "seed": self.seed,
+            "max_new_tokens": self.max_new_tokens,
+            "batch_size": self.batch_size,
+            "mixing": self.mixing,
+            "rollouts": {"stride": self.stride},
+            "warp": self.warp.to_dict(),
+            "draft_warp": self.draft_warp.to_dict(),
+            "features": {"specdecpp": self.specdecpp.to_dict(), "hrad": self.hrad.to_dict()},
+        }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Callbacks: tokens of responses sampled; prompts labelled; prompts finished (also those of an earlier run)."""
+
+    sampled: Callable[[int], None] = lambda count: None
+    labelled: Callable[[int], None] = lambda count: None
+    finished: Callable[[int], None] = lambda count: None
+
+
+def harvest(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, out: Path, progress: Progress) -> None:
+    """Write every chunk of the dataset in `out` that is not there yet.
+
+    Raises UserError when `out` holds a dataset made with other settings, or when a model returns NaN.
+    """
+    shards.claim(out, plan(pair, requests, recipe))
+    for index, chunk in enumerate(chunks(requests, recipe.batch_size)):
+        if not shards.finished(out, index):
+            write_chunk(pair, chunk, recipe, out, index, progress)
+        progress.finished(len(chunk))
+
+
+def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[str, Any]:
+    """Everything the shards depend on. Two harvests with equal plans may share a folder."""
+    content = json.dumps(sorted((r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests))
+    prompts = {"count": len(requests), "sha256": hashlib.sha256(content.encode()).hexdigest()[:16]}
+    identity = pair_identity(pair)
+    return {"schema_version": shards.SCHEMA_VERSION, "pair": identity, "prompts": prompts, **recipe.to_dict()}
+
+
+def chunks(requests: Sequence[Request], size: int) -> list[list[Request]]:
+    """Batches of similar length, so that little of a batch is padding."""
+    ordered = sorted(requests, key=lambda request: (len(request.tokens), request.prompt_id))
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def write_chunk(
+    pair: ModelPair, chunk: Sequence[Request], recipe: Recipe, out: Path, index: int, progress: Progress
+) -> None:
+    """Answer and label the prompts of one chunk and write its shards."""
+    records: dict[int, dict[str, Row]] = {}
+    for answer in read_answers(
+        pair.target,
+        pair.draft,
+        [request.tokens for request in chunk],
+        _draws(chunk, recipe),
+        recipe.reading(pair),
+        progress.sampled,
+    ):
+        records[answer.index] = label(pair, chunk[answer.index], answer, recipe)
+        progress.labelled(1)
+    for kind in shards.SCHEMAS:
+        shards.write_shard(out, kind, index, [records[row][kind] for row in sorted(records)])
+
+
+def _draws(chunk: Sequence[Request], recipe: Recipe) -> Tensor:
+    """[2, B, max_new]: the draws of responses and candidates."""
+    purposes = ("response", "candidates")
+    size = recipe.max_new_tokens
+    return torch.stack(
+        [torch.stack([uniforms(recipe.seed, r.prompt_id, purpose, size) for r in chunk]) for purpose in purposes]
+    )
+
+
+@torch.inference_mode()
+def label(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) -> dict[str, Row]:
+    """All records of one prompt, by kind (`data_gen.shards.SCHEMAS`). The models hold the prompt and its answer."""
+    head = {"prompt_id": request.prompt_id, "dataset": request.dataset, "split": request.split}
+    response = answer.laws.response.cpu()
+    return {
+        "responses": {**head, "prompt_tokens": request.tokens, "response_tokens": response},
+        "hrad": {**head, **rounds(pair, request, answer, recipe)},
+        "specdecpp": {**head, **candidates(pair, request, answer, recipe)},  # last: it rewrites the draft's cache
+    }
+
+
+def candidates(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) -> Row:
+    """SpecDec++ records (2405.19715, section 3.2): the draft reads a mix of response and candidates.
+
+    Z_t is the response token with probability r = `mixing`, else the candidate Y_t; the record of t is kept where
+    Z_t = Y_t. Its label belongs to the unmixed context, as in the paper.
+    """
+    laws, length = answer.laws, len(answer.laws.response)
+    kept = uniforms(recipe.seed, request.prompt_id, "mixing", length) >= recipe.mixing
+    pair.draft.crop(len(request.tokens))
+    mixed = torch.where(kept, laws.candidate.cpu(), laws.response.cpu())
+    output = pair.draft.forward(mixed, hidden=True, logits="none")
+    assert output.hidden is not None
+    return {
+        "position": torch.arange(length)[kept],
+        "token_ids": mixed[kept],
+        "soft_label": laws.accept.cpu()[kept],
+        "overlap": laws.overlap.cpu()[kept],
+        "q_token": laws.q.cpu()[kept],
+        "draft_max_q": laws.max_q.cpu()[kept],
+        "draft_entropy": laws.entropy.cpu()[kept],
+        "features": shards.pack_features(extract(output.hidden, recipe.specdecpp).cpu()[kept]),
+    }
+
+
+def rounds(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) -> Row:
+    """H-RAD records (2506.01979): the round of gamma draft tokens that would follow each anchor of the response."""
+    laws, response = answer.laws, answer.laws.response.cpu()
+    anchors = anchor_positions(response, recipe, pair.eos_ids)
+    shape = (len(anchors), recipe.gamma)
+    uniform = uniforms(recipe.seed, request.prompt_id, "rollouts", *shape)[:, 1:]
+    last = anchors + len(request.tokens) - 1  # cache row of the last committed token
+    rolled = roll(pair.draft, last, laws.candidate[anchors], laws.q[anchors], uniform, recipe.draft_warp)
+    tokens = rolled.tokens.cpu()
+    if recipe.warp.temperature == 0:
+        accept = labels.greedy_acceptance(tokens, response, anchors)
+    else:
+        accept = rollout_acceptance(pair.target, rolled, laws.accept[anchors], recipe.warp).cpu()
+    drafted = labels.drafted_length(tokens, pair.eos_ids)
+    verdicts = uniforms(recipe.seed, request.prompt_id, "verdicts", *shape)
+    accepted = labels.accepted_length(accept, verdicts, drafted)
+    return {
+        "anchor": anchors,
+        "drafted": drafted,
+        "accepted": accepted,
+        "label": labels.round_class(accepted, drafted),
+        "draft_max_q": laws.max_q[anchors],
+        "draft_tokens": tokens,
+        "draft_q": rolled.q,
+        "accept_prob": accept,
+        "features": shards.pack_features(answer.features[: len(anchors)]),
+    }
+
+
+def anchor_positions(response: Tensor, recipe: Recipe, eos_ids: Sequence[int]) -> Tensor:
+    """Response positions a rollout starts from: every `stride`-th one whose round of gamma tokens is complete.
+
+    A response cut at `max_new_tokens` does not tell what a greedy target would have said next, so the last gamma
+    positions are left out there.
+    """
+    complete = len(response) if int(response[-1]) in eos_ids else len(response) - recipe.gamma + 1
+    return torch.arange(0, complete, recipe.stride)
