@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.x[rows].float(), self.y[rows]
 
 
+@dataclass
 class Trainer:
     """AdamW with gradient clipping; the weights of the epoch with the lowest validation loss are kept.
 
@@ -51,34 +53,28 @@ class Trainer:
     prompts held out for that; no other split is looked at. state: file the run can continue from, written every epoch.
     """
 
-    def __init__(
-        self,
-        epochs: int,
-        batch_size: int,
-        lr: float,
-        schedule: str,
-        accumulate: int = 1,
-        weight_decay: float = 0.0,
-        warmup_ratio: float = 0.0,
-        clip: float = 1.0,
-        patience: int = 5,
-        validation_fraction: float = 0.1,
-        seed: int = 0,
-        logger: Logger | None = None,
-        state: Path | None = None,
-    ) -> None:
-        if schedule not in ("cosine", "plateau"):
-            raise UserError(f"trainer.schedule: {schedule!r} is unknown. Use cosine or plateau")
-        if min(epochs, batch_size, accumulate, patience) < 1 or lr <= 0 or not 0 < validation_fraction < 1:
-            raise UserError(
-                "trainer: epochs, batch_size, accumulate and patience must be at least 1, lr above 0, "
-                "validation_fraction between 0 and 1"
-            )
-        self.epochs, self.batch_size, self.accumulate, self.lr = epochs, batch_size, accumulate, lr
-        self.schedule, self.warmup_ratio, self.weight_decay, self.clip = schedule, warmup_ratio, weight_decay, clip
-        self.patience, self.validation_fraction, self.seed = patience, validation_fraction, seed
-        self.logger, self.state = logger, state
-        self.history: list[dict[str, float]] = []
+    epochs: int
+    batch_size: int
+    lr: float
+    schedule: str
+    accumulate: int = 1
+    weight_decay: float = 0.0
+    warmup_ratio: float = 0.0
+    clip: float = 1.0
+    patience: int = 5
+    validation_fraction: float = 0.1
+    seed: int = 0
+    logger: Logger | None = None
+    state: Path | None = None
+    history: list[dict[str, float]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("cosine", "plateau"):
+            raise UserError(f"trainer.schedule: {self.schedule!r} is unknown. Use cosine or plateau")
+        if min(self.epochs, self.batch_size, self.accumulate, self.patience) < 1:
+            raise UserError("trainer: epochs, batch_size, accumulate and patience must be at least 1")
+        if self.lr <= 0 or not 0 < self.validation_fraction < 1:
+            raise UserError("trainer: lr must be above 0 and validation_fraction between 0 and 1")
 
     def train(
         self,
@@ -101,9 +97,8 @@ class Trainer:
                 if _since_best(self.history) >= self.patience:
                     break
                 row = {"epoch": epoch + 1, "train_loss": run.epoch(epoch, loss, bar.update), "lr": run.lr()}
-                row["validation_loss"] = _finite(
-                    float(held_out_loss(logits_in_chunks(run.module, held_out.x), held_out.y))
-                )
+                logits = logits_in_chunks(run.module, held_out.x)
+                row["validation_loss"] = _finite(float(held_out_loss(logits, held_out.y)))
                 run.end_epoch(row["validation_loss"])
                 self.history.append(row)
                 if _since_best(self.history) == 0:
