@@ -175,12 +175,11 @@ def alternate(
 
 def train(cfg: DictConfig, run: Distillation, tokens: int) -> None:
     """Train until `tokens` response tokens were seen, with a bar that shows the batch acceptance."""
-    smooth = 0.0
+    smooth = None
     with tqdm(total=tokens, initial=run.progress["tokens"], unit="tok", desc="train", smoothing=0.1) as bar:
         for record in run.run(tokens, cfg.save_seconds):
-            smooth = 0.95 * smooth + 0.05 * record["acceptance"]
-            corrected = smooth / (1 - 0.95 ** record["step"])
-            bar.set_postfix(acceptance=f"{corrected:.3f}", lr=f"{record['lr']:.1e}", refresh=False)
+            smooth = record["acceptance"] if smooth is None else 0.95 * smooth + 0.05 * record["acceptance"]
+            bar.set_postfix(acceptance=f"{smooth:.3f}", lr=f"{record['lr']:.1e}", refresh=False)
             bar.update(record["tokens"] - bar.n)
 
 
