@@ -38,6 +38,8 @@ def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], C
             run_reporting_errors(lambda: checked(cfg))
 
         def program() -> None:
+            if {"-h", "--help"} & set(sys.argv):
+                print(inspect.getdoc(sys.modules[main.__module__]))  # Hydra then adds the options
             folder = _conf_folder(main, config_name)
             hydra.main(version_base="1.3", config_path=str(folder), config_name=config_name)(job)()
 

@@ -12,6 +12,7 @@ from predictors.cli import explain, refuse_missing, run_reporting_errors
 from predictors.errors import UserError
 
 SCRIPT = """
+'''Does the job.'''
 from omegaconf import DictConfig
 from predictors.cli import hydra_script
 from predictors.errors import UserError
@@ -70,6 +71,12 @@ def test_exit_code_and_one_line(script: Path, override: str, code: int, says: st
 def test_missing_value_is_named(script: Path) -> None:
     done = run(script)
     assert (done.returncode, done.stderr) == (2, "error: do: no value given. Add do=...\n")
+
+
+def test_help_starts_with_what_the_script_does(script: Path) -> None:
+    done = run(script, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Does the job.") and "pair: toy" in done.stdout
 
 
 def test_a_bug_keeps_its_traceback(script: Path) -> None:
