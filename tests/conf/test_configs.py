@@ -25,22 +25,20 @@ def composed(program: str, *overrides: str) -> DictConfig:
         return compose(program, list(overrides))
 
 
-def groups(program: str) -> list[str]:
-    """The config groups `program` chooses from, such as ``pair`` or ``warp@draft_warp``."""
+def groups(program: str) -> dict[str, str]:
+    """The config groups `program` chooses from, such as ``engine``, and the first place where each is used, such as
+    ``engine@method.fixed.engine``."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         choices = compose(program, return_hydra_config=True).hydra.runtime.choices
-    return sorted(group for group in choices if not group.startswith("hydra/"))
-
-
-def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group.split("@")[0]).glob("*.yaml"))
+    used = sorted((choice for choice in choices if not choice.startswith("hydra/")), reverse=True)
+    return {choice.split("@")[0]: choice for choice in used}
 
 
 CHOICES = [
-    pytest.param(program, group, option, id=f"{program}-{group}-{option}")
+    pytest.param(program, place, path.stem, id=f"{program}-{group}-{path.stem}")
     for program in PROGRAMS
-    for group in groups(program)
-    for option in options(group)
+    for group, place in groups(program).items()
+    for path in sorted((CONF / group).glob("*.yaml"))
 ]
 
 
@@ -60,10 +58,10 @@ def test_first_line_is_a_command_that_works(file: Path) -> None:
     composed(Path(script).stem, *shlex.split(overrides))
 
 
-@pytest.mark.parametrize(("program", "group", "option"), CHOICES)
-def test_option_composes_and_builds(program: str, group: str, option: str) -> None:
-    cfg = composed(program, f"{group}={option}")
-    node = OmegaConf.select(cfg, group.split("@")[-1])
+@pytest.mark.parametrize(("program", "place", "option"), CHOICES)
+def test_option_composes_and_builds(program: str, place: str, option: str) -> None:
+    cfg = composed(program, f"{place}={option}")
+    node = OmegaConf.select(cfg, place.split("@")[-1])
     assert node is not None
     if "_target_" not in node:
         return
@@ -79,7 +77,7 @@ def test_option_composes_and_builds(program: str, group: str, option: str) -> No
 
 
 def test_every_option_is_used_by_a_program() -> None:
-    used = {group.split("@")[0] for program in PROGRAMS for group in groups(program)}
+    used = {group for program in PROGRAMS for group in groups(program)}
     assert {str(file.parent) for file in FILES if file.parent != Path()} <= used
 
 
