@@ -121,7 +121,8 @@ class DraftStep:
         self._catch_up()
         if self._q is None:
             assert self._logits is not None
-            self._q = self._warp.probs(self._logits)
+            with self._watch.stage("sample"):
+                self._q = self._warp.probs(self._logits)
         return self._q
 
     def belief(self) -> Tensor:
@@ -151,6 +152,12 @@ class DraftStep:
         """Ask the rule; its own time is counted apart from the forwards it causes."""
         with self._watch.stage("stop"):
             return stop.should_stop(self)
+
+    def candidates(self, count: int, siblings: SiblingLaw, sampler: Sampler) -> list[int]:
+        """`count` tokens for the next position, drawn from `q()` as the verifier demands."""
+        q = self.q()
+        with self._watch.stage("sample"):
+            return siblings(q, count, sampler)
 
     def push(self, token: int) -> None:
         """Keep `token`, drawn from `q()`."""

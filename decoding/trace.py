@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from predictors.errors import UserError
 
-Stage = Literal["draft", "target", "verify", "stop", "other"]
-STAGES: tuple[Stage, ...] = ("draft", "target", "verify", "stop", "other")
+Stage = Literal["draft", "target", "sample", "verify", "stop", "other"]
+STAGES: tuple[Stage, ...] = ("draft", "target", "sample", "verify", "stop", "other")
 
 
 class Stopwatch:
@@ -50,7 +50,8 @@ class RoundTrace:
 
     draft_tokens: proposed; draft_q: q of each under the law it was drawn from; accepted: how many were accepted;
     tokens: committed, i.e. the accepted ones and usually one more; predicted: what the stop rule computed;
-    draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone).
+    draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone, "sample" is warping
+    the draft's logits and drawing).
     """
 
     draft_tokens: list[int]

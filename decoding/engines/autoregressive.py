@@ -37,5 +37,7 @@ class AutoregressiveEngine:
     def _round(self, request: Request, watch: Stopwatch, sampler: Sampler) -> RoundTrace:
         with watch.stage("target"):
             logits = self.pair.target.forward(request.committed[-1:]).logits[-1]
-        tokens = request.commit([sampler.draw(self.warp.probs(logits))])
+        with watch.stage("sample"):
+            token = sampler.draw(self.warp.probs(logits))
+        tokens = request.commit([token])
         return RoundTrace([], [], 0, tokens, [], 0, watch.lap())

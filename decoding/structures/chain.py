@@ -22,7 +22,7 @@ class Chain:
         limit = min(self.gamma_max, context.max_new - 1)
         ended = False
         while step.count < limit and not ended and not step.stopped_by(stop):
-            (token,) = siblings(step.q(), 1, sampler)
+            (token,) = step.candidates(1, siblings, sampler)
             step.push(token)
             ended = token in context.eos_ids
         return step.draft()
