@@ -1,5 +1,16 @@
 """Small tensors only: a second thread costs more than it gives, above all on a busy machine."""
 
+from pathlib import Path
+
+import pytest
 import torch
 
+from tests.tiny_pair import save_tiny_pair
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a loadable pair of tiny random Llamas: `target` and `draft` (float64: pair.dtype=float64)."""
+    return save_tiny_pair(tmp_path_factory.mktemp("pair"))

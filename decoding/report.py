@@ -1,0 +1,131 @@
+"""Tables in words and Markdown from metrics."""
+
+from collections.abc import Mapping, Sequence
+
+from decoding.lossless import TOLERANCE, Difference
+from decoding.metrics import Metrics, Spread
+
+BASELINE = "autoregressive"
+
+
+def speed_table(metrics: Mapping[str, Metrics], fixed: str | None) -> str:
+    """tokens/s and speed-up as median (lowest-highest over repeats), the latter over the baseline of the same run."""
+    header = [
+        "method",
+        "tokens/s",
+        "speed-up, measured",
+        "vs best fixed",
+        "tokens/target call",
+        "predictor time",
+        "verdict",
+    ]
+    rows = [
+        [
+            name,
+            _spread(m.tokens_per_second, ".1f"),
+            _spread(m.speedup, ".2f", "x"),
+            _versus(m, metrics.get(fixed or "")),
+            f"{m.tokens_per_target_call:.2f}",
+            f"{m.predictor_share:.1%}",
+            verdict(name, m),
+        ]
+        for name, m in metrics.items()
+    ]
+    return markdown(header, rows)
+
+
+def draft_table(metrics: Mapping[str, Metrics]) -> str:
+    """How much was drafted, and what became of it."""
+    header = [
+        "method",
+        "drafted/round",
+        "acceptance",
+        "per request",
+        "accepted run M",
+        "discard",
+        "verification",
+        "rollback",
+    ]
+    rows = [
+        [
+            name,
+            f"{m.drafted_per_round:.2f}",
+            f"{m.acceptance:.3f}",
+            f"{m.acceptance_per_request:.3f} ± {m.acceptance_per_request_std:.3f}",
+            f"{m.accepted_run:.2f}",
+            f"{m.discard_rate:.3f}",
+            f"{m.verification_rate:.3f}",
+            f"{m.rollback_rate:.3f}",
+        ]
+        for name, m in metrics.items()
+        if name != BASELINE
+    ]
+    return markdown(header, rows)
+
+
+def profile_table(shares: Mapping[str, Mapping[str, float]]) -> str:
+    """Where decode time goes. overhead: everything outside the two models' forwards."""
+    stages = list(next(iter(shares.values())))
+    return markdown(
+        ["method", *stages], [[name, *(f"{share[stage]:.1%}" for stage in stages)] for name, share in shares.items()]
+    )
+
+
+def verdict(name: str, metrics: Metrics) -> str:
+    """Whether the method beats the baseline in every repeat, in none, or in some."""
+    if metrics.speedup is None:
+        return "baseline"
+    if metrics.speedup.low > 1:
+        return "faster"
+    return "SLOWER" if metrics.speedup.high < 1 else "no clear difference"
+
+
+def summary(metrics: Mapping[str, Metrics], repeats: int) -> str:
+    """One sentence on where speculation pays and where it does not."""
+    groups: dict[str, list[str]] = {}
+    for name, m in metrics.items():
+        if m.speedup is not None:
+            groups.setdefault(verdict(name, m), []).append(f"{name} ({m.speedup.median:.2f}x)")
+    words = {
+        "faster": "Faster than autoregressive decoding in every repeat",
+        "no clear difference": "Neither faster nor slower beyond the spread",
+        "SLOWER": "Speculation LOSES against autoregressive decoding with",
+    }
+    said = [f"{text}: {', '.join(groups[key])}." for key, text in words.items() if key in groups]
+    return " ".join([*said, f"Speed-ups are measured in this run, {repeats} interleaved repeat(s)."])
+
+
+def lossless_lines(differences: Mapping[str, Sequence[Difference]], prompts: int) -> list[str]:
+    """Greedy decoding: who equals the baseline token for token, and how near a tie every difference is."""
+    lines = []
+    for name, found in differences.items():
+        wrong = sum(not difference.excused for difference in found)
+        state = "equal" if not found else f"NOT LOSSLESS on {wrong}" if wrong else "equal up to near ties"
+        lines.append(f"{name}: {prompts - len(found)} of {prompts} outputs equal autoregressive decoding ({state})")
+        lines += [
+            f"  {d.prompt_id}, token {d.position}: {d.token} instead of {d.baseline_token}, logit gap {d.gap:.1e} "
+            f"({'near tie' if d.excused else 'too large'}, limit {TOLERANCE:.0e})"
+            for d in found
+        ]
+    return lines
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns also line up in a terminal."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines
+    )
+
+
+def _versus(metrics: Metrics, fixed: Metrics | None) -> str:
+    if fixed is None:
+        return "-"
+    return f"{metrics.tokens_per_second.median / fixed.tokens_per_second.median:.2f}x"
+
+
+def _spread(spread: Spread | None, form: str, unit: str = "") -> str:
+    if spread is None:
+        return "1"
+    return f"{spread.median:{form}}{unit} ({spread.low:{form}}-{spread.high:{form}})"

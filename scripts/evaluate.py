@@ -1,0 +1,260 @@
+"""Decode real prompts with several methods and compare them: speed, acceptance, losslessness.
+
+    python scripts/evaluate.py
+    python scripts/evaluate.py warp=greedy draft_warp.temperature=0 limit=20
+    python scripts/evaluate.py methods=[custom] stop=entropy verifier=block profile=true
+
+Needs the pair (python scripts/build_pair.py) and, for specdecpp and hrad, their checkpoints (python train.py). Writes
+results.json, table.md and the traces of every method to `out`.
+"""
+
+import copy
+import json
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from data_gen.prompts import load_prompts
+from data_gen.prompts.prompt import select
+from data_gen.prompts.render import prompt_ids
+from data_gen.requests import assign_splits
+from data_gen.shards import SPLITS
+from decoding import report
+from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
+from decoding.lossless import broken_invariants, greedy_differences
+from decoding.metrics import Metrics, measure, profile, tokens_per_second
+from decoding.models import ModelPair, load_pair, pair_identity
+from decoding.report import BASELINE
+from decoding.sampling import Warp
+from decoding.trace import Trace, write_traces
+from predictors.base import read_config, refuse_mismatch, replaced_folder, write_json
+from predictors.cli import hydra_script
+from predictors.errors import UserError
+
+FIXED = "fixed"
+
+
+@hydra_script("evaluate")
+def main(cfg: DictConfig) -> None:
+    """Models and prompts in, tables out."""
+    names = method_names(cfg)
+    checkpoints = {name: checkpoint_config(cfg, name) for name in names}
+    pair = load_pair(cfg.pair)
+    check_checkpoints(cfg, pair, checkpoints)
+    requests = load_requests(cfg, pair)
+    logger = instantiate(cfg.logger)
+    logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
+    try:
+        grid = fixed_grid(cfg, pair, requests) if FIXED in names else {}
+        engines = {label(name, grid): engine(cfg, name, pair, best_gamma(grid)) for name in names}
+        traces = decode(cfg, engines, requests, cfg.repeats, "methods")
+        results = evaluate(cfg, pair, requests, traces, grid)
+        text = tables(cfg, results, traces, label(FIXED, grid))
+        save(cfg, pair, {**results, "checkpoints": checkpoints}, text, traces)
+        print(f"\n{text}\n\nsaved in {cfg.out}")
+        logger.log({f"{name}/{key}": value for name, m in results["metrics"]["all"].items() for key, value in flat(m)})
+        logger.artifact("evaluation", "results", Path(cfg.out))
+    finally:
+        logger.finish()
+
+
+# Setting up ----------------------------------------------------------------------------------------------------------
+
+
+def method_names(cfg: DictConfig) -> list[str]:
+    """`cfg.methods`, the baseline first."""
+    known = ", ".join(cfg.method)
+    for name in cfg.methods:
+        if name not in cfg.method:
+            raise UserError(f"methods: {name!r} is not defined. Choose from {known}, or define method.{name}")
+    for key in ("repeats", "max_new_tokens", "limit"):
+        if cfg[key] is not None and cfg[key] < 1:
+            raise UserError(f"{key}: {cfg[key]} is below 1. Give a positive number")
+    if cfg.split not in ("all", *SPLITS):
+        raise UserError(f"split: {cfg.split!r} is unknown. Use all, {', '.join(SPLITS)}")
+    if FIXED in cfg.methods and (not cfg.gammas or min(cfg.gammas) < 1):
+        raise UserError(f"gammas: {list(cfg.gammas)} must be one or more draft lengths of at least 1")
+    return list(dict.fromkeys([BASELINE, *cfg.methods]))
+
+
+def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:
+    """What the method's checkpoint was trained for; None for a method without one. Cheap: no weights are read."""
+    stop = cfg.method[name].get("stop")
+    if stop is None or "checkpoint" not in stop:
+        return None
+    return read_config(Path(stop.checkpoint), f"method.{name}.stop.checkpoint")
+
+
+def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str, dict[str, Any] | None]) -> None:
+    """Refuse a checkpoint of another pair or of other sampling settings."""
+    warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
+    expect = {"pair": pair_identity(pair), **warps}
+    for name, trained in checkpoints.items():
+        if trained is not None:
+            refuse_mismatch(trained, expect, f"method.{name}.stop.checkpoint: {cfg.method[name].stop.checkpoint}")
+
+
+def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
+    """`cfg.limit` prompts of the split, evenly spaced."""
+    prompts = load_prompts(cfg.dataset)
+    if cfg.split != "all":
+        splits = assign_splits([prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test)
+        prompts = [prompt for prompt in prompts if splits[prompt.id] == cfg.split]
+    room = min(pair.target.max_length, pair.draft.max_length) - cfg.max_new_tokens
+    return [Request(p.id, p.dataset, prompt_ids(p, pair.tokenizer, room)) for p in select(prompts, cfg.limit)]
+
+
+def engine(cfg: DictConfig, name: str, pair: ModelPair, gamma: int | None = None) -> Engine:
+    """The method's engine; `gamma` is the draft length of the fixed method."""
+    cfg = copy.deepcopy(cfg)
+    if name == FIXED and gamma is not None:
+        cfg.method[name].stop.gamma = gamma
+    built: Engine = instantiate(cfg.method[name].engine)(pair=pair, eos_ids=frozenset(pair.eos_ids))
+    return built
+
+
+# Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def fixed_grid(cfg: DictConfig, pair: ModelPair, requests: list[Request]) -> dict[int, float]:
+    """Tokens/s of every fixed draft length in one pass of its own, so that the comparison itself stays unbiased."""
+    if len(cfg.gammas) == 1:
+        return {cfg.gammas[0]: 0.0}
+    engines = {str(gamma): engine(cfg, FIXED, pair, gamma) for gamma in cfg.gammas}
+    traces = decode(cfg, engines, requests, 1, "fixed gammas")
+    return {int(gamma): tokens_per_second(repeats[0]) for gamma, repeats in traces.items()}
+
+
+def best_gamma(grid: Mapping[int, float]) -> int | None:
+    return max(grid, key=lambda gamma: grid[gamma]) if grid else None
+
+
+def label(name: str, grid: Mapping[int, float]) -> str:
+    return f"best fixed gamma ({best_gamma(grid)})" if name == FIXED and grid else name
+
+
+def decode(cfg: DictConfig, engines: dict[str, Engine], requests: list[Request], repeats: int, stage: str) -> Traces:
+    """Every method on every request, after a warm-up, with a progress bar that counts tokens."""
+    warm_up(engines, requests[0])
+    tokens = 0
+    with tqdm(total=len(engines) * len(requests) * repeats, desc=stage, unit="request") as bar:
+
+        def advance(trace: Trace) -> None:
+            nonlocal tokens
+            tokens += len(trace.tokens)
+            bar.update()
+            bar.set_postfix_str(f"{tokens / bar.format_dict['elapsed']:.0f} tokens/s")
+
+        return run(
+            engines, requests, repeats=repeats, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed, advance=advance
+        )
+
+
+def evaluate(
+    cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: Traces, grid: Mapping[int, float]
+) -> dict[str, Any]:
+    """Metrics per dataset and method, the evidence for losslessness, and where time went."""
+    datasets = sorted({request.dataset for request in requests})
+    metrics = {"all": measure_all(traces)}
+    if len(datasets) > 1:
+        metrics |= {d: measure_all({name: of_dataset(t, d) for name, t in traces.items()}) for d in datasets}
+    return {
+        "metrics": metrics,
+        "fixed_grid": dict(grid),
+        "lossless": lossless(cfg, pair, requests, traces),
+        "profile": {name: profile([t for repeat in repeats for t in repeat]) for name, repeats in traces.items()},
+    }
+
+
+def measure_all(traces: Traces) -> dict[str, Metrics]:
+    return {name: measure(t, None if name == BASELINE else traces[BASELINE]) for name, t in traces.items()}
+
+
+def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: Traces) -> list[str]:
+    """Greedy: equality with the baseline, and how near a tie each difference is. Sampling: the fixed invariants."""
+    everything = [trace for repeats in traces.values() for repeat in repeats for trace in repeat]
+    eos_ids = frozenset(pair.eos_ids)
+    broken = {f for trace in everything for f in broken_invariants(trace, cfg.max_new_tokens, eos_ids)}
+    lines = [f"invariants of a lossless decode: {'; '.join(sorted(broken)) or 'hold'} ({len(everything)} traces)"]
+    if instantiate(cfg.warp) != Warp(temperature=0.0):
+        verifier = "proven lossless" if instantiate(cfg.verifier).lossless else "NOT lossless"
+        return [*lines, f"sampled: the verifier's law is {verifier} by enumeration (tests/contract/test_verifiers.py)"]
+    prompts = [request.tokens for request in requests]
+    found = {
+        name: greedy_differences(pair.target, prompts, repeats[0], traces[BASELINE][0])
+        for name, repeats in traces.items()
+        if name != BASELINE
+    }
+    return [*lines, *report.lossless_lines(found, len(requests))]
+
+
+# Reporting -----------------------------------------------------------------------------------------------------------
+
+
+def tables(cfg: DictConfig, results: dict[str, Any], traces: Traces, fixed: str) -> str:
+    """What is printed and saved as table.md."""
+    parts = [f"# {cfg.pair.name}: {cfg.dataset.name}, {setting(cfg)}"]
+    for name, metrics in results["metrics"].items():
+        parts += [f"## {name}: {metrics[BASELINE].requests // cfg.repeats} prompts, {cfg.repeats} repeats"]
+        parts += [report.speed_table(metrics, fixed), report.summary(metrics, cfg.repeats), report.draft_table(metrics)]
+    if len(results["fixed_grid"]) > 1:
+        grid = ", ".join(f"{gamma}: {speed:.1f}" for gamma, speed in results["fixed_grid"].items())
+        parts += [f"Fixed draft lengths, tokens/s in the one pass that chose among them: {grid}"]
+    parts += ["## Lossless", *results["lossless"]]
+    if cfg.profile:
+        parts += ["## Share of decode time", report.profile_table(results["profile"])]
+    return "\n\n".join(parts)
+
+
+def setting(cfg: DictConfig) -> str:
+    draft = "" if cfg.draft_warp == cfg.warp else f" (draft {cfg.draft_warp.temperature})"
+    filters = f", top-k {cfg.warp.top_k}, top-p {cfg.warp.top_p}" if cfg.warp.top_k or cfg.warp.top_p < 1 else ""
+    return f"temperature {cfg.warp.temperature}{draft}{filters}, up to {cfg.max_new_tokens} tokens"
+
+
+def save(cfg: DictConfig, pair: ModelPair, results: dict[str, Any], text: str, traces: Traces) -> None:
+    """All files or none; an earlier evaluation of the same name is replaced."""
+    out = Path(cfg.out)
+    metrics = {d: {name: m.to_dict() for name, m in found.items()} for d, found in results["metrics"].items()}
+    with replaced_folder(out) as folder:
+        write_json(folder / "results.json", {**results, "metrics": metrics, "run": run_facts(cfg, pair)})
+        (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        for name, repeats in traces.items():
+            file = name.split(" (")[0].replace(" ", "-")
+            write_traces(folder / f"traces-{file}.jsonl", [t for repeat in repeats for t in repeat])
+
+
+def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
+    return {
+        "command": shlex.join(["python", "scripts/evaluate.py", *sys.argv[1:]]),
+        "config": OmegaConf.to_container(cfg, resolve=True),
+        "pair": pair_identity(pair),
+        "devices": {"target": str(pair.target.device), "draft": str(pair.draft.device)},
+        "threads": torch.get_num_threads(),
+        "machine": platform.processor() or platform.machine(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers")},
+        },
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def flat(metrics: Metrics) -> list[tuple[str, float]]:
+    """Numbers of one method; a spread is logged by its median."""
+    values = json.loads(json.dumps(metrics.to_dict()))
+    return [(key, v["median"] if isinstance(v, dict) else v) for key, v in values.items() if v is not None]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""scripts/evaluate.py from its command line, every method, on a tiny pair."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from decoding.models import load_pair, pair_identity
+from decoding.trace import read_traces
+from scripts import evaluate
+from tests.checkpoints import write_checkpoint
+
+ROOT = Path(__file__).parents[2]
+GREEDY = ("warp=greedy", "draft_warp.temperature=0")
+LEARNED = ("specdecpp", "hrad")
+METHODS = ["autoregressive", "best fixed gamma", "confidence", "adaedl", *LEARNED]
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def base(tiny_pair_dir: Path, tmp_path: Path) -> list[str]:
+    """Overrides that make the program small: a tiny pair, six prompts, few tokens."""
+    prompts = [{"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 7)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    return [
+        *(f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")),
+        *("pair.dtype=float64", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"),
+        *("split=all", "limit=4", "max_new_tokens=14", "repeats=2", "gammas=[1,3]", "logger=none", "out=runs/x"),
+    ]
+
+
+def identity(base: list[str]) -> dict[str, Any]:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return pair_identity(load_pair(compose("evaluate", base).pair))
+
+
+def write_checkpoints(base: list[str], warp: dict[str, Any], **changes: Any) -> None:
+    context = {"pair": identity(base), "warp": warp, "draft_warp": warp, **changes}
+    for name, dim in zip(LEARNED, (24, 48), strict=True):
+        write_checkpoint(Path("checkpoints") / name, name, dim, gamma=3, context=context)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr("sys.argv", ["evaluate.py", *arguments])
+    evaluate.main()
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, *arguments)
+    assert exit_code.value.code == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("error: ")
+    assert not Path("runs").exists()
+    return message
+
+
+def test_greedy_equals_autoregressive_for_every_method(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoints(base, {"temperature": 0.0, "top_k": 0, "top_p": 1.0})
+    run(monkeypatch, *base, *GREEDY, "profile=true", "structure.gamma_max=6")
+    printed, out = capsys.readouterr().out, Path("runs/x")
+    assert printed.count("4 of 4 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
+    assert "Share of decode time" in printed and "## odd: 2 prompts, 2 repeats" in printed
+    assert (out / "table.md").read_text().strip() in printed
+
+    results = json.loads((out / "results.json").read_text())
+    assert [name.split(" (")[0] for name in results["metrics"]["all"]] == METHODS
+    assert set(results["metrics"]) == {"all", "even", "odd"}
+    assert set(results["fixed_grid"]) == {"1", "3"}
+    assert 0 < results["metrics"]["all"]["confidence"]["acceptance"] < 1
+    traces = {name: read_traces(out / f"traces-{name.replace(' ', '-')}.jsonl") for name in METHODS}
+    assert {len(found) for found in traces.values()} == {8}
+    plain = [trace.tokens for trace in traces["autoregressive"]]
+    assert all([trace.tokens for trace in found] == plain for found in traces.values())
+
+
+def test_sampling_is_reproducible_and_checks_invariants(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    small = (*base, "methods=[custom]", "stop=confidence_before", "verifier=block", "repeats=1")
+    run(monkeypatch, *small)
+    first = [trace.tokens for trace in read_traces(Path("runs/x/traces-custom.jsonl"))]
+    run(monkeypatch, *small)
+    assert [trace.tokens for trace in read_traces(Path("runs/x/traces-custom.jsonl"))] == first
+    lines = json.loads(Path("runs/x/results.json").read_text())["lossless"]
+    assert "hold" in lines[0] and "proven lossless" in lines[1]
+
+
+def test_missing_and_foreign_checkpoints(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(monkeypatch, capsys, *base, "methods=[hrad]")
+    assert "method.hrad.stop.checkpoint: no checkpoint" in message and "python train.py predictor=" in message
+    warp = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    write_checkpoints(base, warp)
+    message = refused(monkeypatch, capsys, *base, *GREEDY, "methods=[specdecpp]")
+    assert "method.specdecpp.stop.checkpoint" in message and "warp.temperature" in message
+    write_checkpoints(base, warp, pair={"target": "another", "draft": "one", "tokenizer": "x"})
+    assert "pair.target" in refused(monkeypatch, capsys, *base, "methods=[hrad]")
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("methods=[fastest]", "methods: 'fastest'"),
+        ("repeats=0", "repeats: 0"),
+        ("gammas=[0,2]", "gammas: [0, 2]"),
+        ("split=dev", "split: 'dev'"),
+        ("limit=0", "limit: 0"),
+        ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
+        ("max_new_tokens=2000", "pair.max_length"),
+        ("method.fixed.stop.gama=3", "gama"),
+    ],
+)
+def test_bad_settings_end_with_one_line(
+    argument: str, words: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refused(monkeypatch, capsys, *base, "methods=[fixed]", argument)
