@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from data_gen import labels, shards
+from data_gen.requests import Request
 from data_gen.responses import Answer, Reading, read_answers, uniforms
 from data_gen.rollouts import roll, rollout_acceptance
 from decoding.models import ModelPair, pair_identity
@@ -25,16 +26,6 @@ from predictors.features import FeatureSpec, extract
 
 Row = dict[str, Any]
 """One prompt's columns of one kind of record."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt ready for the target. tokens: [P] int64; split: "train", "calibration" or "test"."""
-
-    prompt_id: str
-    dataset: str
-    tokens: Tensor
-    split: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,7 @@ class Recipe:
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: {getattr(self, key)} is below 1. Give a positive number")
         if self.stride < 1:
-            raise UserError(f"rollouts.stride: {self.stride} is below 1. Use 1 for every response position")
+            raise UserError(f"anchors.stride: {self.stride} is below 1. Use 1 for every response position")
         if self.max_new_tokens < self.gamma:
             raise UserError(f"max_new_tokens: {self.max_new_tokens} is less than gamma={self.gamma}. Raise it")
         if not 0 <= self.mixing < 1:
@@ -82,7 +73,7 @@ class Recipe:
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "mixing": self.mixing,
-            "rollouts": {"stride": self.stride},
+            "anchors": {"stride": self.stride},
             "warp": self.warp.to_dict(),
             "draft_warp": self.draft_warp.to_dict(),
             "features": {"specdecpp": self.specdecpp.to_dict(), "hrad": self.hrad.to_dict()},
@@ -91,11 +82,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Progress:
-    """Callbacks: tokens of responses sampled; prompts labelled; prompts finished (also those of an earlier run)."""
+    """Callbacks. sampled(tokens): so many response tokens were drawn; finished(prompts, tokens): so many prompts are
+    done, with that many tokens drawn for them in this run (0 for what an earlier run has done)."""
 
-    sampled: Callable[[int], None] = lambda count: None
-    labelled: Callable[[int], None] = lambda count: None
-    finished: Callable[[int], None] = lambda count: None
+    sampled: Callable[[int], object] = lambda tokens: None
+    finished: Callable[[int, int], object] = lambda prompts, tokens: None
 
 
 def harvest(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, out: Path, progress: Progress) -> None:
@@ -104,10 +95,12 @@ def harvest(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, out: P
     Raises UserError when `out` holds a dataset made with other settings, or when a model returns NaN.
     """
     shards.claim(out, plan(pair, requests, recipe))
+    pair.target.output_device = pair.draft.output_device = pair.target.device
     for index, chunk in enumerate(chunks(requests, recipe.batch_size)):
-        if not shards.finished(out, index):
+        if shards.finished(out, index):
+            progress.finished(len(chunk), 0)
+        else:
             write_chunk(pair, chunk, recipe, out, index, progress)
-        progress.finished(len(chunk))
 
 
 def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[str, Any]:
@@ -133,17 +126,17 @@ def write_chunk(
         pair.target,
         pair.draft,
         [request.tokens for request in chunk],
-        _draws(chunk, recipe),
+        draws(chunk, recipe),
         recipe.reading(pair),
         progress.sampled,
     ):
         records[answer.index] = label(pair, chunk[answer.index], answer, recipe)
-        progress.labelled(1)
+        progress.finished(1, len(answer.laws.response))
     for kind in shards.SCHEMAS:
         shards.write_shard(out, kind, index, [records[row][kind] for row in sorted(records)])
 
 
-def _draws(chunk: Sequence[Request], recipe: Recipe) -> Tensor:
+def draws(chunk: Sequence[Request], recipe: Recipe) -> Tensor:
     """[2, B, max_new]: the draws of responses and candidates."""
     purposes = ("response", "candidates")
     size = recipe.max_new_tokens

@@ -75,7 +75,7 @@ def read_answers(
     prompts: Sequence[Tensor],
     uniform: Tensor,
     reading: Reading,
-    advance: Callable[[int], None] = lambda tokens: None,
+    advance: Callable[[int], object] = lambda tokens: None,
 ) -> Iterator[Answer]:
     """Answer the prompts and yield each answer when it ends.
 

@@ -126,7 +126,7 @@ def _plain(value: Any) -> Any:
 def claim(folder: Path, plan: dict[str, Any]) -> None:
     """Make `folder` the home of `plan`'s dataset, or check that it already is.
 
-    Raises UserError naming the first setting that differs from the one the shards in the folder were made with.
+    Raises UserError naming the settings that differ from those the shards in the folder were made with.
     """
     path = folder / "plan.json"
     if not path.exists():
@@ -135,10 +135,10 @@ def claim(folder: Path, plan: dict[str, Any]) -> None:
         write_json(path, plan)
         return
     before, now = dict(_flat(_read_json(path))), dict(_flat(json.loads(json.dumps(plan))))
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            change = f"{key}={before.get(key)}, this run has {key}={now.get(key)}"
-            raise UserError(f"out: {folder} was started with {change}. Choose another out=... or delete the folder")
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    if changed:
+        old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (before, now))
+        raise UserError(f"out: {folder} was made with {old}, this run has {new}. Choose another out=... or delete it")
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -167,6 +167,16 @@ def shard_list(folder: Path, chunks: int) -> list[dict[str, Any]]:
             rows = pq.read_metadata(path).num_rows
             found.append({"name": path.name, "kind": kind, "rows": rows, "bytes": path.stat().st_size})
     return found
+
+
+def feature_dims(folder: Path) -> dict[str, int]:
+    """Length D of the feature vectors of each kind of record, read off the first shards."""
+    dims = {}
+    for kind, column in (("specdecpp", "position"), ("hrad", "anchor")):
+        table = pq.read_table(folder / shard_name(kind, 0), columns=[column, "features"])
+        counts = [int(pc.sum(pc.list_value_length(table[name])).as_py()) for name in ("features", column)]
+        dims[kind] = counts[0] // counts[1]
+    return dims
 
 
 # Reading -------------------------------------------------------------------------------------------------------------

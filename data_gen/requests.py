@@ -1,0 +1,67 @@
+"""From prompts to requests: tokens that fit the models, and a split for every prompt."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from data_gen.prompts import Prompt
+from data_gen.prompts.render import prompt_ids
+from data_gen.shards import SPLITS
+from decoding.models import ModelPair
+from predictors.errors import UserError
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt ready for the target. tokens: [P >= 2] int64; split: "train", "calibration" or "test"."""
+
+    prompt_id: str
+    dataset: str
+    tokens: Tensor
+    split: str
+
+
+def make_requests(
+    prompts: Sequence[Prompt], pair: ModelPair, new_tokens: int, calibration: float, test: float
+) -> list[Request]:
+    """Tokenise and split. new_tokens: room to leave after each prompt; calibration, test: shares of the prompts.
+
+    Raises UserError for prompts that do not fit either model's context, or of a single token.
+    """
+    room = min(pair.target.max_length, pair.draft.max_length) - new_tokens
+    if room < 2:
+        raise UserError(f"max_new_tokens: with gamma, {new_tokens} tokens fill pair.max_length. Lower it")
+    splits = assign_splits([prompt.id for prompt in prompts], calibration, test)
+    requests = []
+    for prompt in prompts:
+        tokens = prompt_ids(prompt, pair.tokenizer, room)
+        if len(tokens) < 2:
+            raise UserError(f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer")
+        requests.append(Request(prompt.id, prompt.dataset, tokens, splits[prompt.id]))
+    return requests
+
+
+def assign_splits(prompt_ids: Sequence[str], calibration: float, test: float) -> dict[str, str]:
+    """Split by a hash of the prompt id, so that a prompt stays where it is when the set around it changes.
+
+    Only in sets so small that a split would be empty are the nearest prompts moved over. Raises UserError for fewer
+    than three prompts or impossible shares.
+    """
+    if calibration <= 0 or test <= 0 or calibration + test >= 1:
+        raise UserError(f"splits: calibration={calibration} and test={test} must be positive and leave room for train")
+    if len(prompt_ids) < len(SPLITS):
+        raise UserError(f"dataset: {len(prompt_ids)} prompts cannot be split three ways. Give at least 3")
+    place = {name: _unit_hash(name) for name in prompt_ids}
+    ranked = sorted(prompt_ids, key=lambda name: (place[name], name))
+    last = len(ranked) - 1
+    train = min(max(1, sum(place[name] < 1 - calibration - test for name in ranked)), last - 1)
+    known = min(max(train + 1, sum(place[name] < 1 - test for name in ranked)), last)
+    sizes = (train, known - train, len(ranked) - known)
+    names = [split for split, size in zip(SPLITS, sizes, strict=True) for _ in range(size)]
+    return dict(zip(ranked, names, strict=True))
+
+
+def _unit_hash(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48

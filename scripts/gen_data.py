@@ -1,0 +1,114 @@
+"""Harvest training data: the target answers prompts, the draft reads along, labels and features become shards.
+
+    python scripts/gen_data.py                                   # starter prompts, the embedded pair
+    python scripts/gen_data.py estimate=true                     # how long and how large, then stop
+    python scripts/gen_data.py dataset=jsonl dataset.path=prompts.jsonl out=data/mine
+    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 out=data/greedy
+
+Interrupted, the same command continues after the last finished batch. `--help` lists every setting.
+"""
+
+import shlex
+import shutil
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from data_gen import shards
+from data_gen.harvest import Progress, Recipe, chunks, harvest, plan
+from data_gen.prompts import load_prompts
+from data_gen.requests import Request, make_requests
+from data_gen.statistics import estimate, statistics, summary
+from decoding.models import ModelPair, load_pair
+from predictors.cli import hydra_script
+
+PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
+
+
+@hydra_script("gen_data")
+def main(cfg: DictConfig) -> None:
+    """Prompts and a pair in, a dataset folder out."""
+    recipe = make_recipe(cfg)
+    prompts = load_prompts(cfg.dataset)
+    pair = load_pair(cfg.pair)
+    new_tokens = recipe.max_new_tokens + recipe.gamma
+    requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
+    out = Path(cfg.out)
+    if cfg.estimate:
+        print_estimate(pair, requests, recipe, out)
+        return
+    start = time.perf_counter()
+    with progress_bar(requests, recipe) as bar:
+        harvest(pair, requests, recipe, out, watch(bar, recipe))
+    manifest = finish(pair, requests, recipe, out)
+    print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}\nsaved {out}")
+
+
+def make_recipe(cfg: DictConfig) -> Recipe:
+    """The settings of a harvest, checked before any model is loaded."""
+    return Recipe(
+        gamma=cfg.gamma,
+        seed=cfg.seed,
+        max_new_tokens=cfg.max_new_tokens,
+        batch_size=cfg.batch_size,
+        mixing=cfg.mixing,
+        stride=cfg.anchors.stride,
+        warp=instantiate(cfg.warp),
+        draft_warp=instantiate(cfg.draft_warp),
+        specdecpp=instantiate(cfg.features.specdecpp),
+        hrad=instantiate(cfg.features.hrad),
+    )
+
+
+def progress_bar(requests: list[Request], recipe: Recipe) -> tqdm:
+    """Counts response tokens, at most `max_new_tokens` per prompt; sparing with lines where there is no terminal."""
+    interval = 0.5 if sys.stderr.isatty() else 30.0
+    total = len(requests) * recipe.max_new_tokens
+    return tqdm(total=total, unit=" tokens", desc="harvest", mininterval=interval, dynamic_ncols=True)
+
+
+def watch(bar: tqdm, recipe: Recipe) -> Progress:
+    """Callbacks that move the bar: its total shrinks by what short answers and earlier runs leave undone."""
+    done = {"prompts": 0}
+
+    def finished(prompts: int, tokens: int) -> None:
+        done["prompts"] += prompts
+        bar.total -= prompts * recipe.max_new_tokens - tokens
+        bar.set_postfix_str(f"{done['prompts']} prompts labelled")
+
+    return Progress(sampled=bar.update, finished=finished)
+
+
+def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path) -> dict:
+    """Write the manifest, which makes the folder a dataset. Returns it."""
+    count = len(chunks(requests, recipe.batch_size))
+    listed = shards.shard_list(out, count)
+    manifest = {
+        **plan(pair, requests, recipe),
+        "statistics": statistics(out, count, recipe.gamma),
+        "feature_dims": shards.feature_dims(out),
+        "shards": listed,
+        "bytes": sum(entry["bytes"] for entry in listed),
+        "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+    shards.write_json(out / "manifest.json", manifest)
+    return manifest
+
+
+def print_estimate(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path) -> None:
+    expected = estimate(pair, requests, recipe)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out.parent).free
+    print(f"{len(requests)} prompts, at most {expected.tokens:,} response tokens, to {out}")
+    print(f"time: at most {expected.seconds / 60:.1f} minutes on this machine as busy as it is now")
+    print(f"disk: at most {expected.bytes / 1e6:.0f} MB ({free / 1e9:.1f} GB free)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""scripts/gen_data.py from its command line: prompts and a pair in, a dataset folder out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from data_gen.shards import SPLITS, read_manifest, read_records
+from scripts import gen_data
+from tests.tiny_pair import save_tiny_pair
+
+SMALL = ("max_new_tokens=12", "gamma=3", "batch_size=4", "anchors.stride=2", "dataset=jsonl", "dataset.chat=false")
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(9)]
+    Path("prompts.jsonl").write_text("\n".join(lines))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    GlobalHydra.instance().clear()
+    pair = ("pair.name=tiny", "pair.target=pair/target", "pair.draft=pair/draft", "dataset.path=prompts.jsonl")
+    monkeypatch.setattr("sys.argv", ["scripts/gen_data.py", *SMALL, *pair, *arguments])
+    gen_data.main()
+
+
+def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny_pair(tmp_path / "pair")
+    run(monkeypatch, "estimate=true")
+    assert "time: at most" in capsys.readouterr().out
+    assert not (tmp_path / "data" / "jsonl").exists()
+
+    run(monkeypatch)
+    manifest = read_manifest("data/jsonl")
+    found = manifest["statistics"]
+    assert sum(found["prompts"].values()) == 9 and all(found["prompts"].values())
+    assert manifest["feature_dims"] == {"specdecpp": 24, "hrad": 5 * 24}
+    assert manifest["bytes"] == sum(path.stat().st_size for path in Path("data/jsonl").glob("*.parquet"))
+    for kind in ("specdecpp", "hrad"):
+        read = [read_records("data/jsonl", kind, split) for split in SPLITS]
+        assert sum(len(records["group"]) for records in read) == found["records"][kind]
+        assert {records["features"].shape[1] for records in read} == {manifest["feature_dims"][kind]}
+    assert sum(found["accepted_lengths"]) == sum(found["classes"].values()) == found["records"]["hrad"]
+    printed = capsys.readouterr().out
+    assert "mean sum(min(p, q))" in printed and "accepted lengths" in printed
+
+    before = {path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")}
+    run(monkeypatch)
+    assert {path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")} == before
+    assert read_manifest("data/jsonl") == manifest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gamma=0"], "error: gamma: 0 is below 1"),
+        (["dataset.path=none.jsonl"], "error: dataset.path: there is no file"),
+        (["pair.target=nowhere/at/all"], "error: pair.target: "),
+        (["gama=3"], "gama"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, *arguments)
+    assert exit_code.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: ") and message in last
+    assert not Path("data").exists()

@@ -1,0 +1,267 @@
+"""A harvest equals what one would get prompt by prompt, position by position, round by round."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from data_gen import shards
+from data_gen.harvest import Progress, Recipe, draws, harvest, label
+from data_gen.requests import Request
+from data_gen.responses import Answer, read_answers, uniforms
+from data_gen.rollouts import at, roll, rollout_acceptance
+from decoding.engines.serial import SerialEngine
+from decoding.models import CachedLM, ModelPair
+from decoding.sampling import Sampler, Warp, pick
+from decoding.stopping.fixed import Fixed
+from decoding.structures.chain import Chain
+from decoding.verifiers.token import TokenVerifier
+from predictors.errors import UserError
+from predictors.features import FeatureSpec, extract
+from tests.tiny_pair import EOS, VOCAB, tiny_pair
+
+RECIPE = Recipe(
+    gamma=4,
+    seed=3,
+    max_new_tokens=18,
+    batch_size=4,
+    mixing=0.15,
+    stride=2,
+    warp=Warp(0.9, top_k=20),
+    draft_warp=Warp(1.1, top_p=0.95),
+    specdecpp=FeatureSpec("draft", [-1]),
+    hrad=FeatureSpec("target", [-3, -1], embedding=True),
+)
+GREEDY = replace(RECIPE, warp=Warp(0.0), draft_warp=Warp(0.0), stride=1)
+
+
+def some_requests(count: int = 6) -> list[Request]:
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
+    tokens = [torch.randint(1, VOCAB, (length,), generator=generator) for length in lengths]
+    splits = ("train", "calibration", "test")
+    return [Request(f"p{n}", "toy", prompt, splits[n % 3]) for n, prompt in enumerate(tokens)]
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    return tiny_pair()
+
+
+def answers(pair: ModelPair, requests: list[Request], recipe: Recipe) -> dict[str, Answer]:
+    """By prompt id. The caches are those of the answer that ended last."""
+    prompts = [request.tokens for request in requests]
+    found = read_answers(pair.target, pair.draft, prompts, draws(requests, recipe), recipe.reading(pair))
+    return {requests[answer.index].prompt_id: answer for answer in found}
+
+
+@torch.no_grad()
+def naive(lm: CachedLM, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [V] after `tokens`, run from nothing, and all hidden states [L + 1, n, H]."""
+    result = lm.model(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
+    return result.logits[0, -1].float(), torch.cat(result.hidden_states)
+
+
+def test_an_answer_does_not_depend_on_its_batch(pair: ModelPair) -> None:
+    requests = some_requests(12)
+    together = answers(pair, requests, RECIPE)
+    assert len({len(answer.laws.response) for answer in together.values()}) > 3, "some should end early"
+    for request in requests:
+        alone = answers(pair, [request], RECIPE)[request.prompt_id]
+        assert torch.equal(alone.laws.response, together[request.prompt_id].laws.response)
+        torch.testing.assert_close(alone.features, together[request.prompt_id].features)
+
+
+def test_laws_and_features_of_an_answer(pair: ModelPair) -> None:
+    request = some_requests()[1]
+    answer = answers(pair, some_requests(), RECIPE)[request.prompt_id]
+    tokens = torch.cat([request.tokens, answer.laws.response])
+    draw, candidate_draw = draws([request], RECIPE)[:, 0]
+    for t in range(len(answer.laws.response)):
+        known = tokens[: len(request.tokens) + t]
+        p, q = (w.probs(naive(lm, known)[0]) for lm, w in zip((pair.target, pair.draft), warps(), strict=True))
+        assert pick(p, draw[t]) == answer.laws.response[t]
+        y = answer.laws.candidate[t]
+        assert pick(q, candidate_draw[t]) == y
+        found = [answer.laws.q[t], answer.laws.accept[t], answer.laws.overlap[t], answer.laws.max_q[t]]
+        belief = naive(pair.draft, known)[0].softmax(-1)
+        expected = [q[y], min(torch.tensor(1.0), p[y] / q[y]), torch.minimum(p, q).sum(), belief.max()]
+        torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=0)
+        if t % RECIPE.stride == 0:
+            hidden = naive(pair.target, known)[1][:, -2:-1]
+            feature = extract(hidden, RECIPE.hrad, pair.target.embed(int(known[-1]))[None])[0]
+            torch.testing.assert_close(answer.features[t // RECIPE.stride], feature)
+
+
+def warps() -> tuple[Warp, Warp]:
+    return RECIPE.warp, RECIPE.draft_warp
+
+
+def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
+    request = some_requests()[0]
+    answer = answers(pair, [request], RECIPE)[request.prompt_id]
+    anchors = torch.arange(0, len(answer.laws.response), RECIPE.stride)
+    uniform = uniforms(0, "x", "rollouts", len(anchors), 3)
+    laws, rows = answer.laws, anchors + len(request.tokens) - 1
+    before = pair.draft.length, pair.target.length
+    rolled = roll(pair.draft, rows, laws.candidate[anchors], laws.q[anchors], uniform, RECIPE.draft_warp)
+    accept = rollout_acceptance(pair.target, rolled, laws.accept[anchors], RECIPE.warp)
+    assert (pair.draft.length, pair.target.length) == before
+    for a, t in enumerate(anchors.tolist()):
+        known = torch.cat([request.tokens, laws.response[:t]])
+        for d, token in enumerate(rolled.tokens[a]):
+            p, q = (w.probs(naive(lm, known)[0]) for lm, w in zip((pair.target, pair.draft), warps(), strict=True))
+            assert d == 0 or pick(q, uniform[a, d - 1]) == token
+            assert rolled.q[a, d].item() == pytest.approx(q[token].item(), abs=1e-4)
+            assert accept[a, d].item() == pytest.approx(min(1.0, (p[token] / q[token]).item()), abs=1e-4)
+            known = torch.cat([known, token[None]])
+
+
+def test_many_rollouts_are_verified_in_parts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = some_requests()[0]
+    laws = answers(pair, [request], RECIPE)[request.prompt_id].laws
+    rows = torch.arange(len(laws.response)) + len(request.tokens) - 1
+    rolled = roll(pair.draft, rows, laws.candidate, laws.q, uniforms(0, "x", "r", len(rows), 3), RECIPE.draft_warp)
+    at_once = rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp)
+    monkeypatch.setattr("data_gen.rollouts.MAX_ROWS", 10)
+    torch.testing.assert_close(rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp), at_once)
+
+
+def test_specdecpp_features_read_the_mixed_sequence(pair: ModelPair) -> None:
+    request = some_requests()[0]
+    answer = answers(pair, [request], RECIPE)[request.prompt_id]
+    row = label(pair, request, answer, RECIPE)["specdecpp"]
+    kept = torch.zeros(len(answer.laws.response), dtype=torch.bool)
+    kept[row["position"]] = True
+    assert 0 < kept.sum() < len(kept), "the seed should mix something"
+    mixed = torch.where(kept, answer.laws.candidate, answer.laws.response)
+    hidden = naive(pair.draft, torch.cat([request.tokens, mixed]))[1][:, len(request.tokens) :]
+    stored = torch.from_numpy(row["features"]).view(torch.bfloat16).view(int(kept.sum()), -1).float()
+    torch.testing.assert_close(stored, extract(hidden, RECIPE.specdecpp)[kept], atol=1e-6, rtol=0.01)
+    torch.testing.assert_close(row["soft_label"], answer.laws.accept[kept])
+    assert torch.equal(row["token_ids"], answer.laws.candidate[kept])
+
+
+def test_greedy_rounds_equal_a_real_decode(pair: ModelPair) -> None:
+    engine = SerialEngine(pair, Chain(4), Fixed(4), TokenVerifier(), Warp(0.0), Warp(0.0), frozenset({EOS}))
+    accepted_lengths = []
+    for request in some_requests():
+        answer = answers(pair, [request], GREEDY)[request.prompt_id]
+        row = label(pair, request, answer, GREEDY)["hrad"]
+        table = {t: (row["draft_tokens"][i], row["accepted"][i]) for i, t in enumerate(row["anchor"].tolist())}
+        trace = engine.decode(request.tokens, GREEDY.max_new_tokens, Sampler.seeded(0))
+        assert trace.tokens == answer.laws.response.tolist()
+        position = 0
+        for turn in trace.rounds:
+            if len(turn.draft_tokens) == 4:
+                tokens, accepted = table[position]
+                assert (tokens.tolist(), int(accepted)) == (turn.draft_tokens, turn.accepted)
+                accepted_lengths.append(turn.accepted)
+            position += len(turn.tokens)
+    assert len(accepted_lengths) > 10 and {0, 4} < set(accepted_lengths)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
+
+
+def stop_after(prompts: int) -> Progress:
+    seen = []
+
+    def finished(count: int, tokens: int) -> None:
+        seen.append(count)
+        if len(seen) == prompts:
+            raise KeyboardInterrupt
+
+    return Progress(finished=finished)
+
+
+def test_resumed_equals_uninterrupted(pair: ModelPair, tmp_path: Path) -> None:
+    requests = some_requests(10)
+    harvest(pair, requests, RECIPE, tmp_path / "once", Progress())
+    with pytest.raises(KeyboardInterrupt):
+        harvest(pair, requests, RECIPE, tmp_path / "twice", stop_after(6))  # in the second of three chunks
+    assert len(content(tmp_path / "twice")) == 3
+    untouched = (tmp_path / "twice" / "hrad-00000.parquet").stat().st_mtime_ns
+    harvest(pair, requests[::-1], RECIPE, tmp_path / "twice", Progress())
+    assert (tmp_path / "twice" / "hrad-00000.parquet").stat().st_mtime_ns == untouched
+    assert content(tmp_path / "twice") == content(tmp_path / "once")
+    assert len(content(tmp_path / "once")) == 9
+
+
+def test_a_damaged_shard_is_made_again(pair: ModelPair, tmp_path: Path) -> None:
+    requests = some_requests()
+    harvest(pair, requests, RECIPE, tmp_path, Progress())
+    whole = content(tmp_path)
+    path = tmp_path / shards.shard_name("specdecpp", 1)
+    path.write_bytes(path.read_bytes()[:100])
+    (tmp_path / shards.shard_name("hrad", 0)).unlink()
+    harvest(pair, requests, RECIPE, tmp_path, Progress())
+    assert content(tmp_path) == whole
+
+
+def test_settings_do_not_mix(pair: ModelPair, tmp_path: Path) -> None:
+    requests = some_requests()
+    harvest(pair, requests, RECIPE, tmp_path, Progress())
+    with pytest.raises(UserError, match=r"was made with gamma=4, this run has gamma=3\. Choose another out="):
+        harvest(pair, requests, replace(RECIPE, gamma=3), tmp_path, Progress())
+    with pytest.raises(UserError, match=r"prompts\.count=6"):
+        harvest(pair, requests[:5], RECIPE, tmp_path, Progress())
+    other = replace(pair, draft=pair.target)
+    with pytest.raises(UserError, match=r"pair\.draft="):
+        harvest(other, requests, RECIPE, tmp_path, Progress())
+
+
+def test_every_record_is_consistent(pair: ModelPair, tmp_path: Path) -> None:
+    harvest(pair, some_requests(8), RECIPE, tmp_path, Progress())
+    for index in range(2):
+        responses = pq.read_table(tmp_path / shards.shard_name("responses", index)).to_pylist()
+        rounds = pq.read_table(tmp_path / shards.shard_name("hrad", index)).to_pylist()
+        for response, row in zip(responses, rounds, strict=True):
+            assert response["prompt_id"] == row["prompt_id"]
+            length = len(response["response_tokens"])
+            complete = length if response["response_tokens"][-1] == EOS else length - RECIPE.gamma + 1
+            assert row["anchor"] == list(range(0, complete, RECIPE.stride))
+            assert all(0 <= n <= m <= RECIPE.gamma for n, m in zip(row["accepted"], row["drafted"], strict=True))
+            assert len(row["accept_prob"]) == len(row["draft_tokens"]) == RECIPE.gamma * len(row["anchor"])
+
+
+def test_nan_logits_stop_the_harvest_before_anything_is_written(tmp_path: Path) -> None:
+    pair = tiny_pair()
+    with torch.no_grad():
+        pair.draft.model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="NaN"):
+        harvest(pair, some_requests(), RECIPE, tmp_path, Progress())
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"gamma": 0}, "gamma"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"stride": 0}, r"anchors\.stride"),
+        ({"max_new_tokens": 3}, "max_new_tokens"),
+        ({"mixing": 1.0}, "mixing"),
+        ({"specdecpp": FeatureSpec("target", [-1])}, r"features\.specdecpp"),
+        ({"hrad": FeatureSpec("draft", [-1])}, r"features\.hrad"),
+    ],
+)
+def test_impossible_settings_are_refused_by_key(change: dict, key: str) -> None:
+    with pytest.raises(UserError, match=f"^{key}: "):
+        replace(RECIPE, **change)
+
+
+def test_rollouts_of_one_token_need_no_forward(pair: ModelPair) -> None:
+    request = some_requests()[0]
+    recipe = replace(RECIPE, gamma=1)
+    answer = answers(pair, [request], recipe)[request.prompt_id]
+    row = label(pair, request, answer, recipe)["hrad"]
+    torch.testing.assert_close(row["accept_prob"][:, 0], answer.laws.accept[row["anchor"]])
+
+
+def test_at_reads_the_last_axis() -> None:
+    assert at(torch.tensor([[0.1, 0.9], [0.6, 0.4]]), torch.tensor([1, 0])).tolist() == pytest.approx([0.9, 0.6])

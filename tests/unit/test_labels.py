@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from data_gen.labels import (
+    acceptance,
+    accepted_length,
+    drafted_length,
+    entropy,
+    greedy_acceptance,
+    overlap,
+    round_class,
+)
+
+
+def test_acceptance_is_capped_at_one() -> None:
+    assert acceptance(torch.tensor([0.1, 0.6, 0.0]), torch.tensor([0.4, 0.2, 0.5])).tolist() == [0.25, 1.0, 0.0]
+
+
+def test_overlap_is_the_mean_acceptance_of_a_draw() -> None:
+    p, q = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
+    assert overlap(p, q).item() == pytest.approx((q * acceptance(p, q)).sum().item()) == pytest.approx(0.5)
+
+
+def test_entropy_of_a_law_with_zeros() -> None:
+    laws = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    torch.testing.assert_close(entropy(laws), torch.tensor([0.6931472, 0.0]))
+
+
+def test_greedy_acceptance_ends_at_the_first_difference_and_at_the_end() -> None:
+    response = torch.tensor([5, 6, 7, 8])
+    rollouts = torch.tensor([[5, 6, 7], [6, 9, 8], [7, 8, 8]])
+    expected = [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    assert greedy_acceptance(rollouts, response, torch.tensor([0, 1, 2])).tolist() == expected
+
+
+def test_drafting_ends_with_the_first_end_token() -> None:
+    rollouts = torch.tensor([[1, 2, 3], [1, 0, 3], [0, 0, 0], [1, 2, 9]])
+    assert drafted_length(rollouts, {0, 9}).tolist() == [3, 2, 1, 3]
+
+
+def test_accepted_length_has_the_law_of_token_wise_verification() -> None:
+    accept = torch.tensor([0.9, 0.5, 0.8], dtype=torch.float64).repeat(200_000, 1)
+    uniform = torch.rand(accept.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drafted = torch.full((len(accept),), 3)
+    found = torch.bincount(accepted_length(accept, uniform, drafted), minlength=4) / len(accept)
+    expected = torch.tensor([0.1, 0.45, 0.09, 0.36])
+    torch.testing.assert_close(found, expected, atol=4e-3, rtol=0)
+
+
+def test_nothing_is_accepted_after_the_draft_ended() -> None:
+    ones = torch.ones(2, 4)
+    assert accepted_length(ones, torch.zeros(2, 4), torch.tensor([4, 2])).tolist() == [4, 2]
+    assert accepted_length(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([2])).tolist() == [0]
+
+
+def test_round_classes() -> None:
+    accepted, drafted = torch.tensor([0, 1, 3, 2, 0]), torch.tensor([3, 3, 3, 2, 1])
+    assert round_class(accepted, drafted).tolist() == [0, 1, 2, 2, 0]

@@ -1,0 +1,126 @@
+import errno
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from data_gen import shards
+from predictors.errors import UserError
+from tests.harvests import DIM, PROMPTS, write_harvest
+
+SHARD = "hrad-00000.parquet"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_harvest(tmp_path / "toy", rows=5, gamma=3)
+
+
+def test_records_by_split(folder: Path) -> None:
+    records = shards.read_records(folder, "hrad", "train")
+    rows = 5 * PROMPTS["train"]
+    assert records["features"].shape == (rows, DIM) and records["features"].dtype == torch.bfloat16
+    assert records["draft_q"].shape == (rows, 3) and records["draft_q"].dtype == torch.float32
+    assert records["label"].shape == (rows,) and records["label"].dtype == torch.int64
+    assert records["group"].tolist() == [group for group in range(PROMPTS["train"]) for _ in range(5)]
+
+
+def test_one_value_per_round_keeps_its_axis(tmp_path: Path) -> None:
+    folder = write_harvest(tmp_path / "short", rows=2, gamma=1)
+    assert shards.read_records(folder, "hrad", "test")["accept_prob"].shape == (2 * PROMPTS["test"], 1)
+
+
+def test_features_survive_as_bfloat16(folder: Path) -> None:
+    values = torch.tensor([[1.0, -2.5], [3.14159, 1e30]])
+    row = {"prompt_id": "a", "dataset": "d", "split": "test", "features": shards.pack_features(values)}
+    row |= {name: torch.zeros(2) for name in shards.SCHEMAS["specdecpp"].names if name not in row}
+    shards.write_shard(folder, "specdecpp", 7, [row])
+    stored = pq.read_table(folder / "specdecpp-00007.parquet")["features"][0].as_py()
+    assert torch.equal(torch.tensor(stored, dtype=torch.int16).view(torch.bfloat16).view(2, 2), values.bfloat16())
+
+
+def test_the_datasets_package_reads_shards(folder: Path, tmp_path: Path) -> None:
+    loaded = datasets.load_dataset(
+        "parquet", data_files=str(folder / "hrad-*.parquet"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert len(loaded) == sum(PROMPTS.values()) and len(loaded[0]["features"]) == 5 * DIM
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "flipped", "other"])
+def test_damaged_shard_is_named_with_the_remedy(folder: Path, damage: str) -> None:
+    path = folder / SHARD
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "other":
+        path.write_bytes((folder / "specdecpp-00000.parquet").read_bytes())
+    else:
+        middle = len(content) // 3
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        path.write_bytes({"truncated": content[:middle], "empty": b"", "flipped": flipped}[damage])
+    with pytest.raises(UserError, match=rf"^data: shard .*{SHARD} .*Run the harvest again"):
+        shards.read_records(folder, "hrad", "train")
+    assert not shards.finished(folder, 0)
+
+
+def test_nan_is_neither_written_nor_read(folder: Path) -> None:
+    rows = pq.read_table(folder / SHARD).to_pylist()
+    rows[0]["features"][0] = 0x7FC0  # NaN in bfloat16
+    with pytest.raises(UserError, match="^pair: NaN or infinite values in column features"):
+        shards.write_shard(folder, "hrad", 1, rows)
+    assert not (folder / "hrad-00001.parquet").exists()
+    pq.write_table(pa.Table.from_pylist(rows, shards.SCHEMAS["hrad"]), folder / SHARD)
+    with pytest.raises(UserError, match=f"{SHARD} holds NaN or infinite values in column features"):
+        shards.read_records(folder, "hrad", "train")
+
+
+def test_rows_that_the_manifest_does_not_know(folder: Path) -> None:
+    rows = pq.read_table(folder / SHARD).to_pylist()
+    shards.write_shard(folder, "hrad", 0, rows[:-1])
+    with pytest.raises(UserError, match=f"{SHARD} has 19 rows, the manifest says 20"):
+        shards.read_records(folder, "hrad", "train")
+
+
+def test_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+
+    def full(table: object, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    rows = pq.read_table(folder / SHARD).to_pylist()
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        shards.write_shard(folder, "hrad", 1, rows)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is no harvested dataset\. Run: python scripts/gen_data\.py out="):
+        shards.read_manifest(tmp_path / "none")
+    shards.claim(tmp_path / "half", {"gamma": 4})
+    with pytest.raises(UserError, match="is only half harvested"):
+        shards.read_manifest(tmp_path / "half")
+
+
+def test_another_schema_version_is_refused(folder: Path) -> None:
+    manifest = shards.read_manifest(folder)
+    shards.write_json(folder / "manifest.json", {**manifest, "schema_version": 0})
+    with pytest.raises(UserError, match="schema version 0"):
+        shards.read_manifest(folder)
+
+
+def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
+    shards.claim(tmp_path, {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)})
+    shards.claim(tmp_path, {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)})
+    with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, this run has warp\.temperature=0\.5"):
+        shards.claim(tmp_path, {"gamma": 4, "warp": {"temperature": 0.5}, "layers": (1, 2)})
+
+
+def test_shards_without_a_plan_are_not_adopted(tmp_path: Path) -> None:
+    write_harvest(tmp_path / "toy", rows=1)
+    with pytest.raises(UserError, match=r"no plan\.json"):
+        shards.claim(tmp_path / "toy", {"gamma": 4})
