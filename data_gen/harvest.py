@@ -106,9 +106,13 @@ def harvest(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, out: P
 def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[str, Any]:
     """Everything the shards depend on. Two harvests with equal plans may share a folder."""
     content = json.dumps(sorted((r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests))
-    prompts = {"count": len(requests), "sha256": hashlib.sha256(content.encode()).hexdigest()[:16]}
-    identity = pair_identity(pair)
-    return {"schema_version": shards.SCHEMA_VERSION, "pair": identity, "prompts": prompts, **recipe.to_dict()}
+    return {
+        "schema_version": shards.SCHEMA_VERSION,
+        "pair": pair_identity(pair),
+        "prompts": {"count": len(requests), "sha256": hashlib.sha256(content.encode()).hexdigest()[:16]},
+        "splits": {split: sum(request.split == split for request in requests) for split in shards.SPLITS},
+        **recipe.to_dict(),
+    }
 
 
 def chunks(requests: Sequence[Request], size: int) -> list[list[Request]]:

@@ -1,6 +1,5 @@
 """What a harvest contains: counts, acceptance, accepted lengths, classes; and how long one will take."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +21,10 @@ CLASSES = ("none", "some", "all")
 
 def statistics(out: Path, chunk_count: int, gamma: int) -> dict[str, Any]:
     """Counts and label statistics of a finished harvest (JSON values), one pass over its shards."""
-    prompts: Counter[str] = Counter()
     tokens, lengths, classes = 0, np.zeros(gamma + 1, int), np.zeros(len(CLASSES), int)
     overlap, soft_label = [], []
     for index in range(chunk_count):
-        responses = _columns(out, "responses", index, "split", "response_tokens")
-        prompts.update(responses["split"].to_pylist())
-        tokens += len(_values(responses["response_tokens"]))
+        tokens += len(_values(_columns(out, "responses", index, "response_tokens")["response_tokens"]))
         candidates = _columns(out, "specdecpp", index, "overlap", "soft_label")
         overlap.append(_values(candidates["overlap"]))
         soft_label.append(_values(candidates["soft_label"]))
@@ -36,7 +32,6 @@ def statistics(out: Path, chunk_count: int, gamma: int) -> dict[str, Any]:
         lengths += np.bincount(_values(rounds["accepted"]), minlength=gamma + 1)
         classes += np.bincount(_values(rounds["label"]), minlength=len(CLASSES))
     return {
-        "prompts": {split: prompts[split] for split in shards.SPLITS},
         "response_tokens": tokens,
         "records": {"specdecpp": int(sum(map(len, overlap))), "hrad": int(lengths.sum())},
         "overlap": float(np.concatenate(overlap).mean(dtype=float)),
@@ -61,9 +56,9 @@ def summary(manifest: dict[str, Any]) -> str:
     mean = (lengths * np.arange(len(lengths))).sum() / lengths.sum()
     shares = "  ".join(f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()))
     classes = "  ".join(f"{name}: {count / lengths.sum():.1%}" for name, count in found["classes"].items())
-    splits = ", ".join(f"{split} {count}" for split, count in found["prompts"].items())
+    splits = ", ".join(f"{split} {count}" for split, count in manifest["splits"].items())
     rows = {
-        "prompts": f"{sum(found['prompts'].values()):,} ({splits})",
+        "prompts": f"{manifest['prompts']['count']:,} ({splits})",
         "response tokens": f"{found['response_tokens']:,}",
         "SpecDec++ records": f"{counts['specdecpp']:,}",
         "  mean sum(min(p, q))": f"{found['overlap']:.3f}",

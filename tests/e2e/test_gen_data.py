@@ -36,7 +36,7 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     run(monkeypatch)
     manifest = read_manifest("data/jsonl")
     found = manifest["statistics"]
-    assert sum(found["prompts"].values()) == 9 and all(found["prompts"].values())
+    assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9 and all(manifest["splits"].values())
     assert manifest["feature_dims"] == {"specdecpp": 24, "hrad": 5 * 24}
     assert manifest["bytes"] == sum(path.stat().st_size for path in Path("data/jsonl").glob("*.parquet"))
     for kind in ("specdecpp", "hrad"):

@@ -1,0 +1,53 @@
+"""Sequences advanced together equal each one run on its own."""
+
+import pytest
+import torch
+
+from decoding.batched_lm import BatchedLM
+from decoding.cached_lm import CachedLM
+from tests.invariant.test_cached_lm import build, random_tokens
+
+LENGTHS = (7, 0, 3, 12)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2"])
+def test_batch_equals_single_sequences(kind: str) -> None:
+    lm = CachedLM(build(kind))
+    prefixes = [random_tokens(length, seed) for seed, length in enumerate(LENGTHS)]
+    continued = torch.stack([random_tokens(6, 10 + seed) for seed in range(len(LENGTHS))])
+    alone = [own_run(lm, torch.cat([prefix, after])) for prefix, after in zip(prefixes, continued, strict=True)]
+
+    batch, rows = BatchedLM(lm, prefixes, room=6), torch.arange(len(LENGTHS))
+    for step in range(6):
+        if step == 3:
+            rows = torch.tensor([1, 3])
+            batch.keep(rows)
+        output = batch.step(continued[rows, step], hidden=True)
+        assert output.hidden is not None
+        for place, row in enumerate(rows.tolist()):
+            logits, hidden = alone[row]
+            torch.testing.assert_close(output.logits[place], logits[LENGTHS[row] + step], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(output.hidden[:, place], hidden[:, LENGTHS[row] + step], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_a_sequence_goes_on_in_the_single_cache(kind: str) -> None:
+    lm = CachedLM(build(kind))
+    prefixes = [random_tokens(length, seed) for seed, length in enumerate(LENGTHS)]
+    batch = BatchedLM(lm, prefixes, room=2)
+    tokens = torch.tensor([5, 6, 7, 8])
+    batch.step(tokens)
+    more = random_tokens(4, 20)
+    for row, prefix in enumerate(prefixes):
+        batch.hand_over(row)
+        assert lm.length == LENGTHS[row] + 1
+        found = lm.forward(more).logits
+        expected = own_run(lm, torch.cat([prefix, tokens[row, None], more]))[0][-4:]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def own_run(lm: CachedLM, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    lm.crop(0)
+    output = lm.forward(tokens, hidden=True)
+    assert output.hidden is not None
+    return output.logits, output.hidden
