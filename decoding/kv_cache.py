@@ -6,6 +6,8 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from predictors.errors import UserError
+
 ATTENTION = "grouped_heads"
 FIRST_CAPACITY = 256
 
@@ -121,6 +123,8 @@ def grouped_sdpa(
     query ``[B, heads, n, d]``, key and value ``[B, kv_heads, L, d]``, mask ``[B, 1, n, L]`` (additive or boolean) or
     None: one row sees everything, several rows start at an empty cache and are causal. Returns ``[B, n, heads, d]``.
     """
+    if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
+        raise UserError("pair: attention sinks and position biases are not supported. Choose a Llama, Qwen2 or Gemma")
     batch, heads, n, dim = query.shape
     groups = heads // key.shape[1]
     if attention_mask is None and n > 1 and softcap is None:

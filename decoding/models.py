@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -90,20 +91,32 @@ def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
     if device != "cpu" and not torch.accelerator.is_available():
         raise UserError(f"pair.{side}_device: {device} needs a GPU and there is none here. Set pair.{side}_device=cpu")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=resolve_dtype(cfg[f"{side}_dtype"], device),
             device_map=device,
             trust_remote_code=cfg.trust_remote_code,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"pair.{side}: cannot load {source} ({_first_line(error)}). {_REMEDY}") from error
-    if not model._supports_attention_backend:
+    model, loading = loaded
+    if loading["missing_keys"]:
+        lost = sorted(loading["missing_keys"])
+        raise UserError(f"pair.{side}: {source} lacks {len(lost)} weights, {lost[0]} among them. {_REMEDY}")
+    if not has_plain_attention(model):
         raise UserError(
-            f"pair.{side}: {type(model).__name__} does not use the transformers attention interface. "
+            f"pair.{side}: {type(model).__name__} keeps other state than keys and values of full attention. "
             "Choose a Llama, Qwen2, Gemma, Mistral or similar model."
         )
     return model
+
+
+def has_plain_attention(model: PreTrainedModel) -> bool:
+    """Whether every layer is attention behind the transformers interface, full or with a sliding window."""
+    layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    known = layer_types <= {"full_attention", "sliding_attention"}
+    return known and model._supports_attention_backend and not model._is_stateful
 
 
 _REMEDY = "Run `python scripts/build_pair.py` for the embedded pair, or give a hub id or an existing folder."

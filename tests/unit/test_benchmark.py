@@ -1,0 +1,99 @@
+"""Interleaving, seeds, losslessness evidence and tables, without a model."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from decoding.benchmark import Request, of_dataset, request_seed, run
+from decoding.lossless import TOLERANCE, Difference, greedy_differences
+from decoding.metrics import Metrics, Spread
+from decoding.report import draft_table, lossless_lines, markdown, speed_table, summary
+from decoding.sampling import Sampler
+from decoding.table_lm import TableLM
+from decoding.trace import STAGES, RoundTrace, Trace
+
+REQUESTS = [Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n])) for n in range(3)]
+
+
+class Recorder:
+    """An engine that writes down when it was asked for what."""
+
+    def __init__(self, name: str, log: list[tuple[str, int]]) -> None:
+        self.name, self.log = name, log
+
+    def decode(self, prompt_ids: torch.Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+        self.log.append((self.name, int(prompt_ids)))
+        return trace([int(sampler.draw(torch.ones(100)))])
+
+
+def trace(tokens: list[int]) -> Trace:
+    rounds = [RoundTrace([], [], 0, [token], [], 0, dict.fromkeys(STAGES, 0.0)) for token in tokens]
+    return Trace(1, tokens, rounds, 0.0, 1.0, prompt_id="p0")
+
+
+def test_methods_take_turns_and_share_seeds() -> None:
+    log: list[tuple[str, int]] = []
+    seen: list[Trace] = []
+    engines = {name: Recorder(name, log) for name in "ab"}
+    traces = run(engines, REQUESTS, repeats=2, max_new_tokens=4, seed=5, advance=seen.append)
+    assert log[:6] == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+    assert log[6:8] == [("b", 0), ("a", 0)]  # the next repeat starts with the other
+    assert len(seen) == 12
+    for repeat in range(2):
+        assert [t.tokens for t in traces["a"][repeat]] == [t.tokens for t in traces["b"][repeat]]
+    assert {t.seed for t in traces["a"][0]}.isdisjoint(t.seed for t in traces["a"][1])
+    assert traces["a"][1][2].prompt_id == "p2" and traces["a"][1][2].method == "a"
+    assert [[t.prompt_id for t in repeat] for repeat in of_dataset(traces["b"], "even")] == [["p0", "p2"]] * 2
+    assert request_seed(0, REQUESTS[0], 0) != request_seed(1, REQUESTS[0], 0)
+
+
+def constant_lm(logits: list[float]) -> Any:
+    return TableLM(lambda context: torch.tensor(logits, dtype=torch.float64).softmax(0))
+
+
+def test_a_near_tie_is_excused_and_a_real_difference_is_not() -> None:
+    prompt = [torch.tensor([0])]
+    for gap, excused in ((TOLERANCE / 2, True), (0.1, False)):
+        (found,) = greedy_differences(constant_lm([1.0 + gap, 1.0, 0]), prompt, [trace([2, 1])], [trace([2, 0])])
+        assert (found.position, found.baseline_token, found.token) == (1, 0, 1)
+        assert abs(found.gap - gap) < 1e-6 and found.excused == excused
+    (longer,) = greedy_differences(constant_lm([0, 0, 0]), prompt, [trace([2, 1])], [trace([2])])
+    assert not longer.excused  # one goes on where the other has ended
+    assert greedy_differences(constant_lm([0, 0]), prompt, [trace([1])], [trace([1])]) == []
+
+
+def test_lossless_lines_say_which_and_why() -> None:
+    tie, wrong = Difference("p1", 4, 7, 8, 1e-5), Difference("p2", 0, 7, 9, 0.5)
+    text = "\n".join(lossless_lines({"a": [], "b": [tie], "c": [tie, wrong]}, 5))
+    assert "a: 5 of 5 outputs equal autoregressive decoding (equal)" in text
+    assert "b: 4 of 5" in text and "near tie" in text and "1.0e-05" in text
+    assert "c: 3 of 5 outputs equal autoregressive decoding (NOT LOSSLESS on 1)" in text
+
+
+def metrics(low: float, high: float) -> Metrics:
+    fields = dict.fromkeys(Metrics.__annotations__, 0.5) | {"requests": 2, "tokens": 9}
+    middle = (low + high) / 2
+    fields |= {"tokens_per_second": Spread(10 * middle, 10 * low, 10 * high), "speedup": Spread(middle, low, high)}
+    return Metrics(**fields)  # type: ignore[arg-type]
+
+
+def test_tables_say_where_speculation_loses() -> None:
+    plain = SimpleNamespace(**metrics(1, 1).__dict__ | {"speedup": None})
+    found: Any = {"autoregressive": plain, "x": metrics(1.1, 1.3), "y": metrics(0.8, 0.9), "z": metrics(0.9, 1.1)}
+    table = speed_table(found, "x")
+    assert [line.split("|")[-2].strip() for line in table.splitlines()[2:]] == [
+        *("baseline", "faster", "SLOWER", "no clear difference")
+    ]
+    assert "1.20x (1.10-1.30)" in table and "0.71x" in table
+    said = summary(found, 3)
+    assert "LOSES against autoregressive decoding with: y (0.85x)" in said and "measured" in said
+    assert "autoregressive" not in draft_table(found)
+
+
+def test_markdown_lines_up() -> None:
+    assert markdown(["a", "long"], [["wide", "b"]]).splitlines() == [
+        "| a    | long |",
+        "| ---- | ---- |",
+        "| wide | b    |",
+    ]

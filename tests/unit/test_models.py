@@ -1,0 +1,120 @@
+"""Loading a pair: what is refused, and what identifies it."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from decoding.cached_lm import CachedLM
+from decoding.models import check_same_vocabulary, has_plain_attention, load_pair, pair_identity, resolve_dtype
+from predictors.errors import UserError
+
+
+def pair_config(folder: Path, **changes: Any) -> DictConfig:
+    fields = {
+        "name": "tiny",
+        "target": str(folder / "target"),
+        "draft": str(folder / "draft"),
+        "target_dtype": "float64",
+        "draft_dtype": "float64",
+        "target_device": "cpu",
+        "draft_device": "cpu",
+        "trust_remote_code": False,
+        "max_length": 64,
+    }
+    return OmegaConf.create(fields | changes)
+
+
+def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    vocab = {word: index for index, word in enumerate(words)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token=words[0])))
+
+
+def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
+    pair = load_pair(pair_config(tiny_pair_dir))
+    assert pair.target.max_length == pair.draft.max_length == 64
+    assert pair.eos_ids == (0,)
+    output = pair.target.forward(torch.tensor([1, 2, 3]), hidden=True)
+    assert output.logits.shape == (3, 32) and output.logits.dtype == torch.float32
+    assert output.hidden is not None and output.hidden.shape == (5, 3, 24)
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+def test_missing_models_name_key_and_remedy(tiny_pair_dir: Path, tmp_path: Path, side: str) -> None:
+    for missing in (str(tmp_path / "nowhere"), "~/no/such/folder", str(tmp_path)):
+        with pytest.raises(UserError, match=rf"^pair\.{side}: no model in .*python scripts/build_pair\.py"):
+            load_pair(pair_config(tiny_pair_dir, **{side: missing}))
+
+
+def test_damaged_model_is_one_line(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_pair_dir / "draft", broken)
+    (broken / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"^pair\.draft: ") as refusal:
+        load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
+    assert "\n" not in str(refusal.value)
+    shutil.copytree(tiny_pair_dir / "draft", broken, dirs_exist_ok=True)
+    weights = {name: tensor.clone() for name, tensor in load_file(broken / "model.safetensors").items()}
+    (broken / "model.safetensors").write_bytes(b"half a file")
+    with pytest.raises(UserError, match=r"^pair\.draft: cannot load"):
+        load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
+    weights.pop("model.norm.weight")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"^pair\.draft: .* lacks 1 weights, model\.norm\.weight"):
+        load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
+
+
+def test_unavailable_device_and_unknown_dtype(tiny_pair_dir: Path) -> None:
+    if not torch.accelerator.is_available():
+        with pytest.raises(UserError, match=r"^pair\.draft_device: cuda:0"):
+            load_pair(pair_config(tiny_pair_dir, draft_device="cuda:0"))
+    with pytest.raises(UserError, match="int9"):
+        load_pair(pair_config(tiny_pair_dir, target_dtype="int9"))
+    assert resolve_dtype("auto", "cpu") == torch.float32
+    assert resolve_dtype("auto", "cuda:0") == "auto"
+
+
+def test_vocabularies_are_compared_token_by_token() -> None:
+    words = ["<s>", "a", "b", "c"]
+    check_same_vocabulary(tokenizer(words), tokenizer(words), 4)
+    check_same_vocabulary(tokenizer(words), tokenizer(words[:3]), 4)  # an id one of them leaves unnamed
+    with pytest.raises(UserError, match=r"^pair\.draft: .*token 1 is 'b' there, 'a' here"):
+        check_same_vocabulary(tokenizer(words), tokenizer(["<s>", "b", "a", "c"]), 4)
+    with pytest.raises(UserError, match=r"token 3 is 'c' there"):
+        check_same_vocabulary(tokenizer(words), tokenizer(words), 3)  # beyond the smaller model's vocabulary
+
+
+def test_models_with_other_state_are_recognised() -> None:
+    small = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1}
+    assert not has_plain_attention(MambaForCausalLM(MambaConfig(**small)))
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 8}
+    assert has_plain_attention(LlamaForCausalLM(LlamaConfig(**small, **heads)))
+    sinks = CachedLM(GptOssForCausalLM(GptOssConfig(**small, **heads, head_dim=8, num_local_experts=1)))
+    with pytest.raises(UserError, match="attention sinks"):
+        sinks.forward(torch.tensor([1]))
+
+
+def test_identity_follows_content_not_place_or_dtype(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    first = load_pair(pair_config(tiny_pair_dir))
+    moved = shutil.copytree(tiny_pair_dir, tmp_path / "moved")
+    second = load_pair(pair_config(moved, target_dtype="float32"))
+    assert pair_identity(first) == pair_identity(second)
+    with torch.no_grad():
+        second.draft.model.model.norm.weight[3] += 1
+    changed = pair_identity(second)
+    assert changed.pop("draft") != pair_identity(first)["draft"]
+    assert changed.items() <= pair_identity(first).items()
