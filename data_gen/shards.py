@@ -129,11 +129,11 @@ def claim(folder: Path, plan: dict[str, Any]) -> None:
     Raises UserError naming the settings that differ from those the shards in the folder were made with.
     """
     path = folder / "plan.json"
-    if not path.exists():
-        if any(folder.glob("*.parquet")):
-            raise UserError(f"out: {folder} holds shards but no plan.json. Delete the folder or choose another out=")
+    if not any(folder.glob("*.parquet")):  # nothing made yet
         write_json(path, plan)
         return
+    if not path.exists():
+        raise UserError(f"out: {folder} holds shards but no plan.json. Delete the folder or choose another out=")
     before, now = dict(_flat(_read_json(path))), dict(_flat(json.loads(json.dumps(plan))))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if changed:

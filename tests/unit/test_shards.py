@@ -114,10 +114,13 @@ def test_another_schema_version_is_refused(folder: Path) -> None:
 
 
 def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
-    shards.claim(tmp_path, {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)})
-    shards.claim(tmp_path, {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)})
+    shards.claim(tmp_path, {"gamma": 3})  # no shard was made: may be changed
+    plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
+    shards.claim(tmp_path, plan)
+    write_harvest(tmp_path, rows=1)
+    shards.claim(tmp_path, plan)
     with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, this run has warp\.temperature=0\.5"):
-        shards.claim(tmp_path, {"gamma": 4, "warp": {"temperature": 0.5}, "layers": (1, 2)})
+        shards.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}})
 
 
 def test_shards_without_a_plan_are_not_adopted(tmp_path: Path) -> None:
