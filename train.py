@@ -21,7 +21,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.shards import SPLITS, read_manifest, read_records
-from predictors.base import Predictor, Records, replaced_folder, save_predictor, write_json
+from predictors.base import Predictor, Records, refuse_foreign, replaced_folder, save_predictor, write_json
 from predictors.calibration import fit_temperature
 from predictors.card import LEGEND, confusion_table, model_card, score_table
 from predictors.cli import hydra_script
@@ -31,6 +31,7 @@ from predictors.trainer import Trainer, logits_in_chunks
 from predictors.trivial import CONFIDENCES, base_rate, confidence, constant
 
 PACKAGES = ("draftpredict", "torch", "accelerate", "imbalanced-learn", "scikit-learn", "safetensors")
+MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 
 @hydra_script("train")
@@ -40,6 +41,7 @@ def main(cfg: DictConfig) -> None:
     manifest = read_manifest(cfg.data)
     splits: dict[str, Records] = {split: read_records(cfg.data, predictor.kind, split) for split in SPLITS}
     out = Path(cfg.out or f"checkpoints/{predictor.name}")
+    refuse_foreign(out, MARKER)
     logger = instantiate(cfg.logger)
     logger.start("train", OmegaConf.to_container(cfg, resolve=True))
     try:
@@ -125,9 +127,9 @@ def resume_file(out: Path, cfg: DictConfig) -> Path:
 
 
 def save(predictor: Predictor, out: Path, config: dict[str, Any], metrics: dict[str, Any]) -> None:
-    with replaced_folder(out) as folder:
+    with replaced_folder(out, MARKER) as folder:
         save_predictor(predictor, folder, config)
-        write_json(folder / "metrics.json", metrics)
+        write_json(folder / MARKER, metrics)
         saved = json.loads((folder / "config.json").read_text())
         (folder / "README.md").write_text(model_card(saved, metrics, predictor.calibration, predictor.caveat))
 

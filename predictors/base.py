@@ -175,9 +175,20 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
+def refuse_foreign(folder: Path, marker: str) -> None:
+    """Raise UserError when `folder` has content but no file `marker`: replacing it would destroy something else."""
+    if folder.exists() and not (folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))):
+        raise UserError(f"out: {folder} holds something else, which would be lost. Choose another out=<folder>")
+
+
 @contextmanager
-def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Write into a new folder that takes `folder`'s place when the block ends without an error."""
+def replaced_folder(folder: Path, marker: str) -> Iterator[Path]:
+    """Write into a new folder that takes `folder`'s place when the block ends without an error.
+
+    marker: a file by which a folder written earlier is known (`refuse_foreign`).
+    """
+    refuse_foreign(folder, marker)
+    folder = folder.resolve()
     fresh = folder.with_name(f".{folder.name}.writing")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)

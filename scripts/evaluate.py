@@ -37,17 +37,19 @@ from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import BASELINE
 from decoding.sampling import Warp
 from decoding.trace import Trace, write_traces
-from predictors.base import read_config, refuse_mismatch, replaced_folder, write_json
+from predictors.base import read_config, refuse_foreign, refuse_mismatch, replaced_folder, write_json
 from predictors.cli import hydra_script
 from predictors.errors import UserError
 
 FIXED = "fixed"
+MARKER = "results.json"  # what a folder of results is known by
 
 
 @hydra_script("evaluate")
 def main(cfg: DictConfig) -> None:
     """Models and prompts in, tables out."""
     names = method_names(cfg)
+    refuse_foreign(Path(cfg.out), MARKER)
     checkpoints = {name: checkpoint_config(cfg, name) for name in names}
     pair = load_pair(cfg.pair)
     check_checkpoints(cfg, pair, checkpoints)
@@ -226,8 +228,8 @@ def save(cfg: DictConfig, pair: ModelPair, results: dict[str, Any], text: str, t
     """All files or none; an earlier evaluation of the same name is replaced."""
     out = Path(cfg.out)
     metrics = {d: {name: m.to_dict() for name, m in found.items()} for d, found in results["metrics"].items()}
-    with replaced_folder(out) as folder:
-        write_json(folder / "results.json", {**results, "metrics": metrics, "run": run_facts(cfg, pair)})
+    with replaced_folder(out, MARKER) as folder:
+        write_json(folder / MARKER, {**results, "metrics": metrics, "run": run_facts(cfg, pair)})
         (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         for name, repeats in traces.items():
             file = name.split(" (")[0].replace(" ", "-")

@@ -41,7 +41,7 @@ def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
 
 @pytest.fixture
 def checkpoint(trained: Predictor, tmp_path: Path) -> Path:
-    with replaced_folder(tmp_path / "checkpoint") as folder:
+    with replaced_folder(tmp_path / "checkpoint", "config.json") as folder:
         save_predictor(trained, folder, CONTEXT)
     return tmp_path / "checkpoint"
 
@@ -151,11 +151,18 @@ def test_no_checkpoint_names_the_command(tmp_path: Path) -> None:
 def test_an_interrupted_save_leaves_the_old_checkpoint(checkpoint: Path) -> None:
     before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
     with pytest.raises(KeyboardInterrupt):
-        with replaced_folder(checkpoint) as folder:
+        with replaced_folder(checkpoint, "config.json") as folder:
             (folder / "config.json").write_text("half")
             raise KeyboardInterrupt
     assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
     assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint"]
+
+
+def test_a_folder_with_other_content_is_not_replaced(checkpoint: Path) -> None:
+    with pytest.raises(UserError, match="^out: .* holds something else"):
+        with replaced_folder(checkpoint.parent, "config.json"):
+            pass
+    assert (checkpoint / "config.json").is_file()
 
 
 class Recorder(Trainer):

@@ -57,6 +57,16 @@ def test_no_harvest_names_the_command(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "python scripts/gen_data.py" in capsys.readouterr().err
 
 
+def test_out_holds_other_things(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    write_harvest(Path("data/toy"))
+    for out in ("data/toy", "."):
+        with pytest.raises(SystemExit) as exit_code:
+            run(monkeypatch, "data=data/toy", f"out={out}", *QUICK)
+        assert exit_code.value.code == 2
+        assert "holds something else" in capsys.readouterr().err
+    assert Path("data/toy/manifest.json").is_file()
+
+
 def test_unknown_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, "trainer.learning_rate=1")
