@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from decoding.cached_lm import CachedLM
+from decoding.packing import pack_linears
 from predictors.errors import UserError
 
 
@@ -109,6 +110,7 @@ def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
             f"pair.{side}: {type(model).__name__} keeps other state than keys and values of full attention. "
             "Choose a Llama, Qwen2, Gemma, Mistral or similar model."
         )
+    pack_linears(model)
     return model
 
 

@@ -1,0 +1,41 @@
+"""Packed linear layers compute what they replace, and nothing else about the model changes."""
+
+import pytest
+import torch
+from torch import nn
+
+from decoding.packing import FEW_ROWS, PackedLinear, pack_linears
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 7, FEW_ROWS, FEW_ROWS + 1])
+def test_same_product(rows: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 40, bias=bias)
+    packed = PackedLinear(linear)
+    for shape in ((rows, 24), (1, rows, 24)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(packed(x), linear(x), atol=1e-5, rtol=1e-5)
+
+
+def test_parameters_and_gradients_stay() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 2)))
+    model[2][0].weight = nn.Parameter(model[0].weight[:2].detach())
+    before = dict(model.named_parameters())
+    pack_linears(model)
+    assert isinstance(model[0], PackedLinear) and isinstance(model[2][0], PackedLinear)
+    assert all(parameter is before[name] for name, parameter in model.named_parameters())
+    assert model.state_dict().keys() == before.keys()
+    model(torch.randn(3, 4)).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    double = nn.Sequential(nn.Linear(2, 2).double())
+    pack_linears(double)
+    assert type(double[0]) is nn.Linear
+    monkeypatch.setattr("decoding.packing.MOST_BYTES", 15)
+    large = nn.Sequential(nn.Linear(2, 2))
+    pack_linears(large)
+    assert type(large[0]) is nn.Linear
