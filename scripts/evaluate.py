@@ -35,7 +35,6 @@ from decoding.lossless import broken_invariants, greedy_differences
 from decoding.metrics import Metrics, measure, profile, tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import BASELINE
-from decoding.sampling import Warp
 from decoding.trace import Trace, write_traces
 from predictors.base import read_config, refuse_foreign, refuse_mismatch, replaced_folder, write_json
 from predictors.cli import hydra_script
@@ -80,13 +79,18 @@ def method_names(cfg: DictConfig) -> list[str]:
         if name not in cfg.method:
             raise UserError(f"methods: {name!r} is not defined. Choose from {known}, or define method.{name}")
     for key in ("repeats", "max_new_tokens", "limit"):
-        if cfg[key] is not None and cfg[key] < 1:
-            raise UserError(f"{key}: {cfg[key]} is below 1. Give a positive number")
+        if not is_count(cfg[key]) and not (key == "limit" and cfg.limit is None):
+            raise UserError(f"{key}: {cfg[key]} is no whole number from 1 on. Give one")
     if cfg.split not in ("all", *SPLITS):
         raise UserError(f"split: {cfg.split!r} is unknown. Use all, {', '.join(SPLITS)}")
-    if FIXED in cfg.methods and (not cfg.gammas or min(cfg.gammas) < 1):
-        raise UserError(f"gammas: {list(cfg.gammas)} must be one or more draft lengths of at least 1")
+    gammas = cfg.gammas if OmegaConf.is_list(cfg.gammas) else []
+    if FIXED in cfg.methods and not (gammas and all(map(is_count, gammas))):
+        raise UserError(f"gammas: {cfg.gammas} must be one or more draft lengths of at least 1, e.g. gammas=[2,4]")
     return list(dict.fromkeys([BASELINE, *cfg.methods]))
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 1
 
 
 def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:
@@ -188,7 +192,7 @@ def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: 
     eos_ids = frozenset(pair.eos_ids)
     broken = {f for trace in everything for f in broken_invariants(trace, cfg.max_new_tokens, eos_ids)}
     lines = [f"invariants of a lossless decode: {'; '.join(sorted(broken)) or 'hold'} ({len(everything)} traces)"]
-    if instantiate(cfg.warp) != Warp(temperature=0.0):
+    if cfg.warp.temperature != 0:
         verifier = "proven lossless" if instantiate(cfg.verifier).lossless else "NOT lossless"
         return [*lines, f"sampled: the verifier's law is {verifier} by enumeration (tests/contract/test_verifiers.py)"]
     prompts = [request.tokens for request in requests]

@@ -8,8 +8,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from decoding.draft import Verdict
 from decoding.models import load_pair, pair_identity
 from decoding.trace import read_traces
+from decoding.verifiers.token import TokenVerifier
 from scripts import evaluate
 from tests.checkpoints import write_checkpoint
 
@@ -95,6 +97,22 @@ def test_sampling_is_reproducible_and_checks_invariants(base: list[str], monkeyp
     assert "hold" in lines[0] and "proven lossless" in lines[1]
 
 
+def test_greedy_check_catches_a_lossy_rule(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that accepts every draft. Filters change nothing about a greedy target, so it is checked all the same."""
+    verify = TokenVerifier.verify
+
+    def credulous(self: TokenVerifier, draft: Any, p: Any, sampler: Any) -> Verdict:
+        token = verify(self, draft, p, sampler).token
+        return Verdict(len(draft), draft.path(len(draft)), token, len(draft))
+
+    monkeypatch.setattr(TokenVerifier, "verify", credulous)
+    run(monkeypatch, *base, *GREEDY, "warp.top_k=3", "methods=[custom]", "repeats=1")
+    printed = capsys.readouterr().out
+    assert "NOT LOSSLESS" in printed and "too large" in printed
+
+
 def test_missing_and_foreign_checkpoints(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +132,10 @@ def test_missing_and_foreign_checkpoints(
         ("methods=[fastest]", "methods: 'fastest'"),
         ("repeats=0", "repeats: 0"),
         ("gammas=[0,2]", "gammas: [0, 2]"),
+        ("gammas=4", "gammas: 4"),
+        ("gammas=[]", "gammas: []"),
+        ("max_new_tokens=2.5", "max_new_tokens: 2.5"),
+        ("repeats=null", "repeats: None"),
         ("split=dev", "split: 'dev'"),
         ("limit=0", "limit: 0"),
         ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
