@@ -179,6 +179,8 @@ def _rows_to_keep(logits: LogitsFor, n: int, device: torch.device) -> int | torc
 
 
 def _context_limit(config: PreTrainedConfig, asked: int | None) -> int:
+    if asked is not None and asked < 2:
+        raise UserError(f"pair.max_length: {asked} has no room for a prompt and a response. Raise it, or give null")
     text = config.get_text_config()
     window = text.sliding_window if _has_sliding_layers(text) else None
     return min(limit for limit in (text.max_position_embeddings, window, asked) if limit)

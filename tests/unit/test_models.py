@@ -88,6 +88,13 @@ def test_unavailable_device_and_unknown_dtype(tiny_pair_dir: Path) -> None:
     assert resolve_dtype("auto", "cuda:0") == "auto"
 
 
+def test_context_length_is_the_smaller_of_asked_and_possible(tiny_pair_dir: Path) -> None:
+    assert load_pair(pair_config(tiny_pair_dir, max_length=None)).target.max_length == 96
+    assert load_pair(pair_config(tiny_pair_dir, max_length=200)).draft.max_length == 96
+    with pytest.raises(UserError, match=r"^pair\.max_length: -3"):
+        load_pair(pair_config(tiny_pair_dir, max_length=-3))
+
+
 def test_vocabularies_are_compared_token_by_token() -> None:
     words = ["<s>", "a", "b", "c"]
     check_same_vocabulary(tokenizer(words), tokenizer(words), 4)
