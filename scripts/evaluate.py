@@ -86,6 +86,8 @@ def method_names(cfg: DictConfig) -> list[str]:
     gammas = cfg.gammas if OmegaConf.is_list(cfg.gammas) else []
     if FIXED in cfg.methods and not (gammas and all(map(is_count, gammas))):
         raise UserError(f"gammas: {cfg.gammas} must be one or more draft lengths of at least 1, e.g. gammas=[2,4]")
+    if FIXED in cfg.methods and max(gammas) > cfg.structure.gamma_max:
+        raise UserError(f"gammas: {cfg.gammas} exceed structure.gamma_max={cfg.structure.gamma_max}. Raise that")
     return list(dict.fromkeys([BASELINE, *cfg.methods]))
 
 
