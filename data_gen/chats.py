@@ -53,7 +53,8 @@ def load_chats(path: Path) -> list[Chat]:
 
 
 class ChatPool:
-    """All chats of a folder, in memory; `refresh` picks up shards written since. The first `held_out` never train."""
+    """All chats of a folder, in memory; `refresh` picks up shards written since. The first `held_out` never train:
+    shards are read in the order they were written, so that these stay the same, whoever writes more."""
 
     def __init__(self, folder: Path, held_out: int) -> None:
         self.folder, self.held_out = folder, held_out
@@ -62,7 +63,7 @@ class ChatPool:
         self.refresh()
 
     def refresh(self) -> None:
-        for path in sorted(self.folder.glob("*.safetensors")):
+        for path in sorted(self.folder.glob("*.safetensors"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
             if path not in self.read:
                 self.read.add(path)
                 self.chats.extend(load_chats(path))

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from data_gen.chats import Chat, ChatPool, batches
 from decoding.draft_model import own_layers
+from predictors.errors import UserError
 
 ROWS = 512  # positions whose logits are held at once: 512 x V float32
 
@@ -180,7 +181,7 @@ class Distillation:
     def _stream(self, tokens: int) -> Iterator[list[Chat]]:
         while True:
             self.pool.refresh()
-            rng = random.Random(f"{self.seed}/{self.progress['epoch']}")
+            rng = random.Random(f"{self.seed}/{self.progress['step']}")  # a run that goes on sees another order
             for batch in batches(self.pool.training, self.config.batch_tokens, rng):
                 if self.progress["tokens"] >= tokens:
                     return
@@ -214,14 +215,22 @@ class Distillation:
         partial.rename(self.folder / "state.safetensors")
 
     def resume(self) -> bool:
-        """Continue from `folder`, if a state is there. The data order restarts with the epoch it stopped in."""
+        """Continue from `folder`, if a state is there; the epoch it stopped in begins again, in another order.
+
+        Raises UserError when the state is damaged or that of a draft of another shape.
+        """
         path = self.folder / "state.safetensors"
         if not path.is_file():
             return False
-        with safe_open(path, "pt") as file:
-            self.progress = json.loads(file.metadata()["progress"])
-        state = load_file(path)
-        own = {name: state.pop(name) for name in own_layers(self.draft)}
-        self.draft.load_state_dict(own, strict=False)
-        self.optimiser.state = state
+        try:
+            with safe_open(path, "pt") as file:
+                progress = json.loads(file.metadata()["progress"])
+            state = load_file(path, str(self.draft.device))
+        except SafetensorError as error:
+            raise UserError(f"folder: {path} is damaged ({error}). Delete it to train from the start") from error
+        expected = own_layers(self.draft) | self.optimiser.state
+        if {name: x.shape for name, x in state.items()} != {name: x.shape for name, x in expected.items()}:
+            raise UserError(f"folder: {path} is of a draft with other layers. Choose another folder=..., or delete it")
+        self.draft.load_state_dict({name: state.pop(name) for name in own_layers(self.draft)}, strict=False)
+        self.optimiser.state, self.progress = state, progress
         return True

@@ -109,7 +109,6 @@ class SelfChat:
         longest = len(self.user_header) + config.prompt_tokens + 1 + len(self.assistant_header) + config.response_tokens
         self.cache = SlotCache(config.slots, longest + 1)
         self.slots = [self._fresh() for _ in range(config.slots)]
-        self.temperature = torch.ones(config.slots, device=model.device)
 
     def _fresh(self) -> Slot:
         given = next(self.prompts, None) if self.prompts is not None else None
@@ -146,11 +145,17 @@ class SelfChat:
             use_cache=True,
         )
         hidden = out.last_hidden_state[:, 0]
-        logits = self.model.lm_head(hidden).float().div_(self.temperature[:, None])
+        logits = self.model.lm_head(hidden).float().div_(self._temperatures()[:, None])
         cdf = logits.softmax(-1).cumsum(-1)
         level = torch.rand(len(feed), 1, generator=self.generator, device=device) * cdf[:, -1:]
         drawn = torch.searchsorted(cdf, level, right=True)[:, 0].clamp_(max=cdf.shape[-1] - 1)
         return hidden.to(torch.bfloat16), drawn.tolist()
+
+    def _temperatures(self) -> Tensor:
+        """[B]: of the turn each slot is in; user turns have start 0."""
+        cycle = self.config.temperatures
+        values = [cycle[slot.answers % len(cycle)] if slot.start else 1.0 for slot in self.slots]
+        return torch.tensor(values, device=self.model.device)
 
     def _advance(self, row: int, slot: Slot, hidden: Tensor, drawn: int) -> Chat | None:
         """Queue the slot's next token; return a finished chat, if this step finished one."""
@@ -182,6 +187,5 @@ class SelfChat:
             last = slot.tokens[slot.start - 1]
             slot.tokens, slot.hidden, slot.forced = slot.tokens[: slot.start - 1], [], [last]
         else:
-            self.slots[row] = slot = self._fresh()
-        self.temperature[row] = self.config.temperatures[slot.answers % len(self.config.temperatures)]
+            self.slots[row] = self._fresh()
         return chat

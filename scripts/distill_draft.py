@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -31,6 +31,7 @@ from data_gen.distill import Distillation, TrainingConfig, measure_overlap
 from data_gen.prompts.jsonl import load_jsonl
 from data_gen.selfchat import SelfChat, SelfChatConfig
 from decoding.draft_model import copied_layers, draft_from_layers, own_layers
+from decoding.models import resolve_dtype
 from predictors.cli import hydra_script
 from predictors.errors import UserError
 
@@ -49,16 +50,17 @@ def main(cfg: DictConfig) -> None:
     target, tokenizer = load_target(cfg)
     chats = Path(cfg.folder) / "chats"
     chats.mkdir(parents=True, exist_ok=True)
+    stream = chat_stream(cfg, target, tokenizer, chats)
     if cfg.stage == "generate":
-        generate(cfg, target, tokenizer, chats, cfg.chats.tokens)
+        generate(cfg, stream, chats, cfg.chats.tokens)
         return
     if cfg.stage == "all":
-        generate(cfg, target, tokenizer, chats, first_round(cfg))
+        generate(cfg, stream, chats, first_round(cfg))
     run = start_training(cfg, target, chats)
     if cfg.stage == "train":
         train(cfg, run, cfg.training.tokens)
     if cfg.stage == "all":
-        alternate(cfg, run, target, tokenizer, chats)
+        alternate(cfg, run, stream, chats)
     ship(cfg, run)
 
 
@@ -70,39 +72,56 @@ def check(cfg: DictConfig) -> None:
         raise UserError("chats.tokens: must exceed chats.shard_tokens. Raise it, or lower chats.shard_tokens")
     if not 0 < cfg.training.positions <= 1:
         raise UserError(f"training.positions: {cfg.training.positions} is no share. Use a number in (0, 1]")
-    for key in ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out"):
-        if cfg.chats[key] < 1:
-            raise UserError(f"chats.{key}: {cfg.chats[key]} is too small. Use 1 or more")
+    if not cfg.chats.temperatures or min(cfg.chats.temperatures) <= 0:
+        raise UserError("chats.temperatures: must be one or more numbers above 0. The default is [1.0, 0.6]")
+    counts = {"chats": ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out")}
+    for group, keys in (counts | {"training": ("tokens", "batch_tokens", "warmup")}).items():
+        for key in keys:
+            if cfg[group][key] < 1:
+                raise UserError(f"{group}.{key}: {cfg[group][key]} is too small. Use 1 or more")
 
 
 def load_target(cfg: DictConfig) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """The pair's target in its configured dtype, which must be of the Llama architecture."""
+    """The pair's target in its configured dtype, which must be of the Llama architecture and have ``layers``."""
     folder = Path(cfg.pair.target).expanduser()
     source = str(folder) if folder.exists() else str(cfg.pair.target)
     try:
-        dtype = cfg.pair.dtype if cfg.pair.dtype == "auto" else getattr(torch, cfg.pair.dtype)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(cfg.pair.target_device).eval()
+        dtype = resolve_dtype(cfg.pair.target_dtype, cfg.pair.target_device)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=cfg.pair.target_device).eval()
         tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"pair.target: cannot load {source} ({reason}). Run python scripts/build_pair.py") from error
     if not isinstance(model, LlamaForCausalLM):
         raise UserError(f"pair.target: {type(model).__name__} is no Llama model, the only kind this recipe knows")
+    depth = model.config.num_hidden_layers
+    if not cfg.layers or not all(0 <= layer < depth for layer in cfg.layers):
+        raise UserError(f"layers: {list(cfg.layers)} must be one or more of the target's layers 0 to {depth - 1}")
     return model, tokenizer
 
 
-def generate(
-    cfg: DictConfig, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path, tokens: int
-) -> None:
+def chat_stream(
+    cfg: DictConfig, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> Iterator[Chat]:
+    """The endless chats of this process. One stream for the whole run: a new one would drop the chats that are not
+    finished, long ones above all, and begin again with the first of ``chats.prompts``."""
+    settings = {f.name: cfg.chats[f.name] for f in fields(SelfChatConfig)}
+    settings["temperatures"] = tuple(settings["temperatures"])
+    seed = cfg.seed * 1_000_003 + shard_count(folder)  # never the same chats again after a restart
+    prompts = given_prompts(cfg, tokenizer)
+    return iter(SelfChat(target, tokenizer, SelfChatConfig(**settings), seed, prompts))
+
+
+def shard_count(folder: Path) -> int:
+    return len(list(folder.glob("*.safetensors")))
+
+
+def generate(cfg: DictConfig, stream: Iterator[Chat], folder: Path, tokens: int) -> None:
     """Write shards of chats until `folder` holds `tokens` response tokens (of every process that writes there)."""
     have = written_tokens(folder)
     if have >= tokens:
         return
-    settings = {f.name: cfg.chats[f.name] for f in fields(SelfChatConfig)}
-    settings["temperatures"] = tuple(settings["temperatures"])
-    number = len(list(folder.glob("*.safetensors")))
-    seed = cfg.seed * 1_000_003 + number  # never the same chats again after a restart
-    stream = iter(SelfChat(target, tokenizer, SelfChatConfig(**settings), seed, given_prompts(cfg, tokenizer)))
+    number = shard_count(folder)
     with tqdm(total=tokens, initial=have, unit="tok", desc="chats", smoothing=0.1) as bar:
         while have < tokens:
             shard = next_shard(stream, cfg.chats.shard_tokens, bar)
@@ -134,7 +153,10 @@ def given_prompts(cfg: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Iterat
     """Token ids of the prompts of ``chats.prompts``, once; None when the target writes all of its own."""
     if cfg.chats.prompts is None:
         return None
-    prompts = load_jsonl("prompts", cfg.chats.prompts, "prompt", None, True)
+    try:
+        prompts = load_jsonl("prompts", cfg.chats.prompts, "prompt", None, True)
+    except UserError as error:
+        raise UserError(str(error).replace("dataset.path", "chats.prompts")) from error
     return iter([tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts])
 
 
@@ -148,13 +170,18 @@ def start_training(cfg: DictConfig, target: LlamaForCausalLM, chats: Path) -> Di
     run = Distillation(draft, pool, TrainingConfig(**cfg.training), Path(cfg.folder), cfg.seed)
     if run.resume():
         print(f"resuming after {run.progress['tokens']:,} tokens ({run.folder})")
+    elif cfg.stage == "ship":
+        raise UserError(f"folder: {run.folder} holds no trained state to ship. Run with stage=train or stage=all first")
     return run
 
 
 def load_layers(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise UserError(f"start: {path} not found. Give a file of trained layers, or start=null")
-    return {name: tensor.float() for name, tensor in load_file(path).items()}
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"start: {path} is damaged ({error}). Give another file, or start=null") from error
 
 
 def first_round(cfg: DictConfig) -> int:
@@ -162,15 +189,14 @@ def first_round(cfg: DictConfig) -> int:
     return min(cfg.chats.tokens, 2 * cfg.chats.shard_tokens + cfg.chats.held_out * cfg.chats.response_tokens)
 
 
-def alternate(
-    cfg: DictConfig, run: Distillation, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, chats: Path
-) -> None:
+def alternate(cfg: DictConfig, run: Distillation, stream: Iterator[Chat], chats: Path) -> None:
     """Train on what there is, write more, and so on: both budgets are used up in step."""
     start = written_tokens(chats)
     while run.progress["tokens"] < cfg.training.tokens:
         train(cfg, run, min(cfg.training.tokens, run.progress["tokens"] + cfg.training.tokens // ROUNDS + 1))
         share = run.progress["tokens"] / cfg.training.tokens
-        generate(cfg, target, tokenizer, chats, int(start + share * GENERATED_BY * (cfg.chats.tokens - start)))
+        wanted = int(start + share * GENERATED_BY * (cfg.chats.tokens - start))
+        generate(cfg, stream, chats, min(wanted, cfg.chats.tokens))
 
 
 def train(cfg: DictConfig, run: Distillation, tokens: int) -> None:

@@ -1,5 +1,6 @@
 """Distillation: the written-out gradients, the optimiser, chats on disk, and a run that stops and goes on."""
 
+import os
 import random
 from itertools import islice
 from pathlib import Path
@@ -136,3 +137,17 @@ def test_own_states_ignore_padding(target: LlamaForCausalLM, chats: list[Chat]) 
     together, _ = draft_states(draft, chats[:5])
     alone = torch.cat([draft_states(draft, [chat])[0] for chat in chats[:5]])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_later_shards_leave_the_held_out_chats_alone(chats: list[Chat], tmp_path: Path) -> None:
+    for second, (name, part) in enumerate([("b", chats[:10]), ("a", chats[10:])]):
+        save_chats(tmp_path / f"{name}.safetensors", part)
+        os.utime(tmp_path / f"{name}.safetensors", (second, second))
+    pool = ChatPool(tmp_path, held_out=4)
+    for ours, theirs in zip(pool.validation, chats[:4], strict=True):
+        assert torch.equal(ours.tokens, theirs.tokens)
+
+
+def test_only_answers_have_the_temperatures(target: LlamaForCausalLM) -> None:
+    chat = SelfChat(target, ByteTokenizer(), SelfChatConfig(slots=2, temperatures=(0.5, 0.7)), 0, iter([[5]]))
+    assert chat._temperatures().tolist() == [0.5, 1.0], "the first slot has a given prompt, the second writes its own"
