@@ -129,7 +129,8 @@ def claim(folder: Path, plan: dict[str, Any]) -> None:
     Raises UserError naming the settings that differ from those the shards in the folder were made with.
     """
     path = folder / "plan.json"
-    if not any(folder.glob("*.parquet")):  # nothing made yet
+    if not any(folder.glob("*.parquet")):  # nothing made yet, or deleted
+        (folder / "manifest.json").unlink(missing_ok=True)
         write_json(path, plan)
         return
     if not path.exists():
@@ -210,7 +211,7 @@ def read_records(folder: str | Path, kind: str, split: str) -> dict[str, Tensor]
     manifest = read_manifest(folder)
     tables = [_listed_shard(folder, entry) for entry in manifest["shards"] if entry["kind"] == kind]
     table = pa.concat_tables(tables)
-    table = table.filter(pc.equal(table["split"], split)).combine_chunks()
+    table = table.filter(pc.equal(table["split"], split))
     counts = pc.list_value_length(table["features"]).to_numpy() // manifest["feature_dims"][kind]
     if counts.sum() == 0:
         raise UserError(f"data: {folder} has no {kind} records in split {split}. Harvest more prompts")

@@ -80,6 +80,11 @@ def test_confidence_recovers_a_logistic_of_the_log_odds() -> None:
     assert torch.allclose(confidence(q, binary(s.tolist()), q)[:, 1], s.double(), atol=1e-3)
 
 
+def test_confidence_in_the_only_class() -> None:
+    targets = torch.tensor([[0.0, 1.0, 0.0]]).expand(3, -1)
+    assert confidence(torch.rand(3), targets, torch.rand(2)).tolist() == [[0.0, 1.0, 0.0]] * 2
+
+
 def test_confidence_leaves_unseen_classes_at_zero() -> None:
     targets = torch.eye(3)[[0, 2, 0, 2]]
     probs = confidence(torch.tensor([0.1, 0.9, 0.2, 0.8]), targets, torch.tensor([0.5]))

@@ -106,6 +106,14 @@ def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
         shards.read_manifest(tmp_path / "half")
 
 
+def test_a_manifest_whose_shards_were_deleted_is_forgotten(folder: Path) -> None:
+    for path in folder.glob("*.parquet"):
+        path.unlink()
+    shards.claim(folder, {"gamma": 4})
+    with pytest.raises(UserError, match="is only half harvested"):
+        shards.read_manifest(folder)
+
+
 def test_another_schema_version_is_refused(folder: Path) -> None:
     manifest = shards.read_manifest(folder)
     shards.write_json(folder / "manifest.json", {**manifest, "schema_version": 0})
