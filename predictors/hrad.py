@@ -51,7 +51,8 @@ class HRAD:
     kind: ClassVar[str] = "hrad"
     classes: ClassVar[tuple[str, ...]] = ("none", "some", "all")
     label: ClassVar[str] = (
-        "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n = gamma"
+        "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n = gamma, "
+        "or everything up to a drafted end token"
     )
     bound_to_gamma: ClassVar[bool] = True
     caveat: ClassVar[str] = (
