@@ -115,6 +115,14 @@ def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[s
     }
 
 
+def feature_dims(pair: ModelPair, recipe: Recipe) -> dict[str, int]:
+    """Length D of the feature vectors of each kind of record."""
+    sizes = {side: getattr(pair, side).model.config.get_text_config().hidden_size for side in ("draft", "target")}
+    embedding = pair.target.model.get_input_embeddings().weight.shape[1]
+    specs = {"specdecpp": recipe.specdecpp, "hrad": recipe.hrad}
+    return {kind: spec.dim(sizes[spec.side], embedding) for kind, spec in specs.items()}
+
+
 def chunks(requests: Sequence[Request], size: int) -> list[list[Request]]:
     """Batches of similar length, so that little of a batch is padding."""
     ordered = sorted(requests, key=lambda request: (len(request.tokens), request.prompt_id))

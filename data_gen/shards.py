@@ -170,16 +170,6 @@ def shard_list(folder: Path, chunks: int) -> list[dict[str, Any]]:
     return found
 
 
-def feature_dims(folder: Path) -> dict[str, int]:
-    """Length D of the feature vectors of each kind of record, read off the first shards."""
-    dims = {}
-    for kind, column in (("specdecpp", "position"), ("hrad", "anchor")):
-        table = pq.read_table(folder / shard_name(kind, 0), columns=[column, "features"])
-        counts = [int(pc.sum(pc.list_value_length(table[name])).as_py()) for name in ("features", column)]
-        dims[kind] = counts[0] // counts[1]
-    return dims
-
-
 # Reading -------------------------------------------------------------------------------------------------------------
 
 

@@ -122,7 +122,8 @@ class DraftStep:
         if self._q is None:
             assert self._logits is not None
             with self._watch.stage("sample"):
-                self._q = self._warp.probs(self._logits)
+                known = self._belief if self._warp == Warp() else None
+            self._q = self._warp.probs(self._logits) if known is None else known
         return self._q
 
     def belief(self) -> Tensor:

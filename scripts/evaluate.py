@@ -100,7 +100,10 @@ def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:
     stop = cfg.method[name].get("stop")
     if stop is None or "checkpoint" not in stop:
         return None
-    return read_config(Path(stop.checkpoint), f"method.{name}.stop.checkpoint")
+    key = f"method.{name}.stop.checkpoint"
+    if not stop.checkpoint:
+        raise UserError(f"{key}: no folder given. Train one: python train.py predictor=specdecpp (or hrad)")
+    return read_config(Path(stop.checkpoint), key)
 
 
 def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str, dict[str, Any] | None]) -> None:

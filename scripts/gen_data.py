@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from data_gen import shards
-from data_gen.harvest import Progress, Recipe, chunks, harvest, plan
+from data_gen.harvest import Progress, Recipe, chunks, feature_dims, harvest, plan
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
 from data_gen.statistics import estimate, statistics, summary
@@ -79,7 +79,7 @@ def watch(bar: tqdm, recipe: Recipe) -> Progress:
     def finished(prompts: int, tokens: int) -> None:
         done["prompts"] += prompts
         bar.total -= prompts * recipe.max_new_tokens - tokens
-        bar.set_postfix_str(f"{done['prompts']} prompts labelled")
+        bar.set_postfix_str(f"{done['prompts']} prompts labelled", refresh=False)
 
     return Progress(sampled=bar.update, finished=finished)
 
@@ -91,7 +91,7 @@ def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path) 
     manifest = {
         **plan(pair, requests, recipe),
         "statistics": statistics(out, count, recipe.gamma),
-        "feature_dims": shards.feature_dims(out),
+        "feature_dims": feature_dims(pair, recipe),
         "shards": listed,
         "bytes": sum(entry["bytes"] for entry in listed),
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
