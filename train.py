@@ -64,7 +64,7 @@ def train(
     predictor.fit(splits["train"], FeatureSpec.from_dict(manifest["features"][predictor.kind]), trainer)
     seconds = time.perf_counter() - started
     logits = logits_in_chunks(predictor.head, splits["calibration"]["features"])
-    predictor.calibration = fit_temperature(logits, predictor.targets(splits["calibration"]))
+    predictor.calibration = fit_temperature(logits, predictor.targets(splits["calibration"]), predictor.offset)
     return {
         "test": test_scores(predictor, splits["train"], splits["test"]),
         "epochs": len(trainer.history),

@@ -48,6 +48,10 @@ class Predictor(Protocol):
     calibration: Temperature
     head: nn.Module
 
+    @property
+    def offset(self) -> tuple[float, ...]:
+        """[C] constants that undo what the loss did to the class odds, for the calibrator; () for nothing."""
+
     def build(self, dim: int) -> nn.Module:
         """An untrained head: float32 [n, dim] -> logits [n, C]."""
 

@@ -70,7 +70,8 @@ Made by `{provenance["command"]}` on {provenance["date"]}.
 
 ## Calibration
 
-Temperature {calibration.temperature:.4f}, fitted on the calibration split ({calibration.rows} rows): cross-entropy
+Temperature {calibration.temperature:.4f}, fitted on the calibration split ({calibration.rows} rows), after adding
+{list(calibration.offset) or "nothing"} to the logits: cross-entropy
 {calibration.nll_before:.4f} before, {calibration.nll_after:.4f} after. {caveat}
 
 ## Limits

@@ -1,5 +1,6 @@
 """The acceptance head of SpecDec++ (arXiv 2405.19715): will the target accept this draft token?"""
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -43,8 +44,9 @@ class AcceptanceHead(nn.Module):
 class SpecDecPP:
     """Predicts s = min(1, p/q) of a drawn draft token from the draft's hidden state at that token.
 
-    depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss; a larger w_rej lowers
-    the predictions, and a stop threshold has to be chosen with it (the paper pairs 6 with 0.7).
+    depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss. Its minimum lies at
+    log-odds log(s / (1 - s)) - log(w_rej / w_acc): softmax(head) is the paper's f, for which its threshold of 0.7 with
+    w_rej = 6 is meant; `predict_proba` undoes the known shift before the temperature.
     """
 
     name: ClassVar[str] = "specdecpp"
@@ -53,8 +55,8 @@ class SpecDecPP:
     label: ClassVar[str] = "soft_label = min(1, p(Y)/q(Y)) of a drawn draft token Y, under the warped laws"
     bound_to_gamma: ClassVar[bool] = False
     caveat: ClassVar[str] = (
-        "The loss weighs rejections by w_rej, which lowers the log-odds of acceptance by up to log(w_rej / w_acc). One "
-        "temperature cannot undo a shift: read the output as a score and tune the stop threshold on it."
+        "Before calibration the output is the paper's f, which w_rej lowers by log(w_rej / w_acc) in log-odds; "
+        "calibration adds that back. Stop thresholds tuned on f have to be tuned again."
     )
 
     depth: int = 3
@@ -68,6 +70,10 @@ class SpecDecPP:
     def __post_init__(self) -> None:
         if self.depth < 0 or self.w_rej <= 0 or self.w_acc <= 0:
             raise UserError("predictor.depth: must be at least 0, and predictor.w_rej and w_acc above 0")
+
+    @property
+    def offset(self) -> tuple[float, ...]:
+        return 0.0, math.log(self.w_rej / self.w_acc)
 
     def build(self, dim: int) -> AcceptanceHead:
         return AcceptanceHead(dim, self.depth, self.tie_blocks)

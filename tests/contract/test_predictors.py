@@ -55,9 +55,13 @@ def test_it_ranks_a_learnable_label(trained: Predictor, harvest: Path) -> None:
 def test_calibration_keeps_the_ranking_and_helps_on_its_split(trained: Predictor, harvest: Path) -> None:
     records = read_records(harvest, trained.kind, "calibration")
     logits, targets = logits_in_chunks(trained.head, records["features"]), trained.targets(records)
-    trained.calibration = fit_temperature(logits, targets)
-    assert cross_entropy(logits / trained.calibration.temperature, targets) <= cross_entropy(logits, targets)
-    assert torch.equal(trained.calibration.apply(logits).argmax(-1), logits.argmax(-1))
+    trained.calibration = fit_temperature(logits, targets, trained.offset)
+    probs = trained.calibration.apply(logits)
+    assert cross_entropy(probs.log(), targets) <= cross_entropy(logits, targets)
+    if len(trained.classes) == 2:
+        assert torch.equal(probs[:, 1].argsort(stable=True), (logits[:, 1] - logits[:, 0]).argsort(stable=True))
+    elif not trained.offset:
+        assert torch.equal(probs.argmax(-1), logits.argmax(-1))
 
 
 def test_probabilities_are_probabilities(trained: Predictor) -> None:

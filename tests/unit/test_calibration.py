@@ -1,3 +1,6 @@
+import json
+import math
+
 import pytest
 import torch
 
@@ -32,6 +35,21 @@ def test_perfectly_separated_rows_stay_within_bounds() -> None:
 
 
 def test_round_trip_and_apply() -> None:
-    saved = Temperature(2.0, 7, 0.5, 0.4)
-    assert Temperature.from_dict(saved.to_dict()) == saved
-    assert torch.allclose(saved.apply(torch.tensor([[0.0, 2.0]])), torch.softmax(torch.tensor([[0.0, 1.0]]), -1))
+    saved = Temperature(2.0, (0.0, 4.0), 7, 0.5, 0.4)
+    assert Temperature.from_dict(json.loads(json.dumps(saved.to_dict()))) == saved
+    assert torch.allclose(saved.apply(torch.tensor([[0.0, 2.0]])), torch.softmax(torch.tensor([[0.0, 3.0]]), -1))
+
+
+def test_a_known_shift_is_undone_before_the_temperature() -> None:
+    true, targets = world(1.0, 2)
+    shift = torch.tensor([0.0, math.log(6)])
+    found = fit_temperature(2 * true - shift, targets, offset=tuple(shift.tolist()))
+    assert found.temperature == pytest.approx(2.0, rel=1e-2)
+    assert torch.allclose(found.apply(2 * true - shift), targets, atol=1e-2)
+
+
+def test_a_shift_that_makes_it_worse_is_left_out() -> None:
+    logits, targets = world(1.0, 2)
+    assert fit_temperature(logits, targets, offset=(0.0, 30.0)) == Temperature(
+        1.0, (), 400, *[cross_entropy(logits, targets)] * 2
+    )
