@@ -48,6 +48,10 @@ class Recipe:
     hrad: FeatureSpec
 
     def __post_init__(self) -> None:
+        counts = {"gamma": self.gamma, "batch_size": self.batch_size, "max_new_tokens": self.max_new_tokens}
+        for key, value in {**counts, "anchors.stride": self.stride, "seed": self.seed}.items():
+            if not isinstance(value, int):
+                raise UserError(f"{key}: {value!r} is no whole number. Give one, e.g. {key}=4")
         for key in ("gamma", "batch_size"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: {getattr(self, key)} is below 1. Give a positive number")

@@ -57,6 +57,8 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     ("arguments", "message"),
     [
         (["gamma=0"], "error: gamma: 0 is below 1"),
+        (["gamma=abc"], "error: gamma: 'abc' is no whole number"),
+        (["anchors.stride=1.5"], "error: anchors.stride: 1.5 is no whole number"),
         (["dataset.path=none.jsonl"], "error: dataset.path: there is no file"),
         (["pair.target=nowhere/at/all"], "error: pair.target: "),
         (["gama=3"], "gama"),
