@@ -7,6 +7,7 @@ context stays within the window: ``max_length`` is clamped to it. State-space an
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -34,6 +35,7 @@ class CachedLM:
         self.forwards = 0
         self.seconds = 0.0
         self._block_start = 0
+        self._tree: Tree | None = None  # of the rows from _block_start on; None: they are a chain
         self._positions = torch.arange(self.max_length, device=self.device)
         self._cache = BufferCache()
 
@@ -42,26 +44,45 @@ class CachedLM:
         tokens: torch.Tensor,
         parents: torch.Tensor | None = None,
         *,
+        extend: bool = False,
         hidden: bool = False,
         logits: LogitsFor = "all",
     ) -> LMOutput:
         """Append ``tokens`` [n] to the cache and run the model on them.
 
-        ``parents`` None: a chain that continues the cache. Otherwise a tree: ``parents[i]`` is the index within this
-        call of the row that row i follows (an earlier one), or -1 for the last row of the cache; a row sees the cache,
-        its ancestors and itself, and its position is the cache length plus its depth.
+        ``parents`` None: a chain that continues the cache. Otherwise a tree: ``parents[i]`` is the index, within the
+        tree, of the row that row i follows (an earlier one), or -1 for the last row of the cache before the tree; a row
+        sees that cache, its ancestors and itself, and its position is the cache's length plus its depth. The tree
+        begins with this call, or, with ``extend``, goes on from the previous call.
         Raises UserError when the context would exceed ``max_length``.
         """
         if parents is not None:
-            depth, block = tree_layout(parents)
-            visible = self._with_prefix(block)
-            return self.forward_masked(tokens, depth + self.length, visible, hidden=hidden, logits=logits)
+            return self._forward_tree(tokens, parents, extend, hidden, logits)
         n = len(tokens)
         self._check_room(self.length + n)
         positions = self._positions[self.length : self.length + n]
         plain = n == 1 or self.length == 0  # attention is complete or plainly causal: no mask needed
-        mask = None if plain else self._with_prefix(torch.ones(n, n, dtype=torch.bool).tril())
+        block = torch.ones(n, n, dtype=torch.bool).tril()
+        mask = None if plain else torch.cat([torch.ones(n, self.length, dtype=torch.bool), block], dim=1)
         return self._run(tokens, positions, mask, hidden, logits)
+
+    def _forward_tree(
+        self, tokens: torch.Tensor, parents: torch.Tensor, extend: bool, hidden: bool, logits: LogitsFor
+    ) -> LMOutput:
+        before = self._tree if extend else Tree.empty()
+        assert before is not None, "extend needs a tree from the previous call"
+        start = self._block_start if extend else self.length
+        tree = before.grown(parents)
+        rows = slice(len(before.depth), None)
+        positions = tree.depth[rows] + start
+        self._check_room(int(positions.max()) + 1)
+        visible = tree.visible[rows]
+        straight = len(tokens) == 1 and bool(visible.all())  # the whole cache is its past: no mask needed
+        prefix = torch.ones(len(tokens), start, dtype=torch.bool)
+        mask = None if straight else torch.cat([prefix, visible], dim=1)
+        output = self._run(tokens, positions.to(self.device), mask, hidden, logits)
+        self._block_start, self._tree = start, tree
+        return output
 
     def forward_masked(
         self,
@@ -82,12 +103,12 @@ class CachedLM:
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""
         assert 0 <= length <= self.length, f"cannot crop {self.length} cached rows to {length}"
-        self.length = length
+        self.length, self._tree = length, None
         self._cache.set_length(length)
 
     def keep_path(self, rows: list[int]) -> None:
-        """Of the rows of the last call keep only ``rows`` (a path of the tree, in order); the cache before stays."""
-        start = self._block_start
+        """Of the tree (or chain) of the last call keep only ``rows``, a path in order; the cache before it stays."""
+        start, self._tree = self._block_start, None
         if rows == list(range(len(rows))):
             return self.crop(start + len(rows))
         self._cache.keep(start, rows)
@@ -111,9 +132,6 @@ class CachedLM:
         index = torch.tensor([token], device=self.device)
         with torch.no_grad():
             return self.model.get_input_embeddings()(index)[0].float().to(self.output_device)
-
-    def _with_prefix(self, block: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.ones(len(block), self.length, dtype=torch.bool), block], dim=1)
 
     def _run(
         self,
@@ -139,7 +157,7 @@ class CachedLM:
                 result.logits[0, :, : self.vocab_size].float().to(self.output_device),
                 torch.cat(result.hidden_states).to(self.output_device) if hidden else None,
             )
-        self._block_start = self.length
+        self._block_start, self._tree = self.length, None
         self.length += n
         self.forwards += 1
         if self.device.type == "cuda":
@@ -160,16 +178,28 @@ class CachedLM:
             )
 
 
-def tree_layout(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depth [n] and ancestor-or-self matrix [n, n] (bool) of a forest given by ``parents`` [n] (-1 = a root)."""
-    n = len(parents)
-    depth = torch.zeros(n, dtype=torch.long)
-    visible = torch.eye(n, dtype=torch.bool)
-    for row, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            depth[row] = depth[parent] + 1
-            visible[row] |= visible[parent]
-    return depth, visible
+@dataclass(frozen=True)
+class Tree:
+    """depth: [m], 0 for a row that follows the cache; visible: [m, m] bool, each row sees itself and its ancestors."""
+
+    depth: torch.Tensor
+    visible: torch.Tensor
+
+    @classmethod
+    def empty(cls) -> "Tree":
+        return cls(torch.zeros(0, dtype=torch.long), torch.zeros(0, 0, dtype=torch.bool))
+
+    def grown(self, parents: torch.Tensor) -> "Tree":
+        """With one more row for each of ``parents`` [n], indices of earlier rows (-1 = none)."""
+        known, n = len(self.depth), len(parents)
+        depth = torch.cat([self.depth, torch.zeros(n, dtype=torch.long)])
+        visible = torch.eye(known + n, dtype=torch.bool)
+        visible[:known, :known] = self.visible
+        for row, parent in enumerate(parents.tolist(), known):
+            if parent >= 0:
+                depth[row] = depth[parent] + 1
+                visible[row] |= visible[parent]
+        return Tree(depth, visible)
 
 
 def _rows_to_keep(logits: LogitsFor, n: int, device: torch.device) -> int | torch.Tensor:

@@ -1,13 +1,13 @@
 """What a verification rule says: where the accepted path ends, and the law of the token that follows it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, Verdict
+from decoding.draft import Draft, Shape, Verdict
 from decoding.sampling import Sampler, SiblingLaw
 
 
@@ -24,13 +24,20 @@ class VerdictLaw:
 
 
 class Verifier(Protocol):
-    """A verification rule. `lossless` is what its author claims; the contract tests hold it to that."""
+    """A verification rule. `lossless` is what its author claims; the contract tests hold it to that.
+
+    siblings: the law the candidates of one position must be drawn from
+    shapes: of drafts it is exact for
+    max_siblings: most candidates it takes at one position; None for any number
+    """
 
     lossless: bool
     siblings: SiblingLaw
+    shapes: Collection[Shape]
+    max_siblings: int | None
 
     def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
-        """p: [n + 1, V], target law after each row of the draft."""
+        """p: [closed + 1, V], target law after each row the target was run on (all but open leaves)."""
         ...
 
     def verify(self, draft: Draft, p: Tensor, sampler: Sampler) -> Verdict:

@@ -30,12 +30,19 @@ class LM(Protocol):
         ...
 
     def forward(
-        self, tokens: Tensor, parents: Tensor | None = None, *, hidden: bool = False, logits: LogitsFor = "all"
+        self,
+        tokens: Tensor,
+        parents: Tensor | None = None,
+        *,
+        extend: bool = False,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
     ) -> LMOutput:
         """Append `tokens` [n] to the cache and return the law of what follows each of them.
 
-        `parents` None: a chain that continues the cache. Otherwise a tree: `parents[i]` is the row of this call that
-        row i follows, or -1 for the last row of the cache.
+        `parents` None: a chain that continues the cache. Otherwise a tree: `parents[i]` is the row of the tree that
+        row i follows, or -1 for the last row of the cache before it. The tree begins with this call, or, with
+        `extend`, goes on from the previous one.
         """
         ...
 
@@ -44,7 +51,7 @@ class LM(Protocol):
         ...
 
     def keep_path(self, rows: list[int]) -> None:
-        """Of the rows of the last call keep only `rows`, a path of the tree, in order."""
+        """Of the tree (or chain) of the last call keep only `rows`, a path in order."""
         ...
 
     def reset(self) -> None:

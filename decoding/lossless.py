@@ -64,7 +64,7 @@ def broken_invariants(trace: Trace, max_new_tokens: int, eos_ids: frozenset[int]
         "goes on after EOS": any(token in eos_ids for token in trace.tokens[:-1]),
         "a round commits nothing": any(not r.tokens for r in trace.rounds),
         "a round commits other tokens than it accepted": any(
-            r.tokens[: r.accepted] != r.draft_tokens[: r.accepted] for r in trace.rounds
+            len(r.accepted_path) != r.accepted or r.tokens[: r.accepted] != r.accepted_path for r in trace.rounds
         ),
         "more accepted than drafted": any(r.accepted > len(r.draft_tokens) for r in trace.rounds),
         "more than one token follows the accepted ones": any(len(r.tokens) > r.accepted + 1 for r in trace.rounds),

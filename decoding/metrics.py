@@ -33,9 +33,9 @@ class Metrics:
     tokens_per_target_call: committed tokens / target forwards (prefill excluded); 1 for autoregressive decoding.
     accepted_run: M, mean length of runs of consecutively accepted draft tokens; a run spans rounds and ends at a
         rejection or with the request. Not comparable with tokens_per_target_call.
-    discard_rate: rejected draft tokens / committed tokens. verification_rate: target calls / committed tokens.
-    rollback_rate: rejected draft tokens / draft tokens. acceptance: accepted draft tokens / draft tokens, pooled, and
-        mean and standard deviation over requests that drafted at all.
+    discard_rate: draft tokens not accepted / committed tokens. verification_rate: target calls / committed tokens.
+    rollback_rate: draft tokens not accepted / draft tokens. acceptance: accepted draft tokens / draft tokens, pooled,
+        and mean and standard deviation over requests that drafted at all. In a tree every node is a draft token.
     predictor_share: share of wall time spent in the stop rule, the forwards it causes excluded.
     """
 
@@ -115,7 +115,7 @@ def accepted_runs(trace: Trace) -> list[int]:
     runs, run = [], 0
     for round_ in trace.rounds:
         run += round_.accepted
-        if round_.accepted < len(round_.draft_tokens):
+        if round_.rejected:
             runs.append(run)
             run = 0
     return [*runs, run] if run else runs

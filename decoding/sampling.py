@@ -1,7 +1,7 @@
 """The only logit warp, the only random draws, and how siblings of one draft position are drawn."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -110,10 +110,51 @@ class Sampler:
         return torch.rand((), dtype=torch.float64, generator=self.generator).item() * q < p
 
 
-SiblingLaw = Callable[[Tensor, int, Sampler], list[int]]
-"""(q [V], how many, sampler) -> candidates for one position in draw order. A verifier names the one it is exact for."""
+SiblingLaw = Callable[[Tensor, Sampler], Iterator[int]]
+"""(q [V], sampler) -> the candidates of one position in draw order, each drawn when it is asked for.
+
+A verifier names the one law it is exact for, and structures draw through nothing else. How many candidates are taken
+may depend on what is known before the draw and on earlier candidates (algorithms with a fixed number: `hub_pair`).
+"""
 
 
-def iid(q: Tensor, count: int, sampler: Sampler) -> list[int]:
-    """Independent draws, duplicates kept."""
-    return [sampler.draw(q) for _ in range(count)]
+def iid(q: Tensor, sampler: Sampler) -> Iterator[int]:
+    """Independent draws without end, duplicates kept."""
+    while True:
+        yield sampler.draw(q)
+
+
+def without_replacement(q: Tensor, sampler: Sampler) -> Iterator[int]:
+    """Distinct draws: each from q without the earlier ones, renormalised. Ends with the support of q."""
+    left = q.clone()
+    while bool(left.any()):
+        token = sampler.draw(left)
+        left[token] = 0
+        yield token
+
+
+def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
+    """SpecHub's pair (2411.05289): c1 ~ q; c2 is the hub argmax q, or, when c1 is the hub, a draw from the rest.
+
+    One candidate where q is a point mass. Taking the first alone is a plain draw from q; whether the second one is
+    taken must not depend on the first.
+    """
+    hub = int(q.argmax())
+    first = sampler.draw(q)
+    yield first
+    if first != hub:
+        yield hub
+        return
+    rest = q.clone()
+    rest[hub] = 0
+    if bool(rest.any()):
+        yield sampler.draw(rest)
+
+
+def top_tokens(q: Tensor, sampler: Sampler) -> Iterator[int]:
+    """The tokens of q from the most probable down (lowest id on ties), nothing drawn: verify them as point masses."""
+    left = q.clone()
+    while bool(left.any()):
+        token = int(left.argmax())
+        left[token] = 0
+        yield token

@@ -60,16 +60,22 @@ class TableLM:
         return self._logits_after(context[-self.order :]).exp()
 
     def forward(
-        self, tokens: Tensor, parents: Tensor | None = None, *, hidden: bool = False, logits: LogitsFor = "all"
+        self,
+        tokens: Tensor,
+        parents: Tensor | None = None,
+        *,
+        extend: bool = False,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
     ) -> LMOutput:
-        start = perf_counter()
-        self._block_start = self.length
+        start, first_row = perf_counter(), self.length
+        self._block_start = self._block_start if extend else first_row
         links = range(-1, len(tokens) - 1) if parents is None else parents.tolist()
         for token, link in zip(tokens.tolist(), links, strict=True):
             parent = self._block_start + link
             before = self._contexts[parent] if parent >= 0 else ()
             self._contexts.append((*before, token)[-self.order :])
-        contexts = self._contexts[self._block_start :]
+        contexts = self._contexts[first_row:]
         first = {"all": 0, "last": len(contexts) - 1, "none": len(contexts)}[logits]
         rows = [self._logits_after(context) for context in contexts[first:]]
         output = LMOutput(

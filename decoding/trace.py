@@ -48,19 +48,36 @@ class Stopwatch:
 class RoundTrace:
     """One target call.
 
-    draft_tokens: proposed; draft_q: q of each under the law it was drawn from; accepted: how many were accepted;
-    tokens: committed, i.e. the accepted ones and usually one more; predicted: what the stop rule computed;
+    draft_tokens: proposed; draft_parents: row of each one's parent (row 0 is the last committed token, draft token i is
+    row i + 1); draft_q: q of each under the law it was drawn from; row: where the accepted path ends; accepted: its
+    length; tokens: committed, i.e. the accepted ones and usually one more; predicted: what the stop rule computed;
     draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone, "sample" is warping
     the draft's logits and drawing).
     """
 
     draft_tokens: list[int]
+    draft_parents: list[int]
     draft_q: list[float]
+    row: int
     accepted: int
     tokens: list[int]
     predicted: list[float]
     draft_forwards: int
     seconds: dict[Stage, float]
+
+    @property
+    def accepted_path(self) -> list[int]:
+        """The draft tokens up to `row`."""
+        path, row = list[int](), self.row
+        while row > 0:
+            path.append(self.draft_tokens[row - 1])
+            row = self.draft_parents[row - 1]
+        return path[::-1]
+
+    @property
+    def rejected(self) -> bool:
+        """Whether a draft token was rejected at the end of the accepted path."""
+        return self.row in self.draft_parents
 
 
 @dataclass

@@ -40,4 +40,4 @@ class AutoregressiveEngine:
         with watch.stage("sample"):
             token = sampler.draw(self.warp.probs(logits))
         tokens = request.commit([token])
-        return RoundTrace([], [], 0, tokens, [], 0, watch.lap())
+        return RoundTrace([], [], [], 0, 0, tokens, [], 0, watch.lap())

@@ -6,10 +6,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, DraftStep, DraftStructure, RoundContext, StopRule, Verdict
+from decoding.draft import Draft, RoundContext, Verdict
+from decoding.engines.fit import check_fit
 from decoding.engines.request import Request, prefill
+from decoding.growth import DraftStructure, DraftTree, StopRule
 from decoding.law import Verifier
-from decoding.lm import Pair
+from decoding.lm import LMOutput, Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
 
@@ -19,6 +21,7 @@ class SerialEngine:
 
     The output law is the target's after `warp`, whatever the draft, `draft_warp` and the stop rule are, as long as
     the verifier is lossless. Between rounds the target's cache holds every committed token except the last.
+    Raises UserError when structure, stop rule and verifier do not go together.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class SerialEngine:
         draft_warp: Warp,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
+        check_fit(structure, stop, verifier)
         self.pair = pair
         self.structure = structure
         self.stop = stop
@@ -46,7 +50,8 @@ class SerialEngine:
         target, draft = self.pair.target, self.pair.draft
         request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, target, draft)
         prompt_tokens = len(request.committed)
-        prefill(draft, request.committed)
+        if self.structure.uses_draft:
+            prefill(draft, request.committed)
         hidden = prefill(target, request.committed, hidden=self._reads("target"))
         prefill_seconds = perf_counter() - start
         watch, rounds = Stopwatch(), list[RoundTrace]()
@@ -62,49 +67,63 @@ class SerialEngine:
     ) -> tuple[Tensor | None, RoundTrace]:
         """One draft, one target call. Returns the target's hidden states [n_layers + 1, H] at the new last verified
         position (when the stop rule reads them) and the round's trace."""
-        step, draft = self._propose(context, watch, sampler)
+        tree = self._propose(context, watch, sampler)
+        draft = tree.draft()
         with watch.stage("target"):
-            rows = torch.cat([context.committed[-1:], draft.token])
-            output = self.pair.target.forward(rows, hidden=self._reads("target"))
+            output = self._run_target(context, draft)
         with watch.stage("verify"):
             verdict = self.verifier.verify(draft, self.warp.probs(output.logits), sampler)
         with watch.stage("stop"):
             self.stop.end_round(verdict)
         tokens = request.commit(verdict.emitted)
-        self._roll_back(len(request.committed))
-        hidden = None if output.hidden is None else output.hidden[:, len(tokens) - 1]
-        return hidden, _trace(step, verdict, tokens, self.stop.predicted, watch)
+        path = draft.rows_to(verdict.row)
+        self._roll_back(tree, draft, path, len(request.committed))
+        hidden = None if output.hidden is None else output.hidden[:, [0, *path][len(tokens) - 1]]
+        return hidden, _trace(tree, draft, verdict, tokens, self.stop.predicted, watch)
 
-    def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> tuple[DraftStep, Draft]:
+    def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> DraftTree:
         with watch.stage("stop"):
             self.stop.begin_round(context)
-        step = DraftStep(self.pair.draft, context.committed, self.draft_warp, watch, self._reads("draft"))
-        return step, self.structure.grow(step, context, self.stop, self.verifier.siblings, sampler)
+        tree = DraftTree(self.pair.draft, context.committed, self.draft_warp, watch, self._reads("draft"))
+        self.structure.grow(tree, context, self.stop, self.verifier.siblings, sampler)
+        return tree
+
+    def _run_target(self, context: RoundContext, draft: Draft) -> LMOutput:
+        """Logits [closed + 1, V] after the last committed token and every node that is no open leaf."""
+        closed = draft.closed
+        tokens = torch.cat([context.committed[-1:], draft.token[:closed]])
+        straight = bool((draft.parent[:closed] == torch.arange(closed)).all())
+        parents = None if straight else torch.cat([torch.tensor([-1]), draft.parent[:closed]])
+        return self.pair.target.forward(tokens, parents, hidden=self._reads("target"))
 
     def _context(self, request: Request, round_: int, hidden: Tensor | None) -> RoundContext:
         last = int(request.committed[-1])
         embedding = None if hidden is None else self.pair.target.embed(last)
         return RoundContext(request.committed, request.max_new, round_, hidden, embedding, self.eos_ids)
 
-    def _roll_back(self, committed: int) -> None:
-        """Drop every cached row from the last committed token on; the draft may lag behind and catches up later."""
-        target, draft = self.pair.target, self.pair.draft
+    def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:
+        """Keep the accepted path in both caches and drop everything from the last committed token on; the draft may lag
+        behind and catches up later."""
+        target = self.pair.target
+        target.keep_path([0, *(row for row in path if row <= draft.closed)])
         target.crop(committed - 1)
-        draft.crop(min(draft.length, committed - 1))
+        tree.settle(path, committed)
 
     def _reads(self, side: str) -> bool:
         return self.stop.reads_hidden == side
 
 
 def _trace(
-    step: DraftStep, verdict: Verdict, tokens: list[int], predicted: list[float], watch: Stopwatch
+    tree: DraftTree, draft: Draft, verdict: Verdict, tokens: list[int], predicted: list[float], watch: Stopwatch
 ) -> RoundTrace:
     return RoundTrace(
-        draft_tokens=step.tokens,
-        draft_q=step.drawn_q,
+        draft_tokens=draft.token.tolist(),
+        draft_parents=draft.parent.tolist(),
+        draft_q=draft.q[draft.parent, draft.token].tolist(),
+        row=verdict.row,
         accepted=verdict.accepted,
         tokens=tokens,
         predicted=list(predicted),
-        draft_forwards=step.forwards,
+        draft_forwards=tree.forwards,
         seconds=watch.lap(),
     )

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from decoding.draft import DraftStep, RoundContext, Verdict
+from decoding.draft import RoundContext, Verdict
+from decoding.growth import DraftStep
 from predictors.base import Predictor, load_predictor
 from predictors.errors import UserError
 from predictors.features import extract

@@ -4,7 +4,8 @@ Confidence is the draft's probability at temperature 1 before filtering, so one 
 greedy draft (whose sampling law is always certain) can still be unsure.
 """
 
-from decoding.draft import DraftStep, RoundContext, Verdict
+from decoding.draft import RoundContext, Verdict
+from decoding.growth import DraftStep
 from predictors.errors import UserError
 
 

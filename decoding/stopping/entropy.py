@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from decoding.draft import DraftStep, RoundContext, Verdict
+from decoding.draft import RoundContext, Verdict
+from decoding.growth import DraftStep
 from predictors.errors import UserError
 
 

@@ -1,6 +1,7 @@
 """A fixed number of draft tokens per round."""
 
-from decoding.draft import DraftStep, RoundContext, Verdict
+from decoding.draft import RoundContext, Verdict
+from decoding.growth import DraftStep
 from predictors.errors import UserError
 
 

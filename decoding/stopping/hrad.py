@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from decoding.draft import DraftStep, RoundContext, StopRule, Verdict
+from decoding.draft import RoundContext, Verdict
+from decoding.growth import DraftStep, StopRule
 from predictors.base import Predictor, load_predictor, read_config
 from predictors.errors import UserError
 from predictors.features import extract

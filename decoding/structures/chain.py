@@ -1,6 +1,7 @@
 """One path of draft tokens."""
 
-from decoding.draft import Draft, DraftStep, RoundContext, StopRule
+from decoding.draft import RoundContext
+from decoding.growth import DraftStep, DraftTree, StopRule
 from decoding.sampling import Sampler, SiblingLaw
 from predictors.errors import UserError
 
@@ -11,18 +12,28 @@ class Chain:
     The limit on new tokens shortens the draft up front: it keeps one place for the residual or bonus token.
     """
 
+    shape = "chain"
+    sibling_laws = None
+    max_siblings = 1
+    asks_stop = True
+    uses_draft = True
+
     def __init__(self, gamma_max: int) -> None:
         if gamma_max < 1:
             raise UserError(f"structure.gamma_max: {gamma_max} leaves nothing to draft. Give at least 1")
         self.gamma_max = gamma_max
 
     def grow(
-        self, step: DraftStep, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
-    ) -> Draft:
-        limit = min(self.gamma_max, context.max_new - 1)
-        ended = False
-        while step.count < limit and not ended and not step.stopped_by(stop):
-            (token,) = step.candidates(1, siblings, sampler)
-            step.push(token)
-            ended = token in context.eos_ids
-        return step.draft()
+        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+    ) -> None:
+        draw_chain(DraftStep(tree), min(self.gamma_max, context.max_depth), context, stop, siblings, sampler)
+
+
+def draw_chain(
+    step: DraftStep, limit: int, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+) -> bool:
+    """Draw at most `limit` tokens from `step` on; whether EOS ended it."""
+    while step.count < limit and not step.stopped_by(stop):
+        if step.draw(siblings, sampler) in context.eos_ids:
+            return True
+    return False

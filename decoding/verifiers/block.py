@@ -22,6 +22,8 @@ class BlockVerifier:
 
     lossless = True
     siblings: SiblingLaw = staticmethod(iid)
+    shapes = ("chain",)
+    max_siblings = 1
 
     def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
         joint = joint_ratios(draft, p)

@@ -13,6 +13,8 @@ class TokenVerifier:
 
     lossless = True
     siblings: SiblingLaw = staticmethod(iid)
+    shapes = ("chain",)
+    max_siblings = 1
 
     def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
         p_drawn, q_drawn = drawn_probs(draft, p)

@@ -7,8 +7,8 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from decoding.draft import Draft, StopRule
 from decoding.engines.serial import SerialEngine
+from decoding.growth import StopRule
 from decoding.law import Verifier
 from decoding.lm import Pair
 from decoding.sampling import Sampler, Warp
@@ -145,10 +145,11 @@ def test_engine_law_over_many_rounds(name: str) -> None:
 class DroppingChain(Chain):
     """SpecBranch's class 1 as printed: a drawn token with q < eps is looked at and taken back."""
 
-    def grow(self, step, context, stop, siblings, sampler) -> Draft:
-        draft = super().grow(step, context, stop, siblings, sampler)
-        kept = len(draft) - (len(draft) > 0 and step.drawn_q[-1] < 0.4)
-        return Draft.chain(step.tokens[:kept], draft.q[:kept])
+    def grow(self, tree, context, stop, siblings, sampler) -> None:
+        super().grow(tree, context, stop, siblings, sampler)
+        if tree.token and tree.q(tree.parent[-1])[tree.token[-1]] < 0.4:
+            tree.token.pop()
+            tree.parent.pop()
 
 
 def test_engine_that_drops_an_unsure_token_is_caught(tmp_path: Path) -> None:

@@ -103,6 +103,27 @@ def test_tree_equals_path_by_path_and_continues_after_keep_path(lm: CachedLM, se
     torch.testing.assert_close(lm.forward(more).logits, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_tree_grown_over_several_calls(lm: CachedLM, seed: int) -> None:
+    """Random trees of random sizes on caches of random lengths, some beyond the first buffer."""
+    generator = torch.Generator().manual_seed(seed)
+    prefix = random_tokens(int(torch.randint(1, 20 if seed % 2 else 300, (), generator=generator)), seed)
+    lm.forward(prefix, logits="none")
+    size = int(torch.randint(2, 40, (), generator=generator))
+    nodes, parents = random_tokens(size, seed + 100), random_parents(size, generator)
+    rows: list[torch.Tensor] = []
+    while len(rows) < size:
+        part = slice(len(rows), len(rows) + int(torch.randint(1, 12, (), generator=generator)))
+        rows += lm.forward(nodes[part], torch.tensor(parents[part]), extend=bool(rows)).logits
+    for row in range(0, size, 3):
+        path = torch.cat([prefix, nodes[path_to(parents, row)]])
+        torch.testing.assert_close(rows[row], uncached(lm, path)[0][-1], atol=1e-4, rtol=1e-4)
+    kept = path_to(parents, size - 1)
+    lm.keep_path(kept)
+    expected = uncached(lm, torch.cat([prefix, nodes[kept], nodes[:1]]))[0][-1:]
+    torch.testing.assert_close(lm.forward(nodes[:1]).logits, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_masked_rows_continue_different_prefixes(lm: CachedLM) -> None:
     """What harvesting does: every row of one call hangs off a different cached position."""
     prefix = random_tokens(10, 1)

@@ -28,7 +28,7 @@ class Recorder:
 
 
 def trace(tokens: list[int]) -> Trace:
-    rounds = [RoundTrace([], [], 0, [token], [], 0, dict.fromkeys(STAGES, 0.0)) for token in tokens]
+    rounds = [RoundTrace([], [], [], 0, 0, [token], [], 0, dict.fromkeys(STAGES, 0.0)) for token in tokens]
     return Trace(1, tokens, rounds, 0.0, 1.0, prompt_id="p0")
 
 

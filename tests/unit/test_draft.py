@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoding.draft import Draft, DraftStep
+from decoding.draft import Draft
+from decoding.growth import DraftStep, DraftTree, depth_first
 from decoding.sampling import Warp
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
 from decoding.stopping.fixed import Fixed
@@ -14,10 +15,15 @@ from decoding.trace import Stopwatch
 COMMITTED = torch.tensor([1, 0, 2])
 
 
-def new_step(warp: Warp | None = None, keep_hidden: bool = False) -> tuple[DraftStep, TableLM]:
+def new_tree(warp: Warp | None = None, keep_hidden: bool = False) -> tuple[DraftTree, TableLM]:
     lm = TableLM(random_table(3, seed=4))
     lm.forward(COMMITTED[:1])
-    return DraftStep(lm, COMMITTED, warp or Warp(), Stopwatch(), keep_hidden), lm
+    return DraftTree(lm, COMMITTED, warp or Warp(), Stopwatch(), keep_hidden), lm
+
+
+def new_step(warp: Warp | None = None, keep_hidden: bool = False) -> tuple[DraftStep, DraftTree, TableLM]:
+    tree, lm = new_tree(warp, keep_hidden)
+    return DraftStep(tree), tree, lm
 
 
 def test_chain_and_tree_paths() -> None:
@@ -30,13 +36,13 @@ def test_chain_and_tree_paths() -> None:
 
 
 def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
-    step, lm = new_step()
+    step, tree, lm = new_step()
     torch.testing.assert_close(step.q(), lm.law((1, 0, 2)))
     assert lm.length == 3
     step.push(1)
     assert lm.length == 3 and step.count == 1 and step.drawn_q == [pytest.approx(lm.law((0, 2))[1].item())]
     torch.testing.assert_close(step.q(), lm.law((2, 1)))
-    assert lm.length == 4 and step.forwards == 2
+    assert lm.length == 4 and tree.forwards == 2
 
 
 @pytest.mark.parametrize(
@@ -44,26 +50,26 @@ def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
 )
 def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int) -> None:
     """A rule that counts or looks back costs nothing; one that looks ahead costs the draw's own forward."""
-    step, _ = new_step()
+    step, tree, _ = new_step()
     stop.begin_round(SimpleNamespace(round=0))
     while step.count < 3 and not step.stopped_by(stop):
         step.q()
         step.push(0)
-    assert step.forwards == forwards
-    before = step.forwards
+    assert tree.forwards == forwards
+    before = tree.forwards
     step.stopped_by(stop)
-    assert step.forwards == before + isinstance(stop, PredictableConfidence)
+    assert tree.forwards == before + isinstance(stop, PredictableConfidence)
 
 
 def test_hidden_states_ahead_and_behind() -> None:
-    step, lm = new_step(keep_hidden=True)
+    step, tree, lm = new_step(keep_hidden=True)
     first = step.hidden()
-    assert first.shape == (3, 4) and step.forwards == 1
+    assert first.shape == (3, 4) and tree.forwards == 1
     step.push(1)
-    assert step.previous_hidden() is not None and step.forwards == 1
+    assert step.previous_hidden() is not None and tree.forwards == 1
     torch.testing.assert_close(step.previous_hidden(), first)
     ahead = step.hidden()
-    assert step.forwards == 2 and not torch.equal(ahead, first)
+    assert tree.forwards == 2 and not torch.equal(ahead, first)
     torch.testing.assert_close(
         ahead, lm.forward(torch.tensor([1]), torch.tensor([2 - lm.length]), hidden=True).hidden[:, 0]
     )
@@ -78,15 +84,12 @@ def refuses(action: Callable[[], object]) -> bool:
 
 
 def test_asking_too_early_is_a_bug() -> None:
-    step, _ = new_step()
+    step, _, _ = new_step(keep_hidden=True)
     assert refuses(step.drawn_belief) and refuses(step.previous_hidden)
-    step.push(0)
-    step.q()
-    assert refuses(step.drawn_belief), "the draft has moved on"
 
 
 def test_belief_is_the_unwarped_draft() -> None:
-    step, lm = new_step(Warp(0.0))
+    step, tree, lm = new_step(Warp(0.0))
     law = lm.law((1, 0, 2))
     assert step.q().max() == 1
     torch.testing.assert_close(step.belief(), law)
@@ -95,6 +98,51 @@ def test_belief_is_the_unwarped_draft() -> None:
 
 
 def test_a_token_of_probability_zero_cannot_have_been_drawn() -> None:
-    step, lm = new_step(Warp(0.0))
+    step, tree, lm = new_step(Warp(0.0))
     with pytest.raises(AssertionError, match="q > 0"):
         step.push(int(lm.law((1, 0, 2)).argmin()))
+
+
+def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
+    tree, lm = new_tree()
+    first, second = (tree.add(0, token) for token in (1, 2) if tree.q(0) is not None)
+    laws = tree.laws([first, second])
+    assert tree.forwards == 2
+    torch.testing.assert_close(laws[0], lm.law((2, 1)))
+    torch.testing.assert_close(laws[1], lm.law((2, 2)))
+    deep = tree.add(second, 0)
+    torch.testing.assert_close(tree.q(deep), lm.law((2, 0)))
+    tree.add(first, 2)
+    draft = tree.draft()
+    assert draft.parent.tolist() == [0, 1, 0, 3] and draft.token.tolist() == [1, 2, 2, 0]
+    torch.testing.assert_close(draft.q[1], laws[0])
+    assert draft.q[[2, 4]].eq(0).all() and draft.children() == [[1, 3], [2], [], [4], []]
+
+
+def test_tree_settles_on_the_accepted_path() -> None:
+    """The cache keeps what the draft has run on; the rest is caught up by the next round."""
+    for path, committed, length in [([3, 4], 6, 5), ([1, 2], 6, 4), ([1], 5, 4), ([], 4, 3)]:
+        tree, lm = new_tree()
+        tree.q(0)
+        first, second = tree.add(0, 1), tree.add(0, 2)
+        tree.run([first, second])
+        tree.q(first), tree.q(second)
+        tree.add(first, 2)
+        tree.run([tree.add(second, 0)])
+        tree.draft()
+        tree.settle(path, committed)
+        assert lm.length == length
+        kept = [1, 0, 2, *tree.draft().token[[row - 1 for row in path]].tolist()][:length]
+        torch.testing.assert_close(lm.forward(torch.tensor([1])).logits[0].exp(), lm.law((*kept, 1)))
+
+
+def test_depth_first_keeps_draw_order() -> None:
+    assert depth_first([0, 0, 1, 2, 1]) == [0, 1, 3, 5, 2, 4]
+    assert depth_first([]) == [0]
+
+
+def test_an_untouched_tree_is_an_empty_draft() -> None:
+    tree, lm = new_tree()
+    assert len(tree.draft()) == 0 and tree.draft().q.shape == (1, 3)
+    tree.settle([], 4)
+    assert lm.length == 1

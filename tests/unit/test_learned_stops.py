@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.draft import DraftStep, RoundContext, Verdict
+from decoding.draft import RoundContext, Verdict
+from decoding.growth import DraftTree
 from decoding.lm import LMOutput, LogitsFor
 from decoding.sampling import Sampler, Warp, iid
 from decoding.stopping.acceptance import AcceptanceStop
@@ -33,7 +34,13 @@ class ScriptedLM:
         self.length = self.forwards = 0
 
     def forward(
-        self, tokens: Tensor, parents: Tensor | None = None, *, hidden: bool = False, logits: LogitsFor = "all"
+        self,
+        tokens: Tensor,
+        parents: Tensor | None = None,
+        *,
+        extend: bool = False,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
     ) -> LMOutput:
         self.length += len(tokens)
         self.forwards += 1
@@ -50,10 +57,10 @@ class ScriptedLM:
 def drafted(stop: AcceptanceStop, accept: Sequence[float]) -> tuple[int, int]:
     """Tokens drawn and draft forwards spent in one round."""
     lm = ScriptedLM([*accept, *[0.5] * 30])
-    step = DraftStep(lm, CONTEXT.committed, Warp(), Stopwatch(), keep_hidden=True)
+    tree = DraftTree(lm, CONTEXT.committed, Warp(), Stopwatch(), keep_hidden=True)
     stop.begin_round(CONTEXT)
-    Chain(25).grow(step, CONTEXT, stop, iid, Sampler.seeded(0))
-    return step.count, lm.forwards
+    Chain(25).grow(tree, CONTEXT, stop, iid, Sampler.seeded(0))
+    return len(tree.token), lm.forwards
 
 
 @pytest.fixture
@@ -130,6 +137,7 @@ def test_hrad_without_features_asks_the_confidence_rule(tmp_path: Path) -> None:
 
 
 def hrad_drafted(stop: HRADStop, context: RoundContext) -> int:
-    step = DraftStep(ScriptedLM([0.5] * 30), context.committed, Warp(), Stopwatch())
+    tree = DraftTree(ScriptedLM([0.5] * 30), context.committed, Warp(), Stopwatch())
     stop.begin_round(context)
-    return len(Chain(25).grow(step, context, stop, iid, Sampler.seeded(0)))
+    Chain(25).grow(tree, context, stop, iid, Sampler.seeded(0))
+    return len(tree.token)

@@ -10,9 +10,8 @@ from decoding.trace import STAGES, RoundTrace, Trace
 def round_(drafted: int, accepted: int, emitted: int, forwards: int = 0, **seconds: float) -> RoundTrace:
     tokens = list(range(10, 10 + drafted))
     committed = [*tokens[:accepted], *[7] * (emitted - accepted)]
-    return RoundTrace(
-        tokens, [0.5] * drafted, accepted, committed, [], forwards, {s: seconds.get(s, 0.0) for s in STAGES}
-    )
+    times = {s: seconds.get(s, 0.0) for s in STAGES}
+    return RoundTrace(tokens, list(range(drafted)), [0.5] * drafted, accepted, accepted, committed, [], forwards, times)
 
 
 def trace(rounds: list[RoundTrace], seconds: float, prefill: float = 0.0) -> Trace:

@@ -1,9 +1,10 @@
 import math
+from itertools import islice
 
 import pytest
 import torch
 
-from decoding.sampling import Sampler, Warp, draw, iid, pick
+from decoding.sampling import Sampler, Warp, draw, hub_pair, iid, pick, top_tokens, without_replacement
 from predictors.errors import UserError
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
@@ -93,6 +94,17 @@ def test_draws_follow_the_law() -> None:
 def test_sampler_is_one_stream() -> None:
     probs = torch.full((5,), 0.2)
     one, other = Sampler.seeded(3), Sampler.seeded(3)
-    assert [one.draw(probs) for _ in range(20)] == iid(probs, 20, other)
+    assert [one.draw(probs) for _ in range(20)] == list(islice(iid(probs, other), 20))
     assert one.accept(1.0, 1.0) and not one.accept(0.0, 1.0)
     assert 0.2 < sum(one.accept(0.1, 0.4) for _ in range(2000)) / 2000 < 0.3
+
+
+def test_sibling_laws() -> None:
+    q, sampler = torch.tensor([0.1, 0.6, 0.0, 0.3]), Sampler.seeded(0)
+    assert sorted(without_replacement(q, sampler)) == [0, 1, 3]
+    assert list(top_tokens(q, sampler)) == [1, 3, 0]
+    pairs = [tuple(hub_pair(q, sampler)) for _ in range(50)]
+    assert set(pairs) == {(0, 1), (3, 1), (1, 0), (1, 3)}
+    certain = torch.tensor([0.0, 1.0])
+    assert list(hub_pair(certain, sampler)) == list(without_replacement(certain, sampler)) == [1]
+    assert q.tolist() == pytest.approx([0.1, 0.6, 0.0, 0.3]), "the law itself is left as it is"

@@ -9,7 +9,10 @@ from predictors.errors import UserError
 
 def trace() -> Trace:
     seconds = {"draft": 0.1, "target": 0.5, "sample": 0.0, "verify": 0.01, "stop": 0.02, "other": 0.03}
-    rounds = [RoundTrace([4, 5], [0.5, 0.25], 1, [4, 7], [0.9], 2, seconds), RoundTrace([], [], 0, [1], [], 0, seconds)]
+    rounds = [
+        RoundTrace([4, 5], [0, 1], [0.5, 0.25], 1, 1, [4, 7], [0.9], 2, seconds),
+        RoundTrace([], [], [], 0, 0, [1], [], 0, seconds),
+    ]
     return Trace(3, [4, 7, 1], rounds, prefill_seconds=0.2, seconds=1.6, prompt_id="a/1", dataset="a", method="fixed")
 
 

@@ -1,0 +1,33 @@
+"""Which structures, stop rules and verifiers go together: a misfit is refused when the engine is built."""
+
+from decoding.growth import DraftStructure, StopRule
+from decoding.law import Verifier
+from decoding.stopping.never import Never
+from predictors.errors import UserError
+
+
+def check_fit(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> None:
+    """Raises UserError naming both config keys when the verifier is not exact for what the structure draws."""
+    builds, rule = type(structure).__name__, type(verifier).__name__
+    if structure.shape not in verifier.shapes:
+        raise UserError(
+            f"structure, verifier: {builds} drafts a {structure.shape}, {rule} takes {' or '.join(verifier.shapes)}. "
+            "Change one of the two"
+        )
+    laws = structure.sibling_laws
+    if laws is not None and verifier.siblings not in laws:
+        known = " or ".join(sorted(law.__name__ for law in laws))
+        raise UserError(
+            f"structure, verifier: {builds} draws siblings by {known}, {rule} is exact for "
+            f"{verifier.siblings.__name__} only. Change one of the two"
+        )
+    limit = verifier.max_siblings
+    if limit is not None and (structure.max_siblings is None or structure.max_siblings > limit):
+        raise UserError(
+            f"structure, verifier: {builds} puts up to {structure.max_siblings or 'any number of'} candidates at one "
+            f"position, {rule} takes {limit}. Lower the structure's width or change verifier"
+        )
+    if not structure.asks_stop and not isinstance(stop, Never):
+        raise UserError(
+            f"structure, stop: {builds} asks no stop rule, and {type(stop).__name__} is set. Use stop=never"
+        )

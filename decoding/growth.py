@@ -1,0 +1,265 @@
+"""The draft of one round as it grows, and the two policies that grow it: a structure and a stop rule."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft, RoundContext, Shape, Verdict
+from decoding.lm import LM
+from decoding.sampling import Sampler, SiblingLaw, Warp
+from decoding.trace import Stopwatch
+
+
+class DraftTree:
+    """Tokens drawn so far and the draft model's view of them. Nothing is ever taken out.
+
+    Row 0 is the last committed token, node i is row i + 1 in the order of `add`. Whatever needs the draft model at a
+    row runs it there, once; `run` does several rows in one forward.
+
+    token, parent: of each node, as in `Draft`; depth: of each row; open: how many of the last nodes are open leaves
+    """
+
+    def __init__(self, lm: LM, committed: Tensor, warp: Warp, watch: Stopwatch, keep_hidden: bool = False) -> None:
+        self.token: list[int] = []
+        self.parent: list[int] = []
+        self.depth: list[int] = [0]
+        self.open = 0
+        self.forwards = 0
+        self.watch = watch
+        self._lm = lm
+        self._committed = committed
+        self._warp = warp
+        self._keep_hidden = keep_hidden
+        self._logits: dict[int, Tensor] = {}
+        self._hidden: dict[int, Tensor] = {}
+        self._beliefs: dict[int, Tensor] = {}
+        self._laws: dict[int, Tensor] = {}
+        self._cached: dict[int, int] = {}  # node row -> row among those this round added to the draft's cache
+
+    def add(self, row: int, token: int) -> int:
+        """Keep `token`, drawn from `q(row)` (or given by `set_law`), as a child of `row`; returns its row."""
+        assert self._laws[row][token] > 0, "a drawn token has q > 0"
+        self.token.append(token)
+        self.parent.append(row)
+        self.depth.append(self.depth[row] + 1)
+        return len(self.token)
+
+    def run(self, rows: Iterable[int]) -> None:
+        """One draft forward over those of `rows` it has not run on yet; their parents must have been run before."""
+        new = [row for row in rows if row not in self._logits]
+        if 0 in new:
+            with self.watch.stage("draft"):
+                output = self._lm.forward(self._committed[self._lm.length :], hidden=self._keep_hidden, logits="last")
+            self._note([0], output.logits, None if output.hidden is None else output.hidden[:, -1:])
+            new.remove(0)
+        if not new:
+            return
+        tokens = torch.tensor([self.token[row - 1] for row in new])
+        parents = torch.tensor([self._cached.get(self.parent[row - 1], -1) for row in new])
+        with self.watch.stage("draft"):
+            output = self._lm.forward(tokens, parents, extend=bool(self._cached), hidden=self._keep_hidden)
+        self._cached |= {row: len(self._cached) + i for i, row in enumerate(new)}
+        self._note(new, output.logits, output.hidden)
+
+    def q(self, row: int) -> Tensor:
+        """[V], the law the children of `row` are drawn from: the draft after its warp."""
+        return self.laws([row])[0]
+
+    def laws(self, rows: Sequence[int]) -> list[Tensor]:
+        """`q` of each of `rows`, [V] each, after one forward and one warp for all of them."""
+        missing = [row for row in rows if row not in self._laws]
+        if missing:
+            self.run(missing)
+            with self.watch.stage("sample"):
+                logits = [self._logits[row] for row in missing]
+                probs = self._warp.probs(torch.stack(logits) if len(logits) > 1 else logits[0][None])
+            self._laws |= dict(zip(missing, probs, strict=True))
+        return [self._laws[row] for row in rows]
+
+    def set_law(self, row: int, q: Tensor) -> None:
+        """Children of `row` are drawn from `q` [V], which does not come from the draft model."""
+        self._laws[row] = q
+
+    def belief(self, row: int) -> Tensor:
+        """[V], what the draft thinks follows `row`, at temperature 1, unfiltered. Equal to `q` for the default warp.
+
+        Confidence and entropy are read here: a greedy q is always certain.
+        """
+        if self._warp == Warp():
+            return self.q(row)
+        if row not in self._beliefs:
+            self.run([row])
+            self._beliefs[row] = Warp().probs(self._logits[row])
+        return self._beliefs[row]
+
+    def hidden(self, row: int) -> Tensor:
+        """[n_layers + 1, H], the draft's hidden states at `row`. The stop rule must have reads_hidden = "draft"."""
+        self.run([row])
+        return self._hidden[row]
+
+    def has_run(self, row: int) -> bool:
+        return row in self._logits
+
+    def draft(self) -> Draft:
+        """Everything drawn, in depth-first order with siblings in draw order."""
+        self._order = depth_first(self.parent)
+        place = {row: number for number, row in enumerate(self._order)}
+        nodes = self._order[1:]
+        q = torch.zeros(len(self._order), self._lm.vocab_size, dtype=self._dtype())
+        for row in set(self.parent):
+            q[place[row]] = self._laws[row]
+        return Draft(
+            torch.tensor([place[self.parent[row - 1]] for row in nodes], dtype=torch.long),
+            torch.tensor([self.token[row - 1] for row in nodes], dtype=torch.long),
+            q,
+            self.open,
+        )
+
+    def settle(self, rows: Sequence[int], committed: int) -> None:
+        """Wind the draft's cache back to `committed` - 1 tokens along the accepted path `rows` (of `draft()`).
+
+        Nodes the draft has not run on are missing there; the next round catches up.
+        """
+        kept: list[int] = []
+        for row in rows:
+            if self._order[row] not in self._cached:
+                break
+            kept.append(self._cached[self._order[row]])
+        if self._cached:
+            self._lm.keep_path(kept)
+        self._lm.crop(min(self._lm.length, committed - 1))
+
+    def _dtype(self) -> torch.dtype:
+        return next(iter(self._laws.values())).dtype if self._laws else torch.float32
+
+    def _note(self, rows: Sequence[int], logits: Tensor, hidden: Tensor | None) -> None:
+        self._logits |= dict(zip(rows, logits, strict=True))
+        if hidden is not None:
+            self._hidden |= dict(zip(rows, hidden.unbind(1), strict=True))
+        self.forwards += 1
+
+
+def depth_first(parents: Sequence[int]) -> list[int]:
+    """Rows of a tree in pre-order, children as they were added. parents: of rows 1, 2, ...; row 0 comes first.
+
+    Close to the heavy-path order of DySpec, Appendix C: the accepted path and every subtree are contiguous, which keeps
+    the attention mask of the target call in few blocks.
+    """
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for row, parent in enumerate(parents, 1):
+        children[parent].append(row)
+    order, waiting = list[int](), [0]
+    while waiting:
+        row = waiting.pop()
+        order.append(row)
+        waiting += reversed(children[row])
+    return order
+
+
+class DraftStep:
+    """The tip of one path of a `DraftTree`: what a stop rule sees before each draw.
+
+    Everything that needs the draft model at the tip is lazy: it runs the forward that the next draw would run anyway.
+    A rule that only counts, or looks at tokens already drawn, therefore costs nothing.
+
+    row: the tip; tokens: drawn and kept on this path; drawn_q: q of each of them, under the law it was drawn from
+    """
+
+    def __init__(self, tree: DraftTree, row: int = 0) -> None:
+        self.row = row
+        self.tokens: list[int] = []
+        self.drawn_q: list[float] = []
+        self._tree = tree
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    def q(self) -> Tensor:
+        """[V], the law of the next draw: the draft after its warp."""
+        return self._tree.q(self.row)
+
+    def belief(self) -> Tensor:
+        """[V], what the draft thinks of the next token at temperature 1, unfiltered (`DraftTree.belief`)."""
+        return self._tree.belief(self.row)
+
+    def drawn_belief(self) -> float:
+        """`belief` in the last drawn token at the moment it was drawn; never a forward."""
+        assert self.tokens, "no token drawn yet"
+        return self._tree.belief(self._before())[self.tokens[-1]].item()
+
+    def hidden(self) -> Tensor:
+        """[n_layers + 1, H], the draft's hidden states at the last drawn token (the last committed one at first)."""
+        return self._tree.hidden(self.row)
+
+    def previous_hidden(self) -> Tensor:
+        """[n_layers + 1, H], the same at the last token the draft has already run on: never a forward."""
+        row = self.row if self._tree.has_run(self.row) or not self.tokens else self._before()
+        assert self._tree.has_run(row), "the draft has not run on anything yet"
+        return self._tree.hidden(row)
+
+    def stopped_by(self, stop: "StopRule") -> bool:
+        """Ask the rule; its own time is counted apart from the forwards it causes."""
+        with self._tree.watch.stage("stop"):
+            return stop.should_stop(self)
+
+    def draw(self, siblings: SiblingLaw, sampler: Sampler) -> int:
+        """Draw the next token from `q()` as the verifier demands, and keep it."""
+        q = self.q()
+        with self._tree.watch.stage("sample"):
+            token = next(siblings(q, sampler))
+        self.push(token)
+        return token
+
+    def push(self, token: int) -> None:
+        """Keep `token`, drawn from `q()`."""
+        self.drawn_q.append(self.q()[token].item())
+        self.row = self._tree.add(self.row, token)
+        self.tokens.append(token)
+
+    def _before(self) -> int:
+        return self._tree.parent[self.row - 1]
+
+
+class StopRule(Protocol):
+    """Ends drafting; never withdraws a drawn token.
+
+    reads_hidden: whose hidden states the rule reads, so that only those are kept
+    predicted: what the rule computed this round, one number per decision, for the trace
+    """
+
+    reads_hidden: Literal["draft", "target"] | None
+    predicted: list[float]
+
+    def begin_round(self, context: RoundContext) -> None: ...
+
+    def should_stop(self, step: DraftStep) -> bool:
+        """Asked before each draw, the first included."""
+        ...
+
+    def end_round(self, verdict: Verdict) -> None: ...
+
+
+class DraftStructure(Protocol):
+    """Decides which candidates are drawn, and adds them to the round's tree.
+
+    shape: what it builds; a verifier says which shapes it is exact for
+    sibling_laws: the laws it may draw siblings with; None for any
+    max_siblings: most children one node can get; None for any number
+    asks_stop: whether it asks the stop rule; one that does not takes stop=never
+    uses_draft: whether it runs the draft model
+    """
+
+    shape: Shape
+    sibling_laws: Collection[SiblingLaw] | None
+    max_siblings: int | None
+    asks_stop: bool
+    uses_draft: bool
+
+    def grow(
+        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+    ) -> None:
+        """Add this round's candidates to `tree`: no path longer than `context.max_depth`, nothing after an EOS."""
+        ...

@@ -1,0 +1,22 @@
+"""No stop rule: the structure's own size ends the draft."""
+
+from decoding.draft import RoundContext, Verdict
+from decoding.growth import DraftStep
+
+
+class Never:
+    """Never stop. What structures that do not ask a rule (trees, lookup) go with."""
+
+    reads_hidden = None
+
+    def __init__(self) -> None:
+        self.predicted: list[float] = []
+
+    def begin_round(self, context: RoundContext) -> None:
+        pass
+
+    def should_stop(self, step: DraftStep) -> bool:
+        return False
+
+    def end_round(self, verdict: Verdict) -> None:
+        pass
