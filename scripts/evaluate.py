@@ -86,8 +86,10 @@ def method_names(cfg: DictConfig) -> list[str]:
     gammas = cfg.gammas if OmegaConf.is_list(cfg.gammas) else []
     if FIXED in cfg.methods and not (gammas and all(map(is_count, gammas))):
         raise UserError(f"gammas: {cfg.gammas} must be one or more draft lengths of at least 1, e.g. gammas=[2,4]")
-    if FIXED in cfg.methods and max(gammas) > cfg.structure.gamma_max:
-        raise UserError(f"gammas: {cfg.gammas} exceed structure.gamma_max={cfg.structure.gamma_max}. Raise that")
+    if FIXED in cfg.methods and max(gammas) > cfg.method.fixed.structure.get("gamma_max", 0):
+        raise UserError(
+            f"gammas: {cfg.gammas} need structure=chain with a structure.gamma_max of {max(gammas)} or more"
+        )
     return list(dict.fromkeys([BASELINE, *cfg.methods]))
 
 
@@ -198,8 +200,11 @@ def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: 
     broken = {f for trace in everything for f in broken_invariants(trace, cfg.max_new_tokens, eos_ids)}
     lines = [f"invariants of a lossless decode: {'; '.join(sorted(broken)) or 'hold'} ({len(everything)} traces)"]
     if cfg.warp.temperature != 0:
-        verifier = "proven lossless" if instantiate(cfg.verifier).lossless else "NOT lossless"
-        return [*lines, f"sampled: the verifier's law is {verifier} by enumeration (tests/contract/test_verifiers.py)"]
+        lossy = [
+            name for name in cfg.methods if name != BASELINE and not instantiate(cfg.method[name].verifier).lossless
+        ]
+        said = f"NOT lossless for {', '.join(lossy)}" if lossy else "proven lossless"
+        return [*lines, f"sampled: the verifier's law is {said} by enumeration (tests/contract)"]
     prompts = [request.tokens for request in requests]
     found = {
         name: greedy_differences(pair.target, prompts, repeats[0], traces[BASELINE][0])

@@ -133,7 +133,7 @@ def test_missing_and_foreign_checkpoints(
         ("repeats=0", "repeats: 0"),
         ("gammas=[0,2]", "gammas: [0, 2]"),
         ("gammas=4", "gammas: 4"),
-        ("gammas=[2,21]", "structure.gamma_max=20"),
+        ("gammas=[2,21]", "structure.gamma_max of 21"),
         ("gammas=[]", "gammas: []"),
         ("max_new_tokens=2.5", "max_new_tokens: 2.5"),
         ("repeats=null", "repeats: None"),
