@@ -40,6 +40,7 @@ class Metrics:
     """
 
     requests: int
+    repeats: int
     tokens: int
     tokens_per_second: Spread
     speedup: Spread | None
@@ -72,6 +73,7 @@ def measure(repeats: Sequence[Sequence[Trace]], baseline: Sequence[Sequence[Trac
     pairs = zip(speeds, baseline or (), strict=baseline is not None)
     return Metrics(
         requests=len(traces),
+        repeats=len(repeats),
         tokens=tokens,
         tokens_per_second=Spread.of(speeds),
         speedup=Spread.of([speed / tokens_per_second(base) for speed, base in pairs]) if baseline else None,

@@ -72,9 +72,11 @@ def profile_table(shares: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def verdict(name: str, metrics: Metrics) -> str:
-    """Whether the method beats the baseline in every repeat, in none, or in some."""
+    """Whether the method beats the baseline in every repeat, in none, or in some; one repeat decides nothing."""
     if metrics.speedup is None:
         return "baseline"
+    if metrics.repeats < 2:
+        return "one repeat"
     if metrics.speedup.low > 1:
         return "faster"
     return "SLOWER" if metrics.speedup.high < 1 else "no clear difference"
@@ -90,6 +92,7 @@ def summary(metrics: Mapping[str, Metrics], repeats: int) -> str:
         "faster": "Faster than autoregressive decoding in every repeat",
         "no clear difference": "Neither faster nor slower beyond the spread",
         "SLOWER": "Speculation LOSES against autoregressive decoding with",
+        "one repeat": "Measured once, so without a verdict",
     }
     said = [f"{text}: {', '.join(groups[key])}." for key, text in words.items() if key in groups]
     return " ".join([*said, f"Speed-ups are measured in this run, {repeats} interleaved repeat(s)."])

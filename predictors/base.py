@@ -6,6 +6,8 @@ A checkpoint folder holds `config.json` (what it was trained for), `model.safete
 
 import importlib
 import json
+import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -176,11 +178,24 @@ def settings(predictor: Any) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    """NaN, which JSON does not have, becomes null."""
+    path.write_text(json.dumps(_without_nan(value), indent=2) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def refuse_foreign(folder: Path, marker: str) -> None:
-    """Raise UserError when `folder` has content but no file `marker`: replacing it would destroy something else."""
+    """Raise UserError when `folder` has content but no file `marker` (replacing it would destroy something else), or
+    when it cannot be made."""
+    parent = next(above for above in folder.resolve().parents if above.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UserError(f"out: {folder} cannot be made, {parent} is no folder to write in. Choose another out=<folder>")
     if folder.exists() and not (folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))):
         raise UserError(f"out: {folder} holds something else, which would be lost. Choose another out=<folder>")
 

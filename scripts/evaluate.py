@@ -10,6 +10,7 @@ results.json, table.md and the traces of every method to `out`.
 
 import copy
 import json
+import math
 import platform
 import shlex
 import sys
@@ -109,12 +110,17 @@ def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:
 
 
 def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str, dict[str, Any] | None]) -> None:
-    """Refuse a checkpoint of another pair or of other sampling settings."""
+    """Refuse a checkpoint of another pair, of other sampling settings, or of longer drafts than the method can have."""
     warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
     expect = {"pair": pair_identity(pair), **warps}
     for name, trained in checkpoints.items():
-        if trained is not None:
-            refuse_mismatch(trained, expect, f"method.{name}.stop.checkpoint: {cfg.method[name].stop.checkpoint}")
+        if trained is None:
+            continue
+        key = f"method.{name}.stop.checkpoint: {cfg.method[name].stop.checkpoint}"
+        refuse_mismatch(trained, expect, key)
+        gamma, longest = trained.get("gamma") or 0, cfg.method[name].structure.get("gamma_max", math.inf)
+        if gamma > longest:
+            raise UserError(f"{key} drafts gamma={gamma} tokens, structure.gamma_max is {longest}. Raise that")
 
 
 def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
@@ -207,11 +213,15 @@ def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: 
         return [*lines, f"sampled: the verifier's law is {said} by enumeration (tests/contract)"]
     prompts = [request.tokens for request in requests]
     found = {
-        name: greedy_differences(pair.target, prompts, repeats[0], traces[BASELINE][0])
+        name: [
+            difference
+            for ours, theirs in zip(repeats, traces[BASELINE], strict=True)
+            for difference in greedy_differences(pair.target, prompts, ours, theirs)
+        ]
         for name, repeats in traces.items()
         if name != BASELINE
     }
-    return [*lines, *report.lossless_lines(found, len(requests))]
+    return [*lines, *report.lossless_lines(found, len(requests) * cfg.repeats)]
 
 
 # Reporting -----------------------------------------------------------------------------------------------------------

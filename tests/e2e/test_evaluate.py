@@ -72,7 +72,7 @@ def test_greedy_equals_autoregressive_for_every_method(
     write_checkpoints(base, {"temperature": 0.0, "top_k": 0, "top_p": 1.0})
     run(monkeypatch, *base, *GREEDY, "profile=true", "structure.gamma_max=6")
     printed, out = capsys.readouterr().out, Path("runs/x")
-    assert printed.count("4 of 4 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
+    assert printed.count("8 of 8 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
     assert "Share of decode time" in printed and "## odd: 2 prompts, 2 repeats" in printed
     assert (out / "table.md").read_text().strip() in printed
 
@@ -122,6 +122,8 @@ def test_missing_and_foreign_checkpoints(
     write_checkpoints(base, warp)
     message = refused(monkeypatch, capsys, *base, *GREEDY, "methods=[specdecpp]")
     assert "method.specdecpp.stop.checkpoint" in message and "warp.temperature" in message
+    message = refused(monkeypatch, capsys, *base, "methods=[hrad]", "structure.gamma_max=2")
+    assert "method.hrad.stop.checkpoint" in message and "structure.gamma_max is 2" in message
     write_checkpoints(base, warp, pair={"target": "another", "draft": "one", "tokenizer": "x"})
     assert "pair.target" in refused(monkeypatch, capsys, *base, "methods=[hrad]")
 
@@ -138,6 +140,7 @@ def test_missing_and_foreign_checkpoints(
         ("max_new_tokens=2.5", "max_new_tokens: 2.5"),
         ("repeats=null", "repeats: None"),
         ("split=dev", "split: 'dev'"),
+        ("out=prompts.jsonl/x", "out: prompts.jsonl/x cannot be made"),
         ("limit=0", "limit: 0"),
         ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
         ("max_new_tokens=2000", "pair.max_length"),

@@ -72,7 +72,7 @@ def test_lossless_lines_say_which_and_why() -> None:
 
 
 def metrics(low: float, high: float) -> Metrics:
-    fields = dict.fromkeys(Metrics.__annotations__, 0.5) | {"requests": 2, "tokens": 9}
+    fields = dict.fromkeys(Metrics.__annotations__, 0.5) | {"requests": 2, "repeats": 3, "tokens": 9}
     middle = (low + high) / 2
     fields |= {"tokens_per_second": Spread(10 * middle, 10 * low, 10 * high), "speedup": Spread(middle, low, high)}
     return Metrics(**fields)  # type: ignore[arg-type]
