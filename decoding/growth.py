@@ -1,6 +1,6 @@
 """The draft of one round as it grows, and the two policies that grow it: a structure and a stop rule."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -46,6 +46,17 @@ class DraftTree:
         self.depth.append(self.depth[row] + 1)
         return len(self.token)
 
+    def draw(self, row: int, candidates: Iterator[int]) -> int | None:
+        """Keep the next of `candidates`, the sibling law of `q(row)`, as a child of `row`; None where it has ended."""
+        with self.watch.stage("sample"):
+            token = next(candidates, None)
+        return None if token is None else self.add(row, token)
+
+    def may_grow(self, row: int, context: RoundContext) -> bool:
+        """Whether `row` may have children: it is no EOS, and they are not too deep."""
+        ended = row > 0 and self.token[row - 1] in context.eos_ids
+        return not ended and self.depth[row] < context.max_depth
+
     def run(self, rows: Iterable[int]) -> None:
         """One draft forward over those of `rows` it has not run on yet; their parents must have been run before."""
         new = [row for row in rows if row not in self._logits]
@@ -77,6 +88,10 @@ class DraftTree:
                 probs = self._warp.probs(torch.stack(logits) if len(logits) > 1 else logits[0][None])
             self._laws |= dict(zip(missing, probs, strict=True))
         return [self._laws[row] for row in rows]
+
+    @property
+    def vocab_size(self) -> int:
+        return self._lm.vocab_size
 
     def set_law(self, row: int, q: Tensor) -> None:
         """Children of `row` are drawn from `q` [V], which does not come from the draft model."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Shape, Verdict
-from decoding.sampling import Sampler, SiblingLaw
+from decoding.sampling import Sampler, SiblingLaw, Warp
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,28 @@ class Verifier(Protocol):
         """p: [closed + 1, V], target law after each row the target was run on (all but open leaves)."""
         ...
 
-    def verify(self, draft: Draft, p: Tensor, sampler: Sampler) -> Verdict:
-        """Draw one verdict from `law(draft, p)`."""
+    def verify(self, draft: Draft, p: "Rows", sampler: Sampler) -> Verdict:
+        """Draw one verdict from `law(draft, p)`, reading only the rows it needs."""
         ...
+
+
+class WarpedRows:
+    """Target laws [V] after each row of a draft, warped when they are first read: a walk down a tree reads few."""
+
+    def __init__(self, logits: Tensor, warp: Warp) -> None:
+        """logits: [closed + 1, V]."""
+        self._logits = logits
+        self._warp = warp
+        self._laws: dict[int, Tensor] = {}
+
+    def __getitem__(self, row: int) -> Tensor:
+        if row not in self._laws:
+            self._laws[row] = self._warp.probs(self._logits[row])
+        return self._laws[row]
+
+
+Rows = Tensor | WarpedRows
+"""p, by row."""
 
 
 def sample_verdict(draft: Draft, law: VerdictLaw, sampler: Sampler) -> Verdict:
@@ -60,6 +79,6 @@ def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler
 
 def residual_law(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
     """norm([scale * p - q]+), [V]. No mass left means the row is never reached: p itself stands in."""
-    excess = (p * scale).sub_(q).clamp_(min=0)
-    mass = excess.sum(dtype=torch.float64).item()
-    return excess.div_(mass) if mass > 0 else p
+    short = torch.sub(q, p, alpha=scale).clamp_(max=0)  # fused: p * scale alone may be subnormal, which is slow
+    mass = -short.sum(dtype=torch.float64).item()
+    return short.div_(-mass) if mass > 0 else p

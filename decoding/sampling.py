@@ -46,7 +46,7 @@ class Warp:
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter_(-1, logits.max(-1, keepdim=True).indices, 1.0)
         if self.temperature != 1:
-            logits = (logits - peak) / self.temperature
+            logits = (logits - peak).div_(self.temperature)
         if 0 < self.top_k < logits.shape[-1]:
             logits = _keep_from(logits, logits.topk(self.top_k).values[..., -1:])
         probs = logits.softmax(-1)
@@ -126,8 +126,11 @@ def iid(q: Tensor, sampler: Sampler) -> Iterator[int]:
 
 def without_replacement(q: Tensor, sampler: Sampler) -> Iterator[int]:
     """Distinct draws: each from q without the earlier ones, renormalised. Ends with the support of q."""
+    token = sampler.draw(q)
+    yield token
     left = q.clone()
-    while bool(left.any()):
+    left[token] = 0
+    for _ in range(int(left.count_nonzero())):
         token = sampler.draw(left)
         left[token] = 0
         yield token

@@ -10,7 +10,7 @@ from decoding.draft import Draft, RoundContext, Verdict
 from decoding.engines.fit import check_fit
 from decoding.engines.request import Request, prefill
 from decoding.growth import DraftStructure, DraftTree, StopRule
-from decoding.law import Verifier
+from decoding.law import Verifier, WarpedRows
 from decoding.lm import LMOutput, Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -72,7 +72,7 @@ class SerialEngine:
         with watch.stage("target"):
             output = self._run_target(context, draft)
         with watch.stage("verify"):
-            verdict = self.verifier.verify(draft, self.warp.probs(output.logits), sampler)
+            verdict = self.verifier.verify(draft, WarpedRows(output.logits, self.warp), sampler)
         with watch.stage("stop"):
             self.stop.end_round(verdict)
         tokens = request.commit(verdict.emitted)

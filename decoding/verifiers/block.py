@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.law import VerdictLaw, residual_law, verdict_at
+from decoding.law import Rows, VerdictLaw, residual_law, verdict_at
 from decoding.sampling import Sampler, SiblingLaw, iid
-from decoding.verifiers.token import drawn_probs
+from decoding.verifiers.path import DraftPath
 
 
 class BlockVerifier:
@@ -26,44 +26,57 @@ class BlockVerifier:
     max_siblings = 1
 
     def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
-        joint = joint_ratios(draft, p)
-        end_prob = _scan_from_end(_coins(draft, p.double(), torch.tensor(joint, dtype=torch.float64)))
-        return VerdictLaw(end_prob, lambda row: self._residual(draft, p, joint, row))
+        return block_law(DraftPath.whole(draft, p))
 
-    def verify(self, draft: Draft, p: Tensor, sampler: Sampler) -> Verdict:
-        """`law`, scanned lazily: one pass over the vocabulary per coin thrown, no float64 copies."""
-        joint = joint_ratios(draft, p)
-        row = len(draft)
-        while row > 0 and not self._throw(draft, p, joint, row, sampler):
-            row -= 1
-        return verdict_at(draft, row, self._residual(draft, p, joint, row), sampler)
-
-    def _throw(self, draft: Draft, p: Tensor, joint: list[float], row: int, sampler: Sampler) -> bool:
-        if row == len(draft) or joint[row] == 0:
-            return sampler.accept(joint[row], 1.0)
-        excess = (p[row] * joint[row]).sub_(draft.q[row]).clamp_(min=0)
-        mass = excess.sum(dtype=torch.float64).item()
-        total = mass + 1 - joint[row]
-        return total <= 0 or sampler.accept(mass, total)
-
-    def _residual(self, draft: Draft, p: Tensor, joint: list[float], row: int) -> Tensor:
-        return p[row] if row == len(draft) else residual_law(p[row], draft.q[row], joint[row])
+    def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
+        return verdict_at(draft, *block_walk(DraftPath.whole(draft, p), sampler), sampler)
 
 
-def joint_ratios(draft: Draft, p: Tensor) -> list[float]:
+def block_law(path: DraftPath) -> VerdictLaw:
+    """Where on the path it ends: rows of the law count the path's tokens."""
+    joint = joint_ratios(path)
+    return VerdictLaw(_scan_from_end(_coins(path, joint)), lambda t: _residual(path, joint, t))
+
+
+def block_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor]:
+    """`block_law`, scanned lazily: tokens accepted, residual [V]. One pass over the vocabulary per coin thrown."""
+    joint, t = joint_ratios(path), len(path)
+    while t > 0 and not _throw(path, joint, t, sampler):
+        t -= 1
+    return t, _residual(path, joint, t)
+
+
+def joint_ratios(path: DraftPath) -> list[float]:
     """P_0 .. P_g, the capped joint ratios."""
     joint = [1.0]
-    for p_token, q_token in zip(*(probs.tolist() for probs in drawn_probs(draft, p)), strict=True):
+    for p_token, q_token in path.drawn():
         joint.append(min(1.0, joint[-1] * p_token / q_token))
     return joint
 
 
-def _coins(draft: Draft, p: Tensor, joint: Tensor) -> Tensor:
+def _throw(path: DraftPath, joint: list[float], t: int, sampler: Sampler) -> bool:
+    if t == len(path) or joint[t] == 0:
+        return sampler.accept(joint[t], 1.0)
+    shortfall = torch.sub(path.q(t), path.target(t), alpha=joint[t]).clamp_(max=0)  # fused: a small P_t p is slow
+    mass = -shortfall.sum(dtype=torch.float64).item()
+    total = mass + 1 - joint[t]
+    return total <= 0 or sampler.accept(mass, total)
+
+
+def _residual(path: DraftPath, joint: list[float], t: int) -> Tensor:
+    return path.target(t) if t == len(path) else residual_law(path.target(t), path.q(t), joint[t])
+
+
+def _coins(path: DraftPath, joint: list[float]) -> Tensor:
     """h_0 .. h_g, float64."""
-    excess = (joint[:-1, None] * p[:-1] - draft.q[:-1]).clamp(min=0).sum(-1)
-    total = excess + 1 - joint[:-1]
-    coins = torch.cat([torch.where(total > 0, excess / total, 1.0), joint[-1:]])
-    coins[0] = 1.0
+    coins = torch.ones(len(joint), dtype=torch.float64)
+    coins[-1] = joint[-1]
+    if len(path) > 1:
+        ratio, inner = torch.tensor(joint[1:-1], dtype=torch.float64), range(1, len(path))
+        p, q = torch.stack([path.target(t) for t in inner]), torch.stack([path.q(t) for t in inner])
+        excess = (ratio[:, None] * p - q).clamp(min=0).sum(-1)
+        total = excess + 1 - ratio
+        coins[1:-1] = torch.where(total > 0, excess / total, 1.0)
     return coins
 
 

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.law import VerdictLaw, residual_law, verdict_at
+from decoding.law import Rows, VerdictLaw, residual_law, verdict_at
 from decoding.sampling import Sampler, SiblingLaw, iid
+from decoding.verifiers.path import DraftPath
 
 
 class TokenVerifier:
@@ -17,27 +18,29 @@ class TokenVerifier:
     max_siblings = 1
 
     def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
-        p_drawn, q_drawn = drawn_probs(draft, p)
-        accept = (p_drawn / q_drawn).clamp(max=1)
-        one = accept.new_ones(1)
-        end_prob = torch.cat([one, accept.cumprod(0)]) * torch.cat([1 - accept, one])
-        return VerdictLaw(end_prob, lambda row: self._residual(draft, p, row))
+        return token_law(DraftPath.whole(draft, p))
 
-    def verify(self, draft: Draft, p: Tensor, sampler: Sampler) -> Verdict:
-        """`law`, walked lazily: touches the vocabulary only where the round ends."""
-        row = 0
-        for p_token, q_token in zip(*(probs.tolist() for probs in drawn_probs(draft, p)), strict=True):
-            if not sampler.accept(p_token, q_token):
-                break
-            row += 1
-        return verdict_at(draft, row, self._residual(draft, p, row), sampler)
-
-    def _residual(self, draft: Draft, p: Tensor, row: int) -> Tensor:
-        return p[row] if row == len(draft) else residual_law(p[row], draft.q[row])
+    def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
+        return verdict_at(draft, *token_walk(DraftPath.whole(draft, p), sampler), sampler)
 
 
-def drawn_probs(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor]:
-    """p and q of each token of a chain, [g] float64 each."""
-    assert draft.is_chain, "this verifier is exact for chains only"
-    rows = torch.arange(len(draft))
-    return p[rows, draft.token].double(), draft.q[rows, draft.token].double()
+def token_law(path: DraftPath) -> VerdictLaw:
+    """Where on the path it ends: rows of the law count the path's tokens."""
+    accept = torch.tensor([min(1.0, p / q) for p, q in path.drawn()], dtype=torch.float64)
+    one = accept.new_ones(1)
+    end_prob = torch.cat([one, accept.cumprod(0)]) * torch.cat([1 - accept, one])
+    return VerdictLaw(end_prob, lambda t: _residual(path, t))
+
+
+def token_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor]:
+    """`token_law`, walked lazily: tokens accepted, residual [V]. Touches the vocabulary only where the path ends."""
+    accepted = 0
+    for p_token, q_token in path.drawn():
+        if not sampler.accept(p_token, q_token):
+            break
+        accepted += 1
+    return accepted, _residual(path, accepted)
+
+
+def _residual(path: DraftPath, t: int) -> Tensor:
+    return path.target(t) if t == len(path) else residual_law(path.target(t), path.q(t))

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from decoding.draft import Draft
 from decoding.law import VerdictLaw
-from tests.contract.enumeration import Law, dirichlet
+from tests.contract.enumeration import Law, autoregressive_law, dirichlet
 
 Prefix = tuple[int, ...]
 Rule = Callable[[Draft, Tensor], VerdictLaw]
+Proposals = list[tuple[float, Draft, Tensor]]
+"""Every draft with its probability and the target laws it is verified against."""
 FAMILIES = ("dirichlet", "peaky", "aligned", "sparse", "equal", "greedy")
 
 
@@ -60,13 +62,13 @@ def _with_zeros(law: Tensor, generator: torch.Generator) -> Tensor:
 
 def drafts(
     case: Instance, stop: Callable[[Prefix], bool] = lambda drawn: False, kept: Callable[[Prefix], int] = len
-) -> list[tuple[float, Draft, Tensor]]:
+) -> Proposals:
     """Every draft with its probability and p [g + 1, V].
 
     Drafting ends after `gamma` tokens or where `stop(drawn)`; of the drawn tokens the first `kept(drawn)` are sent
     (all of them, unless a test wants to be biased).
     """
-    found: list[tuple[float, Draft, Tensor]] = []
+    found: Proposals = []
     open_prefixes: list[tuple[float, Prefix]] = [(1.0, ())]
     while open_prefixes:
         probability, drawn = open_prefixes.pop()
@@ -82,19 +84,26 @@ def drafts(
     return found
 
 
-def output_law(case: Instance, rule: Rule, proposals: list[tuple[float, Draft, Tensor]] | None = None) -> Law:
+def output_law(case: Instance, rule: Rule, proposals: Proposals | None = None) -> Law:
     """Law of the first gamma + 1 tokens: one round under `rule`, the rest from the target."""
-    law: Law = defaultdict(float)
+    emitted: Law = defaultdict(float)
     for probability, draft, p in proposals or drafts(case):
         verdict = rule(draft, p)
         for row, end in enumerate(verdict.end_prob.tolist()):
-            residual = verdict.residual(row)
-            assert residual is not None
-            for token, follows in enumerate(residual.tolist()):
-                if end * follows > 0:
-                    prefix = (*draft.path(row), token)
-                    _continue(law, case, prefix, probability * end * follows)
+            if end > 0:
+                _emit(emitted, draft.path(row), verdict.residual(row), probability * end)
+    law: Law = defaultdict(float)
+    for prefix, probability in emitted.items():
+        _continue(law, case, prefix, probability)
     return dict(law)
+
+
+def _emit(emitted: Law, path: list[int], residual: Tensor | None, probability: float) -> None:
+    if residual is None:
+        emitted[tuple(path)] += probability
+        return
+    for token, follows in enumerate(residual.tolist()):
+        emitted[(*path, token)] += probability * follows
 
 
 def _continue(law: Law, case: Instance, prefix: Prefix, probability: float) -> None:
@@ -105,9 +114,15 @@ def _continue(law: Law, case: Instance, prefix: Prefix, probability: float) -> N
         law[(*prefix, *rest)] += total
 
 
-def expected_accepted(case: Instance, rule: Rule, proposals: list[tuple[float, Draft, Tensor]] | None = None) -> float:
-    """E[tau] of a rule for chains."""
-    return sum(
-        probability * float(rule(draft, p).end_prob @ torch.arange(len(draft) + 1.0, dtype=torch.float64))
-        for probability, draft, p in proposals or drafts(case)
-    )
+def expected_accepted(case: Instance, rule: Rule, proposals: Proposals | None = None) -> float:
+    """E[tau], the mean number of accepted draft tokens."""
+    total = 0.0
+    for probability, draft, p in proposals or drafts(case):
+        lengths = [len(draft.rows_to(row)) for row in range(len(draft) + 1)]
+        total += probability * float(rule(draft, p).end_prob @ torch.tensor(lengths, dtype=torch.float64))
+    return total
+
+
+def exact(case: Instance) -> Law:
+    """What a lossless rule must give."""
+    return autoregressive_law(case.p, case.vocab, case.gamma + 1)

@@ -1,0 +1,39 @@
+"""One path and, at its end, candidates for the position after it that the target is not run on."""
+
+from decoding.draft import RoundContext
+from decoding.growth import DraftStep, DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingLaw
+from decoding.structures.chain import draw_chain
+from predictors.errors import UserError
+
+
+class BranchPoint:
+    """A chain under the stop rule, then `candidates` siblings at its end as open leaves (SpecBranch's branch point).
+
+    An accepted candidate is the last token of the round: the target's law after it is not known yet. So the chain may
+    be as long as any, the candidates stand where the residual or bonus token would, and an EOS has none after it. Their
+    number is fixed, which is exact for every sibling law; SpecBranch derives it from q of the first one.
+    """
+
+    shape = "branch_point"
+    sibling_laws = None
+    asks_stop = True
+    uses_draft = True
+
+    def __init__(self, gamma_max: int, candidates: int) -> None:
+        if gamma_max < 1:
+            raise UserError(f"structure.gamma_max: {gamma_max} leaves nothing to draft. Give at least 1")
+        if candidates < 1:
+            raise UserError(f"structure.candidates: {candidates} is no branch point. Give at least 1")
+        self.gamma_max = gamma_max
+        self.max_siblings = candidates
+
+    def grow(
+        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+    ) -> None:
+        step = DraftStep(tree)
+        if draw_chain(step, min(self.gamma_max, context.max_depth), context, stop, siblings, sampler):
+            return
+        drawn = siblings(step.q(), sampler)
+        rows = (tree.draw(step.row, drawn) for _ in range(self.max_siblings))
+        tree.open = sum(row is not None for row in rows)

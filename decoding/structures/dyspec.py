@@ -1,0 +1,115 @@
+"""DySpec: trees that grow where the draft puts its mass, siblings without replacement, nothing pruned.
+
+The value of a draw estimates the probability that it is reached and of use, taking the draft's probabilities for
+acceptance (DySpec, section 4.1). With q the draft's law at a row, the next draw there is worth
+
+    reach(row) * (1 - q of the children it has),     reach(child y) = reach(row) * q[y],     reach(root) = 1,
+
+which is what the paper's products v R[y] and v (1 - R[y]) over the renormalised residuals R telescope to. Whether
+to draw may depend on every token in the tree; a drawn one stays, whatever its value.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from decoding.draft import RoundContext
+from decoding.growth import DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingLaw, without_replacement
+from predictors.errors import UserError
+
+
+@dataclass
+class Position:
+    """Where the next sibling may be drawn. left: 1 - q of the children that `row` has."""
+
+    row: int
+    reach: float
+    left: float = 1.0
+
+    @property
+    def value(self) -> float:
+        return self.reach * self.left
+
+    def took(self, tree: DraftTree, child: int) -> "Position":
+        """Account for a child just drawn; the position below it."""
+        q = tree.q(self.row)[tree.token[child - 1]].item()
+        self.left -= q
+        return Position(child, self.reach * q)
+
+
+class _DySpec:
+    shape = "tree"
+    sibling_laws = (without_replacement,)
+    max_siblings = None
+    asks_stop = False
+    uses_draft = True
+
+
+class DySpecHeap(_DySpec):
+    """`budget` draws, always the most valuable one next (DySpec, Algorithm 1).
+
+    One draft forward per node that gets children; a leaf needs none.
+    """
+
+    def __init__(self, budget: int) -> None:
+        if budget < 1:
+            raise UserError(f"structure.budget: {budget} leaves nothing to draft. Give at least 1")
+        self.budget = budget
+
+    def grow(
+        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+    ) -> None:
+        positions, candidates = {0: Position(0, 1.0)}, dict[int, Iterator[int]]()
+        waiting = [(-1.0, 0)] if tree.may_grow(0, context) else []  # (-value, row)
+        while waiting and len(tree.token) < self.budget:
+            here = positions[heappop(waiting)[1]]
+            if here.row not in candidates:
+                candidates[here.row] = siblings(tree.q(here.row), sampler)
+            child = tree.draw(here.row, candidates[here.row])
+            if child is None:
+                continue
+            positions[child] = here.took(tree, child)
+            for position in (here, positions[child]):
+                if position.value > 0 and tree.may_grow(position.row, context):
+                    heappush(waiting, (-position.value, position.row))
+
+
+class DySpecLayers(_DySpec):
+    """Layer by layer, every draw worth more than `threshold`: one draft forward per layer (DySpec, Algorithm 2).
+
+    The printed condition v < t is a typo for v > t. At most `cap` nodes: what it refuses are further draws, those below
+    the least valuable rows of the layer first.
+    """
+
+    def __init__(self, threshold: float, cap: int) -> None:
+        if not 0 < threshold < 1:
+            raise UserError(f"structure.threshold: {threshold} must lie between 0 and 1. About 1 / cap is a start")
+        if cap < 1:
+            raise UserError(f"structure.cap: {cap} leaves nothing to draft. Give at least 1")
+        self.threshold = threshold
+        self.cap = cap
+
+    def grow(
+        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+    ) -> None:
+        layer = [Position(0, 1.0)]
+        while layer := self._worth_drawing(tree, layer, context):
+            laws = tree.laws([position.row for position in layer])
+            below = [self._children(tree, here, siblings(q, sampler)) for here, q in zip(layer, laws, strict=True)]
+            layer = [position for positions in below for position in positions]
+
+    def _worth_drawing(self, tree: DraftTree, layer: Sequence[Position], context: RoundContext) -> list[Position]:
+        """Each of them draws at least once, so no more than the cap has room for."""
+        worth = [here for here in layer if here.value > self.threshold and tree.may_grow(here.row, context)]
+        worth.sort(key=lambda here: -here.value)
+        return worth[: self.cap - len(tree.token)]
+
+    def _children(self, tree: DraftTree, here: Position, candidates: Iterator[int]) -> list[Position]:
+        below = list[Position]()
+        while here.value > self.threshold and len(tree.token) < self.cap:
+            child = tree.draw(here.row, candidates)
+            if child is None:
+                break
+            below.append(here.took(tree, child))
+        return below

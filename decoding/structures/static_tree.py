@@ -1,0 +1,92 @@
+"""Trees whose shape is fixed before the round: which draws there are, not which tokens."""
+
+from collections.abc import Collection, Sequence
+
+from decoding.draft import RoundContext, Shape
+from decoding.growth import DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingLaw, iid
+from predictors.errors import UserError
+
+Place = tuple[int, int]
+"""A row of the tree being drawn, and the row of the plan it stands for."""
+
+
+class StaticTree:
+    """A plan given by parent rows, drawn layer by layer: one draft forward per layer, siblings by the verifier's law.
+
+    parents: of rows 1, 2, ... of the plan, each before its children. The b-th candidate drawn at a position gets the
+    b-th child's subtree. Where a law has no more candidates, or the path ends (EOS, `max_depth`), the plan's remaining
+    rows there are missing.
+    """
+
+    shape: Shape = "tree"
+    sibling_laws: Collection[SiblingLaw] | None = None
+    asks_stop = False
+    uses_draft = True
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        self._children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+        for row, parent in enumerate(parents, 1):
+            self._children[parent].append(row)
+        self.max_siblings = max(map(len, self._children))
+
+    def grow(
+        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+    ) -> None:
+        layer: list[Place] = [(0, 0)]
+        while layer:
+            layer = self._next_layer(tree, layer, context, siblings, sampler)
+
+    def _next_layer(
+        self, tree: DraftTree, layer: Sequence[Place], context: RoundContext, siblings: SiblingLaw, sampler: Sampler
+    ) -> list[Place]:
+        inner = [(row, planned) for row, planned in layer if self._children[planned] and tree.may_grow(row, context)]
+        below = list[Place]()
+        for (row, planned), q in zip(inner, tree.laws([row for row, _ in inner]), strict=True):
+            candidates = siblings(q, sampler)
+            for child in self._children[planned]:
+                drawn = tree.draw(row, candidates)
+                if drawn is None:
+                    break
+                below.append((drawn, child))
+        return below
+
+
+class WidthTree(StaticTree):
+    """Every node of depth d has `widths[d]` children."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        if not widths or min(widths) < 1:
+            raise UserError(f"structure.widths: {list(widths)} must be one or more numbers from 1 on, e.g. [2,2,1]")
+        super().__init__(width_parents(widths))
+
+
+class SpecInfer(WidthTree):
+    """Static widths with independent siblings, duplicates kept (SpecInfer, 2305.09781)."""
+
+    sibling_laws = (iid,)
+
+
+class ParallelPaths(StaticTree):
+    """`paths` drafts of `gamma` tokens that share only the last committed token.
+
+    Their first tokens are siblings, drawn by the verifier's law; equal ones stay separate paths. From there on each
+    goes its own way. All of them together cost one draft forward per depth.
+    """
+
+    shape = "paths"
+
+    def __init__(self, paths: int, gamma: int) -> None:
+        for key, value in (("paths", paths), ("gamma", gamma)):
+            if value < 1:
+                raise UserError(f"structure.{key}: {value} leaves nothing to draft. Give at least 1")
+        super().__init__(width_parents([paths] + [1] * (gamma - 1)))
+
+
+def width_parents(widths: Sequence[int]) -> list[int]:
+    """Parent rows of the tree with these widths, layer by layer."""
+    parents, layer = list[int](), range(1)
+    for width in widths:
+        parents += [row for row in layer for _ in range(width)]
+        layer = range(layer.stop, len(parents) + 1)
+    return parents

@@ -1,0 +1,48 @@
+"""Draft tokens tested one after another, and the laws around them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from decoding.draft import Draft
+from decoding.law import Rows
+
+
+@dataclass(frozen=True)
+class DraftPath:
+    """A path down a draft. Its rows are read in place: nothing of [V] is copied until a rule asks for it.
+
+    rows:  [g + 1] the row the path starts from, then the row of each of its g tokens
+    first: [V], the target law the first token is tested against: p[rows[0]], or what earlier drafts left of it
+    """
+
+    draft: Draft
+    p: Rows
+    rows: Sequence[int]
+    first: Tensor
+
+    @classmethod
+    def whole(cls, draft: Draft, p: Rows) -> "DraftPath":
+        """The one path of a chain, from the last committed token on."""
+        assert draft.is_chain, "this verifier is exact for chains only"
+        return cls(draft, p, range(len(draft) + 1), p[0])
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+    def target(self, t: int) -> Tensor:
+        """[V], target law after t tokens."""
+        return self.p[self.rows[t]] if t else self.first
+
+    def q(self, t: int) -> Tensor:
+        """[V], the law token t + 1 was drawn from."""
+        return self.draft.q[self.rows[t]]
+
+    def drawn(self) -> Iterator[tuple[float, float]]:
+        """p and q of each token, one after another: what is not asked for is not looked at."""
+        for t, row in enumerate(self.rows[1:]):
+            token = int(self.draft.token[row - 1])
+            p, q = self.target(t)[token].item(), self.q(t)[token].item()
+            assert q > 0, "a drawn token has q > 0"
+            yield p, q

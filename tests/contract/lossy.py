@@ -1,0 +1,128 @@
+"""Rules as published or released that do not keep the target's law. The law test must fail each of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft
+from decoding.growth import depth_first
+from decoding.law import VerdictLaw, residual_law
+from decoding.sampling import Sampler
+from decoding.verifiers.parallel import paths
+from decoding.verifiers.rrs import RrsVerifier
+from decoding.verifiers.tree_walk import Trials
+from tests.contract.instances import Instance, Prefix
+from tests.contract.trees import Nodes
+
+
+class DuplicatesSkipped(RrsVerifier):
+    """A candidate seen before is passed over, and with it the update of the residual law."""
+
+    def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
+        left = p
+        for number, token in enumerate(tokens):
+            if token not in tokens[:number]:
+                yield number, left[token].item(), q[token].item()
+                left = residual_law(left, q)
+        return left
+
+
+def any_passing(draft: Draft, p: Tensor) -> VerdictLaw:
+    """SpecBranch Algorithm 1, two branches: all whose uniform is below p / q pass, the one with the largest wins."""
+    tokens, q = draft.token, draft.q[0]
+    low, high = sorted((min(1.0, (p[0] / q)[token].item()), row) for row, token in enumerate(tokens.tolist(), 1))
+    end_prob = torch.zeros(3, dtype=torch.float64)
+    both = low[0] * high[0]
+    low_wins = low[0] / (2 * high[0]) if high[0] > 0 else 0.0
+    end_prob[low[1]] = low[0] * (1 - high[0]) + both * low_wins
+    end_prob[high[1]] = high[0] * (1 - low[0]) + both * (1 - low_wins)
+    end_prob[0] = 1 - end_prob.sum()
+    return VerdictLaw(end_prob, lambda row: None if row else residual_law(p[0], q))
+
+
+def best_target(draft: Draft, p: Tensor) -> VerdictLaw:
+    """SpecBranch as released: the branch the target likes best, then one test with p / q."""
+    q, best = draft.q[0], int(p[0][draft.token].argmax())
+    token = draft.token[best]
+    end_prob = torch.zeros(len(draft) + 1, dtype=torch.float64)
+    end_prob[best + 1] = min(1.0, (p[0][token] / q[token]).item())
+    end_prob[0] = 1 - end_prob[best + 1]
+    return VerdictLaw(end_prob, lambda row: None if row else residual_law(p[0], q))
+
+
+def hsd_parallel(draft: Draft, p: Tensor, carried: bool, uncapped: bool) -> VerdictLaw:
+    """HSD with several drafts. carried: the joint ratio of the accepted prefix starts the next draft, instead of 1;
+    uncapped: a draft is accepted to its end with min(1, r(1:g)), instead of the capped ratio. Released: both."""
+    end_prob = torch.zeros(len(draft) + 1, dtype=torch.float64)
+    mixed = torch.zeros(len(draft) + 1, p.shape[-1], dtype=torch.float64)
+    drafts = [[0, *rows] for rows in paths(draft)]
+
+    def consume(number: int, weight: float, accepted: list[int], left: Tensor, start: float) -> None:
+        """Drafts from `number` on, with probability `weight`; accepted: rows from the root, left: target law there."""
+        if number == len(drafts):
+            end_prob[accepted[-1]] += weight
+            mixed[accepted[-1]] += weight * left
+            return
+        rows, count = drafts[number], len(accepted)
+        if draft.path(rows[count - 1]) != draft.path(accepted[-1]):
+            consume(number + 1, weight, accepted, left, start)
+            return
+        targets, laws = [left, *p[rows[count:]]], draft.q[rows[count - 1 :]]
+        joint, full = [start], start
+        for target, law, row in zip(targets, laws, rows[count:], strict=False):
+            ratio = (target / law)[draft.token[row - 1]].item()
+            joint.append(min(1.0, joint[-1] * ratio))
+            full *= ratio
+        coins = [_coin(*state) for state in zip(targets[:-1], laws, joint, strict=False)]
+        coins = [1.0, *coins[1:], min(1.0, full) if uncapped else joint[-1]]
+        for t in reversed(range(len(coins))):
+            here = [*accepted, *rows[count : count + t]]
+            if t == len(coins) - 1:
+                consume(len(drafts), weight * coins[t], here, targets[t], 1.0)
+            elif weight * coins[t] > 0:
+                residual = residual_law(targets[t], laws[t], joint[t])
+                consume(number + 1, weight * coins[t], here, residual, joint[t] if carried else 1.0)
+            weight *= 1 - coins[t]
+
+    consume(0, 1.0, [0], p[0], 1.0)
+    return VerdictLaw(end_prob, lambda row: mixed[row] / end_prob[row])
+
+
+def _coin(p: Tensor, q: Tensor, joint: float) -> float:
+    mass = (joint * p - q).clamp(min=0).sum().item()
+    return mass / (mass + 1 - joint) if mass + 1 - joint > 0 else 1.0
+
+
+def heap_tree(case: Instance, budget: int, sampler: Sampler) -> list[tuple[int, int, float]]:
+    """DySpec's greedy tree: (parent row, token, value) of `budget` draws, each made where it is likeliest to be of use.
+
+    Value: probability, under the draft, that the path and none of the earlier siblings is taken.
+    """
+    nodes: list[tuple[int, int, float]] = []
+    prefixes: list[Prefix] = [()]
+    waiting = [(1.0, 0, case.q(()))]
+    while waiting and len(nodes) < budget:
+        value, row, law = waiting.pop(max(range(len(waiting)), key=lambda i: waiting[i][0]))
+        token = sampler.draw(law)
+        share, rest = (law[token] / law.sum()).item(), law.clone()
+        rest[token] = 0
+        nodes.append((row, token, value * share))
+        prefixes.append((*prefixes[row], token))
+        waiting.append((value * share, len(nodes), case.q(prefixes[-1])))
+        if rest.any():
+            waiting.append((value * (1 - share), row, rest))
+    return nodes
+
+
+def without_the_least(nodes: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    """Biased: the drawn node of least value is taken back. It has no children, their values would be lower."""
+    least = min(range(len(nodes)), key=lambda i: nodes[i][2])
+    below = least + 1
+    return [(row - (row > below), *rest) for i, (row, *rest) in enumerate(nodes) if i != least]
+
+
+def depth_first_nodes(nodes: list[tuple[int, int, float]]) -> Nodes:
+    order = depth_first([row for row, _, _ in nodes])
+    place = {row: number for number, row in enumerate(order)}
+    return tuple((place[nodes[row - 1][0]], nodes[row - 1][1]) for row in order[1:])

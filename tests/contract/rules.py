@@ -1,0 +1,33 @@
+"""The verifiers under test: one per YAML, and the second rule `parallel` can be set to."""
+
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from decoding.draft import Draft, Verdict
+from decoding.law import Verifier
+from decoding.sampling import Sampler
+
+CONF = Path(__file__).parents[2] / "conf" / "verifier"
+
+
+def load(name: str, **values: str) -> Verifier:
+    return instantiate(OmegaConf.load(CONF / f"{name}.yaml"), **values)
+
+
+RULES: dict[str, Verifier] = {path.stem: load(path.stem) for path in sorted(CONF.glob("*.yaml"))}
+RULES["parallel_token"] = load("parallel", rule="token")
+
+
+def outcome(draft: Draft, verdict: Verdict) -> tuple[int, int | None]:
+    """Where the path ended and what followed; checks the bookkeeping on the way."""
+    follows = verdict.token is not None
+    assert verdict.path == draft.path(verdict.row) and len(verdict.emitted) == verdict.accepted + follows
+    assert follows == (verdict.row <= draft.closed)
+    return verdict.row, verdict.token
+
+
+def walked(verifier: Verifier, draft: Draft, p: Tensor, sampler: Sampler) -> tuple[int, int | None]:
+    return outcome(draft, verifier.verify(draft, p, sampler))

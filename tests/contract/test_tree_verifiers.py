@@ -1,0 +1,229 @@
+"""Every verifier on every shape of draft it takes: exact laws, the lazy walk, float32, and what it must refuse."""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from decoding.draft import Draft
+from decoding.law import Verifier, sample_verdict
+from decoding.sampling import Sampler
+from decoding.verifiers.parallel import ParallelVerifier
+from predictors.errors import UserError
+from tests.contract.enumeration import largest_error, law_of
+from tests.contract.instances import FAMILIES, Instance, exact, expected_accepted, instance, output_law
+from tests.contract.rules import RULES, outcome, walked
+from tests.contract.trees import STRUCTURES, as_draft, branch_point, fits, grow, proposals
+
+CASES = [(name, kind) for name in RULES for kind in STRUCTURES if fits(RULES[name], STRUCTURES[kind])]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_law_is_the_targets(name: str, kind: str) -> None:
+    verifier, structure, worst = RULES[name], STRUCTURES[kind], 0.0
+    for vocab in structure.vocabs:
+        for seed, family in enumerate(FAMILIES):
+            case = instance(family, vocab, structure.gamma, seed)
+            law = output_law(case, verifier.law, proposals(case, structure, verifier.siblings))
+            worst = max(worst, largest_error(law, exact(case)))
+    print(f"{name} {kind}: largest error {worst:.1e}")
+    assert worst < 1e-9
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_sampled_verdict_has_the_verifiers_law(name: str, kind: str) -> None:
+    """The lazy walk against the law, both enumerated, on at most 25 drafts of each family."""
+    verifier, structure = RULES[name], STRUCTURES[kind]
+    for seed, family in enumerate(FAMILIES):
+        case = instance(family, structure.vocabs[-1], structure.gamma, seed + 50)
+        found = proposals(case, structure, verifier.siblings)
+        for _, draft, p in found[:: 1 + len(found) // 25]:
+            law = verifier.law(draft, p)
+            assert float(law.end_prob.sum()) == pytest.approx(1, abs=1e-12)
+            walk = law_of(lambda sampler: walked(verifier, draft, p, sampler))  # noqa: B023
+            plain = law_of(lambda sampler: outcome(draft, sample_verdict(draft, law, sampler)))  # noqa: B023
+            assert largest_error(walk, plain) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] != "point_mass"])
+def test_equal_laws_accept_everything(name: str, kind: str) -> None:
+    """The path always ends at a leaf."""
+    verifier, structure = RULES[name], STRUCTURES[kind]
+    case = instance("equal", structure.vocabs[-1], structure.gamma, seed=1)
+    for _, draft, p in proposals(case, structure, verifier.siblings):
+        inner = sorted(set(draft.parent.tolist()))
+        assert verifier.law(draft, p).end_prob[inner].max() < 1e-12
+
+
+def test_point_masses_are_accepted_with_their_probability() -> None:
+    case = instance("equal", 5, 0, seed=1)
+    top = case.p(()).sort(descending=True).values
+    for count in range(1, 6):
+        point, found = branch_point(0, count, (5,)), RULES["point_mass"]
+        accepted = expected_accepted(case, found.law, proposals(case, point, found.siblings))
+        assert accepted == pytest.approx(top[:count].sum().item(), abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_greedy_target_gives_its_argmax(name: str, kind: str) -> None:
+    verifier, structure = RULES[name], STRUCTURES[kind]
+    case = instance("greedy", structure.vocabs[-1], structure.gamma, seed=2)
+    sampler = Sampler.seeded(0)
+    for _, draft, p in proposals(case, structure, verifier.siblings):
+        emitted = tuple(verifier.verify(draft, p, sampler).emitted)
+        assert all(case.p(emitted[:t])[token] == 1 for t, token in enumerate(emitted))
+
+
+@pytest.mark.parametrize("support", [1, 2])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_drafts_of_small_support(name: str, kind: str, support: int) -> None:
+    """q allows fewer tokens than siblings are asked for, or the target none of them."""
+    verifier, structure = RULES[name], STRUCTURES[kind]
+    q = torch.tensor([0.7, 0.3, 0, 0] if support == 2 else [1.0, 0, 0, 0], dtype=torch.float64)
+    for target in ([0.1, 0.2, 0.3, 0.4], [0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.5, 0.5]):
+        p = torch.tensor(target, dtype=torch.float64)
+        case = Instance(4, structure.gamma, lambda prefix: p, lambda prefix: q)  # noqa: B023
+        found = proposals(case, structure, verifier.siblings)
+        assert largest_error(output_law(case, verifier.law, found), exact(case)) < 1e-9
+        if target[0] == target[1] == 0:
+            assert expected_accepted(case, verifier.law, found) == 0
+
+
+# Float32 --------------------------------------------------------------------------------------------------------------
+
+
+class Decisions(Sampler):
+    """Enumerates what is accepted; keeps the law of the token that follows instead of drawing it."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.accept = sampler.accept  # type: ignore[method-assign]
+
+    def draw(self, probs: torch.Tensor) -> int:
+        self.follows = probs
+        return 0
+
+
+def large_case(vocab: int = 50_000) -> Instance:
+    """float32 laws that sum to one only nearly, q near p."""
+    generator = torch.Generator().manual_seed(3)
+    logits = {place: 3 * torch.randn(2, vocab, generator=generator) for place in range(40)}
+    seen: dict[tuple[int, ...], int] = {}
+
+    def law(prefix: tuple[int, ...], draft: bool) -> torch.Tensor:
+        target, noise = logits[seen.setdefault(prefix, len(seen))]
+        return (target + noise if draft else target).softmax(-1)
+
+    return Instance(vocab, 2, lambda prefix: law(prefix, False), lambda prefix: law(prefix, True))
+
+
+def large_kind(verifier: Verifier) -> str:
+    return next(kind for kind in ("binary", "three_paths", "chain") if fits(verifier, STRUCTURES[kind]))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_float32_laws_of_a_large_vocabulary(name: str) -> None:
+    """What decoding feeds it. The walk, in float32, against the law, in float64: every decision and what follows it."""
+    verifier, case = RULES[name], large_case()
+    structure = STRUCTURES[large_kind(verifier)]
+    nodes = grow(case, structure.width, verifier.siblings, Sampler.seeded(5))
+    draft, p = as_draft(case, nodes, structure.depth)
+    assert p.dtype == torch.float32
+    law, follows = verifier.law(draft, p), defaultdict[int, torch.Tensor](lambda: torch.zeros(case.vocab).double())
+
+    def run(sampler) -> int:
+        decisions = Decisions(sampler)
+        row = verifier.verify(draft, p, decisions).row
+        follows[row] += sampler.probability * decisions.follows
+        return row
+
+    ends = law_of(run)
+    assert law.end_prob.sum().item() == pytest.approx(1, abs=1e-9)
+    off = max(abs(ends.get(row, 0.0) - end) for row, end in enumerate(law.end_prob.tolist()))
+    apart = max(
+        (follows[row] / ends[row] - law.residual(row)).abs().sum().item() / 2 for row in ends if ends[row] > 1e-3
+    )
+    print(f"{name}: float32 walk off by {off:.1e} in where it ends, {apart:.1e} (total variation) in what follows")
+    assert off < 1e-5 and apart < 1e-5
+
+
+# Sampling -------------------------------------------------------------------------------------------------------------
+
+
+def typical_draft(name: str) -> tuple[Draft, torch.Tensor]:
+    """One with something to reject: uncertain laws, and the widest structure the rule takes."""
+    verifier = RULES[name]
+    kind = next(kind for kind in ("wide", "binary", "three_paths", "chain") if fits(verifier, STRUCTURES[kind]))
+    structure = STRUCTURES[kind]
+    case = instance("dirichlet", 4, structure.depth, seed=7)
+    nodes = grow(case, structure.width, verifier.siblings, Sampler.seeded(3))
+    return as_draft(case, nodes, structure.depth)
+
+
+@pytest.mark.parametrize("rounds", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [name for name in RULES if name != "hsd"])  # the code of block
+def test_sampled_verdicts_chi_square(name: str, rounds: int) -> None:
+    verifier, (draft, p) = RULES[name], typical_draft(name)
+    law = law_of(lambda sampler: outcome(draft, sample_verdict(draft, verifier.law(draft, p), sampler)))
+    counts, sampler = dict.fromkeys(law, 0), Sampler.seeded(11)
+    for _ in range(rounds):
+        counts[walked(verifier, draft, p, sampler)] += 1
+    common = [key for key in law if rounds * law[key] >= 5]
+    groups = [*([key] for key in common), [key for key in law if key not in common]]
+    seen, expected = (
+        [sum(count[key] for key in group) for group in groups if group]
+        for count in (counts, {key: rounds * probability for key, probability in law.items()})
+    )
+    pvalue = chisquare(seen, expected, sum_check=False).pvalue
+    print(f"{name}: chi-square p = {pvalue:.2f} over {len(common)} outcomes")
+    assert len(common) > 5 and pvalue > 0.01
+
+
+# What a rule is not exact for -----------------------------------------------------------------------------------------
+
+
+def flat_draft(parent: list[int], token: list[int], open_: int = 0) -> tuple[Draft, torch.Tensor]:
+    laws = torch.full((len(token) + 1, 3), 1 / 3, dtype=torch.float64)
+    draft = Draft(torch.tensor(parent), torch.tensor(token), laws, open_)
+    return draft, laws[: draft.closed + 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "parent", "token", "open_"),
+    [
+        ("token", [0, 0], [1, 2], 0),
+        ("block", [0, 0], [1, 2], 0),
+        ("block", [0, 1], [1, 2], 1),
+        ("parallel", [0, 1, 1], [1, 2, 0], 0),
+        ("parallel", [0, 0], [1, 2], 1),
+        ("spechub", [0, 0, 0], [0, 1, 2], 0),
+        ("spechub", [0, 0], [1, 2], 0),  # the hub of equal probabilities is token 0
+        ("rrsw", [0, 0], [1, 1], 0),
+    ],
+)
+def test_misuse_is_a_bug(name: str, parent: list[int], token: list[int], open_: int) -> None:
+    draft, p = flat_draft(parent, token, open_)
+    p[0] = torch.tensor([0.0, 0.0, 1.0]) if name != "spechub" else p[0]
+    assert refuses(lambda: RULES[name].law(draft, p))
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "point_mass"])
+def test_a_token_of_probability_zero_cannot_have_been_drawn(name: str) -> None:
+    draft, p = flat_draft([0], [1])
+    draft.q[0] = torch.tensor([0.5, 0.0, 0.5])
+    assert refuses(lambda: RULES[name].law(draft, p))
+    assert refuses(lambda: RULES[name].verify(draft, p, Sampler.seeded(0)))
+
+
+def refuses(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except AssertionError:
+        return True
+    return False
+
+
+def test_parallel_names_its_rules() -> None:
+    with pytest.raises(UserError, match="verifier.rule: 'hub' is no rule for one draft. Use token or block"):
+        ParallelVerifier("hub")

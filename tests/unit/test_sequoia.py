@@ -1,0 +1,204 @@
+"""Sequoia's acceptance vector against enumeration, its dynamic programme against every tree there is, its artefact."""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decoding.cost import MeasuredCost, measure_cost
+from decoding.draft import Draft
+from decoding.sampling import Sampler, without_replacement
+from decoding.structures.sequoia import Sequoia, write_artefact
+from decoding.table_lm import TableLM, random_table
+from decoding.tree_search import Plan, Programme, best_plans, expected_tokens, layer_rows, sibling_acceptance
+from decoding.verifiers.rrsw import RrswVerifier
+from predictors.errors import UserError
+from tests.contract.enumeration import dirichlet, law_of
+
+VECTORS = [[0.7, 0.15, 0.05], [0.5, 0.3, 0.1, 0.05], [0.3, 0.6], [0.9]]
+Shape = tuple["Shape", ...]
+"""A tree as the tuple of its root's subtrees."""
+
+
+# Trees ---------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def forests(nodes: int) -> tuple[Shape, ...]:
+    """Every ordered forest with so many nodes, which is every tree with one row more."""
+    if nodes == 0:
+        return ((),)
+    return tuple(
+        (first, *rest) for size in range(nodes) for first in forests(size) for rest in forests(nodes - 1 - size)
+    )
+
+
+def parents_of(shape: Shape) -> list[int]:
+    found = list[int]()
+
+    def visit(shape: Shape, row: int) -> None:
+        for child in shape:
+            found.append(row)
+            visit(child, len(found))
+
+    visit(shape, 0)
+    return found
+
+
+def widest(parents: list[int]) -> int:
+    return int(np.bincount(parents).max())
+
+
+def deepest(parents: list[int]) -> int:
+    return len(layer_rows(parents))
+
+
+def direct_sum(shape: Shape, acceptance: list[float]) -> float:
+    return 1 + sum(a * direct_sum(child, acceptance) for a, child in zip(acceptance, shape, strict=False))
+
+
+@pytest.mark.parametrize("acceptance", VECTORS)
+def test_programme_finds_the_best_of_all_trees(acceptance: list[float]) -> None:
+    programme, trees = Programme(acceptance, 8, 4), 0
+    for rows in range(2, 9):
+        found: dict[int, float] = {}
+        for shape in forests(rows - 1):
+            parents = parents_of(shape)
+            if widest(parents) <= len(acceptance):
+                trees += 1
+                value = direct_sum(shape, acceptance)
+                assert expected_tokens(parents, acceptance) == pytest.approx(value, abs=1e-12)
+                for depth in range(deepest(parents), 5):
+                    found[depth] = max(found.get(depth, 0.0), value)
+        for depth in range(1, 5):
+            assert programme.value[rows, depth] == pytest.approx(found.get(depth, -np.inf), abs=1e-12)
+            if depth in found:
+                tree = programme.tree(rows, depth)
+                assert len(tree) == rows - 1 and deepest(tree) <= depth and widest(tree) <= len(acceptance)
+                assert expected_tokens(tree, acceptance) == pytest.approx(found[depth], abs=1e-12)
+    print(f"{trees} trees")
+
+
+def test_trees_come_depth_first() -> None:
+    tree = Programme([0.6, 0.3, 0.1], 40, 8).tree(40, 8)
+    assert all(parent < row for row, parent in enumerate(tree, 1))
+    draft = Draft(torch.tensor(tree), torch.zeros(39, dtype=torch.long), torch.zeros(40, 1))
+    order, waiting = [], [0]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += reversed(draft.children()[order[-1]])
+    assert order == list(range(40))
+
+
+def test_layers_of_a_tree() -> None:
+    assert layer_rows([0, 1, 1, 0, 4, 5]) == [1, 2, 1]
+    assert layer_rows([0, 0, 0]) == [1]
+
+
+def test_plans_minimise_modelled_seconds_per_token() -> None:
+    """Against every tree of the programme, priced by hand: l draft calls and one target call."""
+    programme = Programme([0.6, 0.2], 12, 5)
+    plans = best_plans(programme, lambda rows: 1.0, lambda rows: 3.0 + 0.5 * rows)
+    assert [plan.nodes for plan in plans] == list(range(1, 12))
+    for plan in plans:
+        prices = {
+            depth: (depth + 3.0 + 0.5 * (plan.nodes + 1)) / programme.value[plan.nodes + 1, depth]
+            for depth in range(1, 6)
+            if programme.value[plan.nodes + 1, depth] > 0
+        }
+        assert plan.seconds_per_token == pytest.approx(min(prices.values()))
+        assert plan.expected_tokens == pytest.approx(programme.value[plan.nodes + 1, plan.depth])
+    assert isinstance(plans[0], Plan) and plans[0].parents == [0]
+
+
+# Acceptance ----------------------------------------------------------------------------------------------------------
+
+
+def exact_acceptance(p: torch.Tensor, q: torch.Tensor, width: int) -> list[float]:
+    """Every draw of siblings and every verdict of the rule they are verified by."""
+
+    def accepted(sampler: Sampler) -> int:
+        tokens = [token for token, _ in zip(without_replacement(q, sampler), range(width), strict=False)]
+        rows = torch.stack([q, *torch.zeros(len(tokens), len(q)).double()])
+        draft = Draft(torch.zeros(len(tokens), dtype=torch.long), torch.tensor(tokens), rows)
+        return RrswVerifier().verify(draft, p.expand(len(tokens) + 1, -1), sampler).row
+
+    law = law_of(accepted)
+    return [law.get(row, 0.0) for row in range(1, width + 1)]
+
+
+def instances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    for vocab in (2, 3, 4):
+        p, q = (dirichlet(vocab, generator) for _ in range(2))
+        yield p, q
+        yield p, p
+        yield p, torch.eye(vocab, dtype=torch.float64)[0]
+        yield torch.eye(vocab, dtype=torch.float64)[1], q
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_acceptance_of_each_sibling(case: int) -> None:
+    p, q = list(instances())[case]
+    n = 20_000
+    found = sibling_acceptance(p.expand(n, -1), q.expand(n, -1), 4, torch.Generator().manual_seed(case))
+    exact = torch.tensor(exact_acceptance(p, q, 4), dtype=torch.float64)
+    assert found[:, 0].max() - found[:, 0].min() < 1e-12
+    noise = 4.5 * found.std(0) / n**0.5 + 1e-12
+    assert ((found.mean(0) - exact).abs() <= noise).all(), (found.mean(0), exact)
+    assert found.sum(1).max() <= 1 + 1e-9 and not found.isnan().any()
+
+
+# Costs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_cost_is_linear_between_measurements() -> None:
+    cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
+    assert [cost(rows) for rows in (1, 2, 3, 6, 9, 20)] == [1.0, 1.5, 2.0, 5.0, 8.0, 8.0]
+
+
+def test_measuring_leaves_one_context_and_counts_every_forward() -> None:
+    lm, turns = TableLM(random_table(3, seed=0)), []
+    cost = measure_cost(lm, torch.tensor([0, 1, 2]), [1, 2, 5], 3, lambda: turns.append(1))
+    assert lm.length == 3 and lm.forwards == 1 + 3 * 4 == 1 + len(turns)
+    assert cost.rows == [1, 2, 5] and min(cost.seconds) > 0
+
+
+# The artefact --------------------------------------------------------------------------------------------------------
+
+
+def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "tree.json"
+    write_artefact(path, {"parents": [0, 0, 0, 1]})
+    assert Sequoia(path).max_siblings == 3
+    assert json.loads(path.read_text())["format_version"] == 1 and len(list(path.parent.iterdir())) == 1
+
+
+def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"structure\.tree: no tree in .*: python scripts/tune\.py structure=sequoia"):
+        Sequoia(tmp_path / "tree.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        "[]",
+        "{}",
+        '{"format_version": 1, "parents": []}',
+        '{"format_version": 1, "parents": [1]}',
+        '{"format_version": 1, "parents": [0, "x"]}',
+        '{"format_version": 1, "parents": 3}',
+        '{"format_version": 2, "parents": [0]}',
+    ],
+)
+def test_malformed_artefact_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"structure\.tree: .*python scripts/tune\.py structure=sequoia") as error:
+        Sequoia(path)
+    assert "\n" not in str(error.value)
