@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from data_gen.prompts import Prompt
+from data_gen.prompts.prompt import select
 from data_gen.prompts.render import prompt_ids
 from data_gen.shards import SPLITS
+from decoding import benchmark
 from decoding.models import ModelPair
 from predictors.errors import UserError
 
@@ -41,6 +43,31 @@ def make_requests(
             raise UserError(f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer")
         requests.append(Request(prompt.id, prompt.dataset, tokens, splits[prompt.id]))
     return requests
+
+
+def requests_of_split(
+    prompts: Sequence[Prompt],
+    pair: ModelPair,
+    new_tokens: int,
+    split: str,
+    calibration: float,
+    test: float,
+    limit: int | None,
+) -> list[benchmark.Request]:
+    """`limit` prompts of a split ("all": of the whole set), evenly spaced, ready to be decoded.
+
+    Raises UserError for an unknown split, and as `assign_splits`.
+    """
+    if split not in ("all", *SPLITS):
+        raise UserError(f"split: {split!r} is unknown. Use all, {', '.join(SPLITS)}")
+    if split != "all":
+        splits = assign_splits([prompt.id for prompt in prompts], calibration, test)
+        prompts = [prompt for prompt in prompts if splits[prompt.id] == split]
+    room = min(pair.target.max_length, pair.draft.max_length) - new_tokens
+    return [
+        benchmark.Request(prompt.id, prompt.dataset, prompt_ids(prompt, pair.tokenizer, room))
+        for prompt in select(prompts, limit)
+    ]
 
 
 def assign_splits(prompt_ids: Sequence[str], calibration: float, test: float) -> dict[str, str]:

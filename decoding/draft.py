@@ -18,13 +18,13 @@ class Draft:
 
     parent: [n] int64, row of each node's parent (parents precede children)
     token:  [n] int64, siblings in draw order
-    q:      [n + 1, V], row r = the law the children of row r were drawn from (zeros where there are none)
+    q:      n + 1 rows of [V], row r = the law the children of row r were drawn from (zeros where there are none)
     open:   how many of the last nodes are open leaves: candidates the target is not run on
     """
 
     parent: Tensor
     token: Tensor
-    q: Tensor
+    q: Sequence[Tensor] | Tensor
     open: int = 0
 
     @classmethod
@@ -35,6 +35,10 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.token)
+
+    def q_matrix(self) -> Tensor:
+        """`q` as [n + 1, V]."""
+        return self.q if isinstance(self.q, Tensor) else torch.stack(tuple(self.q))
 
     @property
     def closed(self) -> int:

@@ -122,15 +122,20 @@ class DraftTree:
         self._order = depth_first(self.parent)
         place = {row: number for number, row in enumerate(self._order)}
         nodes = self._order[1:]
-        q = torch.zeros(len(self._order), self._lm.vocab_size, dtype=self._dtype())
-        for row in set(self.parent):
-            q[place[row]] = self._laws[row]
+        none = torch.zeros(self._lm.vocab_size, dtype=self._dtype())
+        drawn_from = set(self.parent)
+        q = [self._laws[row] if row in drawn_from else none for row in self._order]
         return Draft(
             torch.tensor([place[self.parent[row - 1]] for row in nodes], dtype=torch.long),
             torch.tensor([self.token[row - 1] for row in nodes], dtype=torch.long),
             q,
             self.open,
         )
+
+    def drawn_q(self) -> list[float]:
+        """q of each node of `draft()`, under the law it was drawn from."""
+        nodes = [(self.parent[row - 1], self.token[row - 1]) for row in self._order[1:]]
+        return [self._laws[parent][token].item() for parent, token in nodes]
 
     def settle(self, rows: Sequence[int], committed: int) -> None:
         """Wind the draft's cache back to `committed` - 1 tokens along the accepted path `rows` (of `draft()`).

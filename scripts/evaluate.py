@@ -26,10 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
-from data_gen.prompts.prompt import select
-from data_gen.prompts.render import prompt_ids
-from data_gen.requests import assign_splits
-from data_gen.shards import SPLITS
+from data_gen.requests import requests_of_split
 from decoding import report
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
 from decoding.lossless import broken_invariants, greedy_differences
@@ -54,6 +51,8 @@ def main(cfg: DictConfig) -> None:
     pair = load_pair(cfg.pair)
     check_checkpoints(cfg, pair, checkpoints)
     requests = load_requests(cfg, pair)
+    for name in names:
+        engine(cfg, name, pair)  # what does not fit together is refused before anything is decoded
     logger = instantiate(cfg.logger)
     logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
     try:
@@ -82,8 +81,6 @@ def method_names(cfg: DictConfig) -> list[str]:
     for key in ("repeats", "max_new_tokens", "limit"):
         if not is_count(cfg[key]) and not (key == "limit" and cfg.limit is None):
             raise UserError(f"{key}: {cfg[key]} is no whole number from 1 on. Give one")
-    if cfg.split not in ("all", *SPLITS):
-        raise UserError(f"split: {cfg.split!r} is unknown. Use all, {', '.join(SPLITS)}")
     gammas = cfg.gammas if OmegaConf.is_list(cfg.gammas) else []
     if FIXED in cfg.methods and not (gammas and all(map(is_count, gammas))):
         raise UserError(f"gammas: {cfg.gammas} must be one or more draft lengths of at least 1, e.g. gammas=[2,4]")
@@ -125,12 +122,8 @@ def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str
 
 def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
     """`cfg.limit` prompts of the split, evenly spaced."""
-    prompts = load_prompts(cfg.dataset)
-    if cfg.split != "all":
-        splits = assign_splits([prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test)
-        prompts = [prompt for prompt in prompts if splits[prompt.id] == cfg.split]
-    room = min(pair.target.max_length, pair.draft.max_length) - cfg.max_new_tokens
-    return [Request(p.id, p.dataset, prompt_ids(p, pair.tokenizer, room)) for p in select(prompts, cfg.limit)]
+    prompts, shares = load_prompts(cfg.dataset), cfg.splits
+    return requests_of_split(prompts, pair, cfg.max_new_tokens, cfg.split, shares.calibration, shares.test, cfg.limit)
 
 
 def engine(cfg: DictConfig, name: str, pair: ModelPair, gamma: int | None = None) -> Engine:

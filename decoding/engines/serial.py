@@ -119,7 +119,7 @@ def _trace(
     return RoundTrace(
         draft_tokens=draft.token.tolist(),
         draft_parents=draft.parent.tolist(),
-        draft_q=draft.q[draft.parent, draft.token].tolist(),
+        draft_q=tree.drawn_q(),
         row=verdict.row,
         accepted=verdict.accepted,
         tokens=tokens,

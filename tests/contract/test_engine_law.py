@@ -81,7 +81,7 @@ SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as it
 LARGER: dict[str, list[Size]] = {
     "branch_point": [Size(2, 4, {"gamma_max": 2, "candidates": 2}), Size(3, 3, {"gamma_max": 1, "candidates": 2})],
     "parallel_paths": [Size(2, 4, {"paths": 3, "gamma": 2})],
-    "tree": [Size(2, 4, {"widths": [2, 2, 1]}), Size(3, 3, {"widths": [2, 2]})],
+    "tree": [Size(2, 4, {"widths": [2, 2]}), Size(3, 3, {"widths": [2, 2]})],
     "specinfer": [Size(2, 4, {"widths": [3, 1]})],
     "dyspec": [Size(2, 5, {"budget": 7}), Size(4, 3, {"budget": 5}), Size(3, 4, {"budget": 5})],
     "dyspec_layers": [Size(2, 5, {"threshold": 0.05, "cap": 9}), Size(3, 4, {"threshold": 0.1, "cap": 6})],

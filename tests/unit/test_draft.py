@@ -28,7 +28,7 @@ def new_step(warp: Warp | None = None, keep_hidden: bool = False) -> tuple[Draft
 
 def test_chain_and_tree_paths() -> None:
     chain = Draft.chain([5, 6], torch.ones(2, 7))
-    assert chain.is_chain and len(chain) == 2 and chain.q.shape == (3, 7)
+    assert chain.is_chain and len(chain) == 2 and chain.q_matrix().shape == (3, 7)
     assert [chain.path(row) for row in range(3)] == [[], [5], [5, 6]]
     tree = Draft(torch.tensor([0, 0, 1]), torch.tensor([5, 6, 7]), torch.ones(4, 8))
     assert not tree.is_chain
@@ -116,7 +116,7 @@ def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
     draft = tree.draft()
     assert draft.parent.tolist() == [0, 1, 0, 3] and draft.token.tolist() == [1, 2, 2, 0]
     torch.testing.assert_close(draft.q[1], laws[0])
-    assert draft.q[[2, 4]].eq(0).all() and draft.children() == [[1, 3], [2], [], [4], []]
+    assert draft.q_matrix()[[2, 4]].eq(0).all() and draft.children() == [[1, 3], [2], [], [4], []]
 
 
 def test_tree_settles_on_the_accepted_path() -> None:
@@ -143,6 +143,6 @@ def test_depth_first_keeps_draw_order() -> None:
 
 def test_an_untouched_tree_is_an_empty_draft() -> None:
     tree, lm = new_tree()
-    assert len(tree.draft()) == 0 and tree.draft().q.shape == (1, 3)
+    assert len(tree.draft()) == 0 and tree.draft().q_matrix().shape == (1, 3)
     tree.settle([], 4)
     assert lm.length == 1

@@ -37,7 +37,12 @@ def build(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> Seri
     [
         (SpecInfer([2]), Never(), RrswVerifier(), "structure, verifier: SpecInfer draws siblings by iid, RrswVerifier"),
         (SpecInfer([2]), Never(), SpecHubVerifier(), "structure, verifier: SpecInfer draws siblings by iid"),
-        (DySpecHeap(4), Never(), RrsVerifier(), "structure, verifier: DySpecHeap draws siblings by without_replacement"),
+        (
+            DySpecHeap(4),
+            Never(),
+            RrsVerifier(),
+            "structure, verifier: DySpecHeap draws siblings by without_replacement",
+        ),
         (DySpecLayers(0.1, 4), Never(), PointMassVerifier(), "structure, verifier: DySpecLayers draws"),
         (WidthTree([3, 1]), Never(), SpecHubVerifier(), "structure, verifier: WidthTree puts up to 3 candidates"),
         (BranchPoint(4, 3), Never(), SpecHubVerifier(), "structure, verifier: BranchPoint puts up to 3 candidates"),
