@@ -24,21 +24,17 @@ class Draft:
 
     parent: Tensor
     token: Tensor
-    q: Sequence[Tensor] | Tensor
+    q: Sequence[Tensor]
     open: int = 0
 
     @classmethod
     def chain(cls, tokens: Sequence[int], q: Tensor) -> "Draft":
         """One path. q: [n, V], the law each token was drawn from."""
-        leaf = q.new_zeros(1, q.shape[-1])
-        return cls(torch.arange(len(tokens)), torch.tensor(tokens, dtype=torch.long), torch.cat([q, leaf]))
+        leaf = q.new_zeros(q.shape[-1])
+        return cls(torch.arange(len(tokens)), torch.tensor(tokens, dtype=torch.long), [*q, leaf])
 
     def __len__(self) -> int:
         return len(self.token)
-
-    def q_matrix(self) -> Tensor:
-        """`q` as [n + 1, V]."""
-        return self.q if isinstance(self.q, Tensor) else torch.stack(tuple(self.q))
 
     @property
     def closed(self) -> int:
@@ -72,7 +68,8 @@ class Draft:
 @dataclass(frozen=True)
 class Verdict:
     """row: last accepted row; path: the accepted draft tokens; token: the residual or bonus token after them, None
-    where the path ends at an open leaf; drafted: how many draft tokens were put to the test."""
+    where the path ends at an open leaf; drafted: draft tokens put to the test, open leaves (of which one at most can be
+    accepted) counted as one."""
 
     row: int
     path: list[int]

@@ -184,13 +184,12 @@ class DraftStep:
     Everything that needs the draft model at the tip is lazy: it runs the forward that the next draw would run anyway.
     A rule that only counts, or looks at tokens already drawn, therefore costs nothing.
 
-    row: the tip; tokens: drawn and kept on this path; drawn_q: q of each of them, under the law it was drawn from
+    row: the tip; tokens: drawn and kept on this path
     """
 
     def __init__(self, tree: DraftTree, row: int = 0) -> None:
         self.row = row
         self.tokens: list[int] = []
-        self.drawn_q: list[float] = []
         self._tree = tree
 
     @property
@@ -235,7 +234,7 @@ class DraftStep:
 
     def push(self, token: int) -> None:
         """Keep `token`, drawn from `q()`."""
-        self.drawn_q.append(self.q()[token].item())
+        self.q()
         self.row = self._tree.add(self.row, token)
         self.tokens.append(token)
 

@@ -46,7 +46,10 @@ class Verifier(Protocol):
 
 
 class WarpedRows:
-    """Target laws [V] after each row of a draft, warped when they are first read: a walk down a tree reads few."""
+    """Target laws [V] after each row of a draft, warped when they are first read: a walk down a tree reads few.
+
+    Logits that are no numbers are noticed there, so in rows that nothing depends on they are not.
+    """
 
     def __init__(self, logits: Tensor, warp: Warp) -> None:
         """logits: [closed + 1, V]."""
@@ -74,7 +77,7 @@ def sample_verdict(draft: Draft, law: VerdictLaw, sampler: Sampler) -> Verdict:
 def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler) -> Verdict:
     """The verdict that ends at `row`, its last token drawn from `residual` [V]."""
     token = None if residual is None else sampler.draw(residual)
-    return Verdict(row, draft.path(row), token, len(draft))
+    return Verdict(row, draft.path(row), token, draft.closed + bool(draft.open))
 
 
 def residual_law(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:

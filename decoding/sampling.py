@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from predictors.errors import UserError
 
 TOP_P_CANDIDATES = 1024  # tokens looked at before top-p falls back to sorting the whole vocabulary
+SMALLEST = 1e-30  # below it a probability is 0: products and quotients of what is left stay normal in float32
 BELOW_ONE = 1 - 2.0**-52  # keeps a draw strictly below the total mass, whatever rounding does
 
 
@@ -19,7 +21,8 @@ class Warp:
     """From logits to the law that is sampled: temperature, then top-k, then top-p, each off at its default.
 
     temperature 0 is greedy decoding: all mass on the largest logit (lowest token id on ties). Tokens tied with the
-    last one that top-k or top-p keeps are kept too, so the law never depends on how a sort breaks ties.
+    last one that top-k or top-p keeps are kept too, so the law never depends on how a sort breaks ties. Probabilities
+    below 1e-30 become 0.
     """
 
     temperature: float = 1.0
@@ -49,7 +52,7 @@ class Warp:
             logits = (logits - peak).div_(self.temperature)
         if 0 < self.top_k < logits.shape[-1]:
             logits = _keep_from(logits, logits.topk(self.top_k).values[..., -1:])
-        probs = logits.softmax(-1)
+        probs = threshold(logits.softmax(-1), SMALLEST, 0.0, inplace=True)
         return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
     def to_dict(self) -> dict[str, float]:

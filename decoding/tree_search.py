@@ -75,7 +75,8 @@ class Programme:
     def _splits(self, rows: int, depth: int, b: int) -> np.ndarray:
         """[m - 1], the value for each number of rows y = 1 .. m - 1 left to the root and its first b - 1 children."""
         last = self._table[1:rows, depth - 1].max(-1)[::-1]
-        return self._table[1:rows, depth, b - 1] + self.acceptance[b - 1] * last
+        gained = np.where(np.isneginf(last), -np.inf, self.acceptance[b - 1] * np.maximum(last, 0))  # 0 * -inf is NaN
+        return self._table[1:rows, depth, b - 1] + gained
 
     def _parents(self, rows: int, depth: int, b: int, root: int) -> Iterator[int]:
         if b == 0:

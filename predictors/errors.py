@@ -1,4 +1,6 @@
-"""The one exception a user is meant to read."""
+"""The one exception a user is meant to read, and the check behind most of them."""
+
+from typing import TypeGuard
 
 
 class UserError(Exception):
@@ -7,3 +9,15 @@ class UserError(Exception):
     Write it as ``UserError("pair.draft: no such folder 'x'. Run: python scripts/build_pair.py")``. Scripts print it
     after ``error:`` and exit with code 2 (`predictors.cli`).
     """
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether `value` is a whole number from 1 on."""
+    return type(value) is int and value >= 1
+
+
+def checked_count(key: str, value: object) -> int:
+    """`value`, if it is a count; else a UserError naming `key`."""
+    if not is_count(value):
+        raise UserError(f"{key}: {value} is no whole number from 1 on. Give one, e.g. {key}=4")
+    return value

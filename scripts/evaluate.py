@@ -36,7 +36,7 @@ from decoding.report import BASELINE
 from decoding.trace import Trace, write_traces
 from predictors.base import read_config, refuse_foreign, refuse_mismatch, replaced_folder, write_json
 from predictors.cli import hydra_script
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_count, is_count
 
 FIXED = "fixed"
 MARKER = "results.json"  # what a folder of results is known by
@@ -79,8 +79,8 @@ def method_names(cfg: DictConfig) -> list[str]:
         if name not in cfg.method:
             raise UserError(f"methods: {name!r} is not defined. Choose from {known}, or define method.{name}")
     for key in ("repeats", "max_new_tokens", "limit"):
-        if not is_count(cfg[key]) and not (key == "limit" and cfg.limit is None):
-            raise UserError(f"{key}: {cfg[key]} is no whole number from 1 on. Give one")
+        if not (key == "limit" and cfg.limit is None):
+            checked_count(key, cfg[key])
     gammas = cfg.gammas if OmegaConf.is_list(cfg.gammas) else []
     if FIXED in cfg.methods and not (gammas and all(map(is_count, gammas))):
         raise UserError(f"gammas: {cfg.gammas} must be one or more draft lengths of at least 1, e.g. gammas=[2,4]")
@@ -89,10 +89,6 @@ def method_names(cfg: DictConfig) -> list[str]:
             f"gammas: {cfg.gammas} need structure=chain with a structure.gamma_max of {max(gammas)} or more"
         )
     return list(dict.fromkeys([BASELINE, *cfg.methods]))
-
-
-def is_count(value: object) -> bool:
-    return isinstance(value, int) and value >= 1
 
 
 def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:

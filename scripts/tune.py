@@ -33,7 +33,7 @@ from decoding.sampling import Sampler, Warp
 from decoding.structures.sequoia import Sequoia, write_artefact
 from decoding.tree_search import Plan, Programme, best_plans, sibling_acceptance
 from predictors.cli import hydra_script
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_count, is_count
 
 COUNTS = ("max_nodes", "max_depth", "max_children", "max_new_tokens", "repeats")
 
@@ -58,8 +58,7 @@ def check(cfg: DictConfig) -> None:
         raise UserError("structure: only sequoia is tuned. Use structure=sequoia")
     optional = [key for key in ("nodes", "limit") if cfg[key] is not None]
     for key in (*COUNTS, *optional):
-        if not is_count(cfg[key]):
-            raise UserError(f"{key}: {cfg[key]} is no whole number from 1 on. Give one")
+        checked_count(key, cfg[key])
     if not all(map(is_count, cfg.rows)):
         raise UserError(f"rows: {cfg.rows} must be whole numbers from 1 on, e.g. rows=[1,8,32]")
     folder = Path(cfg.structure.tree).parent
@@ -67,10 +66,6 @@ def check(cfg: DictConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"structure.tree: cannot make {folder} ({error.strerror}). Choose another file") from error
-
-
-def is_count(value: object) -> bool:
-    return type(value) is int and value >= 1
 
 
 def most_nodes(cfg: DictConfig) -> int:

@@ -48,7 +48,8 @@ class SerialEngine:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
         start = perf_counter()
         target, draft = self.pair.target, self.pair.draft
-        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, target, draft)
+        models = [target, draft] if self.structure.uses_draft else [target]
+        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, *models)
         prompt_tokens = len(request.committed)
         if self.structure.uses_draft:
             prefill(draft, request.committed)

@@ -4,7 +4,7 @@ from decoding.draft import RoundContext
 from decoding.growth import DraftStep, DraftTree, StopRule
 from decoding.sampling import Sampler, SiblingLaw
 from decoding.structures.chain import draw_chain
-from predictors.errors import UserError
+from predictors.errors import checked_count
 
 
 class BranchPoint:
@@ -21,12 +21,8 @@ class BranchPoint:
     uses_draft = True
 
     def __init__(self, gamma_max: int, candidates: int) -> None:
-        if gamma_max < 1:
-            raise UserError(f"structure.gamma_max: {gamma_max} leaves nothing to draft. Give at least 1")
-        if candidates < 1:
-            raise UserError(f"structure.candidates: {candidates} is no branch point. Give at least 1")
-        self.gamma_max = gamma_max
-        self.max_siblings = candidates
+        self.gamma_max = checked_count("structure.gamma_max", gamma_max)
+        self.max_siblings = checked_count("structure.candidates", candidates)
 
     def grow(
         self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler

@@ -3,7 +3,7 @@
 from decoding.draft import RoundContext
 from decoding.growth import DraftStep, DraftTree, StopRule
 from decoding.sampling import Sampler, SiblingLaw
-from predictors.errors import UserError
+from predictors.errors import checked_count
 
 
 class Chain:
@@ -19,9 +19,7 @@ class Chain:
     uses_draft = True
 
     def __init__(self, gamma_max: int) -> None:
-        if gamma_max < 1:
-            raise UserError(f"structure.gamma_max: {gamma_max} leaves nothing to draft. Give at least 1")
-        self.gamma_max = gamma_max
+        self.gamma_max = checked_count("structure.gamma_max", gamma_max)
 
     def grow(
         self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler

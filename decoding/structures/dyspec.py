@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from decoding.draft import RoundContext
 from decoding.growth import DraftTree, StopRule
 from decoding.sampling import Sampler, SiblingLaw, without_replacement
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_count
 
 
 @dataclass
@@ -53,9 +53,7 @@ class DySpecHeap(_DySpec):
     """
 
     def __init__(self, budget: int) -> None:
-        if budget < 1:
-            raise UserError(f"structure.budget: {budget} leaves nothing to draft. Give at least 1")
-        self.budget = budget
+        self.budget = checked_count("structure.budget", budget)
 
     def grow(
         self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
@@ -83,12 +81,10 @@ class DySpecLayers(_DySpec):
     """
 
     def __init__(self, threshold: float, cap: int) -> None:
-        if not 0 < threshold < 1:
+        if not (isinstance(threshold, int | float) and 0 < threshold < 1):
             raise UserError(f"structure.threshold: {threshold} must lie between 0 and 1. About 1 / cap is a start")
-        if cap < 1:
-            raise UserError(f"structure.cap: {cap} leaves nothing to draft. Give at least 1")
         self.threshold = threshold
-        self.cap = cap
+        self.cap = checked_count("structure.cap", cap)
 
     def grow(
         self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
@@ -100,7 +96,7 @@ class DySpecLayers(_DySpec):
             layer = [position for positions in below for position in positions]
 
     def _worth_drawing(self, tree: DraftTree, layer: Sequence[Position], context: RoundContext) -> list[Position]:
-        """Each of them draws at least once, so no more than the cap has room for."""
+        """The most valuable first, no more than the cap has room for: each that is served draws at least once."""
         worth = [here for here in layer if here.value > self.threshold and tree.may_grow(here.row, context)]
         worth.sort(key=lambda here: -here.value)
         return worth[: self.cap - len(tree.token)]

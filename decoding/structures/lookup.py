@@ -9,7 +9,7 @@ from torch.nn.functional import one_hot
 from decoding.draft import RoundContext
 from decoding.growth import DraftTree, StopRule
 from decoding.sampling import Sampler, SiblingLaw
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_count
 
 
 class Lookup:
@@ -28,12 +28,12 @@ class Lookup:
     uses_draft = False
 
     def __init__(self, ngram_max: int, ngram_min: int, gamma: int) -> None:
-        if not 1 <= ngram_min <= ngram_max:
+        longest = checked_count("structure.ngram_max", ngram_max)
+        shortest = checked_count("structure.ngram_min", ngram_min)
+        if shortest > longest:
             raise UserError(f"structure.ngram_min: {ngram_min} must be from 1 to structure.ngram_max = {ngram_max}")
-        if gamma < 1:
-            raise UserError(f"structure.gamma: {gamma} leaves nothing to draft. Give at least 1")
-        self.ngrams = range(ngram_max, ngram_min - 1, -1)
-        self.gamma = gamma
+        self.ngrams = range(longest, shortest - 1, -1)
+        self.gamma = checked_count("structure.gamma", gamma)
 
     def grow(
         self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler

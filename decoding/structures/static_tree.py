@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from decoding.draft import RoundContext, Shape
 from decoding.growth import DraftTree, StopRule
 from decoding.sampling import Sampler, SiblingLaw, iid
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_count
 
 Place = tuple[int, int]
 """A row of the tree being drawn, and the row of the plan it stands for."""
@@ -56,9 +56,9 @@ class WidthTree(StaticTree):
     """Every node of depth d has `widths[d]` children."""
 
     def __init__(self, widths: Sequence[int]) -> None:
-        if not widths or min(widths) < 1:
-            raise UserError(f"structure.widths: {list(widths)} must be one or more numbers from 1 on, e.g. [2,2,1]")
-        super().__init__(width_parents(widths))
+        if not isinstance(widths, Sequence) or not widths:
+            raise UserError(f"structure.widths: {widths} must be one or more numbers from 1 on, e.g. [2,2,1]")
+        super().__init__(width_parents([checked_count("structure.widths", width) for width in widths]))
 
 
 class SpecInfer(WidthTree):
@@ -77,10 +77,8 @@ class ParallelPaths(StaticTree):
     shape = "paths"
 
     def __init__(self, paths: int, gamma: int) -> None:
-        for key, value in (("paths", paths), ("gamma", gamma)):
-            if value < 1:
-                raise UserError(f"structure.{key}: {value} leaves nothing to draft. Give at least 1")
-        super().__init__(width_parents([paths] + [1] * (gamma - 1)))
+        first, depth = checked_count("structure.paths", paths), checked_count("structure.gamma", gamma)
+        super().__init__(width_parents([first] + [1] * (depth - 1)))
 
 
 def width_parents(widths: Sequence[int]) -> list[int]:

@@ -52,7 +52,7 @@ class ParallelVerifier:
     def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
         """In float64. After a draft stops, its next token has no mass in the residual, so no later draft goes that way:
         a row is reached by one history of the drafts, and what rounding adds to it is left out of the residual."""
-        draft, p = replace(draft, q=draft.q_matrix().double()), p.double()
+        draft, p = replace(draft, q=[row.double() for row in draft.q]), p.double()
         histories = [(1.0, _State(0, [], p[0]))]
         for rows in paths(draft):
             histories = [

@@ -33,20 +33,20 @@ class SpecHubVerifier(TreeVerifier):
         hub_place = tokens.index(hub)
         x = tokens[1 - hub_place]
         p_x, q_x = p[x].item(), _drawn(q, x)
-        ratio = q[hub].item() / _rest(q, hub)
-        yield 1 - hub_place, *((p_x, q_x) if hub_place else (max(p_x - q_x, 0.0), q_x * ratio))
-        waiting, residual = _transport(p, q, hub, ratio)
+        rest = _rest(q, hub)
+        yield 1 - hub_place, *((p_x, q_x) if hub_place else (max(p_x - q_x, 0.0), q_x / rest * q[hub].item()))
+        waiting, residual = _transport(p, q, hub, rest)
         if waiting[hub_place][1] > 0:
             yield hub_place, *waiting[hub_place]
         return residual
 
 
-def _transport(p: Tensor, q: Tensor, hub: int, ratio: float) -> tuple[list[tuple[float, float]], Tensor]:
+def _transport(p: Tensor, q: Tensor, hub: int, rest: float) -> tuple[list[tuple[float, float]], Tensor]:
     """Once x has failed: (mass given to the hub, mass of the pairs) for pairs (hub, x) and (x, hub); the residual [V].
 
-    In the order of the specification's letters: `over` is p - A1, `echo` is Q(hub, .), both without the hub.
+    rest: mass of q without the hub. `over` is what p asks for beyond pairs (x, hub), `echo` is Q.
     """
-    over, echo = (p - q).clamp_(min=0), q * ratio
+    over, echo = (p - q).clamp_(min=0), (q / rest).mul_(q[hub])  # divided first: q(hub) / rest may overflow
     over[hub] = echo[hub] = 0
     second = _rest((q - p).clamp_(min=0), hub)
     first = (echo - over).clamp_(min=0).sum(dtype=torch.float64).item()

@@ -48,7 +48,7 @@ class TreeVerifier(ABC):
         return VerdictLaw(end_prob, lambda row: outcome(row)[1] if row <= draft.closed else None)
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
-        """`law`, walked lazily: touches the vocabulary only at nodes where a candidate was rejected."""
+        """`law`, walked lazily: touches only the laws of rows on the accepted path."""
         children, tokens, row = draft.children(), draft.token.tolist(), 0
         while row <= draft.closed:
             candidates = [tokens[child - 1] for child in children[row]]

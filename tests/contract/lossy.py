@@ -68,7 +68,7 @@ def hsd_parallel(draft: Draft, p: Tensor, carried: bool, uncapped: bool) -> Verd
         if draft.path(rows[count - 1]) != draft.path(accepted[-1]):
             consume(number + 1, weight, accepted, left, start)
             return
-        targets, laws = [left, *p[rows[count:]]], draft.q[rows[count - 1 :]]
+        targets, laws = [left, *p[rows[count:]]], [draft.q[row] for row in rows[count - 1 :]]
         joint, full = [start], start
         for target, law, row in zip(targets, laws, rows[count:], strict=False):
             ratio = (target / law)[draft.token[row - 1]].item()

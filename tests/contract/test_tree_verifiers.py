@@ -186,7 +186,7 @@ def test_sampled_verdicts_chi_square(name: str, rounds: int) -> None:
 def flat_draft(parent: list[int], token: list[int], open_: int = 0) -> tuple[Draft, torch.Tensor]:
     laws = torch.full((len(token) + 1, 3), 1 / 3, dtype=torch.float64)
     draft = Draft(torch.tensor(parent), torch.tensor(token), laws, open_)
-    return draft, laws[: draft.closed + 1]
+    return draft, laws[: draft.closed + 1].clone()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from decoding.verifiers.rrsw import RrswVerifier
 from predictors.errors import UserError
 from tests.contract.enumeration import dirichlet, law_of
 
-VECTORS = [[0.7, 0.15, 0.05], [0.5, 0.3, 0.1, 0.05], [0.3, 0.6], [0.9]]
+VECTORS = [[0.7, 0.15, 0.05], [0.5, 0.3, 0.1, 0.05], [0.3, 0.6], [0.9], [0.7, 0.0, 0.2], [0.5, 0.0, 0.0]]
 Shape = tuple["Shape", ...]
 """A tree as the tuple of its root's subtrees."""
 

@@ -51,7 +51,7 @@ def check_sound(draft: Draft, max_depth: int, eos_ids: frozenset[int]) -> None:
     children = draft.children()
     assert max(depths(draft), default=0) <= max_depth
     for row in range(1, len(draft) + 1):
-        assert draft.q_matrix()[draft.parent[row - 1], draft.token[row - 1]] > 0
+        assert draft.q[draft.parent[row - 1]][draft.token[row - 1]] > 0
         assert not children[row] or int(draft.token[row - 1]) not in eos_ids
         torch.testing.assert_close(draft.q[row].sum().item(), float(bool(children[row])))
 
@@ -202,8 +202,8 @@ def test_heap_always_takes_the_most_valuable_draw(seed: int) -> None:
     for row in range(len(draft) + 1):
         reach = 1.0
         for step in draft.rows_to(row):
-            reach *= draft.q_matrix()[draft.parent[step - 1], draft.token[step - 1]].item()
-        taken = sum(draft.q_matrix()[row, draft.token[child - 1]].item() for child in children[row])
+            reach *= draft.q[draft.parent[step - 1]][draft.token[step - 1]].item()
+        taken = sum(draft.q[row][draft.token[child - 1]].item() for child in children[row])
         left_out.append(reach * (1 - taken))
     assert max(left_out) <= min(worth) + 1e-12
     assert tree.forwards == sum(bool(rows) for rows in children), "one for each node with children"
@@ -269,7 +269,7 @@ def test_lookup_looks_for_n_grams_of_the_lengths_asked_for() -> None:
 def test_lookup_is_a_chain_of_point_masses_without_forwards() -> None:
     tree, draft = grown(Lookup(3, 1, 4), committed=torch.tensor([1, 2, 3, 4, 1, 2]))
     assert draft.is_chain and draft.token.tolist() == [3, 4, 1, 2] and tree.forwards == 0
-    assert draft.q_matrix()[range(4), draft.token].eq(1).all() and draft.q_matrix().sum() == 4
+    assert all(q[token] == 1 == q.sum() for q, token in zip(draft.q[:4], draft.token, strict=True))
     _, ended = grown(Lookup(3, 1, 4), committed=torch.tensor([1, 2, 3, 4, 1, 2]), eos_ids=EOS)
     assert ended.token.tolist() == [3, 4]
     assert len(grown(Lookup(3, 2, 4))[1]) == 4 and len(grown(Lookup(3, 3, 4))[1]) == 0
