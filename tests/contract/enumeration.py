@@ -22,7 +22,9 @@ class Branching(Sampler):
         self.probability = 1.0
 
     def draw(self, probs: Tensor) -> int:
-        return self._branch((probs.double() / probs.double().sum()).tolist())
+        weights = probs.tolist()
+        total = sum(weights)
+        return self._branch([weight / total for weight in weights])
 
     def accept(self, p: float, q: float) -> bool:
         accept = min(1.0, p / q)

@@ -8,6 +8,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from decoding.structures.sequoia import Sequoia
+from decoding.tree_search import expected_tokens
 from scripts import evaluate, tune
 
 TREE = "trees/tiny.json"
@@ -63,6 +64,24 @@ def test_tune_then_evaluate(
 
     methods = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none", "out=runs/x")
     run(evaluate, monkeypatch, *base, *methods, "warp=greedy", "draft_warp.temperature=0")
+    assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
+
+
+def test_tune_with_a_greedy_draft(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has one candidate a position; what is planned beyond that is worth nothing and is left out when decoding."""
+    greedy = ("warp=greedy", "draft_warp.temperature=0")
+    run(tune, monkeypatch, *base, *SMALL, *greedy, "nodes=5", "max_depth=2")
+    artefact = json.loads(Path(TREE).read_text())
+    first, *others = artefact["acceptance"]
+    assert 0.2 < first <= 1 and not any(others) and artefact["seconds_per_forward"]
+    assert len(artefact["parents"]) == 5 and 0 < artefact["modelled_seconds_per_token"] < 10
+    assert artefact["expected_tokens"] == pytest.approx(expected_tokens(artefact["parents"], [first, *others]))
+    assert 1 + first <= artefact["expected_tokens"] <= 1 + first + first**2 + 1e-9
+
+    methods = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none", "out=runs/x")
+    run(evaluate, monkeypatch, *base, *methods, *greedy)
     assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
 
 

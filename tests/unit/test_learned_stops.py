@@ -1,22 +1,29 @@
-"""SpecDec++ and H-RAD as stop rules, driven by predictors whose output is known."""
+"""SpecDec++ and H-RAD as stop rules, on predictors whose output is known, and the states an engine hands a rule."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
-from decoding.growth import DraftTree
+from decoding.engines.serial import SerialEngine
+from decoding.growth import DraftStructure, DraftTree
 from decoding.lm import LMOutput, LogitsFor
 from decoding.sampling import Sampler, Warp, iid
 from decoding.stopping.acceptance import AcceptanceStop
 from decoding.stopping.confidence import DrawnConfidence
 from decoding.stopping.hrad import HRADStop
+from decoding.stopping.never import Never
+from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
+from decoding.structures.static_tree import WidthTree
+from decoding.table_lm import TableLM, mixed_table, random_table
 from decoding.trace import Stopwatch
+from decoding.verifiers.rrsw import RrswVerifier
 from predictors.errors import UserError
 from tests.checkpoints import write_checkpoint, write_logistic
 
@@ -141,3 +148,28 @@ def hrad_drafted(stop: HRADStop, context: RoundContext) -> int:
     stop.begin_round(context)
     Chain(25).grow(tree, context, stop, iid, Sampler.seeded(0))
     return len(tree.token)
+
+
+class Watching(Never):
+    """Reads the target, as H-RAD does, and keeps what it is shown."""
+
+    reads_hidden = "target"
+
+    def begin_round(self, context: RoundContext) -> None:
+        self.predicted = [float(len(context.committed))]
+        self.seen = [*getattr(self, "seen", []), context]
+
+
+@pytest.mark.parametrize("structure", [BranchPoint(2, 3), BranchPoint(1, 2), WidthTree([2, 2, 1])])
+def test_rules_see_the_last_verified_position_after_any_draft(structure: DraftStructure) -> None:
+    """That of committed[-2], also where the last token is an open leaf, against a target that decodes from scratch."""
+    table, stop = random_table(5, seed=1, concentration=0.5), Watching()
+    pair = SimpleNamespace(target=TableLM(table), draft=TableLM(mixed_table(table, random_table(5, seed=2), 0.6)))
+    trace = SerialEngine(pair, structure, stop, RrswVerifier(), Warp(), Warp()).decode([1, 2], 60, Sampler.seeded(4))
+    rows = TableLM(table).forward(torch.tensor([1, 2, *trace.tokens]), hidden=True).hidden
+    for context in stop.seen:
+        assert torch.equal(context.target_hidden, rows[:, len(context.committed) - 2])
+        assert torch.equal(context.next_embedding, pair.target.embed(int(context.committed[-1])))
+    after_leaf = sum(len(round_.tokens) == round_.accepted for round_ in trace.rounds[:-1])
+    assert after_leaf > 3 or structure.shape == "tree"
+    assert len({round_.accepted for round_ in trace.rounds}) >= 3 - (structure.shape == "branch_point")

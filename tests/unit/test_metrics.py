@@ -29,6 +29,16 @@ def test_runs_span_rounds_and_end_at_rejections() -> None:
     assert accepted_runs(trace([round_(0, 0, 1)], 1.0)) == []
 
 
+def tree_round(row: int, accepted: int) -> RoundTrace:
+    """Two children of the root, rows 1 and 3, and a child of the first, row 2."""
+    return RoundTrace([4, 5, 6], [0, 1, 0], [0.5] * 3, row, accepted, [7], [], 2, dict.fromkeys(STAGES, 0.0))
+
+
+def test_runs_end_at_inner_rows_of_a_tree_only() -> None:
+    deep, shallow, inner, root = tree_round(2, 2), tree_round(3, 1), tree_round(1, 1), tree_round(0, 0)
+    assert accepted_runs(trace([deep, shallow, inner, root, deep], 1.0)) == [2 + 1 + 1, 0, 2]
+
+
 def test_ratios_pool_over_requests() -> None:
     found = measure([[trace(FIRST, 2.0), trace(SECOND, 1.0)]])
     assert (found.requests, found.tokens) == (2, 15)  # 11 + 4

@@ -83,6 +83,14 @@ def test_programme_finds_the_best_of_all_trees(acceptance: list[float]) -> None:
     print(f"{trees} trees")
 
 
+def test_nodes_beyond_the_support_are_still_planned() -> None:
+    """A greedy draft has one candidate: the others are worth nothing, but a tree of that size exists."""
+    programme = Programme([0.5, 0.0, 0.0], 6, 2)
+    assert programme.value[2:, 2].tolist() == pytest.approx([1.5, 1.75, 1.75, 1.75, 1.75])
+    assert programme.value[4, 1] == 1.5 and programme.tree(4, 1) == [0, 0, 0]
+    assert [plan.nodes for plan in best_plans(programme, lambda rows: 1.0, lambda rows: 1.0)] == [1, 2, 3, 4, 5]
+
+
 def test_trees_come_depth_first() -> None:
     tree = Programme([0.6, 0.3, 0.1], 40, 8).tree(40, 8)
     assert all(parent < row for row, parent in enumerate(tree, 1))
@@ -113,6 +121,22 @@ def test_plans_minimise_modelled_seconds_per_token() -> None:
         assert plan.seconds_per_token == pytest.approx(min(prices.values()))
         assert plan.expected_tokens == pytest.approx(programme.value[plan.nodes + 1, plan.depth])
     assert isinstance(plans[0], Plan) and plans[0].parents == [0]
+
+
+def test_each_layer_is_priced_by_the_rows_the_draft_runs_on() -> None:
+    """A layer that is drawn from n rows costs 1 + n."""
+    programme = Programme([0.6, 0.2], 7, 2)
+    plans = {plan.nodes: plan for plan in best_plans(programme, lambda rows: 1.0 + rows, lambda rows: 3.0)}
+    by_hand = {
+        1: ([0], 2 + 3, 1.6),
+        2: ([0, 0], 2 + 3, 1.8),  # the chain: 2 + 2 + 3 for 1.96
+        3: ([0, 1, 0], 2 + 2 + 3, 2.16),
+        5: ([0, 1, 1, 0, 4], 2 + 3 + 3, 2.4),
+        6: ([0, 1, 1, 0, 4, 4], 2 + 3 + 3, 2.44),
+    }
+    for nodes, (parents, seconds, tokens) in by_hand.items():
+        assert plans[nodes].parents == parents and plans[nodes].expected_tokens == pytest.approx(tokens)
+        assert plans[nodes].seconds_per_token == pytest.approx(seconds / tokens)
 
 
 # Acceptance ----------------------------------------------------------------------------------------------------------

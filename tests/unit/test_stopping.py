@@ -1,13 +1,19 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from decoding.draft import RoundContext, Verdict
+from decoding.engines.serial import SerialEngine
+from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
 from decoding.stopping.entropy import AdaEDL, entropy
 from decoding.stopping.fixed import Fixed
+from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
+from decoding.table_lm import TableLM, random_table
+from decoding.verifiers.rrsw import RrswVerifier
 from predictors.errors import UserError
 
 
@@ -83,11 +89,33 @@ def test_ada_edl_threshold_follows_the_acceptance_rate() -> None:
     assert (rule.rate, rule.threshold) == (0.9, 0.4)
 
 
+class Recorded(AdaEDL):
+    """Notes the threshold after every round."""
+
+    def end_round(self, verdict: Verdict) -> None:
+        super().end_round(verdict)
+        self.seen.append(self.threshold)
+
+
+def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted() -> None:
+    """The draft is the target: the chain and the first leaf are always accepted, the other two never can be."""
+    same = random_table(5, seed=1)
+    pair = SimpleNamespace(target=TableLM(same), draft=TableLM(same))
+    stop = Recorded(0.4, kappa=0.2, target_rate=0.9, step=0.01, rate_memory=0.5, threshold_memory=0.9)
+    stop.seen = []
+    trace = SerialEngine(pair, BranchPoint(4, 3), stop, RrswVerifier(), Warp(), Warp()).decode(
+        [1, 2], 200, Sampler.seeded(0)
+    )
+    assert len(trace.rounds) >= 40 and sum(len(r.tokens) == r.accepted for r in trace.rounds) == len(trace.rounds)
+    assert max(stop.seen) <= 0.4 and {len(r.draft_tokens) for r in trace.rounds} >= {7}
+
+
 @pytest.mark.parametrize(
     ("make", "key"),
     [
         (lambda: Fixed(0), "stop.gamma"),
         (lambda: Chain(0), "structure.gamma_max"),
+        (lambda: Chain(2.5), "structure.gamma_max"),
         (lambda: DrawnConfidence(1.5), "stop.eps"),
         (lambda: PredictableConfidence(-0.1), "stop.eps"),
         (lambda: AdaEDL(0.4, 0.0, 0.9, 0.01, 0.5, 0.9), "stop.kappa"),

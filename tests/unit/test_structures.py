@@ -11,7 +11,7 @@ from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap, DySpecLayers
-from decoding.structures.lookup import Lookup, continuation
+from decoding.structures.lookup import Lookup
 from decoding.structures.static_tree import ParallelPaths, SpecInfer, StaticTree, WidthTree, width_parents
 from decoding.table_lm import Table, TableLM, random_table
 from decoding.trace import Stopwatch
@@ -240,39 +240,16 @@ def test_the_cap_refuses_draws_and_takes_none_back() -> None:
     assert capped.token == full.token[:4] and capped.parent == full.parent[:4]
 
 
-# Lookup --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "count", "expected"),
-    [
-        ([1, 2, 3, 4, 1, 2], 2, [3, 4]),  # two tokens match
-        ([1, 2, 3, 4, 1, 2], 6, [3, 4, 1, 2, 3, 4]),  # beyond the end: what was copied goes on
-        ([5, 2, 9, 1, 2, 3, 4, 1, 2], 1, [3]),  # the longer match before the later one
-        ([1, 2, 7, 1, 2, 8, 0, 1, 2], 1, [8]),  # the latest of two
-        ([0, 0, 0], 4, [0, 0, 0, 0]),
-        ([1, 2, 3], 3, []),
-        ([1], 3, []),
-        ([1, 2, 1], 0, []),
-    ],
-)
-def test_lookup_copies_what_followed(text: list[int], count: int, expected: list[int]) -> None:
-    assert continuation(torch.tensor(text), range(3, 0, -1), count) == expected
-
-
-def test_lookup_looks_for_n_grams_of_the_lengths_asked_for() -> None:
-    text = torch.tensor([5, 1, 2, 7, 0, 2])
-    assert continuation(text, range(3, 0, -1), 1) == [7]
-    assert continuation(text, range(3, 1, -1), 1) == []
-
-
-def test_lookup_is_a_chain_of_point_masses_without_forwards() -> None:
-    tree, draft = grown(Lookup(3, 1, 4), committed=torch.tensor([1, 2, 3, 4, 1, 2]))
-    assert draft.is_chain and draft.token.tolist() == [3, 4, 1, 2] and tree.forwards == 0
-    assert all(q[token] == 1 == q.sum() for q, token in zip(draft.q[:4], draft.token, strict=True))
-    _, ended = grown(Lookup(3, 1, 4), committed=torch.tensor([1, 2, 3, 4, 1, 2]), eos_ids=EOS)
-    assert ended.token.tolist() == [3, 4]
-    assert len(grown(Lookup(3, 2, 4))[1]) == 4 and len(grown(Lookup(3, 3, 4))[1]) == 0
+def test_a_binding_cap_serves_the_more_valuable_row() -> None:
+    """Room for one draw below two rows: it goes to the likelier token, drawn first or second."""
+    likely = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    firsts = set()
+    for seed in range(20):
+        tree, _ = grown(DySpecLayers(0.05, 3), table=lambda context: likely, committed=torch.tensor([1, 0]), seed=seed)
+        assert sorted(tree.token[:2]) == [0, 1] and len(tree.token) == 3
+        assert tree.parent[2] == 1 + tree.token.index(1)
+        firsts.add(tree.token[0])
+    assert firsts == {0, 1}
 
 
 # Bad settings --------------------------------------------------------------------------------------------------------
@@ -294,8 +271,19 @@ def test_lookup_is_a_chain_of_point_masses_without_forwards() -> None:
         (lambda: Lookup(1, 2, 3), "structure.ngram_min"),
         (lambda: Lookup(2, 0, 3), "structure.ngram_min"),
         (lambda: Lookup(2, 1, 0), "structure.gamma"),
+        (lambda: Chain(2.5), "structure.gamma_max"),
+        (lambda: BranchPoint(2, True), "structure.candidates"),
+        (lambda: ParallelPaths(2.0, 2), "structure.paths"),
+        (lambda: WidthTree(3), "structure.widths"),
+        (lambda: WidthTree([2.5]), "structure.widths"),
+        (lambda: DySpecHeap(2.5), "structure.budget"),
+        (lambda: DySpecHeap(float("nan")), "structure.budget"),
+        (lambda: DySpecHeap(None), "structure.budget"),
+        (lambda: DySpecLayers("a", 3), "structure.threshold"),
+        (lambda: DySpecLayers(0.5, 2.5), "structure.cap"),
+        (lambda: Lookup(2, 1, 2.5), "structure.gamma"),
     ],
 )
-def test_settings_that_draft_nothing_are_refused(build, key: str) -> None:
-    with pytest.raises(UserError, match=key):
+def test_sizes_that_are_no_counts_are_refused(build, key: str) -> None:
+    with pytest.raises(UserError, match=f"^{key}: "):
         build()

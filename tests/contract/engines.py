@@ -1,0 +1,195 @@
+"""Engines small enough to enumerate: every verifier with every structure it takes, and the law of what they decode."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from decoding.engines.fit import check_fit
+from decoding.engines.serial import SerialEngine
+from decoding.growth import DraftStructure, StopRule
+from decoding.law import Verifier
+from decoding.lm import Pair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.never import Never
+from decoding.structures.sequoia import write_artefact
+from decoding.table_lm import TableLM, mixed_table, random_table
+from decoding.trace import Trace
+from predictors.errors import UserError
+from tests.checkpoints import ONE_STATE, write_checkpoint
+from tests.contract.enumeration import Law, autoregressive_law, largest_error, law_of
+
+CONF = Path(__file__).parents[2] / "conf"
+STOPS, STRUCTURES, VERIFIERS = (
+    sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("stop", "structure", "verifier")
+)
+PROMPT = (1, 0, 1, 0)  # it repeats itself, so that lookup finds something
+OFF = Warp()
+
+# Values at which a stop rule acts on these small vocabularies; one without an entry is tested as its YAML says.
+ACTING: dict[str, list[dict]] = {
+    "confidence": [{"eps": 0.4}],
+    "confidence_before": [{"eps": 0.65}],
+    "entropy": [{"threshold": 0.64, "step": 0.2}],
+    "acceptance": [{"threshold": 0.35, "bounds": [1, 20], "order": order} for order in ("paper", "code")],
+    "hrad": [{"confidence": {"eps": 0.4}}],
+}
+STOP_CASES = [(name, values) for name in STOPS for values in ACTING.get(name, [{}])]
+RULES: dict[str, list[dict]] = {"parallel": [{"rule": "token"}, {"rule": "block"}]}
+
+
+class Size(NamedTuple):
+    """Small enough to enumerate. values: of the structure."""
+
+    vocab: int
+    length: int
+    values: dict
+
+
+def sizes(values: dict, larger: dict | None = None) -> list[Size]:
+    return [Size(2, 4, values), Size(3, 3, larger or values)]
+
+
+SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as its YAML says
+    "chain": sizes({"gamma_max": 3}, {"gamma_max": 2}),
+    "branch_point": [
+        Size(2, 3, {"gamma_max": 2, "candidates": 2}),
+        Size(3, 2, {"gamma_max": 1, "candidates": 2}),
+    ],
+    "parallel_paths": sizes({"paths": 2, "gamma": 2}),
+    "tree": sizes({"widths": [2, 1]}),
+    "specinfer": sizes({"widths": [2, 1]}),
+    "dyspec": sizes({"budget": 4}),
+    "dyspec_layers": sizes({"threshold": 0.15, "cap": 4}),
+    "lookup": sizes({"gamma": 3}),
+}
+LARGER: dict[str, list[Size]] = {
+    "branch_point": [Size(2, 4, {"gamma_max": 2, "candidates": 2}), Size(3, 3, {"gamma_max": 1, "candidates": 2})],
+    "parallel_paths": [Size(2, 4, {"paths": 3, "gamma": 2})],
+    "tree": [Size(2, 4, {"widths": [2, 2]}), Size(3, 3, {"widths": [2, 2]})],
+    "specinfer": [Size(2, 4, {"widths": [3, 1]})],
+    "dyspec": [Size(2, 5, {"budget": 7}), Size(4, 3, {"budget": 5}), Size(3, 4, {"budget": 5})],
+    "dyspec_layers": [Size(2, 5, {"threshold": 0.05, "cap": 9}), Size(3, 4, {"threshold": 0.1, "cap": 6})],
+    "sequoia": [Size(3, 4, {})],
+    "lookup": [Size(2, 6, {"gamma": 4}), Size(3, 5, {"gamma": 4})],
+}
+SEQUOIA = [0, 1, 0, 3]  # the tree of the artefact: two children, each with one of its own
+
+
+def toy_pair(vocab: int, seed: int, weight: float = 0.5) -> Pair:
+    target, noise = (random_table(vocab, seed + offset, concentration=0.7) for offset in range(2))
+    return SimpleNamespace(target=TableLM(target), draft=TableLM(mixed_table(target, noise, weight)))
+
+
+def stop_rule(name: str, folder: Path, values: dict, gamma: int = 3) -> StopRule:
+    """From its YAML; a learned rule gets an untrained predictor for the toy model."""
+    config = OmegaConf.merge(OmegaConf.load(CONF / "stop" / f"{name}.yaml"), values)
+    if "checkpoint" in config:
+        predictor = Path(config.checkpoint).name
+        width = TableLM(random_table(2, 0)).shape[1]
+        dim = width * (len(ONE_STATE[predictor].layers) + ONE_STATE[predictor].embedding)
+        config.checkpoint = str(write_checkpoint(folder / predictor, predictor, dim, gamma=gamma))
+    return instantiate(config)
+
+
+def verifier(name: str, values: dict | None = None) -> Verifier:
+    return instantiate(OmegaConf.merge(OmegaConf.load(CONF / "verifier" / f"{name}.yaml"), values or {}))
+
+
+def structure(name: str, folder: Path, values: dict) -> DraftStructure:
+    config = OmegaConf.load(CONF / "structure" / f"{name}.yaml")
+    if "tree" in config:
+        config.tree = str(folder / "tree.json")
+        write_artefact(Path(config.tree), {"parents": SEQUOIA})
+    return instantiate(OmegaConf.merge(config, values))
+
+
+def fits(rule: Verifier, drafts: DraftStructure) -> bool:
+    try:
+        check_fit(drafts, Never(), rule)
+    except UserError:
+        return False
+    return True
+
+
+class Case(NamedTuple):
+    """A verifier, a structure it takes, and a size."""
+
+    rule: str
+    rule_values: dict
+    builds: str
+    size: Size
+
+    @property
+    def draws(self) -> bool:
+        """Whether its candidates are drawn: point masses are rejected even where p = q."""
+        return self.rule != "point_mass" and self.builds != "lookup"
+
+    @property
+    def label(self) -> str:
+        named = "-".join([self.rule, *map(str, self.rule_values.values()), self.builds])
+        return f"{named}-{self.size.vocab}-{self.size.length}"
+
+
+def cases(asks_stop: bool) -> list:
+    """Of all verifiers and structures, those that go together; the larger sizes are marked slow."""
+    found = []
+    with TemporaryDirectory() as scratch:
+        for builds in STRUCTURES:
+            plain = SIZES.get(builds, sizes({}))
+            for size in plain + LARGER.get(builds, []):
+                drafts = structure(builds, Path(scratch), size.values)
+                for rule in VERIFIERS:
+                    for values in RULES.get(rule, [{}]):
+                        if drafts.asks_stop == asks_stop and fits(verifier(rule, values), drafts):
+                            case = Case(rule, values, builds, size)
+                            marks = [] if size in plain else [pytest.mark.slow]
+                            found.append(pytest.param(case, id=case.label, marks=marks))
+    return found
+
+
+ASKING, ALONE = cases(asks_stop=True), cases(asks_stop=False)
+THREE_WORDS = [case for case in ASKING + ALONE if case.values[0].size.vocab == 3 and not case.marks]
+
+
+def engine(
+    pair: Pair,
+    case: Case,
+    folder: Path,
+    stop: StopRule | None = None,
+    warp: Warp = OFF,
+    draft_warp: Warp = OFF,
+    eos_ids: frozenset[int] = frozenset(),
+) -> SerialEngine:
+    drafts, rule = structure(case.builds, folder, case.size.values), verifier(case.rule, case.rule_values)
+    return SerialEngine(pair, drafts, stop or Never(), rule, warp, draft_warp, eos_ids)
+
+
+def decoded_law(engine: SerialEngine, length: int) -> tuple[Law, list[Trace]]:
+    traces: list[Trace] = []
+
+    def run(sampler: Sampler) -> tuple[int, ...]:
+        traces.append(engine.decode(PROMPT, length, sampler))
+        return tuple(traces[-1].tokens)
+
+    return law_of(run), traces
+
+
+def target_law(pair: Pair, warp: Warp, length: int, eos_ids: frozenset[int] = frozenset()) -> Law:
+    return autoregressive_law(
+        lambda context: warp.probs(pair.target.law(context).log()), pair.target.vocab_size, length, PROMPT, eos_ids
+    )
+
+
+def checked(engine: SerialEngine, length: int) -> list[Trace]:
+    """Every decode there is, after a look at their law."""
+    law, traces = decoded_law(engine, length)
+    error = largest_error(law, target_law(engine.pair, engine.warp, length, engine.eos_ids))
+    print(f"largest error {error:.1e} over {len(traces)} paths")
+    assert error < 1e-9
+    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
+    return traces

@@ -1,0 +1,62 @@
+"""Real models under every draft: what they return is what a fresh cache gives, whatever was kept and dropped before."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.cached_lm import CachedLM
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.serial import SerialEngine
+from decoding.models import ModelPair
+from decoding.sampling import Sampler, Warp
+from tests.contract.engines import STRUCTURES, THREE_WORDS, Size, engine
+from tests.tiny_pair import tiny_pair
+
+ONE_EACH = {case.builds: case for (case,) in (param.values for param in THREE_WORDS) if case.rule in ("rrs", "rrsw")}
+VALUES = {"branch_point": {"gamma_max": 1}}  # short enough for its open leaves to be reached
+
+
+class WatchedEngine(SerialEngine):
+    """Compares every row that draft and target were run on with the same path in a cache of its own."""
+
+    def _context(self, request, round_, hidden):
+        assert self.pair.target.length == len(request.committed) - 1
+        return super()._context(request, round_, hidden)
+
+    def _run_target(self, context, draft):
+        output = super()._run_target(context, draft)
+        for row in range(draft.closed + 1):
+            text = torch.tensor([*context.committed.tolist(), *draft.path(row)])
+            torch.testing.assert_close(output.logits[row], uncached(self.pair.target, text))
+            if self.structure.uses_draft and row in draft.parent.tolist():
+                q = self.draft_warp.probs(uncached(self.pair.draft, text))
+                torch.testing.assert_close(draft.q[row], q)
+        return output
+
+
+def uncached(lm: CachedLM, text: torch.Tensor) -> torch.Tensor:
+    """[V], by a cache that has seen nothing else."""
+    return CachedLM(lm.model).forward(text, logits="last").logits[-1]
+
+
+@pytest.fixture(scope="module")
+def llamas() -> ModelPair:
+    return tiny_pair()
+
+
+@pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("builds", ONE_EACH)
+def test_caches_of_a_real_model_follow_every_draft(builds: str, warp: Warp, llamas: ModelPair, tmp_path: Path) -> None:
+    """Drafts of their YAML's size (but for `VALUES`), several rounds; a greedy decode is the autoregressive one."""
+    assert set(ONE_EACH) == set(STRUCTURES)
+    parts = engine(llamas, ONE_EACH[builds]._replace(size=Size(32, 20, VALUES.get(builds, {}))), tmp_path)
+    watched = WatchedEngine(llamas, parts.structure, parts.stop, parts.verifier, warp, Warp())
+    prompt = [3, 4, 5, 3, 4]
+    trace = watched.decode(prompt, 20, Sampler.seeded(1))
+    assert len(trace.tokens) == 20 and llamas.target.length == len(prompt) + 19
+    if builds == "branch_point":
+        assert any(len(round_.tokens) == round_.accepted for round_ in trace.rounds), "no open leaf was accepted"
+    if warp.temperature == 0:
+        assert sum(round_.accepted for round_ in trace.rounds) > 0
+        assert trace.tokens == AutoregressiveEngine(llamas, warp).decode(prompt, 20, Sampler.seeded(0)).tokens
