@@ -62,8 +62,7 @@ class CachedLM:
         self._check_room(self.length + n)
         positions = self._positions[self.length : self.length + n]
         plain = n == 1 or self.length == 0  # attention is complete or plainly causal: no mask needed
-        block = torch.ones(n, n, dtype=torch.bool).tril()
-        mask = None if plain else torch.cat([torch.ones(n, self.length, dtype=torch.bool), block], dim=1)
+        mask = None if plain else _with_prefix(torch.ones(n, n, dtype=torch.bool).tril(), self.length)
         return self._run(tokens, positions, mask, hidden, logits)
 
     def _forward_tree(
@@ -78,8 +77,7 @@ class CachedLM:
         self._check_room(int(positions.max()) + 1)
         visible = tree.visible[rows]
         straight = len(tokens) == 1 and bool(visible.all())  # the whole cache is its past: no mask needed
-        prefix = torch.ones(len(tokens), start, dtype=torch.bool)
-        mask = None if straight else torch.cat([prefix, visible], dim=1)
+        mask = None if straight else _with_prefix(visible, start)
         output = self._run(tokens, positions.to(self.device), mask, hidden, logits)
         self._block_start, self._tree = start, tree
         return output
@@ -176,6 +174,11 @@ class CachedLM:
                 f"pair.max_length: {context} tokens do not fit the context of {self.max_length}. "
                 "Shorten the prompt or max_new_tokens, or raise pair.max_length if the model allows it."
             )
+
+
+def _with_prefix(block: torch.Tensor, length: int) -> torch.Tensor:
+    """[n, length + m] bool: every row of `block` [n, m] sees `length` cached rows as well."""
+    return torch.cat([torch.ones(len(block), length, dtype=torch.bool), block], dim=1)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from hydra.utils import get_class, instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
@@ -59,7 +59,7 @@ def check(cfg: DictConfig) -> None:
     optional = [key for key in ("nodes", "limit") if cfg[key] is not None]
     for key in (*COUNTS, *optional):
         checked_count(key, cfg[key])
-    if not all(map(is_count, cfg.rows)):
+    if not (OmegaConf.is_list(cfg.rows) and all(map(is_count, cfg.rows))):
         raise UserError(f"rows: {cfg.rows} must be whole numbers from 1 on, e.g. rows=[1,8,32]")
     folder = Path(cfg.structure.tree).parent
     try:

@@ -97,7 +97,8 @@ def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:
 def test_what_it_was_trained_for_is_accepted(trained: Predictor, checkpoint: Path) -> None:
     spec = FeatureSpec.from_dict(FEATURES[trained.kind])
     renamed = {**PAIR, "name": "another name"}
-    load_predictor(checkpoint, expect={"pair": renamed, "features": spec, "warp": WARP, "draft_warp": WARP, "gamma": 4})
+    expect = {"pair": renamed, "features": spec, "warp": WARP, "draft_warp": WARP, "gamma": 4}
+    assert load_predictor(checkpoint, expect=expect).features == trained.features
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_anything_else_is_refused_by_key(checkpoint: Path, key: str, expect: dic
 
 def test_a_label_that_does_not_depend_on_gamma_fits_every_gamma(trained: Predictor, tmp_path: Path) -> None:
     save_predictor(trained, tmp_path, {**CONTEXT, "gamma": None})
-    load_predictor(tmp_path, expect={"gamma": 9})
+    assert load_predictor(tmp_path, expect={"gamma": 9}).features == trained.features
 
 
 @pytest.mark.parametrize("name", ["config.json", "calibration.json", "model.safetensors"])

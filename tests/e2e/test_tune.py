@@ -108,6 +108,7 @@ def test_the_same_seed_measures_the_same_acceptance(base: list[str], monkeypatch
         ("max_children=x", "max_children: x"),
         ("repeats=2.5", "repeats: 2.5"),
         ("rows=[0,2]", "rows: [0, 2]"),
+        ("rows=3", "rows: 3"),
         ("split=dev", "split: 'dev'"),
         ("limit=0", "limit: 0"),
         ("structure.tree=prompts.jsonl/tree.json", "structure.tree: cannot make prompts.jsonl"),

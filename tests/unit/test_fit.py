@@ -80,4 +80,5 @@ def test_misfits_are_refused(structure: DraftStructure, stop: StopRule, verifier
     ],
 )
 def test_what_fits_is_built(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> None:
-    build(structure, stop, verifier)
+    engine = build(structure, stop, verifier)
+    assert (engine.structure, engine.stop, engine.verifier) == (structure, stop, verifier)

@@ -23,8 +23,9 @@ def test_offline_run_keeps_curves_and_artifact_without_asking(
     assert f"wandb sync {run}" in capsys.readouterr().out
 
 
-def test_finish_without_start_is_harmless() -> None:
+def test_finish_without_start_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     WandbLogger("test").finish()
+    assert capsys.readouterr().out == ""
 
 
 def test_no_logger_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
