@@ -7,7 +7,8 @@ Along with the tokens come the target's last hidden states (after the final norm
 training needs no further target forward.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -67,12 +68,13 @@ class Slot:
 @dataclass(frozen=True)
 class SelfChatConfig:
     """slots: batch rows; prompt_tokens, response_tokens: most sampled per turn; responses: answers per prompt;
-    temperatures: sampling temperature of answer 0, 1, ... (cycled; prompts use 1)."""
+    prompt_temperature: sampling temperature of prompts; temperatures: of answer 0, 1, ... (cycled)."""
 
     slots: int = 128
     prompt_tokens: int = 64
     response_tokens: int = 192
     responses: int = 2
+    prompt_temperature: float = 1.0
     temperatures: tuple[float, ...] = (1.0, 0.6)
 
 
@@ -91,8 +93,11 @@ def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[in
 
 
 class SelfChat:
-    """Iterator over `Chat`s; the tokenizer's eos ends a turn. `prompts` (token ids) replace self-written user turns
-    for as long as they last."""
+    """Iterator over `Chat`s; the tokenizer's eos ends a turn.
+
+    A user turn is the next of `prompts` (token ids) for as long as they last, then the target's own completion of one
+    of `openings` (token ids, drawn uniformly).
+    """
 
     def __init__(
         self,
@@ -100,9 +105,11 @@ class SelfChat:
         tokenizer: PreTrainedTokenizerBase,
         config: SelfChatConfig,
         seed: int,
-        prompts: Iterator[list[int]] | None = None,
+        prompts: Iterable[list[int]] = (),
+        openings: Sequence[Sequence[int]] = ((),),
     ) -> None:
-        self.model, self.config, self.prompts = model, config, prompts
+        self.model, self.config, self.prompts, self.openings = model, config, iter(prompts), openings
+        self.rng = random.Random(seed)
         self.user_header, self.assistant_header = chat_headers(tokenizer)
         self.eos = int(tokenizer.eos_token_id)
         self.generator = torch.Generator(model.device).manual_seed(seed)
@@ -111,9 +118,10 @@ class SelfChat:
         self.slots = [self._fresh() for _ in range(config.slots)]
 
     def _fresh(self) -> Slot:
-        given = next(self.prompts, None) if self.prompts is not None else None
+        given = next(self.prompts, None)
         if given is None:
-            return Slot(forced=list(self.user_header))
+            opening = self.rng.choice(self.openings)[: self.config.prompt_tokens - 1]
+            return Slot(forced=[*self.user_header, *opening])
         prompt = [*self.user_header, *given[: self.config.prompt_tokens], self.eos, *self.assistant_header]
         return Slot(forced=prompt, start=len(prompt))
 
@@ -153,8 +161,8 @@ class SelfChat:
 
     def _temperatures(self) -> Tensor:
         """[B]: of the turn each slot is in; user turns have start 0."""
-        cycle = self.config.temperatures
-        values = [cycle[slot.answers % len(cycle)] if slot.start else 1.0 for slot in self.slots]
+        cycle, prompt = self.config.temperatures, self.config.prompt_temperature
+        values = [cycle[slot.answers % len(cycle)] if slot.start else prompt for slot in self.slots]
         return torch.tensor(values, device=self.model.device)
 
     def _advance(self, row: int, slot: Slot, hidden: Tensor, drawn: int) -> Chat | None:

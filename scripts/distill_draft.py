@@ -72,8 +72,12 @@ def check(cfg: DictConfig) -> None:
         raise UserError("chats.tokens: must exceed chats.shard_tokens. Raise it, or lower chats.shard_tokens")
     if not 0 < cfg.training.positions <= 1:
         raise UserError(f"training.positions: {cfg.training.positions} is no share. Use a number in (0, 1]")
+    if cfg.training.dtype not in ("float32", "bfloat16"):
+        raise UserError(f"training.dtype: {cfg.training.dtype} is not supported. Use float32 or bfloat16")
     if not cfg.chats.temperatures or min(cfg.chats.temperatures) <= 0:
         raise UserError("chats.temperatures: must be one or more numbers above 0. The default is [1.0, 0.6]")
+    if cfg.chats.prompt_temperature <= 0:
+        raise UserError("chats.prompt_temperature: must be above 0. The default is 1.0")
     counts = {"chats": ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out")}
     for group, keys in (counts | {"training": ("tokens", "batch_tokens", "warmup")}).items():
         for key in keys:
@@ -108,8 +112,9 @@ def chat_stream(
     settings = {f.name: cfg.chats[f.name] for f in fields(SelfChatConfig)}
     settings["temperatures"] = tuple(settings["temperatures"])
     seed = cfg.seed * 1_000_003 + shard_count(folder)  # never the same chats again after a restart
-    prompts = given_prompts(cfg, tokenizer)
-    return iter(SelfChat(target, tokenizer, SelfChatConfig(**settings), seed, prompts))
+    prompts, openings = (read_texts(cfg, key, tokenizer) for key in ("prompts", "openings"))
+    config = SelfChatConfig(**settings)
+    return iter(SelfChat(target, tokenizer, config, seed, prompts, openings or [[]]))
 
 
 def shard_count(folder: Path) -> int:
@@ -149,15 +154,15 @@ def written_tokens(folder: Path) -> int:
     return total
 
 
-def given_prompts(cfg: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]] | None:
-    """Token ids of the prompts of ``chats.prompts``, once; None when the target writes all of its own."""
-    if cfg.chats.prompts is None:
-        return None
+def read_texts(cfg: DictConfig, key: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Token ids of the ``prompt`` field of each row of the JSONL file ``chats.<key>``; none where it is null."""
+    if cfg.chats[key] is None:
+        return []
     try:
-        prompts = load_jsonl("prompts", cfg.chats.prompts, "prompt", None, True)
+        prompts = load_jsonl(key, cfg.chats[key], "prompt", None, True)
     except UserError as error:
-        raise UserError(str(error).replace("dataset.path", "chats.prompts")) from error
-    return iter([tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts])
+        raise UserError(str(error).replace("dataset.path", f"chats.{key}")) from error
+    return [tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts]
 
 
 def start_training(cfg: DictConfig, target: LlamaForCausalLM, chats: Path) -> Distillation:

@@ -46,7 +46,7 @@ def chats(target: LlamaForCausalLM) -> list[Chat]:
     return list(islice(SelfChat(target, ByteTokenizer(), config, seed=1), 24))
 
 
-def config(**changes: float) -> TrainingConfig:
+def config(**changes: float | str) -> TrainingConfig:
     values = dict(tokens=10_000, batch_tokens=60, lr=0.005, warmup=2, decay=0.5, momentum=0.95)
     return TrainingConfig(**(values | dict(positions=0.5, regression=1.0, total_variation=0.0) | changes))
 
@@ -65,10 +65,21 @@ def test_chats_hold_what_a_plain_forward_says(target: LlamaForCausalLM, chats: l
 def test_given_prompts_come_first(target: LlamaForCausalLM) -> None:
     prompts = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
     config = SelfChatConfig(slots=1, prompt_tokens=5, response_tokens=4, responses=1, temperatures=(1.0,))
-    first, second, own = islice(SelfChat(target, ByteTokenizer(), config, 0, iter(prompts)), 3)
+    first, second, own = islice(SelfChat(target, ByteTokenizer(), config, 0, prompts), 3)
     assert first.tokens[2:4].tolist() == [10, 11] and first.start == 7
     assert second.tokens[2:7].tolist() == [12, 13, 14, 15, 16], "cut at prompt_tokens"
     assert own.start <= 2 + 5 + 3
+
+
+def test_own_prompts_complete_an_opening(target: LlamaForCausalLM) -> None:
+    openings = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
+    config = SelfChatConfig(slots=2, prompt_tokens=5, response_tokens=4, responses=1)
+    chats = list(islice(SelfChat(target, ByteTokenizer(), config, 0, openings=openings), 12))
+    begun = {tuple(chat.tokens[2:4].tolist()) for chat in chats}
+    assert begun == {(10, 11), (12, 13)}
+    assert all(3 <= chat.start - 2 - 3 <= 5 or EOS in chat.tokens[4:7] for chat in chats), (
+        "at least one more, at most 5"
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
@@ -82,6 +93,15 @@ def test_head_gradient_is_autograd_s(share: float) -> None:
     gradient, accepted = head_gradient(own.detach(), states, head, share)
     torch.testing.assert_close(gradient, own.grad)
     assert accepted == pytest.approx(acceptance.item())
+
+
+def test_products_in_bfloat16_change_little() -> None:
+    torch.manual_seed(1)
+    own, states, head = torch.randn(300, 8), torch.randn(300, 8), torch.randn(11, 8)
+    exact, acceptance = head_gradient(own, states, head, 0.7)
+    rounded, accepted = head_gradient(own, states, head.bfloat16(), 0.7)
+    assert rounded.dtype == torch.float32 and accepted == pytest.approx(acceptance, abs=0.01)
+    assert (rounded - exact).norm() < 0.02 * exact.norm()
 
 
 def test_orthogonalised_has_singular_values_near_one() -> None:
@@ -108,13 +128,16 @@ def test_shards_round_trip_and_damage_is_named(chats: list[Chat], tmp_path: Path
         load_chats(path)
 
 
-def test_training_raises_acceptance_and_resumes(target: LlamaForCausalLM, chats: list[Chat], tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_raises_acceptance_and_resumes(
+    target: LlamaForCausalLM, chats: list[Chat], tmp_path: Path, dtype: str
+) -> None:
     (tmp_path / "chats").mkdir()
     save_chats(tmp_path / "chats" / "0.safetensors", chats)
 
     def start() -> Distillation:
         draft = draft_from_layers(target, copied_layers(target, [0, 2]))
-        return Distillation(draft, ChatPool(tmp_path / "chats", 4), config(), tmp_path, seed=0)
+        return Distillation(draft, ChatPool(tmp_path / "chats", 4), config(dtype=dtype), tmp_path, seed=0)
 
     run = start()
     before = measure_overlap(run.draft, run.pool.training, run.head)
@@ -149,5 +172,5 @@ def test_later_shards_leave_the_held_out_chats_alone(chats: list[Chat], tmp_path
 
 
 def test_only_answers_have_the_temperatures(target: LlamaForCausalLM) -> None:
-    chat = SelfChat(target, ByteTokenizer(), SelfChatConfig(slots=2, temperatures=(0.5, 0.7)), 0, iter([[5]]))
+    chat = SelfChat(target, ByteTokenizer(), SelfChatConfig(slots=2, temperatures=(0.5, 0.7)), 0, [[5]])
     assert chat._temperatures().tolist() == [0.5, 1.0], "the first slot has a given prompt, the second writes its own"
