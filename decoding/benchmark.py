@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from decoding.journal import Journal
 from decoding.sampling import Sampler
 from decoding.trace import Trace
 
@@ -44,20 +45,30 @@ def run(
     max_new_tokens: int,
     seed: int,
     advance: Callable[[Trace], None],
+    journal: Journal,
+    stage: str,
 ) -> Traces:
     """Every method decodes a request before the next one's turn; who goes first rotates. `advance` sees each trace.
 
-    A request's seed depends on `seed`, its prompt and the repeat, not on the method.
+    A request's seed depends on `seed`, its prompt and the repeat, not on the method. Turns that `journal` has from an
+    earlier run of this `stage` are taken from there.
     """
     traces: Traces = {name: [[] for _ in range(repeats)] for name in engines}
     names = list(engines)
     for repeat in range(repeats):
         for index, request in enumerate(requests):
-            first = (repeat + index) % len(names)
-            for name in names[first:] + names[:first]:
-                trace = _decode(engines[name], name, request, request_seed(seed, request, repeat), max_new_tokens)
+            key = f"{stage}/{repeat}/{index}"
+            if key not in journal.turns:
+                first = (repeat + index) % len(names)
+                turn = {}
+                for name in names[first:] + names[:first]:
+                    turn[name] = _decode(
+                        engines[name], name, request, request_seed(seed, request, repeat), max_new_tokens
+                    )
+                    advance(turn[name])
+                journal.add(key, turn)
+            for name, trace in journal.turns[key].items():
                 traces[name][repeat].append(trace)
-                advance(trace)
     return traces
 
 

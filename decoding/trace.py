@@ -102,23 +102,22 @@ class Trace:
     def decode_seconds(self) -> float:
         return self.seconds - self.prefill_seconds
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
         del values["stages"]
-        return json.dumps(values)
+        return values
 
     @classmethod
-    def from_json(cls, line: str) -> "Trace":
-        values: dict[str, Any] = json.loads(line)
-        rounds = [RoundTrace(**round_) for round_ in values.pop("rounds")]
-        return cls(rounds=rounds, **values)
+    def from_dict(cls, values: dict[str, Any]) -> "Trace":
+        rounds = [RoundTrace(**round_) for round_ in values["rounds"]]
+        return cls(**{**values, "rounds": rounds})
 
 
 def write_traces(path: Path, traces: Iterable[Trace]) -> None:
     """One JSON object per line; the file appears whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as out:
-        out.writelines(trace.to_json() + "\n" for trace in traces)
+        out.writelines(json.dumps(trace.to_dict()) + "\n" for trace in traces)
     os.replace(partial, path)
 
 
@@ -128,7 +127,7 @@ def read_traces(path: Path) -> list[Trace]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                traces.append(Trace.from_json(line))
+                traces.append(Trace.from_dict(json.loads(line)))
             except (ValueError, TypeError, KeyError) as error:
                 raise UserError(f"{path}:{number}: not a trace ({error}). Run scripts/evaluate.py again") from error
     return traces

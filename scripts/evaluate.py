@@ -5,17 +5,18 @@
     python scripts/evaluate.py methods=[custom] stop=entropy verifier=block profile=true
 
 Needs the pair (python scripts/build_pair.py) and, for specdecpp and hrad, their checkpoints (python train.py). Writes
-results.json, table.md and the traces of every method to `out`.
+results.json, table.md and the traces of every method to `out`. An interrupted run goes on when started again.
 """
 
 import copy
+import hashlib
 import json
 import math
 import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
 from decoding import report
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
+from decoding.journal import Journal
 from decoding.lossless import broken_invariants, greedy_differences
 from decoding.metrics import Metrics, measure, profile, tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
@@ -55,17 +57,20 @@ def main(cfg: DictConfig) -> None:
         engine(cfg, name, pair)  # what does not fit together is refused before anything is decoded
     logger = instantiate(cfg.logger)
     logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
+    journal = Journal(journal_path(cfg, pair, requests))
     try:
-        grid = fixed_grid(cfg, pair, requests) if FIXED in names else {}
+        grid = fixed_grid(cfg, pair, requests, journal) if FIXED in names else {}
         engines = {label(name, grid): engine(cfg, name, pair, best_gamma(grid)) for name in names}
-        traces = decode(cfg, engines, requests, cfg.repeats, "methods")
+        traces = decode(cfg, engines, requests, cfg.repeats, "methods", journal)
         results = evaluate(cfg, pair, requests, traces, grid)
         text = tables(cfg, results, traces, label(FIXED, grid))
         save(cfg, pair, {**results, "checkpoints": checkpoints}, text, traces)
+        journal.remove()
         print(f"\n{text}\n\nsaved in {cfg.out}")
         logger.log({f"{name}/{key}": value for name, m in results["metrics"]["all"].items() for key, value in flat(m)})
         logger.artifact("evaluation", "results", Path(cfg.out))
     finally:
+        journal.close()
         logger.finish()
 
 
@@ -131,15 +136,38 @@ def engine(cfg: DictConfig, name: str, pair: ModelPair, gamma: int | None = None
     return built
 
 
+def journal_path(cfg: DictConfig, pair: ModelPair, requests: Sequence[Request]) -> Path:
+    """Where an interrupted run of exactly these settings, prompts, models and files is kept."""
+    chosen = {name: OmegaConf.to_container(cfg.method[name], resolve=True) for name in method_names(cfg)}
+    settings = [chosen, *(OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp", "gammas"))]
+    sizes = [cfg.max_new_tokens, cfg.repeats, cfg.seed, str(pair.target.model.dtype), torch.get_num_threads()]
+    prompts = [[request.dataset, request.prompt_id, request.tokens.tolist()] for request in requests]
+    facts = [settings, sizes, prompts, pair_identity(pair), [file_hash(path) for path in named_files(chosen)]]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+    return Path(cfg.out).with_name(f".{Path(cfg.out).name}-{digest}.resume")
+
+
+def named_files(value: Any) -> list[Path]:
+    """The files that a configuration names, those in folders it names (checkpoints) included."""
+    if isinstance(value, str):
+        return sorted(path for path in [Path(value), *Path(value).glob("*")] if path.is_file()) if value else []
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else []
+    return [path for one in inner for path in named_files(one)]
+
+
+def file_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 # Measuring -----------------------------------------------------------------------------------------------------------
 
 
-def fixed_grid(cfg: DictConfig, pair: ModelPair, requests: list[Request]) -> dict[int, float]:
+def fixed_grid(cfg: DictConfig, pair: ModelPair, requests: list[Request], journal: Journal) -> dict[int, float]:
     """Tokens/s of every fixed draft length in one pass of its own, so that the comparison itself stays unbiased."""
     if len(cfg.gammas) == 1:
         return {cfg.gammas[0]: 0.0}
     engines = {str(gamma): engine(cfg, FIXED, pair, gamma) for gamma in cfg.gammas}
-    traces = decode(cfg, engines, requests, 1, "fixed gammas")
+    traces = decode(cfg, engines, requests, 1, "fixed gammas", journal)
     return {int(gamma): tokens_per_second(repeats[0]) for gamma, repeats in traces.items()}
 
 
@@ -151,11 +179,13 @@ def label(name: str, grid: Mapping[int, float]) -> str:
     return f"best fixed gamma ({best_gamma(grid)})" if name == FIXED and grid else name
 
 
-def decode(cfg: DictConfig, engines: dict[str, Engine], requests: list[Request], repeats: int, stage: str) -> Traces:
+def decode(
+    cfg: DictConfig, engines: dict[str, Engine], requests: list[Request], repeats: int, stage: str, journal: Journal
+) -> Traces:
     """Every method on every request, after a warm-up, with a progress bar that counts tokens."""
     warm_up(engines, requests[0])
-    tokens = 0
-    with tqdm(total=len(engines) * len(requests) * repeats, desc=stage, unit="request") as bar:
+    tokens, done = 0, sum(len(turn) for key, turn in journal.turns.items() if key.startswith(f"{stage}/"))
+    with tqdm(total=len(engines) * len(requests) * repeats, initial=done, desc=stage, unit="request") as bar:
 
         def advance(trace: Trace) -> None:
             nonlocal tokens
@@ -164,7 +194,14 @@ def decode(cfg: DictConfig, engines: dict[str, Engine], requests: list[Request],
             bar.set_postfix_str(f"{tokens / bar.format_dict['elapsed']:.0f} tokens/s")
 
         return run(
-            engines, requests, repeats=repeats, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed, advance=advance
+            engines,
+            requests,
+            repeats=repeats,
+            max_new_tokens=cfg.max_new_tokens,
+            seed=cfg.seed,
+            advance=advance,
+            journal=journal,
+            stage=stage,
         )
 
 

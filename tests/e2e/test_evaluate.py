@@ -9,8 +9,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from decoding.draft import Verdict
+from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models import load_pair, pair_identity
-from decoding.trace import read_traces
+from decoding.trace import Trace, read_traces
 from decoding.verifiers.token import TokenVerifier
 from scripts import evaluate
 from tests.checkpoints import write_checkpoint
@@ -95,6 +96,30 @@ def test_sampling_is_reproducible_and_checks_invariants(base: list[str], monkeyp
     assert [trace.tokens for trace in read_traces(Path("runs/x/traces-custom.jsonl"))] == first
     lines = json.loads(Path("runs/x/results.json").read_text())["lossless"]
     assert "hold" in lines[0] and "proven lossless" in lines[1]
+
+
+def test_an_interrupted_run_is_taken_up_by_the_same_command(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by no other: other settings are another run."""
+    small = (*base, "methods=[custom]", "repeats=1")
+    decode, calls = AutoregressiveEngine.decode, 0
+
+    def interrupted(*arguments: Any) -> Trace:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return decode(*arguments)
+
+    monkeypatch.setattr(AutoregressiveEngine, "decode", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(monkeypatch, *small)
+    assert len(list(Path("runs").glob(".x-*.resume"))) == 1 and not Path("runs/x").exists()
+    run(monkeypatch, *small, "max_new_tokens=9", "out=runs/y")
+    assert calls == 4 + 5, "a warm-up and four requests"
+    run(monkeypatch, *small)
+    assert calls == 9 + 1 + 2, "the warm-up and the two requests that were missing"
+    assert not list(Path("runs").glob(".*"))
+    assert len(read_traces(Path("runs/x/traces-custom.jsonl"))) == 4
 
 
 def test_greedy_check_catches_a_lossy_rule(

@@ -1,17 +1,22 @@
 """Interleaving, seeds, losslessness evidence and tables, without a model."""
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from decoding.benchmark import Request, of_dataset, request_seed, run
+from decoding.benchmark import Request, Traces, of_dataset, request_seed, run
+from decoding.journal import Journal
 from decoding.lossless import TOLERANCE, Difference, greedy_differences
 from decoding.metrics import Metrics, Spread
 from decoding.report import draft_table, lossless_lines, markdown, speed_table, summary
 from decoding.sampling import Sampler
 from decoding.table_lm import TableLM
 from decoding.trace import STAGES, RoundTrace, Trace
+from predictors.errors import UserError
 
 REQUESTS = [Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n])) for n in range(3)]
 
@@ -32,11 +37,11 @@ def trace(tokens: list[int]) -> Trace:
     return Trace(1, tokens, rounds, 0.0, 1.0, prompt_id="p0")
 
 
-def test_methods_take_turns_and_share_seeds() -> None:
+def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
     log: list[tuple[str, int]] = []
     seen: list[Trace] = []
     engines = {name: Recorder(name, log) for name in "ab"}
-    traces = run(engines, REQUESTS, repeats=2, max_new_tokens=4, seed=5, advance=seen.append)
+    traces = compare(engines, tmp_path, seen.append)
     assert log[:6] == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
     assert log[6:8] == [("b", 0), ("a", 0)]  # the next repeat starts with the other
     assert len(seen) == 12
@@ -46,6 +51,45 @@ def test_methods_take_turns_and_share_seeds() -> None:
     assert traces["a"][1][2].prompt_id == "p2" and traces["a"][1][2].method == "a"
     assert [[t.prompt_id for t in repeat] for repeat in of_dataset(traces["b"], "even")] == [["p0", "p2"]] * 2
     assert request_seed(0, REQUESTS[0], 0) != request_seed(1, REQUESTS[0], 0)
+
+
+def compare(engines: dict[str, Any], folder: Path, advance: Callable[[Trace], None]) -> Traces:
+    journal = Journal(folder / "x.resume")
+    try:
+        return run(
+            engines, REQUESTS, repeats=2, max_new_tokens=4, seed=5, advance=advance, journal=journal, stage="methods"
+        )
+    finally:
+        journal.close()
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Also when the last line was half written; turns are taken up whole."""
+    whole = compare({name: Recorder(name, []) for name in "ab"}, tmp_path / "whole", lambda trace: None)
+
+    def stop(trace: Trace) -> None:
+        seen.append(trace)
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+
+    seen: list[Trace] = []
+    with pytest.raises(KeyboardInterrupt):
+        compare({name: Recorder(name, []) for name in "ab"}, tmp_path, stop)
+    with (tmp_path / "x.resume").open("a") as file:
+        file.write('{"key": "methods/0/2", "tra')
+    log: list[tuple[str, int]] = []
+    assert compare({name: Recorder(name, log) for name in "ab"}, tmp_path, lambda trace: None) == whole
+    assert log[:2] == [("a", 2), ("b", 2)] and len(log) == 8
+    journal = Journal(tmp_path / "x.resume")
+    assert len(journal.turns) == 6
+    journal.remove()
+    assert not (tmp_path / "x.resume").exists()
+
+
+def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.resume").write_text("{}\n")
+    with pytest.raises(UserError, match="out: .*x.resume is damaged"):
+        Journal(tmp_path / "x.resume")
 
 
 def constant_lm(logits: list[float]) -> Any:

@@ -1,3 +1,4 @@
+import json
 import time
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def test_traces_survive_a_file(tmp_path: Path) -> None:
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
-    path.write_text(trace().to_json() + "\n" + trace().to_json()[:40] + "\n")
+    line = json.dumps(trace().to_dict())
+    path.write_text(line + "\n" + line[:40] + "\n")
     with pytest.raises(UserError, match="traces.jsonl:2"):
         read_traces(path)
 
