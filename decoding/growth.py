@@ -75,18 +75,13 @@ class DraftTree:
         self._note(new, output.logits, output.hidden)
 
     def q(self, row: int) -> Tensor:
-        """[V], the law the children of `row` are drawn from: the draft after its warp."""
-        return self.laws([row])[0]
-
-    def laws(self, rows: Sequence[int]) -> list[Tensor]:
-        """`q` of each of `rows`, [V] each, after one forward for all of them. Warped row by row: one row of a large
-        vocabulary stays in a core's cache, several do not, and take more than twice the time each."""
-        missing = [row for row in rows if row not in self._laws]
-        if missing:
-            self.run(missing)
+        """[V], the law the children of `row` are drawn from: the draft after its warp. Ask for it right before drawing:
+        one row of a large vocabulary fits a core's cache, a whole layer does not and takes more than twice the time."""
+        if row not in self._laws:
+            self.run([row])
             with self.watch.stage("sample"):
-                self._laws |= {row: self._warp.probs(self._logits[row]) for row in missing}
-        return [self._laws[row] for row in rows]
+                self._laws[row] = self._warp.probs(self._logits[row])
+        return self._laws[row]
 
     @property
     def vocab_size(self) -> int:

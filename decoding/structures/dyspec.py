@@ -91,8 +91,8 @@ class DySpecLayers(_DySpec):
     ) -> None:
         layer = [Position(0, 1.0)]
         while layer := self._worth_drawing(tree, layer, context):
-            laws = tree.laws([position.row for position in layer])
-            below = [self._children(tree, here, siblings(q, sampler)) for here, q in zip(layer, laws, strict=True)]
+            tree.run(here.row for here in layer)
+            below = [self._children(tree, here, siblings(tree.q(here.row), sampler)) for here in layer]
             layer = [position for positions in below for position in positions]
 
     def _worth_drawing(self, tree: DraftTree, layer: Sequence[Position], context: RoundContext) -> list[Position]:

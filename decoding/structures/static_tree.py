@@ -41,9 +41,10 @@ class StaticTree:
         self, tree: DraftTree, layer: Sequence[Place], context: RoundContext, siblings: SiblingLaw, sampler: Sampler
     ) -> list[Place]:
         inner = [(row, planned) for row, planned in layer if self._children[planned] and tree.may_grow(row, context)]
+        tree.run(row for row, _ in inner)
         below = list[Place]()
-        for (row, planned), q in zip(inner, tree.laws([row for row, _ in inner]), strict=True):
-            candidates = siblings(q, sampler)
+        for row, planned in inner:
+            candidates = siblings(tree.q(row), sampler)
             for child in self._children[planned]:
                 drawn = tree.draw(row, candidates)
                 if drawn is None:
