@@ -77,14 +77,14 @@ class LookaheadEngine:
             fits = len(request.committed) + window.depth <= self.pair.target.max_length
             tokens, parents, newest = window.tree(len(draft) + 1) if fits else ([], [], [])
         with watch.stage("target"):
-            logits = self._run_target(last, draft, tokens, parents)
+            logits, ahead = self._run_target(last, draft, tokens, parents, newest)
         with watch.stage("verify"):
             verdict = self.verifier.verify(draft, WarpedRows(logits, self.warp), sampler)
         committed = request.commit(verdict.emitted)
         self._roll_back(draft, verdict, len(request.committed))
         with watch.stage("sample"):
             if fits:
-                pool.add(window.step(last, logits[newest].argmax(-1).tolist()))
+                pool.add(window.step(last, ahead.argmax(-1).tolist()))
             self._pool_text(pool, request.committed[-len(committed) - self.ngram :].tolist(), new=len(committed))
         return _trace(draft, verdict, committed, watch)
 
@@ -94,10 +94,17 @@ class LookaheadEngine:
         none = torch.zeros(self.pair.target.vocab_size)
         return Draft(_ids(parents), _ids(tokens), [none] * (len(tokens) + 1))
 
-    def _run_target(self, last: int, draft: Draft, ahead: list[int], parents: list[int]) -> Tensor:
-        """Logits [rows, V] after the last committed token, every node of the draft and every guess of the window."""
-        tokens = torch.cat([_ids([last]), draft.token, _ids(ahead)])
-        return self.pair.target.forward(tokens, torch.cat([_ids([-1]), draft.parent, _ids(parents)])).logits
+    def _run_target(
+        self, last: int, draft: Draft, guesses: list[int], parents: list[int], newest: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """One forward over the last committed token, the draft and the window's guesses.
+
+        Returns logits after the token and every node of the draft [n + 1, V], and after the rows `newest` [W, V].
+        """
+        tokens = torch.cat([_ids([last]), draft.token, _ids(guesses)])
+        links, drafted = torch.cat([_ids([-1]), draft.parent, _ids(parents)]), range(len(draft) + 1)
+        logits = self.pair.target.forward(tokens, links, logits=[*drafted, *newest]).logits
+        return logits[: len(drafted)], logits[len(drafted) :]
 
     def _roll_back(self, draft: Draft, verdict: Verdict, committed: int) -> None:
         """Keep the accepted path, drop the window and everything from the last committed token on."""

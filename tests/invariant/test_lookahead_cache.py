@@ -1,4 +1,4 @@
-"""Lookahead on a real model: every row of the one call is what a fresh cache gives for the text it stands for."""
+"""Lookahead on a real model: the one call gives what a fresh cache gives for the text each row stands for."""
 
 import pytest
 import torch
@@ -14,22 +14,22 @@ PROMPT = [3, 4, 5, 3, 4]
 
 
 class WatchedEngine(LookaheadEngine):
-    """Compares the logits of every row, draft and window, with a plain forward of the committed text and its path."""
+    """Compares the logits of draft and window with a plain forward of the committed text and each row's path."""
 
     def _round(self, request, *rest):
         assert self.pair.target.length == len(request.committed) - 1
         self.committed = request.committed.tolist()
         return super()._round(request, *rest)
 
-    def _run_target(self, last, draft, ahead, parents):
-        logits = super()._run_target(last, draft, ahead, parents)
+    def _run_target(self, last, draft, guesses, parents, newest):
+        drafted, ahead = super()._run_target(last, draft, guesses, parents, newest)
         texts = [self.committed]
-        for token, parent in zip([*draft.token.tolist(), *ahead], [*draft.parent.tolist(), *parents], strict=True):
+        for token, parent in zip([*draft.token.tolist(), *guesses], [*draft.parent.tolist(), *parents], strict=True):
             texts.append([*texts[parent], token])
-        for row, text in enumerate(texts):
-            plain = CachedLM(self.pair.target.model).forward(torch.tensor(text), logits="last").logits[-1]
-            torch.testing.assert_close(logits[row], plain, atol=1e-4, rtol=1e-4)
-        return logits
+        for row, logits in zip([*range(len(draft) + 1), *newest], [*drafted, *ahead], strict=True):
+            plain = CachedLM(self.pair.target.model).forward(torch.tensor(texts[row]), logits="last").logits[-1]
+            torch.testing.assert_close(logits, plain, atol=1e-4, rtol=1e-4)
+        return drafted, ahead
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def llamas() -> ModelPair:
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("settings", [(1, 2, 1), (5, 2, 3), (1, 4, 2), (4, 4, 4), (7, 5, 7)], ids=str)
-def test_every_row_equals_a_plain_forward(settings: tuple[int, int, int], warp: Warp, llamas: ModelPair) -> None:
+def test_rows_equal_plain_forwards(settings: tuple[int, int, int], warp: Warp, llamas: ModelPair) -> None:
     engine = WatchedEngine(llamas, *settings, prompt_pool=True, warp=warp)
     trace = engine.decode(PROMPT, 24, Sampler.seeded(1))
     assert len(trace.tokens) == 24 and llamas.target.length == len(PROMPT) + 23
