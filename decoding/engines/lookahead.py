@@ -23,8 +23,8 @@ class LookaheadEngine:
     window of guesses at later positions (`Window`), which advances by one Jacobi step and yields new n-grams.
 
     The output law is the target's after `warp`: n-grams and window are functions of what was committed before the
-    round, and n-grams are verified as point masses. Greedy, the accepted path is the longest match. Unlike the paper's
-    sampling (Algorithm 4), which tries one n-gram after another, candidates shared by several n-grams are one node.
+    round, and n-grams are verified as point masses, the paper's sampling rule. Greedy, the accepted path is the longest
+    match. Unlike there, tokens that n-grams have in common from their beginning run once.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Window:
     rows[l][i] is a guess at position l + i after the last committed token, made one step before those of rows[l + 1].
     Column 0 of the oldest row is the last committed token itself and left out: rows[0][i - 1] is column i there.
 
-    Attention as in Figure 2 of the paper: a guess sees the committed text, the oldest row up to its own column, and the
+    Attention as in the paper: a guess sees the committed text, the oldest row up to its own column, and the
     newer rows of its column up to its own. That is a tree whose depths are the positions: the oldest row is a path, and
     each of its nodes starts a path down the column. The target's argmax after the newest row is the next step; a column
     with its argmax is an n-gram.
