@@ -149,7 +149,7 @@ class CachedLM:
                 past_key_values=self._cache,
                 use_cache=True,
                 output_hidden_states=hidden,
-                logits_to_keep=_rows_to_keep(logits, n, self.device),
+                logits_to_keep=_rows_to_keep(logits, self.device),
             )
             output = LMOutput(
                 result.logits[0, :, : self.vocab_size].float().to(self.output_device),
@@ -205,10 +205,11 @@ class Tree:
         return Tree(depth, visible)
 
 
-def _rows_to_keep(logits: LogitsFor, n: int, device: torch.device) -> int | torch.Tensor:
-    if logits == "none":
-        return torch.empty(0, dtype=torch.long, device=device)
-    return 1 if logits == "last" else 0
+def _rows_to_keep(logits: LogitsFor, device: torch.device) -> int | torch.Tensor:
+    """As transformers has it: the last so many rows (0 is all of them), or which."""
+    if logits == "all" or logits == "last":
+        return int(logits == "last")
+    return torch.tensor([] if logits == "none" else logits, dtype=torch.long, device=device)
 
 
 def _context_limit(config: PreTrainedConfig, asked: int | None) -> int:

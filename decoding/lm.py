@@ -1,16 +1,18 @@
 """What decoding asks of a language model: `decoding.models.CachedLM` and `decoding.table_lm.TableLM` provide it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
-LogitsFor = Literal["all", "last", "none"]
+LogitsFor = Literal["all", "last", "none"] | Sequence[int]
+"""The rows of a call that logits are wanted for: with a large vocabulary those of a row cost as much as some layers."""
 
 
 @dataclass(frozen=True)
 class LMOutput:
-    """logits: [n, V] (or [1, V] / [0, V], as asked); hidden: [n_layers + 1, n, H] when asked, else None."""
+    """logits: [n, V] (or fewer rows, as asked); hidden: [n_layers + 1, n, H] when asked, else None."""
 
     logits: Tensor
     hidden: Tensor | None

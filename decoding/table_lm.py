@@ -1,7 +1,7 @@
 """A toy language model whose conditional laws are known exactly; it stands in for `CachedLM` in tests."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -76,8 +76,7 @@ class TableLM:
             before = self._contexts[parent] if parent >= 0 else ()
             self._contexts.append((*before, token)[-self.order :])
         contexts = self._contexts[first_row:]
-        first = {"all": 0, "last": len(contexts) - 1, "none": len(contexts)}[logits]
-        rows = [self._logits_after(context) for context in contexts[first:]]
+        rows = [self._logits_after(contexts[row]) for row in _wanted(logits, len(contexts))]
         output = LMOutput(
             torch.stack(rows) if rows else torch.zeros(0, self.vocab_size, dtype=torch.float64),
             torch.stack([self._hidden_after(context) for context in contexts], dim=1) if hidden else None,
@@ -110,6 +109,12 @@ class TableLM:
         if context not in self._hidden:
             self._hidden[context] = torch.rand(self.shape, generator=_generator(0, "hidden", context))
         return self._hidden[context]
+
+
+def _wanted(logits: LogitsFor, n: int) -> Sequence[int]:
+    if not isinstance(logits, str):
+        return logits
+    return {"all": range(n), "last": range(n - 1, n), "none": range(0)}[logits]
 
 
 def _generator(seed: int, name: str, context: Context) -> torch.Generator:

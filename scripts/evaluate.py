@@ -3,6 +3,7 @@
     python scripts/evaluate.py
     python scripts/evaluate.py warp=greedy draft_warp.temperature=0 limit=20
     python scripts/evaluate.py methods=[custom] stop=entropy verifier=block profile=true
+    python scripts/evaluate.py methods=[custom] engine=lookahead
 
 Needs the pair (python scripts/build_pair.py) and, for specdecpp and hrad, their checkpoints (python train.py). Writes
 results.json, table.md and the traces of every method to `out`. An interrupted run goes on when started again.
@@ -232,9 +233,7 @@ def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: 
     broken = {f for trace in everything for f in broken_invariants(trace, cfg.max_new_tokens, eos_ids)}
     lines = [f"invariants of a lossless decode: {'; '.join(sorted(broken)) or 'hold'} ({len(everything)} traces)"]
     if cfg.warp.temperature != 0:
-        lossy = [
-            name for name in cfg.methods if name != BASELINE and not instantiate(cfg.method[name].verifier).lossless
-        ]
+        lossy = [name for name in cfg.methods if not is_lossless(cfg.method[name])]
         said = f"NOT lossless for {', '.join(lossy)}" if lossy else "proven lossless"
         return [*lines, f"sampled: the verifier's law is {said} by enumeration (tests/contract)"]
     prompts = [request.tokens for request in requests]
@@ -248,6 +247,11 @@ def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: 
         if name != BASELINE
     }
     return [*lines, *report.lossless_lines(found, len(requests) * cfg.repeats)]
+
+
+def is_lossless(method: DictConfig) -> bool:
+    """Whether the method's verifier claims to be; an engine without one to choose is."""
+    return "verifier" not in method or bool(instantiate(method.verifier).lossless)
 
 
 # Reporting -----------------------------------------------------------------------------------------------------------

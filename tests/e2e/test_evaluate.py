@@ -122,6 +122,20 @@ def test_an_interrupted_run_is_taken_up_by_the_same_command(base: list[str], mon
     assert len(read_traces(Path("runs/x/traces-custom.jsonl"))) == 4
 
 
+def test_lookahead_needs_an_engine_and_nothing_else(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = (*base, "methods=[custom]", "engine=lookahead", "engine.window=3", "repeats=1")
+    run(monkeypatch, *small, *GREEDY)
+    assert "custom: 4 of 4 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
+    traces = read_traces(Path("runs/x/traces-custom.jsonl"))
+    assert sum(round_.accepted for trace in traces for round_ in trace.rounds) > 0
+    run(monkeypatch, *small)
+    assert "proven lossless" in capsys.readouterr().out
+    run(monkeypatch, *small, "~method.custom.structure", "~method.custom.verifier", "~method.custom.stop")
+    assert "proven lossless" in capsys.readouterr().out
+
+
 def test_greedy_check_catches_a_lossy_rule(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,9 +184,11 @@ def test_missing_and_foreign_checkpoints(
         ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
         ("max_new_tokens=2000", "pair.max_length"),
         ("method.fixed.stop.gama=3", "gama"),
+        ("engine=lookahead engine.ngram=1 methods=[custom]", "engine.ngram: 1"),
+        ("engine=lookahead engine.prompt_pool=2 methods=[custom]", "engine.prompt_pool: 2"),
     ],
 )
 def test_bad_settings_end_with_one_line(
     argument: str, words: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert words in refused(monkeypatch, capsys, *base, "methods=[fixed]", argument)
+    assert words in refused(monkeypatch, capsys, *base, "methods=[fixed]", *argument.split())

@@ -152,6 +152,9 @@ def test_logits_can_be_limited(lm: CachedLM) -> None:
     torch.testing.assert_close(last, everything[-1:], atol=1e-5, rtol=1e-5)
     lm.crop(0)
     assert lm.forward(tokens, logits="none").logits.shape == (0, VOCAB)
+    lm.crop(0)
+    some = lm.forward(tokens, logits=[3, 0, 3]).logits
+    torch.testing.assert_close(some, everything[[3, 0, 3]], atol=1e-5, rtol=1e-5)
 
 
 def test_left_padded_batches_still_work_on_the_wrapped_model(lm: CachedLM) -> None:

@@ -17,6 +17,7 @@ def test_cache_gives_the_law_of_the_whole_context() -> None:
     torch.testing.assert_close(output.logits.exp(), torch.stack([lm.law((3, 0)), lm.law((0, 1))]))
     assert output.hidden.shape == (3, 2, 4) and lm.length == 5
     assert lm.forward(torch.tensor([2, 2]), logits="last").logits.shape == (1, 4)
+    assert torch.equal(lm.forward(torch.tensor([0, 1]), logits=[1]).logits[0].exp(), lm.law((0, 1)))
     lm.crop(3)
     torch.testing.assert_close(lm.forward(torch.tensor([0])).logits.exp()[0], lm.law((3, 0)))
     lm.reset()

@@ -1,0 +1,228 @@
+"""Lookahead decoding: the target drafts for itself, with n-grams it has guessed in the same calls that verify them."""
+
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft, Verdict
+from decoding.engines.request import Request, prefill
+from decoding.law import WarpedRows
+from decoding.lm import Pair
+from decoding.sampling import Sampler, Warp
+from decoding.trace import RoundTrace, Stopwatch, Trace
+from decoding.verifiers.point_mass import PointMassVerifier
+from predictors.errors import UserError, checked_count
+
+
+class LookaheadEngine:
+    """Fu et al. 2024 (2402.02057). The pair's draft model is not used.
+
+    One target call runs the last committed token, the known n-grams that begin with it, merged into a tree, and a
+    window of guesses at later positions (`Window`), which advances by one Jacobi step and yields new n-grams.
+
+    The output law is the target's after `warp`: n-grams and window are functions of what was committed before the
+    round, and n-grams are verified as point masses, the paper's sampling rule. Greedy, the accepted path is the longest
+    match. Unlike there, tokens that n-grams have in common from their beginning run once.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        window: int,
+        ngram: int,
+        guesses: int,
+        prompt_pool: bool,
+        warp: Warp,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """window: W, columns; ngram: N, tokens of an n-gram with its key; guesses: G, n-grams kept per key and verified
+        per call; prompt_pool: n-grams of the prompt and of the output so far are guesses too."""
+        self.window = checked_count("engine.window", window)
+        self.ngram = checked_count("engine.ngram", ngram)
+        self.guesses = checked_count("engine.guesses", guesses)
+        if ngram < 2:
+            raise UserError(f"engine.ngram: {ngram} leaves nothing after the first token. Give at least 2")
+        if not isinstance(prompt_pool, bool):
+            raise UserError(f"engine.prompt_pool: {prompt_pool} is neither true nor false. Give one of them")
+        self.prompt_pool = prompt_pool
+        self.pair = pair
+        self.warp = warp
+        self.eos_ids = eos_ids
+        self.verifier = PointMassVerifier()
+
+    @torch.inference_mode()
+    def decode(self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
+        start = perf_counter()
+        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)
+        prompt = request.committed.tolist()
+        prefill(self.pair.target, request.committed)
+        pool, window = NgramPool(self.guesses), Window(prompt, self.window, self.ngram)
+        self._pool_text(pool, prompt, new=len(prompt))
+        prefill_seconds = perf_counter() - start
+        watch, rounds = Stopwatch(), list[RoundTrace]()
+        while not request.finished:
+            rounds.append(self._round(request, pool, window, watch, sampler))
+        tokens = request.committed[len(prompt) :].tolist()
+        return Trace(len(prompt), tokens, rounds, prefill_seconds, perf_counter() - start)
+
+    def _round(
+        self, request: Request, pool: "NgramPool", window: "Window", watch: Stopwatch, sampler: Sampler
+    ) -> RoundTrace:
+        last = int(request.committed[-1])
+        with watch.stage("sample"):
+            draft = self._draft(pool.after(last), request.max_new - 1)
+            fits = len(request.committed) + window.depth <= self.pair.target.max_length
+            tokens, parents, newest = window.tree(len(draft) + 1) if fits else ([], [], [])
+        with watch.stage("target"):
+            logits, ahead = self._run_target(last, draft, tokens, parents, newest)
+        with watch.stage("verify"):
+            verdict = self.verifier.verify(draft, WarpedRows(logits, self.warp), sampler)
+        committed = request.commit(verdict.emitted)
+        self._roll_back(draft, verdict, len(request.committed))
+        with watch.stage("sample"):
+            if fits:
+                pool.add(window.step(last, ahead.argmax(-1).tolist()))
+            self._pool_text(pool, request.committed[-len(committed) - self.ngram :].tolist(), new=len(committed))
+        return _trace(draft, verdict, committed, watch)
+
+    def _draft(self, ngrams: Iterable[Sequence[int]], depth: int) -> Draft:
+        """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is no q to read."""
+        parents, tokens = merged(ngrams, depth, self.eos_ids)
+        none = torch.zeros(self.pair.target.vocab_size)
+        return Draft(_ids(parents), _ids(tokens), [none] * (len(tokens) + 1))
+
+    def _run_target(
+        self, last: int, draft: Draft, guesses: list[int], parents: list[int], newest: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """One forward over the last committed token, the draft and the window's guesses.
+
+        Returns logits after the token and every node of the draft [n + 1, V], and after the rows `newest` [W, V].
+        """
+        tokens = torch.cat([_ids([last]), draft.token, _ids(guesses)])
+        links, drafted = torch.cat([_ids([-1]), draft.parent, _ids(parents)]), range(len(draft) + 1)
+        logits = self.pair.target.forward(tokens, links, logits=[*drafted, *newest]).logits
+        return logits[: len(drafted)], logits[len(drafted) :]
+
+    def _roll_back(self, draft: Draft, verdict: Verdict, committed: int) -> None:
+        """Keep the accepted path, drop the window and everything from the last committed token on."""
+        self.pair.target.keep_path([0, *draft.rows_to(verdict.row)])
+        self.pair.target.crop(committed - 1)
+
+    def _pool_text(self, pool: "NgramPool", text: Sequence[int], new: int) -> None:
+        """Pool every n-gram of `text` that ends in one of its last `new` tokens."""
+        if self.prompt_pool:
+            first = max(len(text) - new + 1, self.ngram)
+            pool.add(text[end - self.ngram : end] for end in range(first, len(text) + 1))
+
+
+class NgramPool:
+    """What may follow a token: at most `limit` continuations of each, the one added longest ago goes first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._found: dict[int, dict[tuple[int, ...], None]] = {}  # key -> continuations, latest last
+
+    def add(self, ngrams: Iterable[Sequence[int]]) -> None:
+        """Each n-gram is its key and what follows it. A known one becomes the latest again."""
+        for key, *rest in ngrams:
+            known = self._found.setdefault(key, {})
+            known.pop(tuple(rest), None)
+            known[tuple(rest)] = None
+            if len(known) > self.limit:
+                del known[next(iter(known))]
+
+    def after(self, key: int) -> list[tuple[int, ...]]:
+        """The continuations of `key`, latest first."""
+        return list(self._found.get(key, ()))[::-1]
+
+
+class Window:
+    """Guesses at the positions to come: the last N - 1 steps of a Jacobi iteration, W columns each.
+
+    rows[l][i] is a guess at position l + i after the last committed token, made one step before those of rows[l + 1].
+    Column 0 of the oldest row is the last committed token itself and left out: rows[0][i - 1] is column i there.
+
+    Attention as in the paper: a guess sees the committed text, the oldest row up to its own column, and the
+    newer rows of its column up to its own. That is a tree whose depths are the positions: the oldest row is a path, and
+    each of its nodes starts a path down the column. The target's argmax after the newest row is the next step; a column
+    with its argmax is an n-gram.
+
+    The oldest row begins as tokens of the prompt, over and over, and the others are filled one per step, for which it
+    begins N - 2 columns too wide. A step moves the window by one position, however many tokens a round commits, as in
+    the released code.
+    """
+
+    def __init__(self, prompt: Sequence[int], width: int, ngram: int) -> None:
+        self.height = ngram - 1
+        self.rows = [[prompt[column % len(prompt)] for column in range(width + ngram - 3)]]
+
+    @property
+    def depth(self) -> int:
+        """Positions from the last committed token to the farthest guess."""
+        return len(self.rows[0]) + len(self.rows) - 1
+
+    def tree(self, start: int) -> tuple[list[int], list[int], list[int]]:
+        """Tokens, their parents, and the places of the newest row's columns, where row 0 is the last committed token
+        and `start` the row of the first guess."""
+        oldest, *newer = self.rows
+        places = [0, *range(start, start + len(oldest))]
+        parents = places[:-1]
+        for row in newer:
+            first = start + len(parents)
+            parents += places
+            places = list(range(first, first + len(row)))
+        return [token for row in self.rows for token in row], parents, places
+
+    def step(self, last: int, guesses: list[int]) -> list[tuple[int, ...]]:
+        """Take in `guesses`, the argmax after each column of the newest row, where `last` was the last committed token.
+
+        Returns the n-grams the columns make with them, none before the window is filled.
+        """
+        oldest, *newer = self.rows
+        if len(self.rows) < self.height:
+            self.rows = [row[1:] for row in (*self.rows, guesses)]
+            return []
+        second, *rest = [*newer, guesses]
+        self.rows = [second[1:], *rest]
+        return list(zip([last, *oldest], *newer, guesses, strict=True))
+
+
+def merged(paths: Iterable[Sequence[int]], depth: int, eos_ids: frozenset[int]) -> tuple[list[int], list[int]]:
+    """The tree with each of `paths` from its root on, as parents and tokens: no deeper than `depth`, nothing after EOS.
+
+    Siblings are distinct, in the order of the paths.
+    """
+    parents, tokens = list[int](), list[int]()
+    place: dict[tuple[int, int], int] = {}
+    for path in paths:
+        row = 0
+        for token in path[:depth]:
+            if (row, token) not in place:
+                parents.append(row)
+                tokens.append(token)
+                place[row, token] = len(tokens)
+            row = place[row, token]
+            if token in eos_ids:
+                break
+    return parents, tokens
+
+
+def _ids(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long)
+
+
+def _trace(draft: Draft, verdict: Verdict, tokens: list[int], watch: Stopwatch) -> RoundTrace:
+    return RoundTrace(
+        draft_tokens=draft.token.tolist(),
+        draft_parents=draft.parent.tolist(),
+        draft_q=[1.0] * len(draft),
+        row=verdict.row,
+        accepted=verdict.accepted,
+        tokens=tokens,
+        predicted=[],
+        draft_forwards=0,
+        seconds=watch.lap(),
+    )

@@ -1,0 +1,218 @@
+"""The n-gram pool, the window's Jacobi steps, and what the engine does at every limit."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.lookahead import LookaheadEngine, NgramPool, Window, merged
+from decoding.lossless import broken_invariants
+from decoding.sampling import Sampler, Warp
+from decoding.table_lm import TableLM, random_table
+from decoding.trace import Trace
+from predictors.errors import UserError
+
+GREEDY = Warp(0.0)
+NOBODY = frozenset[int]()
+
+
+def model(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
+    """A pair without a draft."""
+    return SimpleNamespace(target=TableLM(random_table(vocab, seed=1, concentration=0.5), max_length=max_length))
+
+
+def engine(
+    pair: SimpleNamespace, window: int = 3, ngram: int = 3, guesses: int = 2, prompt_pool: bool = True, **kw
+) -> LookaheadEngine:
+    return LookaheadEngine(pair, window, ngram, guesses, prompt_pool, **{"warp": GREEDY, **kw})
+
+
+# The pool ------------------------------------------------------------------------------------------------------------
+
+
+def test_pool_keeps_the_latest_of_each_key() -> None:
+    pool = NgramPool(2)
+    pool.add([(1, 2, 3), (1, 4, 5), (7, 8, 9), (1, 2, 3), (1, 6, 6)])
+    assert pool.after(1) == [(6, 6), (2, 3)]  # 2, 3 was used again, 4, 5 was not
+    assert pool.after(7) == [(8, 9)] and pool.after(2) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "new", "ngrams"),
+    [
+        ([1, 2, 3, 4], 4, [(1, 2, 3), (2, 3, 4)]),
+        ([1, 2, 3, 4], 1, [(2, 3, 4)]),
+        ([1, 2], 2, []),
+        ([1, 2, 3], 3, [(1, 2, 3)]),
+        ([0, 1, 2, 3, 4], 2, [(1, 2, 3), (2, 3, 4)]),
+    ],
+)
+def test_pool_takes_the_n_grams_that_end_in_new_text(text: list[int], new: int, ngrams: list[tuple[int, ...]]) -> None:
+    pool = NgramPool(9)
+    engine(model())._pool_text(pool, text, new)
+    found = {(key, *rest) for key in range(9) for rest in pool.after(key)}
+    assert found == set(ngrams)
+    engine(model(), prompt_pool=False)._pool_text(nothing := NgramPool(9), text, new)
+    assert not any(nothing.after(key) for key in range(9))
+
+
+def test_prompt_and_output_are_drafted_from() -> None:
+    """Round after round, the candidates are the latest n-grams of the text: the window is too narrow to add any."""
+    counting = TableLM(lambda context: torch.eye(5).double()[(sum(context[-1:]) + 1) % 5])
+    trace = engine(SimpleNamespace(target=counting), window=1, ngram=3, guesses=1).decode(
+        [0, 1, 2, 3, 4, 0], 7, Sampler.seeded(0)
+    )
+    assert [round_.draft_tokens for round_ in trace.rounds] == [[1, 2], [4, 0], []]
+    assert [round_.tokens for round_ in trace.rounds] == [[1, 2, 3], [4, 0, 1], [2]]
+
+
+# The draft -----------------------------------------------------------------------------------------------------------
+
+
+def test_n_grams_with_the_same_beginning_share_it() -> None:
+    assert merged([(1, 2, 3), (1, 4, 3), (2, 2, 3), (1, 2, 5)], 9, NOBODY) == (
+        [0, 1, 2, 1, 4, 0, 6, 7, 2],
+        [1, 2, 3, 4, 3, 2, 2, 3, 5],
+    )
+    assert merged([(1, 2, 3), (1, 2, 4)], 2, NOBODY) == ([0, 1], [1, 2])
+    assert merged([(1, 2, 3), (2, 4, 4)], 9, frozenset({2})) == ([0, 1, 0], [1, 2, 2])
+    assert merged([(1, 2)], 0, NOBODY) == merged([], 3, NOBODY) == ([], [])
+
+
+# The window ----------------------------------------------------------------------------------------------------------
+
+
+def test_window_fills_and_then_moves_on() -> None:
+    """W = 2, N = 4. Guesses are numbered step, column: the argmax after column c in step s is 10 s + c."""
+    window = Window([7, 8, 9], 2, 4)
+    assert window.rows == [[7, 8, 9]] and window.depth == 3  # columns 1, 2, 3; column 0 is the last committed token
+    assert window.step(0, [10, 11, 12, 13]) == [] and window.rows == [[8, 9], [11, 12, 13]]
+    assert window.step(1, [20, 21, 22]) == [] and window.rows == [[9], [12, 13], [21, 22]]
+    assert window.depth == 3
+    assert window.step(2, [30, 31]) == [(2, 12, 21, 30), (9, 13, 22, 31)]
+    assert window.rows == [[13], [21, 22], [30, 31]]
+    assert window.step(3, [40, 41]) == [(3, 21, 30, 40), (13, 22, 31, 41)]
+    assert window.rows == [[22], [30, 31], [40, 41]]
+
+
+@pytest.mark.parametrize(("width", "ngram"), [(1, 2), (3, 2), (1, 3), (1, 5), (4, 5)])
+def test_a_column_is_one_path_at_consecutive_positions(width: int, ngram: int) -> None:
+    """A guess sees the oldest row up to its column and the newer ones of its column; its depth is its position."""
+    window, start = Window([1, 2], width, ngram), 3
+    for step in range(ngram + 2):
+        tokens, parents, places = window.tree(start)
+        assert len(tokens) == len(parents) == sum(map(len, window.rows)) and len(places) == len(window.rows[0]) + 1
+        paths: dict[int, list[int]] = {0: [0]}
+        for row, (token, parent) in enumerate(zip(tokens, parents, strict=True), start):
+            paths[row] = [*paths[parent], token]
+        columns = [[0, *window.rows[0]], *window.rows[1:]]
+        for column, place in enumerate(places):
+            assert paths[place] == columns[0][: column + 1] + [row[column] for row in columns[1:]]
+        assert max(map(len, paths.values())) - 1 == window.depth
+        window.step(0, [100 * step + column for column in range(len(places))])
+    assert len(window.rows) == ngram - 1 and len(window.rows[0]) == width - 1
+
+
+# The engine ----------------------------------------------------------------------------------------------------------
+
+SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("prompt_pool", [True, False])
+@pytest.mark.parametrize(("vocab", "prompt"), [(2, [1]), (2, [1, 0, 1]), (5, [3]), (5, [1, 2, 3])])
+def test_greedy_output_is_autoregressive(
+    settings: tuple[int, int, int], prompt_pool: bool, vocab: int, prompt: list[int]
+) -> None:
+    pair = model(vocab)
+    expected = AutoregressiveEngine(pair, GREEDY).decode(prompt, 40, Sampler.seeded(0)).tokens
+    trace = engine(pair, *settings, prompt_pool).decode(prompt, 40, Sampler.seeded(1))
+    assert trace.tokens == expected
+    if settings != (1, 2, 1):  # whose one guess is always last time's token, and this text alternates
+        assert sum(round_.accepted for round_ in trace.rounds) > 0
+    assert not broken_invariants(trace, 40, NOBODY)
+    assert pair.target.length == len(prompt) + 39
+    assert pair.target.forwards == len(trace.rounds) + (len(prompt) > 1)
+    assert sum(trace.stages.values()) <= trace.decode_seconds
+
+
+def depth(trace: Trace) -> list[int]:
+    """Of each round's draft."""
+    found = []
+    for round_ in trace.rounds:
+        depths = [0]
+        for parent in round_.draft_parents:
+            depths.append(depths[parent] + 1)
+        found.append(max(depths))
+    return found
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_draft_is_limited_by_what_may_still_be_committed(length: int) -> None:
+    trace = engine(model(2), 3, 5, 4, warp=Warp()).decode([0, 1] * 6, length, Sampler.seeded(length))
+    room = length
+    for round_, deepest in zip(trace.rounds, depth(trace), strict=True):
+        assert deepest <= min(room - 1, 4)
+        room -= len(round_.tokens)
+    assert room == 0 and depth(trace)[0] == min(length - 1, 4)
+
+
+@pytest.mark.parametrize("max_length", range(4, 20))
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_no_row_lies_beyond_the_context(settings: tuple[int, int, int], max_length: int) -> None:
+    pair, prompt = model(3, max_length), [1, 2, 1]
+    forward, farthest = pair.target.forward, [0]
+
+    def watched(tokens: torch.Tensor, parents: torch.Tensor | None = None, **kw):
+        depths = [0]
+        for parent in parents.tolist() if parents is not None else range(-1, len(tokens) - 1):
+            depths.append(depths[parent + 1] + 1)
+        farthest.append(pair.target.length + max(depths))
+        return forward(tokens, parents, **kw)
+
+    pair.target.forward = watched
+    trace = engine(pair, *settings).decode(prompt, 99, Sampler.seeded(0))
+    assert len(trace.tokens) == max_length - len(prompt) and max(farthest) <= max_length
+
+
+@pytest.mark.parametrize("eos", range(5))
+def test_eos_ends_n_grams_and_the_output(eos: int) -> None:
+    pair, ids = model(), frozenset({eos})
+    prompt = [0, 1, 2, 3, 4, 0, 2, 4, 1]
+    expected = AutoregressiveEngine(pair, GREEDY, ids).decode(prompt, 30, Sampler.seeded(0)).tokens
+    trace = engine(pair, 4, 4, 5, eos_ids=ids).decode(prompt, 30, Sampler.seeded(0))
+    assert trace.tokens == expected and not broken_invariants(trace, 30, ids)
+    for round_ in trace.rounds:
+        assert eos not in {round_.draft_tokens[parent - 1] for parent in round_.draft_parents if parent}
+
+
+def test_accepted_eos_has_no_bonus_token() -> None:
+    always = SimpleNamespace(target=TableLM(lambda context: torch.tensor([0.0, 1.0]).double()))
+    trace = engine(always, eos_ids=frozenset({1})).decode([0, 1, 0], 9, Sampler.seeded(0))
+    assert trace.tokens == [1]
+    assert (trace.rounds[0].draft_tokens, trace.rounds[0].accepted) == ([1], 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"window": 0}, "engine.window: 0"),
+        ({"ngram": 1}, "engine.ngram: 1"),
+        ({"ngram": 2.5}, "engine.ngram: 2.5"),
+        ({"guesses": None}, "engine.guesses: None"),
+        ({"prompt_pool": 3}, "engine.prompt_pool: 3"),
+    ],
+)
+def test_bad_settings_are_one_line(values: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        engine(model(), **values)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_new", "key"), [([], 5, "prompt: empty"), ([1] * 8, 5, "max_length"), ([1], 0, "max_new_tokens")]
+)
+def test_bad_requests(prompt: list[int], max_new: int, key: str) -> None:
+    with pytest.raises(UserError, match=key):
+        engine(model(max_length=8)).decode(prompt, max_new, Sampler.seeded(0))
