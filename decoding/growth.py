@@ -265,8 +265,10 @@ class StopRule(Protocol):
     predicted: what the rule computed this round, one number per decision, for the trace
     """
 
-    reads_hidden: Literal["draft", "target"] | None
     predicted: list[float]
+
+    @property
+    def reads_hidden(self) -> Literal["draft", "target"] | None: ...
 
     def begin_round(self, context: RoundContext) -> None: ...
 

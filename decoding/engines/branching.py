@@ -7,7 +7,7 @@ The paper's own version redraws what it has looked at and is biased for a sample
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Classes(Protocol):
     def reads_hidden(self) -> Literal["draft", "target"] | None: ...
 
     @property
-    def confidence(self) -> StopRule: ...
+    def confidence(self) -> Confidence: ...
 
     def classify(self, context: RoundContext) -> int:
         """0 none, 1 until the confidence rule stops, 2 all: what is drafted after `context.committed`."""
@@ -49,7 +49,7 @@ class Always:
     """One class whatever the context is: SpecBranch without its predictor."""
 
     outcome: int
-    confidence: StopRule
+    confidence: Confidence
     reads_hidden: None = None
 
     def classify(self, context: RoundContext) -> int:
@@ -62,8 +62,8 @@ def classes_of(stop: "StopRule | Classes") -> Classes:
         return Always(SOME, stop)
     if isinstance(stop, Never):
         return Always(ALL, PredictableConfidence(0.0))
-    if hasattr(stop, "classify") and isinstance(stop.confidence, Confidence):
-        return stop
+    if hasattr(stop, "classify") and isinstance(getattr(stop, "confidence", None), Confidence):
+        return cast(Classes, stop)
     raise UserError(
         f"stop, engine: {type(stop).__name__} does not say how far to draft from verified tokens. "
         "Use stop=hrad, confidence, confidence_before or never with this engine"
@@ -78,7 +78,8 @@ class Pending:
     unsure: row length + 1 exists as well: a token found unsure after it was drawn, hence candidate 1 of the branch
         point, to be tested as the chain it was drawn in
     ended: the last pending token ends the output, so nothing branches off
-    outcome: the class that decided the length; steps: drawn since the last target call, one after another
+    outcome: the class that decided the length; continued: they are what was kept of a branch
+    steps: drawn in the draft stage, the unsure one included
     """
 
     tree: DraftTree
@@ -87,6 +88,7 @@ class Pending:
     unsure: bool
     ended: bool
     outcome: int
+    continued: bool
     steps: int
 
     @property
@@ -125,12 +127,11 @@ class Drafter:
         lm: LM,
         warp: Warp,
         rule: TreeVerifier,
-        confidence: StopRule,
+        confidence: Confidence,
         gamma: int,
         k_max: int,
         sampler: Sampler,
     ) -> None:
-        assert isinstance(confidence, Confidence)
         self.lm, self.warp, self.rule, self.gamma, self.k_max = lm, warp, rule, gamma, k_max
         self.confidence = confidence
         self.cut = PredictableConfidence(confidence.eps)
@@ -145,7 +146,7 @@ class Drafter:
         stop.begin_round(context)
         ended = draw_chain(step, limit, context, stop, iid, self.sampler)
         unsure = step.count < limit and not ended and isinstance(stop, DrawnConfidence)
-        return self._pending(tree, step.count - unsure, unsure, context, outcome, step.count)
+        return self._pending(tree, step.count - unsure, unsure, context, outcome, False, step.count)
 
     def branch(self, pending: Pending, context: RoundContext) -> Branches:
         """The branch stage: candidates for the position after the pending tokens, continued together, one forward
@@ -168,18 +169,25 @@ class Drafter:
         kept = {NONE: [], SOME: self._until_unlikely(pending.tree, path), ALL: list(path[1:])}[outcome]
         accepted = [*range(1, pending.length + 1), path[0]]
         tree = pending.tree.reroot(accepted, kept, context.committed)
-        return self._pending(tree, len(kept), False, context, outcome, 0)
+        return self._pending(tree, len(kept), False, context, outcome, True, 0)
 
     def roll_back(self, pending: Pending, accepted: int, committed: int) -> None:
         """Drop everything after `accepted` pending tokens."""
         pending.tree.wind_back(range(1, accepted + 1), committed - 1)
 
     def _pending(
-        self, tree: DraftTree, length: int, unsure: bool, context: RoundContext, outcome: int, steps: int
+        self,
+        tree: DraftTree,
+        length: int,
+        unsure: bool,
+        context: RoundContext,
+        outcome: int,
+        continued: bool,
+        steps: int,
     ) -> Pending:
         q = tree.laws(range(length + unsure))
         ended = length > 0 and tree.token[length - 1] in context.eos_ids
-        return Pending(tree, length, q, unsure, ended, outcome, steps)
+        return Pending(tree, length, q, unsure, ended, outcome, continued, steps)
 
     def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
         """Rows of the candidates after `tip`, and the law they were drawn from by the branch rule's sibling law. An

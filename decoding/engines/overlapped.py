@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +18,9 @@ from decoding.law import Verifier, WarpedRows
 from decoding.lm import LMOutput, Pair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import NONE
-from decoding.trace import RoundTrace, Stopwatch, Trace
+from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
 from decoding.verifiers.path import DraftPath
-from decoding.verifiers.tree_walk import TreeVerifier, run_trials
+from decoding.verifiers.tree_walk import run_trials
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,15 @@ class _Session:
         self.watch = Stopwatch()
         self.hidden: Tensor | None = None
         self.round = 0
+        self.forwards = 0
 
     def prefill(self) -> None:
         target, draft, prompt = self.engine.pair.target, self.engine.pair.draft, self.request.committed
         verified = self.workers.target.submit("prefill", lambda: prefill(target, prompt, hidden=self.reads_target))
         both(verified, self.workers.draft.submit("prefill", prefill, draft, prompt))
         self.hidden = verified.result()
+        self.forwards = self.engine.pair.draft.forwards
+        self.workers.spans()
 
     def rounds(self) -> list[RoundTrace]:
         found, pending = list[RoundTrace](), None
@@ -205,7 +209,9 @@ class _Session:
     def _trace(
         self, pending: Pending, branches: Branches, outcome: Outcome, tokens: list[int], following: Pending | None
     ) -> RoundTrace:
-        tree, first = pending.tree, int(pending.unsure)
+        tree, first, draft = pending.tree, int(pending.unsure), self.engine.pair.draft
+        forwards, self.forwards = draft.forwards - self.forwards, draft.forwards
+        overlap = self._stages(pending, branches, outcome, following)
         candidates = [tree.token[rows[0] - 1] for rows in branches.paths]
         chain = pending.tokens
         q = [law[token].item() for law, token in zip(pending.q, tree.token, strict=False)]
@@ -218,6 +224,23 @@ class _Session:
             accepted=outcome.accepted + (outcome.branch is not None),
             tokens=tokens,
             predicted=[float(pending.outcome)],
-            draft_forwards=0,
-            seconds=self.watch.lap(),
+            draft_forwards=forwards,
+            seconds=self._seconds(overlap),
+            overlap=overlap,
         )
+
+    def _stages(self, pending: Pending, branches: Branches, outcome: Outcome, following: Pending | None) -> StageTrace:
+        steps = pending.steps + branches.depth - pending.unsure
+        lost = pending.length - outcome.accepted + branches.depth
+        waste = branches.depth - 1 - (following.length if following else 0)
+        rollback, waste = (lost, 0) if outcome.branch is None else (0, waste)
+        stage: Literal["draft", "branch"] = "branch" if pending.continued else "draft"
+        return StageTrace(stage, pending.outcome, steps, rollback, waste, self.workers.spans())
+
+    def _seconds(self, overlap: StageTrace) -> dict[Stage, float]:
+        """Of the draft's worker, the target's and our own; `other` is what is left while they run in turn."""
+        ours, drafts = self.watch.lap(), self.drafter.watch.lap()
+        drafts["target"] = sum(span.end - span.start for span in overlap.spans if span.worker == "target")
+        drafts["other"] = 0.0
+        ours["other"] = max(0.0, ours["other"] - sum(drafts.values()))
+        return {stage: ours[stage] + drafts[stage] for stage in STAGES}

@@ -5,23 +5,14 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from time import perf_counter
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from decoding.lm import LM
+from decoding.trace import Span
 
 T = TypeVar("T")
-
-
-class Span(NamedTuple):
-    """One job of a worker: `tokens` rows run by its model between `start` and `end`, seconds since decoding began."""
-
-    worker: str
-    job: str
-    start: float
-    end: float
-    tokens: int
 
 
 class Worker:
@@ -31,8 +22,11 @@ class Worker:
     of its own; otherwise at once, in the caller's thread. Jobs exchange finished values only.
     """
 
-    def __init__(self, name: str, lm: LM, begin: float, threaded: bool, threads: int | None = None) -> None:
-        self.name, self.lm, self.begin = name, lm, begin
+    def __init__(
+        self, name: Literal["target", "draft"], lm: LM, begin: float, threaded: bool, threads: int | None
+    ) -> None:
+        self.name: Literal["target", "draft"] = name
+        self.lm, self.begin = lm, begin
         self.spans: list[Span] = []
         self._stream: Any = nullcontext()
         device = getattr(lm, "device", None)
@@ -85,6 +79,13 @@ class Workers:
             worker.stop(wait=kind is None or issubclass(kind, Exception))
         if self._divided:
             torch.set_num_threads(self._threads)
+
+    def spans(self) -> list[Span]:
+        """Of all jobs since the last call, by their start. Call it while both are idle."""
+        found = sorted([*self.target.spans, *self.draft.spans], key=lambda span: span.start)
+        self.target.spans.clear()
+        self.draft.spans.clear()
+        return found
 
     def join(self) -> None:
         self.target.stop(wait=True)

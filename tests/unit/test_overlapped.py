@@ -11,10 +11,13 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.branching import Always, Classes
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.law import Verifier
+from decoding.lossless import broken_invariants
+from decoding.metrics import measure_overlap, profile
 from decoding.models import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import DrawnConfidence
 from decoding.structures.branch_point import BranchPoint
+from decoding.trace import Trace
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
@@ -157,3 +160,30 @@ def test_no_thread_outlives_a_request(pair: ModelPair) -> None:
     for seed in range(10):
         decoder.decode(PROMPT, 8, Sampler.seeded(seed))
         assert threading.active_count() == threads and torch.get_num_threads() == cores
+
+
+@pytest.mark.parametrize("settings", [{}, PEARL, {"classes": Always(1, DrawnConfidence(0.4))}])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_draft_step_is_accepted_rolled_back_or_wasted(pair: ModelPair, overlap: bool, settings: dict) -> None:
+    for seed in range(10):
+        trace = engine(pair, overlap=overlap, **settings).decode([1 + seed, 2], 30, Sampler.seeded(seed))
+        stages = [round_.overlap for round_ in trace.rounds]
+        lost, steps = sum(s.rollback + s.waste for s in stages), sum(s.draft_steps for s in stages)
+        assert steps == lost + sum(round_.accepted for round_ in trace.rounds)
+        assert not broken_invariants(trace, 30, frozenset({EOS}))
+        assert Trace.from_json(trace.to_json()) == trace
+        rejected = [round_.rejected for round_ in trace.rounds]
+        assert [s.stage == "draft" for s in stages[1:]] == rejected[:-1]
+        for stage in stages:
+            jobs = {span.job: span for span in stage.spans}
+            assert {span.worker for span in stage.spans} >= {"target"} and all(s.start <= s.end for s in stage.spans)
+            assert "verify" in jobs and ("draft stage" not in jobs or stage.stage == "draft")
+
+
+def test_an_idle_worker_is_a_bubble(pair: ModelPair) -> None:
+    traces = [engine(pair, overlap=False).decode([2, seed], 30, Sampler.seeded(seed)) for seed in range(1, 6)]
+    found = measure_overlap(traces)
+    assert 1 < found.target_bubbles + found.draft_bubbles < 2, "in turn at most one is busy"
+    assert 0 < found.rollback_rate < 1 and sum(found.classes) == pytest.approx(1)
+    assert 0 < found.waste_rate and 0 < found.draft_stages < 1
+    assert sum(profile(traces).values()) > 0.9
