@@ -56,13 +56,20 @@ class Always:
         return self.outcome
 
 
-def classes_of(stop: "StopRule | Classes") -> Classes:
-    """What a stop rule means here: a confidence rule is class "some" everywhere, no rule is class "all"."""
+def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
+    """What a stop rule means here: a confidence rule is class "some" everywhere, no rule is class "all". gamma: length
+    of a draft, which a predictor of classes was trained for."""
     if isinstance(stop, Confidence):
         return Always(SOME, stop)
     if isinstance(stop, Never):
         return Always(ALL, PredictableConfidence(0.0))
     if hasattr(stop, "classify") and isinstance(getattr(stop, "confidence", None), Confidence):
+        trained = getattr(stop, "gamma", gamma)
+        if trained != gamma:
+            raise UserError(
+                f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained} tokens, and "
+                f"structure.gamma_max is {gamma}. Set structure.gamma_max={trained}"
+            )
         return cast(Classes, stop)
     raise UserError(
         f"stop, engine: {type(stop).__name__} does not say how far to draft from verified tokens. "

@@ -21,6 +21,7 @@ from decoding.stopping.hrad import NONE
 from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
+from predictors.errors import UserError, checked_count
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class OverlappedEngine:
     stop: HRADStop, or a confidence rule ("without H-RAD", class "some" everywhere), or Never (class "all")
     verifier: of the pending tokens, token or block; branch_verifier: of the candidates, which also draws them
     overlap: side by side on two threads, or in turn; either way a seed gives the same tokens
-    draft_threads: CPU threads of the draft while both run on the CPU; the target has the others; None: no division
+    placement: "pair" leaves each model where `pair` has it (a GPU worker has a stream of its own); "cpu" is for two
+        models on the CPU: while they overlap the draft has `draft_threads` of torch's threads (None: a quarter, one at
+        least) and the target the others
     Raises UserError when these do not go together.
     """
 
@@ -60,17 +63,18 @@ class OverlappedEngine:
         draft_warp: Warp,
         overlap: bool = True,
         pre_verify: bool = False,
+        placement: Literal["pair", "cpu"] = "pair",
         draft_threads: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.structure, self.chain_rule, self.branch_rule = check_overlap_fit(structure, verifier, branch_verifier)
-        self.classes = classes_of(stop)
+        self.classes = classes_of(stop, self.structure.gamma_max)
         self.pair = pair
         self.warp = warp
         self.draft_warp = draft_warp
         self.overlap = overlap
         self.pre_verify = pre_verify
-        self.draft_threads = draft_threads
+        self.draft_threads = _checked_threads(pair, placement, draft_threads)
         self.eos_ids = eos_ids
         self._workers: Workers | None = None
 
@@ -244,3 +248,26 @@ class _Session:
         drafts["other"] = 0.0
         ours["other"] = max(0.0, ours["other"] - sum(drafts.values()))
         return {stage: ours[stage] + drafts[stage] for stage in STAGES}
+
+
+def _checked_threads(pair: Pair, placement: str, draft_threads: int | None) -> int | None:
+    """Of the draft; None where threads are not divided."""
+    if placement not in ("pair", "cpu"):
+        raise UserError(f"engine.placement: {placement!r} is unknown. Use pair or cpu")
+    if placement == "pair":
+        if draft_threads is not None:
+            raise UserError(
+                "engine.draft_threads, engine.placement: threads are divided with engine.placement=cpu only"
+            )
+        return None
+    for side, lm in (("target", pair.target), ("draft", pair.draft)):
+        device = getattr(lm, "device", torch.device("cpu"))
+        if device.type != "cpu":
+            raise UserError(
+                f"engine.placement, pair.{side}_device: cpu, and the {side} is on {device}. Use placement=pair"
+            )
+    return (
+        max(1, torch.get_num_threads() // 4)
+        if draft_threads is None
+        else checked_count("engine.draft_threads", draft_threads)
+    )

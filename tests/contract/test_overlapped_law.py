@@ -54,6 +54,7 @@ def test_law_with_eos(policy: Policy, eos: int) -> None:
     assert any(eos in round_.draft_tokens for trace in traces for round_ in trace.rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confidence", ["drawn", "before"])
 @pytest.mark.parametrize("outcome", [None, 1, 2])
 @pytest.mark.parametrize("chain_rule", ["token", "block"])

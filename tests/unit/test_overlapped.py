@@ -74,7 +74,7 @@ def test_side_by_side_is_as_in_turn(pair: ModelPair, warp: Warp, rule: Verifier)
 PEARL = {"classes": Always(2, DrawnConfidence(0.0)), "pre_verify": True, "k_max": 1}
 
 
-@pytest.mark.parametrize("settings", [{}, {"rule": PointMassVerifier()}, PEARL, {"draft_threads": 1}])
+@pytest.mark.parametrize("settings", [{}, {"rule": PointMassVerifier()}, PEARL, {"placement": "cpu"}])
 def test_greedy_output_is_autoregressive(pair: ModelPair, settings: dict) -> None:
     plain = AutoregressiveEngine(pair, GREEDY, frozenset({EOS}))
     for first in range(1, 12):
@@ -156,7 +156,11 @@ def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(monkeypatch: 
 
 
 def test_no_thread_outlives_a_request(pair: ModelPair) -> None:
-    decoder, threads, cores = engine(pair, draft_threads=1), threading.active_count(), torch.get_num_threads()
+    decoder, threads, cores = (
+        engine(pair, placement="cpu", draft_threads=1),
+        threading.active_count(),
+        torch.get_num_threads(),
+    )
     for seed in range(10):
         decoder.decode(PROMPT, 8, Sampler.seeded(seed))
         assert threading.active_count() == threads and torch.get_num_threads() == cores
