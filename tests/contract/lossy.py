@@ -8,7 +8,7 @@ from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
 from decoding.engines.branching import Drafter, Pending
-from decoding.growth import depth_first
+from decoding.growth import DraftTree, depth_first
 from decoding.law import VerdictLaw, residual_law
 from decoding.sampling import Sampler, SiblingLaw, top_tokens
 from decoding.verifiers.parallel import paths
@@ -164,3 +164,31 @@ class Redrawing(Drafter):
         for nodes in (found.tree.token, found.tree.parent, found.tree.depth):
             nodes.pop()
         return replace(found, q=found.q[:-1], unsure=False)
+
+
+class FirstDrawn(Sampler):
+    """Gives `first` on the first draw."""
+
+    def __init__(self, first: int, sampler: Sampler) -> None:
+        self.first: int | None = first
+        self.sampler = sampler
+
+    def draw(self, probs: Tensor) -> int:
+        first, self.first = self.first, None
+        return self.sampler.draw(probs) if first is None else first
+
+
+class UnsureAsCandidate(Drafter):
+    """The unsure drawn token is kept, but tested by the branch rule, not by that of the chain it was drawn in."""
+
+    def start(self, context: RoundContext, outcome: int) -> Pending:
+        found = super().start(context, outcome)
+        return replace(found, q=found.q[: found.length], unsure=False)
+
+    def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
+        if len(tree.token) == tip:
+            return super()._candidates(tree, tip, unsure)
+        drawn = self.rule.siblings(tree.q(tip), FirstDrawn(tree.token[tip], self.sampler))
+        next(drawn)
+        second = tree.draw(tip, drawn)
+        return [tip + 1] if second is None else [tip + 1, second], tree.q(tip)

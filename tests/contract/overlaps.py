@@ -32,6 +32,16 @@ class ByContext:
         return int(context.committed[-1] + 2 * context.committed[-2] + len(context.committed)) % 3
 
 
+class ByTarget(ByContext):
+    """A class that depends on the target's states at the last verified position and the token after it."""
+
+    reads_hidden = "target"
+
+    def classify(self, context: RoundContext) -> int:
+        assert context.target_hidden is not None and context.next_embedding is not None
+        return int((context.target_hidden.sum() + context.next_embedding.sum()) * 1e3) % 3
+
+
 class Policy(NamedTuple):
     """One way to decode. classes: of the context where None; gamma, k_max: of the structure."""
 

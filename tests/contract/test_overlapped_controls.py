@@ -9,17 +9,26 @@ from decoding.law import Verifier
 from decoding.stopping.confidence import DrawnConfidence
 from decoding.stopping.hrad import NONE, SOME
 from decoding.structures.branch_point import BranchPoint
+from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from tests.contract.engines import OFF, target_law, toy_pair
 from tests.contract.enumeration import largest_error, total_variation
-from tests.contract.lossy import AnyPassing, Redrawing, TopTokensAsDrawn
+from tests.contract.lossy import AnyPassing, Redrawing, TopTokensAsDrawn, UnsureAsCandidate
 from tests.contract.overlaps import overlapped_law
 
 
 def engine(branch_rule: Verifier, outcome: int, k_max: int = 2, gamma: int = 2) -> OverlappedEngine:
     classes, structure = Always(outcome, DrawnConfidence(0.4)), BranchPoint(gamma, k_max)
     return OverlappedEngine(toy_pair(3, 31), structure, classes, TokenVerifier(), branch_rule, OFF, OFF, overlap=False)
+
+
+def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have joined the chain, whose joint ratio is not 1, had it been sure."""
+    monkeypatch.setattr(overlapped, "Drafter", UnsureAsCandidate)
+    classes, parts = Always(SOME, DrawnConfidence(0.4)), (BlockVerifier(), RrswVerifier(), OFF, OFF)
+    biased = OverlappedEngine(toy_pair(2, 9), BranchPoint(3, 4), classes, *parts, overlap=False)
+    check_biased(biased, "unsure token of a block tested alone", 4)
 
 
 def check_biased(engine: OverlappedEngine, said: str, length: int = 3) -> None:

@@ -7,9 +7,11 @@ import pytest
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.lossless import broken_invariants
 from decoding.sampling import Sampler, Warp
+from decoding.stopping.confidence import DrawnConfidence
 from decoding.stopping.hrad import ALL
 from tests.contract.engines import OFF, PROMPT, stop_rule, toy_pair
-from tests.contract.overlaps import PEARL, POLICIES, Policy, checked, named
+from tests.contract.enumeration import law_of
+from tests.contract.overlaps import PEARL, POLICIES, ByTarget, Policy, checked, named
 
 GREEDY = Warp(0.0)
 MIXED = [p for p in POLICIES if p.outcome is None]
@@ -70,16 +72,22 @@ def test_law_of_larger_sizes(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("policy", named(MIXED))
-def test_law_under_a_learned_class(policy: Policy, tmp_path: Path) -> None:
-    """It reads the target's states at the last verified position, and in a branch the embedding of its first token."""
+def test_law_under_classes_read_off_the_target(policy: Policy) -> None:
+    """Its states at the last verified position, and, for a branch, the embedding of the branch's first token."""
+    traces = checked(policy.engine(toy_pair(3, 31), classes=ByTarget(DrawnConfidence(0.4))), length_of(policy))
+    assert len({round_.predicted[0] for trace in traces for round_ in trace.rounds}) > 1
+
+
+def test_law_under_a_learned_class(tmp_path: Path) -> None:
     learned = stop_rule("hrad", tmp_path, {"confidence": {"eps": 0.4}}, gamma=2)
-    traces = checked(policy.engine(toy_pair(3, 31), classes=learned), length_of(policy))
-    assert {round_.predicted[0] for trace in traces for round_ in trace.rounds} != {1.0}
+    checked(MIXED[0].engine(toy_pair(3, 31), classes=learned), 3)
 
 
-@pytest.mark.parametrize("policy", named(MIXED + PEARL))
+@pytest.mark.parametrize("policy", named([p for p in MIXED if p.branch_rule != "point_mass"] + PEARL))
 def test_a_draft_that_is_the_target_is_accepted(policy: Policy) -> None:
-    if policy.branch_rule == "point_mass":
-        pytest.skip("point masses are rejected even where p = q")
-    traces = checked(policy.engine(toy_pair(3, 8, weight=1.0)), length_of(policy))
-    assert not any(round_.rejected for trace in traces for round_ in trace.rounds)
+    engine = policy.engine(toy_pair(3, 8, weight=1.0))
+
+    def rejected(sampler: Sampler) -> bool:
+        return any(round_.rejected for round_ in engine.decode(PROMPT, length_of(policy), sampler).rounds)
+
+    assert law_of(rejected).get(True, 0.0) < 1e-12
