@@ -136,14 +136,31 @@ class DraftTree:
 
         Nodes the draft has not run on are missing there; the next round catches up.
         """
-        kept: list[int] = []
-        for row in rows:
-            if self._order[row] not in self._cached:
-                break
-            kept.append(self._cached[self._order[row]])
+        self.wind_back([self._order[row] for row in rows], committed - 1)
+
+    def wind_back(self, path: Sequence[int], length: int) -> None:
+        """Of this tree the draft's cache keeps `path` (rows in order of `add`, from the root on), `length` tokens at
+        most in all."""
         if self._cached:
-            self._lm.keep_path(kept)
-        self._lm.crop(min(self._lm.length, committed - 1))
+            self._lm.keep_path([self._cached[row] for row in path if row in self._cached])
+        self._lm.crop(min(self._lm.length, length))
+
+    def reroot(self, path: Sequence[int], kept: Sequence[int], committed: Tensor) -> "DraftTree":
+        """The tree that goes on from `path`, whose tokens end `committed` now, with the nodes `kept` below it as its
+        rows 1, 2, ...: nothing the draft has computed for them is computed again."""
+        self.wind_back([*path, *kept], len(committed) + len(kept))
+        tree = DraftTree(self._lm, committed, self._warp, self.watch, self._keep_hidden)
+        for new, old in enumerate([path[-1], *kept]):
+            if new:
+                tree.token.append(self.token[old - 1])
+                tree.parent.append(new - 1)
+                tree.depth.append(new)
+            for theirs, ours in zip(tree._known(), self._known(), strict=True):
+                theirs |= {new: ours[old]} if old in ours else {}
+        return tree
+
+    def _known(self) -> tuple[dict[int, Tensor], ...]:
+        return self._logits, self._hidden, self._beliefs, self._laws
 
     def _dtype(self) -> torch.dtype:
         return next(iter(self._laws.values())).dtype if self._laws else torch.float32
@@ -243,8 +260,10 @@ class StopRule(Protocol):
     predicted: what the rule computed this round, one number per decision, for the trace
     """
 
-    reads_hidden: Literal["draft", "target"] | None
     predicted: list[float]
+
+    @property
+    def reads_hidden(self) -> Literal["draft", "target"] | None: ...
 
     def begin_round(self, context: RoundContext) -> None: ...
 

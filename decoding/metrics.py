@@ -25,6 +25,23 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class OverlapMetrics:
+    """How draft and target shared the work; draft steps are steps in time, branches side by side count once.
+
+    rollback_rate: RB, draft steps lost to rejections / draft steps; waste_rate: dropped by posterior selection / draft
+        steps. target_bubbles, draft_bubbles: share of decode time (prefill excluded) the model was idle.
+    draft_stages: share of rounds that began with a draft stage; classes: share of rounds per class.
+    """
+
+    rollback_rate: float
+    waste_rate: float
+    target_bubbles: float
+    draft_bubbles: float
+    draft_stages: float
+    classes: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
 class Metrics:
     """One method on one set of prompts.
 
@@ -91,13 +108,36 @@ def measure(repeats: Sequence[Sequence[Trace]], baseline: Sequence[Sequence[Trac
     )
 
 
+def measure_overlap(traces: Sequence[Trace]) -> OverlapMetrics | None:
+    """None where the traces are not of an overlapped engine."""
+    rounds = [r.overlap for trace in traces for r in trace.rounds if r.overlap]
+    if not rounds:
+        return None
+    total, steps = sum(t.decode_seconds for t in traces), sum(r.draft_steps for r in rounds)
+
+    def bubbles(worker: str) -> float:
+        busy = sum(span.end - span.start for r in rounds for span in r.spans if span.worker == worker)
+        return 1 - _ratio(busy, total)
+
+    first, second, third = (sum(r.outcome == outcome for r in rounds) / len(rounds) for outcome in range(3))
+    return OverlapMetrics(
+        rollback_rate=_ratio(sum(r.rollback for r in rounds), steps),
+        waste_rate=_ratio(sum(r.waste for r in rounds), steps),
+        target_bubbles=bubbles("target"),
+        draft_bubbles=bubbles("draft"),
+        draft_stages=sum(r.stage == "draft" for r in rounds) / len(rounds),
+        classes=(first, second, third),
+    )
+
+
 def profile(traces: Sequence[Trace]) -> dict[str, float]:
-    """Share of decode time (prefill excluded) per stage; `overhead` is everything outside the two models' forwards."""
+    """Share of decode time (prefill excluded) per stage; `overhead` is everything outside the two models' forwards.
+    Where these overlap, their shares add up to more than 1, and what is left for the rest is 0."""
     total = sum(trace.decode_seconds for trace in traces)
     seconds = {stage: sum(trace.stages[stage] for trace in traces) for stage in STAGES}
-    seconds["other"] += total - sum(seconds.values())
+    seconds["other"] = max(0.0, seconds["other"] + total - sum(seconds.values()))
     shares: dict[str, float] = {stage: _ratio(value, total) for stage, value in seconds.items()}
-    return {**shares, "overhead": 1 - shares["draft"] - shares["target"]}
+    return {**shares, "overhead": max(0.0, 1 - shares["draft"] - shares["target"])}
 
 
 def tokens_per_second(traces: Sequence[Trace]) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from decoding.lossless import TOLERANCE, Difference
-from decoding.metrics import Metrics, Spread
+from decoding.metrics import Metrics, OverlapMetrics, Spread
 
 BASELINE = "autoregressive"
 
@@ -59,6 +59,21 @@ def draft_table(metrics: Mapping[str, Metrics]) -> str:
         ]
         for name, m in metrics.items()
         if name != BASELINE
+    ]
+    return markdown(header, rows)
+
+
+def overlap_table(metrics: Mapping[str, OverlapMetrics]) -> str:
+    """How draft and target shared the work, and what became of the draft steps."""
+    header = ["method", "rollback RB", "waste", "target idle", "draft idle", "draft stages", "class none/some/all"]
+    rows = [
+        [
+            name,
+            *(f"{x:.3f}" for x in (m.rollback_rate, m.waste_rate)),
+            *(f"{x:.1%}" for x in (m.target_bubbles, m.draft_bubbles, m.draft_stages)),
+            " / ".join(f"{x:.0%}" for x in m.classes),
+        ]
+        for name, m in metrics.items()
     ]
     return markdown(header, rows)
 

@@ -104,6 +104,10 @@ class Sampler:
     def seeded(cls, seed: int) -> "Sampler":
         return cls(torch.Generator().manual_seed(seed))
 
+    def fork(self) -> "Sampler":
+        """A stream of its own, for a part whose draws must not depend on when the other parts draw."""
+        return Sampler.seeded(int(torch.randint(1 << 62, (), generator=self.generator)))
+
     def draw(self, probs: Tensor) -> int:
         """One index from `probs` [n], which need not sum to exactly one."""
         return int(draw(probs, self.generator))

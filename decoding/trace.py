@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from predictors.errors import UserError
 
@@ -44,6 +44,39 @@ class Stopwatch:
         return outer
 
 
+class Span(NamedTuple):
+    """One job of a model: `tokens` rows run between `start` and `end`, seconds since the request began."""
+
+    worker: Literal["target", "draft"]
+    job: str
+    start: float
+    end: float
+    tokens: int
+
+
+@dataclass
+class StageTrace:
+    """How draft and target shared a round. Draft steps are steps in time: branches side by side count once.
+
+    stage: "draft" where a draft stage came first, with the target idle; "branch" where the pending tokens were a branch
+    outcome: the class that decided how many tokens were pending
+    draft_steps: drawn in this round. Each is accepted, rolled back or wasted, in this round or the next
+    rollback: lost to a rejection; waste: dropped by posterior selection after the branch was accepted
+    spans: who ran what and when
+    """
+
+    stage: Literal["draft", "branch"]
+    outcome: int
+    draft_steps: int
+    rollback: int
+    waste: int
+    spans: list[Span]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "StageTrace":
+        return cls(**{**values, "spans": [Span(*span) for span in values["spans"]]})
+
+
 @dataclass
 class RoundTrace:
     """One target call.
@@ -52,7 +85,8 @@ class RoundTrace:
     row i + 1); draft_q: q of each under the law it was drawn from; row: where the accepted path ends; accepted: its
     length; tokens: committed, i.e. the accepted ones and usually one more; predicted: what the stop rule computed;
     draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone, "sample" is warping
-    the draft's logits and drawing).
+    the draft's logits and drawing; where the models run side by side they add up to more than the wall time);
+    overlap: how the models shared the round; None for engines that run them in turn by design.
     """
 
     draft_tokens: list[int]
@@ -64,6 +98,7 @@ class RoundTrace:
     predicted: list[float]
     draft_forwards: int
     seconds: dict[Stage, float]
+    overlap: StageTrace | None = None
 
     @property
     def accepted_path(self) -> list[int]:
@@ -109,8 +144,13 @@ class Trace:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Trace":
-        rounds = [RoundTrace(**round_) for round_ in values["rounds"]]
+        rounds = [_round(round_) for round_ in values["rounds"]]
         return cls(**{**values, "rounds": rounds})
+
+
+def _round(values: dict[str, Any]) -> RoundTrace:
+    overlap = values.get("overlap")
+    return RoundTrace(**{**values, "overlap": overlap and StageTrace.from_dict(overlap)})
 
 
 def write_traces(path: Path, traces: Iterable[Trace]) -> None:

@@ -18,6 +18,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from decoding import report
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
 from decoding.journal import Journal
 from decoding.lossless import broken_invariants, greedy_differences
-from decoding.metrics import Metrics, measure, profile, tokens_per_second
+from decoding.metrics import Metrics, OverlapMetrics, measure, measure_overlap, profile, tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import BASELINE
 from decoding.trace import Trace, write_traces
@@ -218,8 +219,15 @@ def evaluate(
         "metrics": metrics,
         "fixed_grid": dict(grid),
         "lossless": lossless(cfg, pair, requests, traces),
+        "overlap": overlaps(traces),
         "profile": {name: profile([t for repeat in repeats for t in repeat]) for name, repeats in traces.items()},
     }
+
+
+def overlaps(traces: Traces) -> dict[str, OverlapMetrics]:
+    """Of the methods whose models run side by side."""
+    found = {name: measure_overlap([t for repeat in repeats for t in repeat]) for name, repeats in traces.items()}
+    return {name: metrics for name, metrics in found.items() if metrics}
 
 
 def measure_all(traces: Traces) -> dict[str, Metrics]:
@@ -266,6 +274,8 @@ def tables(cfg: DictConfig, results: dict[str, Any], traces: Traces, fixed: str)
     if len(results["fixed_grid"]) > 1:
         grid = ", ".join(f"{gamma}: {speed:.1f}" for gamma, speed in results["fixed_grid"].items())
         parts += [f"Fixed draft lengths, tokens/s in the one pass that chose among them: {grid}"]
+    if results["overlap"]:
+        parts += ["## Draft and target side by side", report.overlap_table(results["overlap"])]
     parts += ["## Lossless", *results["lossless"]]
     if cfg.profile:
         parts += ["## Share of decode time", report.profile_table(results["profile"])]
@@ -283,7 +293,8 @@ def save(cfg: DictConfig, pair: ModelPair, results: dict[str, Any], text: str, t
     out = Path(cfg.out)
     metrics = {d: {name: m.to_dict() for name, m in found.items()} for d, found in results["metrics"].items()}
     with replaced_folder(out, MARKER) as folder:
-        write_json(folder / MARKER, {**results, "metrics": metrics, "run": run_facts(cfg, pair)})
+        overlap = {name: asdict(m) for name, m in results["overlap"].items()}
+        write_json(folder / MARKER, {**results, "metrics": metrics, "overlap": overlap, "run": run_facts(cfg, pair)})
         (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         for name, repeats in traces.items():
             file = name.split(" (")[0].replace(" ", "-")

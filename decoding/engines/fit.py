@@ -3,6 +3,10 @@
 from decoding.growth import DraftStructure, StopRule
 from decoding.law import Verifier
 from decoding.stopping.never import Never
+from decoding.structures.branch_point import BranchPoint
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.token import TokenVerifier
+from decoding.verifiers.tree_walk import TreeVerifier
 from predictors.errors import UserError
 
 
@@ -31,3 +35,26 @@ def check_fit(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> 
         raise UserError(
             f"structure, stop: {builds} asks no stop rule, and {type(stop).__name__} is set. Use stop=never"
         )
+
+
+def check_overlap_fit(
+    structure: DraftStructure, verifier: Verifier, branch_verifier: Verifier
+) -> tuple[BranchPoint, TokenVerifier | BlockVerifier, TreeVerifier]:
+    """The parts of an overlapped engine, or UserError naming both config keys."""
+    builds, chain, branches = (type(part).__name__ for part in (structure, verifier, branch_verifier))
+    if not isinstance(structure, BranchPoint):
+        raise UserError(f"structure, engine: {builds} does not branch off at one position. Use structure=branch_point")
+    if not isinstance(verifier, TokenVerifier | BlockVerifier):
+        raise UserError(f"verifier, engine: {chain} does not verify pending tokens. Use verifier=token or block")
+    if not isinstance(branch_verifier, TreeVerifier):
+        raise UserError(
+            f"engine.branch_verifier, engine: {branches} does not choose among candidates. Use rrsw, rrs, spechub or "
+            "point_mass"
+        )
+    limit = branch_verifier.max_siblings
+    if limit is not None and structure.max_siblings > limit:
+        raise UserError(
+            f"structure, engine.branch_verifier: {builds} spawns up to {structure.max_siblings} branches, {branches} "
+            f"takes {limit}. Lower structure.candidates or change the verifier"
+        )
+    return structure, verifier, branch_verifier

@@ -32,7 +32,7 @@ class HRADStop:
 
     def begin_round(self, context: RoundContext) -> None:
         self.confidence.begin_round(context)
-        self.outcome = SOME if context.target_hidden is None else self._classify(context)
+        self.outcome = self.classify(context)
         self.predicted = [float(self.outcome)]
 
     def should_stop(self, step: DraftStep) -> bool:
@@ -43,8 +43,11 @@ class HRADStop:
     def end_round(self, verdict: Verdict) -> None:
         self.confidence.end_round(verdict)
 
-    def _classify(self, context: RoundContext) -> int:
-        assert context.target_hidden is not None and context.next_embedding is not None
+    def classify(self, context: RoundContext) -> int:
+        """The class of what is drafted after `context.committed`."""
+        if context.target_hidden is None:
+            return SOME
+        assert context.next_embedding is not None
         features = extract(context.target_hidden[:, None], self.predictor.features, context.next_embedding[None])
         return int(self.predictor.predict_proba(features)[0].argmax())
 

@@ -29,7 +29,11 @@ class BlockVerifier:
         return block_law(DraftPath.whole(draft, p))
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
-        return verdict_at(draft, *block_walk(DraftPath.whole(draft, p), sampler), sampler)
+        return verdict_at(draft, *self.walk(DraftPath.whole(draft, p), sampler), sampler)
+
+    def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
+        """Of one path: tokens accepted, and the law [V] of what follows (None after an open leaf)."""
+        return block_walk(path, sampler)
 
 
 def block_law(path: DraftPath) -> VerdictLaw:
@@ -38,7 +42,7 @@ def block_law(path: DraftPath) -> VerdictLaw:
     return VerdictLaw(_scan_from_end(_coins(path, joint)), lambda t: _residual(path, joint, t))
 
 
-def block_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor]:
+def block_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
     """`block_law`, scanned lazily: tokens accepted, residual [V]. One pass over the vocabulary per coin thrown."""
     joint, t = joint_ratios(path), len(path)
     while t > 0 and not _throw(path, joint, t, sampler):
@@ -63,8 +67,8 @@ def _throw(path: DraftPath, joint: list[float], t: int, sampler: Sampler) -> boo
     return total <= 0 or sampler.accept(mass, total)
 
 
-def _residual(path: DraftPath, joint: list[float], t: int) -> Tensor:
-    return path.target(t) if t == len(path) else residual_law(path.target(t), path.q(t), joint[t])
+def _residual(path: DraftPath, joint: list[float], t: int) -> Tensor | None:
+    return path.after() if t == len(path) else residual_law(path.target(t), path.q(t), joint[t])
 
 
 def _coins(path: DraftPath, joint: list[float]) -> Tensor:

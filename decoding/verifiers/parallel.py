@@ -106,7 +106,8 @@ def _remaining(draft: Draft, p: Rows, rows: list[int], state: _State) -> DraftPa
     return DraftPath(draft, p, [0, *rows][count:], state.left)
 
 
-def _advance(path: DraftPath, state: _State, accepted: int, residual: Tensor) -> _State:
+def _advance(path: DraftPath, state: _State, accepted: int, residual: Tensor | None) -> _State:
+    assert residual is not None, "parallel drafts have no open leaves"
     if not accepted:
         return replace(state, left=residual)
     rows = path.rows[1 : accepted + 1]

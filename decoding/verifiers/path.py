@@ -35,6 +35,10 @@ class DraftPath:
         """[V], target law after t tokens."""
         return self.p[self.rows[t]] if t else self.first
 
+    def after(self) -> Tensor | None:
+        """[V], what follows once all tokens are accepted; None when the last one is an open leaf."""
+        return None if self.rows[-1] > self.draft.closed else self.target(len(self))
+
     def q(self, t: int) -> Tensor:
         """[V], the law token t + 1 was drawn from."""
         return self.draft.q[self.rows[t]]

@@ -21,7 +21,11 @@ class TokenVerifier:
         return token_law(DraftPath.whole(draft, p))
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
-        return verdict_at(draft, *token_walk(DraftPath.whole(draft, p), sampler), sampler)
+        return verdict_at(draft, *self.walk(DraftPath.whole(draft, p), sampler), sampler)
+
+    def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
+        """Of one path: tokens accepted, and the law [V] of what follows (None after an open leaf)."""
+        return token_walk(path, sampler)
 
 
 def token_law(path: DraftPath) -> VerdictLaw:
@@ -32,7 +36,7 @@ def token_law(path: DraftPath) -> VerdictLaw:
     return VerdictLaw(end_prob, lambda t: _residual(path, t))
 
 
-def token_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor]:
+def token_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
     """`token_law`, walked lazily: tokens accepted, residual [V]. Touches the vocabulary only where the path ends."""
     accepted = 0
     for p_token, q_token in path.drawn():
@@ -42,5 +46,5 @@ def token_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor]:
     return accepted, _residual(path, accepted)
 
 
-def _residual(path: DraftPath, t: int) -> Tensor:
-    return path.target(t) if t == len(path) else residual_law(path.target(t), path.q(t))
+def _residual(path: DraftPath, t: int) -> Tensor | None:
+    return path.after() if t == len(path) else residual_law(path.target(t), path.q(t))

@@ -52,14 +52,14 @@ class TreeVerifier(ABC):
         children, tokens, row = draft.children(), draft.token.tolist(), 0
         while row <= draft.closed:
             candidates = [tokens[child - 1] for child in children[row]]
-            accepted, residual = _run(self.trials(p[row], draft.q[row], candidates), sampler)
+            accepted, residual = run_trials(self.trials(p[row], draft.q[row], candidates), sampler)
             if residual is not None:
                 return verdict_at(draft, row, residual, sampler)
             row = children[row][accepted]
         return verdict_at(draft, row, None, sampler)
 
 
-def _run(trials: Trials, sampler: Sampler) -> tuple[int, Tensor | None]:
+def run_trials(trials: Trials, sampler: Sampler) -> tuple[int, Tensor | None]:
     """The accepted candidate, or the residual when there is none."""
     try:
         while True:

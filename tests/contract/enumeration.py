@@ -21,6 +21,9 @@ class Branching(Sampler):
         self.open: list[tuple[int, ...]] = []
         self.probability = 1.0
 
+    def fork(self) -> "Branching":
+        return self
+
     def draw(self, probs: Tensor) -> int:
         weights = probs.tolist()
         total = sum(weights)

@@ -1,16 +1,19 @@
 """Rules as published or released that do not keep the target's law. The law test must fail each of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft
-from decoding.growth import depth_first
+from decoding.draft import Draft, RoundContext
+from decoding.engines.branching import Drafter, Pending
+from decoding.growth import DraftTree, depth_first
 from decoding.law import VerdictLaw, residual_law
-from decoding.sampling import Sampler
+from decoding.sampling import Sampler, SiblingLaw, top_tokens
 from decoding.verifiers.parallel import paths
 from decoding.verifiers.rrs import RrsVerifier
+from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.tree_walk import Trials
 from tests.contract.instances import Instance, Prefix
 from tests.contract.trees import Nodes
@@ -126,3 +129,66 @@ def depth_first_nodes(nodes: list[tuple[int, int, float]]) -> Nodes:
     order = depth_first([row for row, _, _ in nodes])
     place = {row: number for number, row in enumerate(order)}
     return tuple((place[nodes[row - 1][0]], nodes[row - 1][1]) for row in order[1:])
+
+
+class AnyPassing(RrsVerifier):
+    """`any_passing` as a rule for the two branches of an engine."""
+
+    max_siblings = 2
+
+    def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
+        draft = Draft(torch.zeros(len(tokens), dtype=torch.long), torch.tensor(tokens), [q, *[q] * len(tokens)])
+        if len(tokens) < 2:
+            return (yield from super().trials(p, q, tokens))
+        law = any_passing(draft, p[None])
+        first, second = law.end_prob[1:].tolist()
+        yield 0, first, 1.0
+        if first < 1:
+            yield 1, second, 1 - first
+        return residual_law(p, q)
+
+
+class TopTokensAsDrawn(RrswVerifier):
+    """SpecBranch Eq. 7: the most probable tokens, verified with p / q as if they had been drawn."""
+
+    siblings: SiblingLaw = staticmethod(top_tokens)
+
+
+class Redrawing(Drafter):
+    """SpecBranch's class 1 as printed: the unsure drawn token is dropped, and the candidates are drawn afresh."""
+
+    def start(self, context: RoundContext, outcome: int) -> Pending:
+        found = super().start(context, outcome)
+        if not found.unsure:
+            return found
+        for nodes in (found.tree.token, found.tree.parent, found.tree.depth):
+            nodes.pop()
+        return replace(found, q=found.q[:-1], unsure=False)
+
+
+class FirstDrawn(Sampler):
+    """Gives `first` on the first draw."""
+
+    def __init__(self, first: int, sampler: Sampler) -> None:
+        self.first: int | None = first
+        self.sampler = sampler
+
+    def draw(self, probs: Tensor) -> int:
+        first, self.first = self.first, None
+        return self.sampler.draw(probs) if first is None else first
+
+
+class UnsureAsCandidate(Drafter):
+    """The unsure drawn token is kept, but tested by the branch rule, not by that of the chain it was drawn in."""
+
+    def start(self, context: RoundContext, outcome: int) -> Pending:
+        found = super().start(context, outcome)
+        return replace(found, q=found.q[: found.length], unsure=False)
+
+    def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
+        if len(tree.token) == tip:
+            return super()._candidates(tree, tip, unsure)
+        drawn = self.rule.siblings(tree.q(tip), FirstDrawn(tree.token[tip], self.sampler))
+        next(drawn)
+        second = tree.draw(tip, drawn)
+        return [tip + 1] if second is None else [tip + 1, second], tree.q(tip)

@@ -192,3 +192,19 @@ def test_bad_settings_end_with_one_line(
     argument: str, words: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert words in refused(monkeypatch, capsys, *base, "methods=[fixed]", *argument.split())
+
+
+@pytest.mark.parametrize("engine", ["overlapped", "pearl"])
+def test_draft_and_target_side_by_side(
+    engine: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ("methods=[custom]", f"engine={engine}", "structure=branch_point", "stop=never")
+    run(monkeypatch, *base, *GREEDY, *chosen, "structure.gamma_max=3", "profile=true")
+    printed = capsys.readouterr().out
+    assert "custom: 8 of 8 outputs equal autoregressive decoding (equal)" in printed
+    assert "Draft and target side by side" in printed
+    found = json.loads(Path("runs/x/results.json").read_text())["overlap"]["custom"]
+    assert 0 <= found["rollback_rate"] <= 1 and found["draft_stages"] > 0
+    with pytest.raises(SystemExit):
+        run(monkeypatch, *base, *chosen[:2], "stop=never")
+    assert "structure, engine: Chain" in capsys.readouterr().err

@@ -1,9 +1,11 @@
 """What does not go together is refused when the engine is built, naming both keys."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
 from decoding.growth import DraftStructure, StopRule
 from decoding.law import Verifier
@@ -24,6 +26,7 @@ from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.token import TokenVerifier
 from predictors.errors import UserError
+from tests.contract.engines import stop_rule
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
 
@@ -82,3 +85,35 @@ def test_misfits_are_refused(structure: DraftStructure, stop: StopRule, verifier
 def test_what_fits_is_built(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> None:
     engine = build(structure, stop, verifier)
     assert (engine.structure, engine.stop, engine.verifier) == (structure, stop, verifier)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"structure": Chain(4)}, "structure, engine: Chain does not branch off"),
+        ({"verifier": RrswVerifier()}, "verifier, engine: RrswVerifier does not verify pending"),
+        ({"branch_verifier": BlockVerifier()}, "engine.branch_verifier, engine: BlockVerifier"),
+        ({"branch_verifier": SpecHubVerifier()}, "structure, engine.branch_verifier: BranchPoint spawns up to 3"),
+        ({"stop": Fixed(2)}, "stop, engine: Fixed does not say how far"),
+        ({"placement": "gpu"}, "engine.placement: 'gpu' is unknown"),
+        ({"draft_threads": 1}, "engine.draft_threads, engine.placement: "),
+        ({"placement": "cpu", "draft_threads": 0}, "engine.draft_threads: 0"),
+    ],
+)
+def test_misfits_of_an_overlapped_engine_are_refused(parts: dict, said: str) -> None:
+    fitting = {
+        "structure": BranchPoint(4, 3),
+        "stop": Never(),
+        "verifier": TokenVerifier(),
+        "branch_verifier": RrswVerifier(),
+    }
+    OverlappedEngine(PAIR, **fitting, warp=Warp(), draft_warp=Warp())
+    with pytest.raises(UserError) as error:
+        OverlappedEngine(PAIR, **fitting | parts, warp=Warp(), draft_warp=Warp())
+    assert str(error.value).startswith(said)
+
+
+def test_classes_of_another_draft_length_are_refused(tmp_path: Path) -> None:
+    learned = stop_rule("hrad", tmp_path, {}, gamma=2)
+    with pytest.raises(UserError, match="structure.gamma_max, stop.checkpoint: .*Set structure.gamma_max=2"):
+        OverlappedEngine(PAIR, BranchPoint(4, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp())

@@ -1,0 +1,243 @@
+"""The draft's side of SpecBranch (2506.01979): tokens that wait for the target, and the branches beyond them.
+
+Every decision rests on verified tokens, on laws before anything is drawn from them, or on a drawn token that is kept.
+The paper's own version redraws what it has looked at and is biased for a sampled target.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft, RoundContext
+from decoding.growth import DraftStep, DraftTree, StopRule
+from decoding.lm import LM
+from decoding.sampling import Sampler, Warp, iid, top_tokens
+from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.stopping.hrad import ALL, NONE, SOME
+from decoding.stopping.never import Never
+from decoding.structures.chain import draw_chain
+from decoding.trace import Stopwatch
+from decoding.verifiers.tree_walk import TreeVerifier
+from predictors.errors import UserError
+
+Confidence = DrawnConfidence | PredictableConfidence
+
+
+class Classes(Protocol):
+    """How far to draft, from verified facts alone, and the confidence rule that class "some" asks.
+
+    `stopping.hrad.HRADStop` is one. reads_hidden: "target" where `classify` needs the target's states.
+    """
+
+    @property
+    def reads_hidden(self) -> Literal["draft", "target"] | None: ...
+
+    @property
+    def confidence(self) -> Confidence: ...
+
+    def classify(self, context: RoundContext) -> int:
+        """0 none, 1 until the confidence rule stops, 2 all: what is drafted after `context.committed`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Always:
+    """One class whatever the context is: SpecBranch without its predictor."""
+
+    outcome: int
+    confidence: Confidence
+    reads_hidden: None = None
+
+    def classify(self, context: RoundContext) -> int:
+        return self.outcome
+
+
+def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
+    """What a stop rule means here: a confidence rule is class "some" everywhere, no rule is class "all". gamma: length
+    of a draft, which a predictor of classes was trained for."""
+    if isinstance(stop, Confidence):
+        return Always(SOME, stop)
+    if isinstance(stop, Never):
+        return Always(ALL, PredictableConfidence(0.0))
+    if hasattr(stop, "classify") and isinstance(getattr(stop, "confidence", None), Confidence):
+        trained = getattr(stop, "gamma", gamma)
+        if trained != gamma:
+            raise UserError(
+                f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained} tokens, and "
+                f"structure.gamma_max is {gamma}. Set structure.gamma_max={trained}"
+            )
+        return cast(Classes, stop)
+    raise UserError(
+        f"stop, engine: {type(stop).__name__} does not say how far to draft from verified tokens. "
+        "Use stop=hrad, confidence, confidence_before or never with this engine"
+    )
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Tokens drawn and kept, not verified yet: rows 1 .. length of `tree`. The branch point follows them.
+
+    q: the law of each row was drawn from, [V] each
+    unsure: row length + 1 exists as well: a token found unsure after it was drawn, hence candidate 1 of the branch
+        point, to be tested as the chain it was drawn in
+    ended: the last pending token ends the output, so nothing branches off
+    outcome: the class that decided the length; continued: they are what was kept of a branch
+    steps: drawn in the draft stage, the unsure one included
+    """
+
+    tree: DraftTree
+    length: int
+    q: list[Tensor]
+    unsure: bool
+    ended: bool
+    outcome: int
+    continued: bool
+    steps: int
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.tree.token[: self.length]
+
+    def chain(self) -> Draft:
+        """What the chain rule tests: the pending tokens, and the unsure one as an open leaf."""
+        count = len(self.q)
+        tokens = torch.tensor(self.tree.token[:count], dtype=torch.long)
+        return Draft(torch.arange(count), tokens, self.q, int(self.unsure))
+
+
+@dataclass(frozen=True)
+class Branches:
+    """paths: rows of each candidate and its continuation, the unsure token's first; law: [V], what the other candidates
+    were drawn from."""
+
+    paths: list[list[int]]
+    law: Tensor
+
+    @property
+    def depth(self) -> int:
+        """Draft steps, one after another: copies side by side count once."""
+        return max(map(len, self.paths), default=0)
+
+
+class Drafter:
+    """Owns the draft model for one request.
+
+    gamma: most tokens of a draft stage, and of a branch, its candidate included; k_max: most branches
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        warp: Warp,
+        rule: TreeVerifier,
+        confidence: Confidence,
+        gamma: int,
+        k_max: int,
+        sampler: Sampler,
+    ) -> None:
+        self.lm, self.warp, self.rule, self.gamma, self.k_max = lm, warp, rule, gamma, k_max
+        self.confidence = confidence
+        self.cut = PredictableConfidence(confidence.eps)
+        self.sampler = sampler
+        self.watch = Stopwatch()
+
+    def start(self, context: RoundContext, outcome: int) -> Pending:
+        """The draft stage. Class 0 draws nothing, 1 until the confidence rule stops, 2 `gamma` tokens."""
+        tree = DraftTree(self.lm, context.committed, self.warp, self.watch)
+        step, stop = DraftStep(tree), self.confidence if outcome == SOME else Never()
+        limit = 0 if outcome == NONE else min(self.gamma, context.max_depth)
+        stop.begin_round(context)
+        ended = draw_chain(step, limit, context, stop, iid, self.sampler)
+        unsure = step.count < limit and not ended and isinstance(stop, DrawnConfidence)
+        return self._pending(tree, step.count - unsure, unsure, context, outcome, False, step.count)
+
+    def branch(self, pending: Pending, context: RoundContext) -> Branches:
+        """The branch stage: candidates for the position after the pending tokens, continued together, one forward
+        for all of them per depth."""
+        tree, tip = pending.tree, pending.length
+        if not tree.may_grow(tip, context):
+            return Branches([], torch.zeros(0))
+        rows, law = self._candidates(tree, tip, pending.unsure)
+        paths = [[row] for row in rows]
+        for _ in range(self.gamma - 1):
+            growing = [path for path in paths if tree.may_grow(path[-1], context)]
+            tree.run(path[-1] for path in growing)
+            for path in growing:
+                path += _drawn(tree.draw(path[-1], iid(tree.q(path[-1]), self.sampler)))
+        return Branches(paths, law)
+
+    def keep(self, pending: Pending, path: Sequence[int], context: RoundContext, outcome: int) -> Pending:
+        """Posterior selection: branch `path` was accepted and its candidate committed; class 0 keeps nothing of the
+        continuation, 1 what comes before the first position where no token is likely, 2 all."""
+        self.cut.begin_round(context)
+        kept = {NONE: [], SOME: self._until_unlikely(pending.tree, path), ALL: list(path[1:])}[outcome]
+        accepted = [*range(1, pending.length + 1), path[0]]
+        tree = pending.tree.reroot(accepted, kept, context.committed)
+        return self._pending(tree, len(kept), False, context, outcome, True, 0)
+
+    def roll_back(self, pending: Pending, accepted: int, committed: int) -> None:
+        """Drop everything after `accepted` pending tokens."""
+        pending.tree.wind_back(range(1, accepted + 1), committed - 1)
+
+    def _pending(
+        self,
+        tree: DraftTree,
+        length: int,
+        unsure: bool,
+        context: RoundContext,
+        outcome: int,
+        continued: bool,
+        steps: int,
+    ) -> Pending:
+        q = [tree.q(row) for row in range(length + unsure)]
+        ended = length > 0 and tree.token[length - 1] in context.eos_ids
+        return Pending(tree, length, q, unsure, ended, outcome, continued, steps)
+
+    def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
+        """Rows of the candidates after `tip`, and the law they were drawn from by the branch rule's sibling law. An
+        unsure token comes first; the others are then drawn from the law without it.
+
+        Point masses are the draft's most probable tokens before its warp, since a greedy law has but one."""
+        belief = tree.belief(tip)
+        law = belief if self.rule.siblings is top_tokens else tree.q(tip)
+        rows = list[int]()
+        if unsure:
+            rows, law = [tip + 1], _without(law, tree.token[tip])
+        tree.set_law(tip, law)
+        if not bool(law.any()):
+            return rows, law
+        drawn = self.rule.siblings(law, self.sampler)
+        rows = rows or _drawn(tree.draw(tip, drawn))
+        width = self._width(belief[tree.token[rows[0] - 1]].item())
+        while len(rows) < width and (row := tree.draw(tip, drawn)) is not None:
+            rows.append(row)
+        return rows, law
+
+    def _width(self, confidence: float) -> int:
+        """Branches, given the first candidate's probability before the warp; a rule for pairs takes `k_max`."""
+        return self.k_max if self.rule.max_siblings is not None else max(1, int(self.k_max * (1 - confidence)))
+
+    def _until_unlikely(self, tree: DraftTree, path: Sequence[int]) -> list[int]:
+        kept = list[int]()
+        for above, row in pairwise(path):
+            if DraftStep(tree, above).stopped_by(self.cut):
+                break
+            kept.append(row)
+        return kept
+
+
+def _drawn(row: int | None) -> list[int]:
+    assert row is not None, "a law has at least one token"
+    return [row]
+
+
+def _without(law: Tensor, token: int) -> Tensor:
+    """norm of `law` [V] without `token`; zeros where nothing is left."""
+    left = law.clone()
+    left[token] = 0
+    mass = left.sum(dtype=torch.float64).item()
+    return left.div_(mass) if mass > 0 else left

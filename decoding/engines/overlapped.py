@@ -1,0 +1,273 @@
+"""Speculative decoding with draft and target side by side: SpecBranch (2506.01979) in a lossless form, and PEARL."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from decoding.draft import RoundContext
+from decoding.engines.branching import Branches, Classes, Drafter, Pending, classes_of
+from decoding.engines.fit import check_overlap_fit
+from decoding.engines.request import Request, prefill
+from decoding.engines.workers import Workers, both
+from decoding.growth import DraftStructure, StopRule
+from decoding.law import Verifier, WarpedRows
+from decoding.lm import LMOutput, Pair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.hrad import NONE
+from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
+from decoding.verifiers.path import DraftPath
+from decoding.verifiers.tree_walk import run_trials
+from predictors.errors import UserError, checked_count
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """accepted: pending tokens accepted; branch: the accepted one; token: drawn where neither goes on."""
+
+    accepted: int
+    branch: int | None
+    token: int | None
+
+
+class OverlappedEngine:
+    """While the target verifies the pending tokens, the draft goes on beyond them with several branches.
+
+    Draft stage: the class of the verified context says how many tokens become pending. Branch stage: the target runs on
+    them; the draft spawns branches after them, of at most structure.gamma_max tokens each and structure.candidates at
+    most. If all pending tokens and then the first token of a branch are accepted, the class of the new context says how
+    much of that branch is pending next (there is no bonus token). Anything rejected sends the engine back to the draft
+    stage. PEARL (Liu et al. 2024) is `pre_verify` (its draft stage draws nothing, so the target never waits) with one
+    branch, all of it kept.
+
+    stop: HRADStop, or a confidence rule ("without H-RAD", class "some" everywhere), or Never (class "all")
+    verifier: of the pending tokens, token or block; branch_verifier: of the candidates, which also draws them
+    overlap: side by side on two threads, or in turn; either way a seed gives the same tokens
+    placement: "pair" leaves each model where `pair` has it (a GPU worker has a stream of its own); "cpu" is for two
+        models on the CPU: while they overlap the draft has `draft_threads` of torch's threads (None: a quarter, one at
+        least) and the target the others
+    Raises UserError when these do not go together.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        structure: DraftStructure,
+        stop: StopRule | Classes,
+        verifier: Verifier,
+        branch_verifier: Verifier,
+        warp: Warp,
+        draft_warp: Warp,
+        overlap: bool = True,
+        pre_verify: bool = False,
+        placement: Literal["pair", "cpu"] = "pair",
+        draft_threads: int | None = None,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.structure, self.chain_rule, self.branch_rule = check_overlap_fit(structure, verifier, branch_verifier)
+        self.classes = classes_of(stop, self.structure.gamma_max)
+        self.pair = pair
+        self.warp = warp
+        self.draft_warp = draft_warp
+        self.overlap = overlap
+        self.pre_verify = pre_verify
+        self.draft_threads = _checked_threads(pair, placement, draft_threads)
+        self.eos_ids = eos_ids
+        self._workers: Workers | None = None
+
+    @torch.inference_mode()
+    def decode(self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
+        begin = perf_counter()
+        if self._workers:
+            self._workers.join()
+        target, draft = self.pair.target, self.pair.draft
+        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, target, draft)
+        prompt_tokens = len(request.committed)
+        self._workers = Workers(target, draft, begin, self.overlap, self.draft_threads)
+        with self._workers as workers:
+            session = _Session(self, request, workers, sampler)
+            session.prefill()
+            prefill_seconds = perf_counter() - begin
+            rounds = session.rounds()
+        tokens = request.committed[prompt_tokens:].tolist()
+        return Trace(prompt_tokens, tokens, rounds, prefill_seconds, perf_counter() - begin)
+
+
+class _Session:
+    """One request: its caches, its two streams of random numbers, and the round it is in."""
+
+    def __init__(self, engine: OverlappedEngine, request: Request, workers: Workers, sampler: Sampler) -> None:
+        self.engine = engine
+        self.request = request
+        self.workers = workers
+        self.reads_target = engine.classes.reads_hidden == "target"
+        structure = engine.structure
+        self.drafter = Drafter(
+            engine.pair.draft,
+            engine.draft_warp,
+            engine.branch_rule,
+            engine.classes.confidence,
+            structure.gamma_max,
+            structure.max_siblings,
+            sampler.fork(),
+        )
+        self.sampler = sampler.fork()
+        self.watch = Stopwatch()
+        self.hidden: Tensor | None = None
+        self.round = 0
+        self.forwards = 0
+
+    def prefill(self) -> None:
+        target, draft, prompt = self.engine.pair.target, self.engine.pair.draft, self.request.committed
+        verified = self.workers.target.submit("prefill", lambda: prefill(target, prompt, hidden=self.reads_target))
+        both(verified, self.workers.draft.submit("prefill", prefill, draft, prompt))
+        self.hidden = verified.result()
+        self.forwards = self.engine.pair.draft.forwards
+        self.workers.spans()
+
+    def rounds(self) -> list[RoundTrace]:
+        found, pending = list[RoundTrace](), None
+        while not self.request.finished:
+            pending, trace = self._branch_stage(pending or self._draft_stage())
+            found.append(trace)
+            self.round += 1
+        return found
+
+    def _draft_stage(self) -> Pending:
+        context = self._context()
+        outcome = NONE if self.engine.pre_verify else self._classify(context)
+        return self.workers.draft.submit("draft stage", self.drafter.start, context, outcome).result()
+
+    def _branch_stage(self, pending: Pending) -> tuple[Pending | None, RoundTrace]:
+        """One target call. Returns what is pending next, None after a rejection."""
+        context = self._context()
+        forward = self.workers.target.submit("verify", self._run_target, context, pending)
+        spawned = self.workers.draft.submit("branch stage", self.drafter.branch, pending, context)
+        both(forward, spawned)
+        output, branches = forward.result(), spawned.result()
+        with self.watch.stage("verify"):
+            outcome = self._verify(pending, branches, WarpedRows(output.logits, self.engine.warp))
+        tokens = self.request.commit(self._emitted(pending, branches, outcome))
+        self.hidden = None if output.hidden is None else output.hidden[:, outcome.accepted]
+        following = self._settle(pending, branches, outcome)
+        return following, self._trace(pending, branches, outcome, tokens, following)
+
+    def _run_target(self, context: RoundContext, pending: Pending) -> LMOutput:
+        """Logits [length + 1, V] after the last committed token and every pending one."""
+        tokens = torch.cat([context.committed[-1:], torch.tensor(pending.tokens, dtype=torch.long)])
+        return self.engine.pair.target.forward(tokens, hidden=self.reads_target)
+
+    def _verify(self, pending: Pending, branches: Branches, p: WarpedRows) -> Outcome:
+        """The pending tokens by the chain rule, an unsure one with them; then the branches' first tokens."""
+        chain, sampler = pending.chain(), self.sampler
+        path = DraftPath(chain, p, range(len(chain) + 1), p[0])
+        accepted, left = self.engine.chain_rule.walk(path, sampler)
+        if left is None:
+            return Outcome(pending.length, 0, None)
+        if accepted < pending.length:
+            return Outcome(accepted, None, sampler.draw(left))
+        if pending.ended:
+            return Outcome(accepted, None, None)
+        first = int(pending.unsure)
+        candidates = [pending.tree.token[rows[0] - 1] for rows in branches.paths[first:]]
+        if candidates:
+            branch, rest = run_trials(self.engine.branch_rule.trials(left, branches.law, candidates), sampler)
+            if rest is None:
+                return Outcome(accepted, first + branch, None)
+            left = rest
+        return Outcome(accepted, None, sampler.draw(left))
+
+    def _emitted(self, pending: Pending, branches: Branches, outcome: Outcome) -> list[int]:
+        accepted = pending.tokens[: outcome.accepted]
+        if outcome.branch is not None:
+            return [*accepted, pending.tree.token[branches.paths[outcome.branch][0] - 1]]
+        return accepted if outcome.token is None else [*accepted, outcome.token]
+
+    def _settle(self, pending: Pending, branches: Branches, outcome: Outcome) -> Pending | None:
+        """Roll both caches back after a rejection; after an accepted branch the draft keeps what posterior selection
+        retains of it, and the target's cache is as it should be."""
+        committed = len(self.request.committed)
+        self.engine.pair.target.crop(min(self.engine.pair.target.length, committed - 1))
+        if outcome.branch is None or self.request.finished:
+            self.workers.draft.submit(
+                "roll back", self.drafter.roll_back, pending, outcome.accepted, committed
+            ).result()
+            return None
+        context, path = self._context(), branches.paths[outcome.branch]
+        kept = self._classify(context)
+        return self.workers.draft.submit("keep", self.drafter.keep, pending, path, context, kept).result()
+
+    def _classify(self, context: RoundContext) -> int:
+        with self.watch.stage("stop"):
+            return self.engine.classes.classify(context)
+
+    def _context(self) -> RoundContext:
+        committed, hidden = self.request.committed, self.hidden
+        embedding = None if hidden is None else self.engine.pair.target.embed(int(committed[-1]))
+        return RoundContext(committed, self.request.max_new, self.round, hidden, embedding, self.engine.eos_ids)
+
+    def _trace(
+        self, pending: Pending, branches: Branches, outcome: Outcome, tokens: list[int], following: Pending | None
+    ) -> RoundTrace:
+        tree, first, draft = pending.tree, int(pending.unsure), self.engine.pair.draft
+        forwards, self.forwards = draft.forwards - self.forwards, draft.forwards
+        overlap = self._stages(pending, branches, outcome, following)
+        candidates = [tree.token[rows[0] - 1] for rows in branches.paths]
+        chain = pending.tokens
+        q = [law[token].item() for law, token in zip(pending.q, tree.token, strict=False)]
+        q += [branches.law[token].item() for token in candidates[first:]]
+        return RoundTrace(
+            draft_tokens=[*chain, *candidates],
+            draft_parents=[*range(len(chain)), *[len(chain)] * len(candidates)],
+            draft_q=q,
+            row=outcome.accepted if outcome.branch is None else len(chain) + 1 + outcome.branch,
+            accepted=outcome.accepted + (outcome.branch is not None),
+            tokens=tokens,
+            predicted=[float(pending.outcome)],
+            draft_forwards=forwards,
+            seconds=self._seconds(overlap),
+            overlap=overlap,
+        )
+
+    def _stages(self, pending: Pending, branches: Branches, outcome: Outcome, following: Pending | None) -> StageTrace:
+        steps = pending.steps + branches.depth - pending.unsure
+        lost = pending.length - outcome.accepted + branches.depth
+        waste = branches.depth - 1 - (following.length if following else 0)
+        rollback, waste = (lost, 0) if outcome.branch is None else (0, waste)
+        stage: Literal["draft", "branch"] = "branch" if pending.continued else "draft"
+        return StageTrace(stage, pending.outcome, steps, rollback, waste, self.workers.spans())
+
+    def _seconds(self, overlap: StageTrace) -> dict[Stage, float]:
+        """Of the draft's worker, the target's and our own; `other` is what is left while they run in turn."""
+        ours, drafts = self.watch.lap(), self.drafter.watch.lap()
+        drafts["target"] = sum(span.end - span.start for span in overlap.spans if span.worker == "target")
+        drafts["other"] = 0.0
+        ours["other"] = max(0.0, ours["other"] - sum(drafts.values()))
+        return {stage: ours[stage] + drafts[stage] for stage in STAGES}
+
+
+def _checked_threads(pair: Pair, placement: str, draft_threads: int | None) -> int | None:
+    """Of the draft; None where threads are not divided."""
+    if placement not in ("pair", "cpu"):
+        raise UserError(f"engine.placement: {placement!r} is unknown. Use pair or cpu")
+    if placement == "pair":
+        if draft_threads is not None:
+            raise UserError(
+                "engine.draft_threads, engine.placement: threads are divided with engine.placement=cpu only"
+            )
+        return None
+    for side, lm in (("target", pair.target), ("draft", pair.draft)):
+        device = getattr(lm, "device", torch.device("cpu"))
+        if device.type != "cpu":
+            raise UserError(
+                f"engine.placement, pair.{side}_device: cpu, and the {side} is on {device}. Use placement=pair"
+            )
+    return (
+        max(1, torch.get_num_threads() // 4)
+        if draft_threads is None
+        else checked_count("engine.draft_threads", draft_threads)
+    )

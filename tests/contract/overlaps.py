@@ -1,0 +1,109 @@
+"""Overlapped engines small enough to enumerate, executed in turn."""
+
+from typing import NamedTuple
+
+import pytest
+
+from decoding.draft import RoundContext
+from decoding.engines.branching import Always, Classes
+from decoding.engines.overlapped import OverlappedEngine
+from decoding.lm import Pair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.structures.branch_point import BranchPoint
+from decoding.trace import Trace
+from tests.contract.engines import OFF, PROMPT, target_law, verifier
+from tests.contract.enumeration import Law, largest_error, law_of
+
+CONFIDENCE = {"drawn": DrawnConfidence(0.4), "before": PredictableConfidence(0.65)}
+CHAIN_RULES = ("token", "block")
+BRANCH_RULES = ("rrsw", "point_mass", "spechub", "rrs")
+
+
+class ByContext:
+    """A class that depends on what is committed."""
+
+    reads_hidden = None
+
+    def __init__(self, confidence: DrawnConfidence | PredictableConfidence) -> None:
+        self.confidence = confidence
+
+    def classify(self, context: RoundContext) -> int:
+        return int(context.committed[-1] + 2 * context.committed[-2] + len(context.committed)) % 3
+
+
+class ByTarget(ByContext):
+    """A class that depends on the target's states at the last verified position and the token after it."""
+
+    reads_hidden = "target"
+
+    def classify(self, context: RoundContext) -> int:
+        assert context.target_hidden is not None and context.next_embedding is not None
+        return int((context.target_hidden.sum() + context.next_embedding.sum()) * 1e3) % 3
+
+
+class Policy(NamedTuple):
+    """One way to decode. classes: of the context where None; gamma, k_max: of the structure."""
+
+    chain_rule: str
+    branch_rule: str
+    outcome: int | None = None
+    confidence: str = "drawn"
+    gamma: int = 2
+    k_max: int = 3
+    pre_verify: bool = False
+
+    @property
+    def classes(self) -> Classes:
+        confidence = CONFIDENCE[self.confidence]
+        return ByContext(confidence) if self.outcome is None else Always(self.outcome, confidence)
+
+    @property
+    def structure(self) -> BranchPoint:
+        return BranchPoint(self.gamma, min(self.k_max, 2) if self.branch_rule == "spechub" else self.k_max)
+
+    def engine(
+        self,
+        pair: Pair,
+        warp: Warp = OFF,
+        draft_warp: Warp = OFF,
+        eos_ids: frozenset[int] = frozenset(),
+        classes: Classes | None = None,
+        overlap: bool = False,
+    ) -> OverlappedEngine:
+        rules = verifier(self.chain_rule), verifier(self.branch_rule)
+        stop, pre = classes or self.classes, self.pre_verify
+        return OverlappedEngine(pair, self.structure, stop, *rules, warp, draft_warp, overlap, pre, eos_ids=eos_ids)
+
+
+POLICIES = [
+    Policy(chain, branch, outcome, confidence)
+    for chain in CHAIN_RULES
+    for branch in BRANCH_RULES
+    for outcome, confidence in [(0, "drawn"), (1, "drawn"), (1, "before"), (2, "drawn"), (None, "drawn")]
+]
+PEARL = [Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True) for chain in CHAIN_RULES for gamma in (2, 3)]
+
+
+def named(policies: list[Policy]) -> list:
+    return [pytest.param(policy, id="-".join(map(str, policy))) for policy in policies]
+
+
+def overlapped_law(engine: OverlappedEngine, length: int) -> tuple[Law, list[Trace]]:
+    traces: list[Trace] = []
+
+    def run(sampler: Sampler) -> tuple[int, ...]:
+        traces.append(engine.decode(PROMPT, length, sampler))
+        return tuple(traces[-1].tokens)
+
+    return law_of(run), traces
+
+
+def checked(engine: OverlappedEngine, length: int) -> list[Trace]:
+    """Every decode there is, after a look at their law."""
+    law, traces = overlapped_law(engine, length)
+    error = largest_error(law, target_law(engine.pair, engine.warp, length, engine.eos_ids))
+    print(f"largest error {error:.1e} over {len(traces)} paths")
+    assert error < 1e-9
+    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
+    return traces

@@ -1,0 +1,52 @@
+"""What SpecBranch prints at the branch point: the enumerated law of the engine shows the bias."""
+
+import pytest
+
+from decoding.engines import overlapped
+from decoding.engines.branching import Always
+from decoding.engines.overlapped import OverlappedEngine
+from decoding.law import Verifier
+from decoding.stopping.confidence import DrawnConfidence
+from decoding.stopping.hrad import NONE, SOME
+from decoding.structures.branch_point import BranchPoint
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
+from tests.contract.engines import OFF, target_law, toy_pair
+from tests.contract.enumeration import largest_error, total_variation
+from tests.contract.lossy import AnyPassing, Redrawing, TopTokensAsDrawn, UnsureAsCandidate
+from tests.contract.overlaps import overlapped_law
+
+
+def engine(branch_rule: Verifier, outcome: int, k_max: int = 2, gamma: int = 2) -> OverlappedEngine:
+    classes, structure = Always(outcome, DrawnConfidence(0.4)), BranchPoint(gamma, k_max)
+    return OverlappedEngine(toy_pair(3, 31), structure, classes, TokenVerifier(), branch_rule, OFF, OFF, overlap=False)
+
+
+def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have joined the chain, whose joint ratio is not 1, had it been sure."""
+    monkeypatch.setattr(overlapped, "Drafter", UnsureAsCandidate)
+    classes, parts = Always(SOME, DrawnConfidence(0.4)), (BlockVerifier(), RrswVerifier(), OFF, OFF)
+    biased = OverlappedEngine(toy_pair(2, 9), BranchPoint(3, 4), classes, *parts, overlap=False)
+    check_biased(biased, "unsure token of a block tested alone", 4)
+
+
+def check_biased(engine: OverlappedEngine, said: str, length: int = 3) -> None:
+    law, traces = overlapped_law(engine, length)
+    exact = target_law(engine.pair, OFF, length)
+    print(f"{said}: total variation {total_variation(law, exact):.3f} over {len(traces)} paths")
+    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
+    assert largest_error(law, exact) > 3e-3 and total_variation(law, exact) > 1e-2
+
+
+def test_an_unsure_token_that_is_redrawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlapped, "Drafter", Redrawing)
+    check_biased(engine(RrswVerifier(), SOME), "unsure token redrawn")
+
+
+def test_top_tokens_verified_as_if_drawn_are_caught() -> None:
+    check_biased(engine(TopTokensAsDrawn(), NONE, k_max=4), "top-k with p / q")
+
+
+def test_the_best_of_all_passing_branches_is_caught() -> None:
+    check_biased(engine(AnyPassing(), NONE, gamma=1), "any passing branch")

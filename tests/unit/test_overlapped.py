@@ -1,0 +1,194 @@
+"""Threads of the overlapped engine: the same tokens as in turn, errors that end the decode, none left behind."""
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from decoding.draft import RoundContext
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.branching import Always, Classes
+from decoding.engines.overlapped import OverlappedEngine
+from decoding.law import Verifier
+from decoding.lossless import broken_invariants
+from decoding.metrics import measure_overlap, profile
+from decoding.models import ModelPair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.confidence import DrawnConfidence
+from decoding.structures.branch_point import BranchPoint
+from decoding.trace import Trace
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.point_mass import PointMassVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from tests.tiny_pair import EOS, tiny_pair
+
+GREEDY, OFF = Warp(0.0), Warp()
+PROMPT = [3, 17, 5]
+
+
+class ByTarget:
+    """A class read off the target's states: it is wrong wherever they are not those of the last verified position."""
+
+    reads_hidden = "target"
+    confidence = DrawnConfidence(0.4)
+
+    def __init__(self) -> None:
+        self.seen: list[RoundContext] = []
+
+    def classify(self, context: RoundContext) -> int:
+        self.seen.append(context)
+        return int(context.target_hidden.abs().sum() * 1e4 + context.next_embedding.abs().sum() * 1e4) % 3
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    return tiny_pair()
+
+
+def engine(
+    pair: ModelPair,
+    warp: Warp = OFF,
+    overlap: bool = True,
+    classes: Classes | None = None,
+    rule: Verifier | None = None,
+    **settings: object,
+) -> OverlappedEngine:
+    stop = classes or ByTarget()
+    parts = BranchPoint(4, settings.pop("k_max", 4)), stop, BlockVerifier(), rule or RrswVerifier()
+    return OverlappedEngine(pair, *parts, warp, warp, overlap, eos_ids=frozenset({EOS}), **settings)
+
+
+@pytest.mark.parametrize("rule", [RrswVerifier(), PointMassVerifier()])
+@pytest.mark.parametrize("warp", [GREEDY, OFF])
+def test_side_by_side_is_as_in_turn(pair: ModelPair, warp: Warp, rule: Verifier) -> None:
+    threaded, serial = engine(pair, warp, rule=rule), engine(pair, warp, overlap=False, rule=rule)
+    for seed in range(20):
+        prompt = [1 + seed, 2, 3 + seed // 2]
+        assert (
+            threaded.decode(prompt, 24, Sampler.seeded(seed)).tokens
+            == serial.decode(prompt, 24, Sampler.seeded(seed)).tokens
+        )
+
+
+PEARL = {"classes": Always(2, DrawnConfidence(0.0)), "pre_verify": True, "k_max": 1}
+
+
+@pytest.mark.parametrize("settings", [{}, {"rule": PointMassVerifier()}, PEARL, {"placement": "cpu"}])
+def test_greedy_output_is_autoregressive(pair: ModelPair, settings: dict) -> None:
+    plain = AutoregressiveEngine(pair, GREEDY, frozenset({EOS}))
+    for first in range(1, 12):
+        expected = plain.decode([first, 2], 40, Sampler.seeded(0)).tokens
+        trace = engine(pair, GREEDY, **settings).decode([first, 2], 40, Sampler.seeded(1))
+        assert trace.tokens == expected
+    assert any(round_.accepted for round_ in trace.rounds)
+
+
+def test_classes_see_the_last_verified_position(pair: ModelPair) -> None:
+    classes = ByTarget()
+    trace = engine(pair, classes=classes).decode(PROMPT, 40, Sampler.seeded(3))
+    pair.target.reset()
+    rows = pair.target.forward(torch.tensor([*PROMPT, *trace.tokens]), hidden=True).hidden
+    assert len(classes.seen) > 5
+    for context in classes.seen:
+        verified = len(context.committed) - 2
+        assert torch.allclose(context.target_hidden, rows[:, verified], atol=1e-5)
+        assert torch.equal(context.next_embedding, pair.target.embed(int(context.committed[-1])))
+
+
+@pytest.mark.parametrize("settings", [{}, PEARL])
+def test_draft_laws_are_those_of_an_empty_cache(pair: ModelPair, settings: dict) -> None:
+    """What is kept of a branch and what is dropped leaves the draft's cache right."""
+    trace, context = engine(pair, **settings).decode(PROMPT, 40, Sampler.seeded(5)), list(PROMPT)
+    for round_ in trace.rounds:
+        for place, (parent, token) in enumerate(zip(round_.draft_parents, round_.draft_tokens, strict=True)):
+            if parent == place:  # pending, or the first candidate: drawn from the law as it is
+                pair.draft.reset()
+                prefix = torch.tensor([*context, *round_.draft_tokens[:place]])
+                law = OFF.probs(pair.draft.forward(prefix, logits="last").logits[-1])
+                assert round_.draft_q[place] == pytest.approx(law[token].item(), abs=1e-5)
+        context += round_.tokens
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_model_that_raises_ends_the_decode(side: str, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = tiny_pair()
+    model, calls = getattr(models, side), []
+
+    def broken(*arguments: object, **options: object) -> None:
+        calls.append(arguments)
+        if len(calls) > 4:
+            raise RuntimeError("out of memory")
+        return forward(*arguments, **options)
+
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", broken)
+    decoder, threads = engine(models, overlap=overlap), threading.active_count()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        decoder.decode(PROMPT, 40, Sampler.seeded(0))
+    assert threading.active_count() == threads
+    monkeypatch.undo()
+    assert len(decoder.decode(PROMPT, 10, Sampler.seeded(0)).tokens) > 0
+
+
+def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = tiny_pair()
+    decoder = engine(models)
+    expected = decoder.decode(PROMPT, 20, Sampler.seeded(0)).tokens
+    forward = models.target.forward
+
+    def slow(*arguments: object, **options: object) -> object:
+        time.sleep(1.5)
+        return forward(*arguments, **options)
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models.target, "forward", slow)
+    monkeypatch.setattr("decoding.engines.overlapped.both", interrupted)
+    begin = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        decoder.decode(PROMPT, 20, Sampler.seeded(0))
+    assert time.perf_counter() - begin < 1
+    monkeypatch.undo()
+    assert decoder.decode(PROMPT, 20, Sampler.seeded(0)).tokens == expected
+
+
+def test_no_thread_outlives_a_request(pair: ModelPair) -> None:
+    decoder, threads, cores = (
+        engine(pair, placement="cpu", draft_threads=1),
+        threading.active_count(),
+        torch.get_num_threads(),
+    )
+    for seed in range(10):
+        decoder.decode(PROMPT, 8, Sampler.seeded(seed))
+        assert threading.active_count() == threads and torch.get_num_threads() == cores
+
+
+@pytest.mark.parametrize("settings", [{}, PEARL, {"classes": Always(1, DrawnConfidence(0.4))}])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_draft_step_is_accepted_rolled_back_or_wasted(pair: ModelPair, overlap: bool, settings: dict) -> None:
+    for seed in range(10):
+        trace = engine(pair, overlap=overlap, **settings).decode([1 + seed, 2], 30, Sampler.seeded(seed))
+        stages = [round_.overlap for round_ in trace.rounds]
+        lost, steps = sum(s.rollback + s.waste for s in stages), sum(s.draft_steps for s in stages)
+        assert steps == lost + sum(round_.accepted for round_ in trace.rounds)
+        assert not broken_invariants(trace, 30, frozenset({EOS}))
+        assert Trace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
+        rejected = [round_.rejected for round_ in trace.rounds]
+        assert [s.stage == "draft" for s in stages[1:]] == rejected[:-1]
+        for stage in stages:
+            jobs = {span.job: span for span in stage.spans}
+            assert {span.worker for span in stage.spans} >= {"target"} and all(s.start <= s.end for s in stage.spans)
+            assert "verify" in jobs and ("draft stage" not in jobs or stage.stage == "draft")
+
+
+def test_an_idle_worker_is_a_bubble(pair: ModelPair) -> None:
+    traces = [engine(pair, overlap=False).decode([2, seed], 30, Sampler.seeded(seed)) for seed in range(1, 6)]
+    found = measure_overlap(traces)
+    assert 1 < found.target_bubbles + found.draft_bubbles < 2, "in turn at most one is busy"
+    assert 0 < found.rollback_rate < 1 and sum(found.classes) == pytest.approx(1)
+    assert 0 < found.waste_rate and 0 < found.draft_stages < 1
+    assert sum(profile(traces).values()) > 0.9
