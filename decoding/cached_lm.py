@@ -159,7 +159,7 @@ class CachedLM:
         self.length += n
         self.forwards += 1
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()  # not the device: the other model may be running
         self.seconds += time.perf_counter() - start
         return output
 

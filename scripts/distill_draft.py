@@ -76,6 +76,8 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"training.dtype: {cfg.training.dtype} is not supported. Use float32 or bfloat16")
     if not cfg.chats.temperatures or min(cfg.chats.temperatures) <= 0:
         raise UserError("chats.temperatures: must be one or more numbers above 0. The default is [1.0, 0.6]")
+    if cfg.chats.openings is not None and cfg.chats.prompt_tokens < 2:
+        raise UserError("chats.prompt_tokens, chats.openings: 1 token is no room for an opening. Raise the former")
     if cfg.chats.prompt_temperature <= 0:
         raise UserError("chats.prompt_temperature: must be above 0. The default is 1.0")
     counts = {"chats": ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out")}
@@ -161,7 +163,8 @@ def read_texts(cfg: DictConfig, key: str, tokenizer: PreTrainedTokenizerBase) ->
     try:
         prompts = load_jsonl(key, cfg.chats[key], "prompt", None, True)
     except UserError as error:
-        raise UserError(str(error).replace("dataset.path", f"chats.{key}")) from error
+        named = str(error).replace("dataset.path", f"chats.{key}").replace("dataset.field", f"chats.{key}")
+        raise UserError(named) from error
     return [tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts]
 
 
@@ -222,10 +225,20 @@ def ship(cfg: DictConfig, run: Distillation) -> None:
     partial = output.with_suffix(".partial")
     save_file({n: t.to(torch.bfloat16).contiguous() for n, t in own_layers(run.draft).items()}, partial)
     partial.rename(output)
-    record = provenance(cfg, run) | {"held_out_chats": asdict(overlap)}
-    (output.parent / "provenance.json").write_text(json.dumps(record, indent=2) + "\n")
+    record = provenance(cfg, run) | {"held_out_chats": asdict(overlap), "earlier_runs": earlier_runs(cfg.start)}
+    partial.write_text(json.dumps(record, indent=2) + "\n")
+    partial.rename(output.parent / "provenance.json")
     print(f"held-out chats, {overlap.positions} positions: acceptance {overlap.acceptance:.4f}, {overlap.kl:.3f} nats")
     print(f"layers: {output}. Rebuild the pair with: python scripts/build_pair.py")
+
+
+def earlier_runs(start: str | None) -> list[dict[str, Any]]:
+    """The runs that made the layers this one started from, in order, as the provenance beside them has it."""
+    path = None if start is None else Path(start).parent / "provenance.json"
+    if path is None or not path.is_file():
+        return []
+    record = json.loads(path.read_text())
+    return [*record.pop("earlier_runs", []), record]
 
 
 def provenance(cfg: DictConfig, run: Distillation) -> dict[str, Any]:

@@ -10,7 +10,6 @@ results.json, table.md and the traces of every method to `out`. An interrupted r
 """
 
 import copy
-import hashlib
 import json
 import math
 import platform
@@ -32,7 +31,7 @@ from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
 from decoding import report
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
-from decoding.journal import Journal
+from decoding.journal import Journal, file_hashes, journal_path
 from decoding.lossless import broken_invariants, greedy_differences
 from decoding.metrics import Metrics, OverlapMetrics, measure, measure_overlap, profile, tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
@@ -57,23 +56,23 @@ def main(cfg: DictConfig) -> None:
     requests = load_requests(cfg, pair)
     for name in names:
         engine(cfg, name, pair)  # what does not fit together is refused before anything is decoded
-    logger = instantiate(cfg.logger)
-    logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
-    journal = Journal(journal_path(cfg, pair, requests))
-    try:
-        grid = fixed_grid(cfg, pair, requests, journal) if FIXED in names else {}
-        engines = {label(name, grid): engine(cfg, name, pair, best_gamma(grid)) for name in names}
-        traces = decode(cfg, engines, requests, cfg.repeats, "methods", journal)
-        results = evaluate(cfg, pair, requests, traces, grid)
-        text = tables(cfg, results, traces, label(FIXED, grid))
-        save(cfg, pair, {**results, "checkpoints": checkpoints}, text, traces)
-        journal.remove()
-        print(f"\n{text}\n\nsaved in {cfg.out}")
-        logger.log({f"{name}/{key}": value for name, m in results["metrics"]["all"].items() for key, value in flat(m)})
-        logger.artifact("evaluation", "results", Path(cfg.out))
-    finally:
-        journal.close()
-        logger.finish()
+    with open_journal(cfg, names, pair, requests) as journal:
+        logger = instantiate(cfg.logger)
+        logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            grid = fixed_grid(cfg, pair, requests, journal) if FIXED in names else {}
+            engines = {label(name, grid): engine(cfg, name, pair, best_gamma(grid)) for name in names}
+            traces = decode(cfg, engines, requests, cfg.repeats, f"methods, gamma {best_gamma(grid)}", journal)
+            results = evaluate(cfg, pair, requests, traces, grid)
+            text = tables(cfg, {**results, "resumed": journal.resumed}, traces, label(FIXED, grid))
+            save(cfg, pair, {**results, "checkpoints": checkpoints, "resumed": journal.resumed}, text, traces)
+            journal.remove()
+            print(f"\n{text}\n\nsaved in {cfg.out}")
+            metrics = results["metrics"]["all"].items()
+            logger.log({f"{name}/{key}": value for name, m in metrics for key, value in flat(m)})
+            logger.artifact("evaluation", "results", Path(cfg.out))
+        finally:
+            logger.finish()
 
 
 # Setting up ----------------------------------------------------------------------------------------------------------
@@ -85,6 +84,11 @@ def method_names(cfg: DictConfig) -> list[str]:
     for name in cfg.methods:
         if name not in cfg.method:
             raise UserError(f"methods: {name!r} is not defined. Choose from {known}, or define method.{name}")
+    for part in cfg.method.custom:
+        if "custom" in cfg.methods and cfg.method.custom[part] != cfg[part]:
+            raise UserError(
+                f"method.custom.{part}: the custom method takes the top-level {part}. Write {part}=... instead"
+            )
     for key in ("repeats", "max_new_tokens", "limit"):
         if not (key == "limit" and cfg.limit is None):
             checked_count(key, cfg[key])
@@ -138,27 +142,17 @@ def engine(cfg: DictConfig, name: str, pair: ModelPair, gamma: int | None = None
     return built
 
 
-def journal_path(cfg: DictConfig, pair: ModelPair, requests: Sequence[Request]) -> Path:
-    """Where an interrupted run of exactly these settings, prompts, models and files is kept."""
-    chosen = {name: OmegaConf.to_container(cfg.method[name], resolve=True) for name in method_names(cfg)}
-    settings = [chosen, *(OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp", "gammas"))]
-    sizes = [cfg.max_new_tokens, cfg.repeats, cfg.seed, str(pair.target.model.dtype), torch.get_num_threads()]
+def open_journal(cfg: DictConfig, names: Sequence[str], pair: ModelPair, requests: Sequence[Request]) -> Journal:
+    """Of an interrupted run of exactly these settings, prompts, models, files, devices and versions, or a new one."""
+    methods = {name: OmegaConf.to_container(cfg.method[name], resolve=True) for name in names}
+    settings = {key: OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp")}
+    sizes = [cfg.max_new_tokens, cfg.repeats, cfg.seed, list(cfg.gammas) if FIXED in names else []]
     prompts = [[request.dataset, request.prompt_id, request.tokens.tolist()] for request in requests]
-    facts = [settings, sizes, prompts, pair_identity(pair), [file_hash(path) for path in named_files(chosen)]]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
-    return Path(cfg.out).with_name(f".{Path(cfg.out).name}-{digest}.resume")
-
-
-def named_files(value: Any) -> list[Path]:
-    """The files that a configuration names, those in folders it names (checkpoints) included."""
-    if isinstance(value, str):
-        return sorted(path for path in [Path(value), *Path(value).glob("*")] if path.is_file()) if value else []
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else []
-    return [path for one in inner for path in named_files(one)]
-
-
-def file_hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    facts = [methods, settings, sizes, prompts, pair_identity(pair), setup_facts(pair), file_hashes(methods)]
+    journal = Journal(journal_path(Path(cfg.out), facts))
+    if journal.resumed:
+        print(f"going on after {journal.resumed} turns of an earlier run ({journal.path}; delete it to start over)")
+    return journal
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
@@ -185,9 +179,11 @@ def decode(
     cfg: DictConfig, engines: dict[str, Engine], requests: list[Request], repeats: int, stage: str, journal: Journal
 ) -> Traces:
     """Every method on every request, after a warm-up, with a progress bar that counts tokens."""
-    warm_up(engines, requests[0])
     tokens, done = 0, sum(len(turn) for key, turn in journal.turns.items() if key.startswith(f"{stage}/"))
-    with tqdm(total=len(engines) * len(requests) * repeats, initial=done, desc=stage, unit="request") as bar:
+    total = len(engines) * len(requests) * repeats
+    if done < total:
+        warm_up(engines, requests[0])
+    with tqdm(total=total, initial=done, desc=stage, unit="request") as bar:
 
         def advance(trace: Trace) -> None:
             nonlocal tokens
@@ -271,6 +267,11 @@ def tables(cfg: DictConfig, results: dict[str, Any], traces: Traces, fixed: str)
     for name, metrics in results["metrics"].items():
         parts += [f"## {name}: {metrics[BASELINE].requests // cfg.repeats} prompts, {cfg.repeats} repeats"]
         parts += [report.speed_table(metrics, fixed), report.summary(metrics, cfg.repeats), report.draft_table(metrics)]
+    if results["resumed"]:
+        parts += [
+            f"Decoded in more than one sitting ({results['resumed']} turns before the last one). The methods of a turn "
+            "ran next to each other; tokens/s mix the sittings."
+        ]
     if len(results["fixed_grid"]) > 1:
         grid = ", ".join(f"{gamma}: {speed:.1f}" for gamma, speed in results["fixed_grid"].items())
         parts += [f"Fixed draft lengths, tokens/s in the one pass that chose among them: {grid}"]
@@ -306,14 +307,24 @@ def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
         "command": shlex.join(["python", "scripts/evaluate.py", *sys.argv[1:]]),
         "config": OmegaConf.to_container(cfg, resolve=True),
         "pair": pair_identity(pair),
-        "devices": {"target": str(pair.target.device), "draft": str(pair.draft.device)},
+        **setup_facts(pair),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def setup_facts(pair: ModelPair) -> dict[str, Any]:
+    """Where and with what it runs: speeds, and the last bits of logits, depend on it."""
+    sides = {"target": pair.target, "draft": pair.draft}
+    return {
+        "devices": {side: str(lm.device) for side, lm in sides.items()},
+        "dtypes": {side: str(lm.model.dtype) for side, lm in sides.items()},
+        "eos_ids": sorted(pair.eos_ids),
         "threads": torch.get_num_threads(),
-        "machine": platform.processor() or platform.machine(),
+        "machine": f"{platform.processor() or platform.machine()}, {platform.node()}",
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "transformers")},
         },
-        "date": time.strftime("%Y-%m-%d"),
     }
 
 

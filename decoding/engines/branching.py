@@ -173,8 +173,10 @@ class Drafter:
     def keep(self, pending: Pending, path: Sequence[int], context: RoundContext, outcome: int) -> Pending:
         """Posterior selection: branch `path` was accepted and its candidate committed; class 0 keeps nothing of the
         continuation, 1 what comes before the first position where no token is likely, 2 all."""
-        self.cut.begin_round(context)
-        kept = {NONE: [], SOME: self._until_unlikely(pending.tree, path), ALL: list(path[1:])}[outcome]
+        kept = list(path[1:]) if outcome == ALL else []
+        if outcome == SOME:
+            self.cut.begin_round(context)
+            kept = self._until_unlikely(pending.tree, path)
         accepted = [*range(1, pending.length + 1), path[0]]
         tree = pending.tree.reroot(accepted, kept, context.committed)
         return self._pending(tree, len(kept), False, context, outcome, True, 0)

@@ -132,7 +132,7 @@ class _Session:
     def rounds(self) -> list[RoundTrace]:
         found, pending = list[RoundTrace](), None
         while not self.request.finished:
-            pending, trace = self._branch_stage(pending or self._draft_stage())
+            pending, trace = self._branch_stage(self._draft_stage() if pending is None else pending)
             found.append(trace)
             self.round += 1
         return found

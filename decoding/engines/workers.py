@@ -93,12 +93,16 @@ class Workers:
 
 
 def both(first: Future[Any], second: Future[T]) -> None:
-    """Wait until both are done, or raise the error of the one that failed first."""
+    """Wait until both are done, or raise the error of one that failed, the first argument's before the second's."""
     done, _ = wait((first, second), return_when=FIRST_EXCEPTION)
-    for future in done:
-        future.result()
+    for future in (first, second):
+        if future in done:
+            future.result()
 
 
 def _divide(threads: int | None) -> None:
+    """Give the calling thread `threads` of torch's. Asking first makes it take in the process's number, which otherwise
+    happens in its first operation and undoes what was set."""
     if threads is not None:
+        torch.get_num_threads()
         torch.set_num_threads(threads)

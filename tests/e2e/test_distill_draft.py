@@ -75,7 +75,9 @@ def test_stages_and_a_start_from_trained_layers(
     assert "state.safetensors is damaged" in refused(monkeypatch, capsys, "stage=train")
     state.unlink()
     run(monkeypatch, "stage=train", "training.tokens=200", "start=out/layers.safetensors")
-    assert json.loads(Path("out/provenance.json").read_text())["started_from"] == "out/layers.safetensors"
+    record = json.loads(Path("out/provenance.json").read_text())
+    assert record["started_from"] == "out/layers.safetensors"
+    assert [run["started_from"] for run in record["earlier_runs"]] == ["target layers [0, 3]"]
 
 
 def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +101,7 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
         ("chats.temperatures=[0]", "chats.temperatures: "),
         ("chats.prompt_temperature=0", "chats.prompt_temperature: "),
         ("chats.openings=none.jsonl", "chats.openings: there is no file none.jsonl. Set chats.openings="),
+        ("chats.openings=none.jsonl chats.prompt_tokens=1", "chats.prompt_tokens, chats.openings: 1 token"),
         ("training.dtype=int8", "training.dtype: int8"),
         ("chats.slots=0", "chats.slots: 0"),
         ("training.warmup=0", "training.warmup: 0"),
@@ -113,4 +116,4 @@ def test_bad_settings_are_one_line(
 ) -> None:
     save_file({"x": torch.zeros(9)}, "whole.safetensors")
     Path("half.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:-3])
-    assert message in refused(monkeypatch, capsys, argument)
+    assert message in refused(monkeypatch, capsys, *argument.split())

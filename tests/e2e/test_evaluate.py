@@ -114,11 +114,14 @@ def test_an_interrupted_run_is_taken_up_by_the_same_command(base: list[str], mon
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run(monkeypatch, *small)
     assert len(list(Path("runs").glob(".x-*.resume"))) == 1 and not Path("runs/x").exists()
-    run(monkeypatch, *small, "max_new_tokens=9", "out=runs/y")
+    run(monkeypatch, *small, "pair.draft_dtype=float32", "out=runs/x")
+    assert not json.loads(Path("runs/x/results.json").read_text())["resumed"]
     assert calls == 4 + 5, "a warm-up and four requests"
     run(monkeypatch, *small)
     assert calls == 9 + 1 + 2, "the warm-up and the two requests that were missing"
     assert not list(Path("runs").glob(".*"))
+    assert json.loads(Path("runs/x/results.json").read_text())["resumed"] == 2
+    assert "more than one sitting" in Path("runs/x/table.md").read_text()
     assert len(read_traces(Path("runs/x/traces-custom.jsonl"))) == 4
 
 
@@ -184,6 +187,10 @@ def test_missing_and_foreign_checkpoints(
         ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
         ("max_new_tokens=2000", "pair.max_length"),
         ("method.fixed.stop.gama=3", "gama"),
+        (
+            "methods=[custom] method.custom.stop={_target_:decoding.stopping.never.Never}",
+            "method.custom.stop: the custom method takes the top-level stop",
+        ),
         ("engine=lookahead engine.ngram=1 methods=[custom]", "engine.ngram: 1"),
         ("engine=lookahead engine.prompt_pool=2 methods=[custom]", "engine.prompt_pool: 2"),
     ],

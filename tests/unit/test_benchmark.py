@@ -15,7 +15,7 @@ from decoding.metrics import Metrics, Spread
 from decoding.report import draft_table, lossless_lines, markdown, speed_table, summary
 from decoding.sampling import Sampler
 from decoding.table_lm import TableLM
-from decoding.trace import STAGES, RoundTrace, Trace
+from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
 from predictors.errors import UserError
 
 REQUESTS = [Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n])) for n in range(3)]
@@ -54,13 +54,10 @@ def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
 
 
 def compare(engines: dict[str, Any], folder: Path, advance: Callable[[Trace], None]) -> Traces:
-    journal = Journal(folder / "x.resume")
-    try:
+    with Journal(folder / "x.resume") as journal:
         return run(
             engines, REQUESTS, repeats=2, max_new_tokens=4, seed=5, advance=advance, journal=journal, stage="methods"
         )
-    finally:
-        journal.close()
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -80,14 +77,26 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     log: list[tuple[str, int]] = []
     assert compare({name: Recorder(name, log) for name in "ab"}, tmp_path, lambda trace: None) == whole
     assert log[:2] == [("a", 2), ("b", 2)] and len(log) == 8
-    journal = Journal(tmp_path / "x.resume")
-    assert len(journal.turns) == 6
-    journal.remove()
+    with Journal(tmp_path / "x.resume") as journal:
+        assert journal.resumed == 6
+        with pytest.raises(UserError, match="out: another run"):
+            Journal(tmp_path / "x.resume")
+        journal.remove()
     assert not (tmp_path / "x.resume").exists()
 
 
-def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x.resume").write_text("{}\n")
+def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
+    whole = trace([4])
+    whole.rounds[0].overlap = StageTrace("branch", 1, 3, 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)])
+    with Journal(tmp_path / "x.resume") as journal:
+        journal.add("a", {"b": whole})
+    with Journal(tmp_path / "x.resume") as journal:
+        assert journal.turns == {"a": {"b": whole}}
+
+
+@pytest.mark.parametrize("line", ["{}", '{"key": "a", "traces": []}', "[1"])
+def test_a_damaged_journal_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "x.resume").write_text(line + "\n")
     with pytest.raises(UserError, match="out: .*x.resume is damaged"):
         Journal(tmp_path / "x.resume")
 
