@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold
@@ -13,6 +14,7 @@ from predictors.errors import UserError
 
 TOP_P_CANDIDATES = 1024  # tokens looked at before top-p falls back to sorting the whole vocabulary
 SMALLEST = 1e-30  # below it a probability is 0: products and quotients of what is left stay normal in float32
+BLOCK = 256  # tokens: about the square root of a vocabulary
 BELOW_ONE = 1 - 2.0**-52  # keeps a draw strictly below the total mass, whatever rounding does
 
 
@@ -94,6 +96,56 @@ def pick(probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, point, right=True).squeeze(-1)
 
 
+class Pool:
+    """A law to draw several tokens from, and to take tokens out of: [V], which need not sum to exactly one.
+
+    The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept, so that a draw looks
+    at one block instead of the vocabulary, and taking a token out changes one sum.
+    """
+
+    def __init__(self, probs: Tensor) -> None:
+        self._probs = probs.numpy()
+        whole = len(probs) // BLOCK * BLOCK
+        sums = probs[:whole].reshape(-1, BLOCK).sum(-1, dtype=torch.float64).numpy()
+        self._sums = sums if whole == len(probs) else np.append(sums, self._probs[whole:].sum(dtype=np.float64))
+        self._taken: list[int] = []
+
+    def pick(self, uniform: float) -> int:
+        """The token that `uniform` in [0, 1) stands for; none of probability 0."""
+        cumulative = self._sums.cumsum()
+        block, rest = _search(cumulative, uniform * BELOW_ONE * cumulative[-1])
+        return block * BLOCK + _search(self._block(block).cumsum(), rest)[0]
+
+    def take(self, token: int) -> None:
+        """Out of the pool for good."""
+        self._taken.append(token)
+        self._sums[token // BLOCK] = self._block(token // BLOCK).sum()
+
+    @property
+    def empty(self) -> bool:
+        return not self._sums.any()
+
+    def law(self) -> Tensor:
+        """What is left, [V], not normalised."""
+        left = self._probs.copy()
+        left[self._taken] = 0
+        return torch.from_numpy(left)
+
+    def _block(self, block: int) -> np.ndarray:
+        start = block * BLOCK
+        inner = self._probs[start : start + BLOCK].astype(np.float64)
+        inner[[token - start for token in self._taken if token // BLOCK == block]] = 0
+        return inner
+
+
+def _search(cumulative: np.ndarray, point: float) -> tuple[int, float]:
+    """Which mass of a cumulative sum [n] the `point` falls into, never one of 0, and how far. Rounding may have put the
+    point a little outside."""
+    point = min(max(point, 0.0), cumulative[-1] * BELOW_ONE)
+    index = int(cumulative.searchsorted(point, side="right"))
+    return index, point - (cumulative[index - 1] if index else 0.0)
+
+
 class Sampler:
     """All randomness of one request: one generator stream and two verbs. Tests enumerate by overriding them."""
 
@@ -108,9 +160,10 @@ class Sampler:
         """A stream of its own, for a part whose draws must not depend on when the other parts draw."""
         return Sampler.seeded(int(torch.randint(1 << 62, (), generator=self.generator)))
 
-    def draw(self, probs: Tensor) -> int:
-        """One index from `probs` [n], which need not sum to exactly one."""
-        return int(draw(probs, self.generator))
+    def draw(self, law: Tensor | Pool) -> int:
+        """One index from `law` [n], which need not sum to exactly one."""
+        pool = law if isinstance(law, Pool) else Pool(law)
+        return pool.pick(torch.rand((), dtype=torch.float64, generator=self.generator).item())
 
     def accept(self, p: float, q: float) -> bool:
         """True with probability min(1, p / q); q > 0."""
@@ -127,20 +180,18 @@ may depend on what is known before the draw and on earlier candidates (algorithm
 
 def iid(q: Tensor, sampler: Sampler) -> Iterator[int]:
     """Independent draws without end, duplicates kept."""
+    pool = Pool(q)
     while True:
-        yield sampler.draw(q)
+        yield sampler.draw(pool)
 
 
 def without_replacement(q: Tensor, sampler: Sampler) -> Iterator[int]:
     """Distinct draws: each from q without the earlier ones, renormalised. Ends with the support of q."""
-    token = sampler.draw(q)
-    yield token
-    left = q.clone()
-    left[token] = 0
-    for _ in range(int(left.count_nonzero())):
-        token = sampler.draw(left)
-        left[token] = 0
+    pool = Pool(q)
+    while not pool.empty:
+        token = sampler.draw(pool)
         yield token
+        pool.take(token)
 
 
 def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
@@ -149,16 +200,16 @@ def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
     One candidate where q is a point mass. Taking the first alone is a plain draw from q; whether the second one is
     taken must not depend on the first.
     """
-    hub = int(q.argmax())
-    first = sampler.draw(q)
+    pool = Pool(q)
+    first = sampler.draw(pool)
     yield first
+    hub = int(q.argmax())
     if first != hub:
         yield hub
         return
-    rest = q.clone()
-    rest[hub] = 0
-    if bool(rest.any()):
-        yield sampler.draw(rest)
+    pool.take(hub)
+    if not pool.empty:
+        yield sampler.draw(pool)
 
 
 def top_tokens(q: Tensor, sampler: Sampler) -> Iterator[int]:

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from decoding.sampling import Sampler
+from decoding.sampling import Pool, Sampler
 
 Law = dict[Hashable, float]
 
@@ -24,8 +24,8 @@ class Branching(Sampler):
     def fork(self) -> "Branching":
         return self
 
-    def draw(self, probs: Tensor) -> int:
-        weights = probs.tolist()
+    def draw(self, law: Tensor | Pool) -> int:
+        weights = (law.law() if isinstance(law, Pool) else law).tolist()
         total = sum(weights)
         return self._branch([weight / total for weight in weights])
 

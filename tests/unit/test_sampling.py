@@ -4,7 +4,7 @@ from itertools import islice
 import pytest
 import torch
 
-from decoding.sampling import Sampler, Warp, draw, hub_pair, iid, pick, top_tokens, without_replacement
+from decoding.sampling import Pool, Sampler, Warp, draw, hub_pair, iid, pick, top_tokens, without_replacement
 from predictors.errors import UserError
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
@@ -83,6 +83,24 @@ def test_pick_never_takes_an_impossible_token(total: float) -> None:
     probs = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64) * total
     for uniform in (0.0, 0.5, 1 - 2.0**-53):
         assert pick(probs, torch.tensor(uniform, dtype=torch.float64)) == 1
+
+
+@pytest.mark.parametrize("vocab", [2, 255, 256, 257, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_pool_picks_what_the_cumulative_sum_says(vocab: int, dtype: torch.dtype) -> None:
+    """Also after tokens were taken out, down to the last; the law itself is left as it is."""
+    generator = torch.Generator().manual_seed(vocab)
+    probs = torch.rand(vocab, generator=generator, dtype=dtype) * (torch.rand(vocab, generator=generator) < 0.6)
+    probs[-1] = 0.5
+    before, left, pool = probs.clone(), probs.clone(), Pool(probs)
+    for _ in range(int(probs.count_nonzero())):
+        numbers = [0.0, *torch.rand(20, generator=generator, dtype=torch.float64).tolist(), 1 - 2.0**-53]
+        picked = [pool.pick(number) for number in numbers]
+        assert picked == pick(left.expand(22, vocab), torch.tensor(numbers, dtype=torch.float64)).tolist()
+        assert torch.equal(pool.law(), left) and not pool.empty
+        pool.take(picked[3])
+        left[picked[3]] = 0
+    assert pool.empty and torch.equal(probs, before)
 
 
 def test_draws_follow_the_law() -> None:
