@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from decoding.packing import FEW_ROWS, PackedLinear, pack_linears
+from decoding.packing import FEW_ROWS, FEWEST_ROWS, PackedLinear, pack_linears
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 7, FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 2, FEWEST_ROWS, 7, FEW_ROWS, FEW_ROWS + 1])
 def test_same_product(rows: int, bias: bool) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(24, 40, bias=bias)
