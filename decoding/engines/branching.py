@@ -106,7 +106,7 @@ class Pending:
         """What the chain rule tests: the pending tokens, and the unsure one as an open leaf."""
         count = len(self.q)
         tokens = torch.tensor(self.tree.token[:count], dtype=torch.long)
-        return Draft(torch.arange(count), tokens, self.q, int(self.unsure))
+        return Draft(torch.arange(count), tokens, [*self.q, self.tree.no_law()], int(self.unsure))
 
 
 @dataclass(frozen=True)

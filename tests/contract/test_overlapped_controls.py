@@ -12,10 +12,9 @@ from decoding.structures.branch_point import BranchPoint
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from tests.contract.engines import OFF, target_law, toy_pair
+from tests.contract.engines import OFF, decoded_law, target_law, toy_pair
 from tests.contract.enumeration import largest_error, total_variation
 from tests.contract.lossy import AnyPassing, Redrawing, TopTokensAsDrawn, UnsureAsCandidate
-from tests.contract.overlaps import overlapped_law
 
 
 def engine(branch_rule: Verifier, outcome: int, k_max: int = 2, gamma: int = 2) -> OverlappedEngine:
@@ -32,7 +31,7 @@ def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(monkeyp
 
 
 def check_biased(engine: OverlappedEngine, said: str, length: int = 3) -> None:
-    law, traces = overlapped_law(engine, length)
+    law, traces = decoded_law(engine, length)
     exact = target_law(engine.pair, OFF, length)
     print(f"{said}: total variation {total_variation(law, exact):.3f} over {len(traces)} paths")
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)

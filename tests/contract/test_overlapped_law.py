@@ -9,9 +9,9 @@ from decoding.lossless import broken_invariants
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import DrawnConfidence
 from decoding.stopping.hrad import ALL
-from tests.contract.engines import OFF, PROMPT, stop_rule, toy_pair
+from tests.contract.engines import OFF, PROMPT, checked, stop_rule, toy_pair
 from tests.contract.enumeration import law_of
-from tests.contract.overlaps import PEARL, POLICIES, ByTarget, Policy, checked, named
+from tests.contract.overlaps import PEARL, POLICIES, ByTarget, Policy, named
 
 GREEDY = Warp(0.0)
 MIXED = [p for p in POLICIES if p.outcome is None]
