@@ -85,7 +85,7 @@ class Pending:
     unsure: row length + 1 exists as well: a token found unsure after it was drawn, hence candidate 1 of the branch
         point, to be tested as the chain it was drawn in
     ended: the last pending token ends the output, so nothing branches off
-    outcome: the class that decided the length; continued: they are what was kept of a branch
+    outcome: the class that decided the length, None where none was asked; continued: they are what was kept of a branch
     steps: drawn in the draft stage, the unsure one included
     """
 
@@ -94,13 +94,18 @@ class Pending:
     q: list[Tensor]
     unsure: bool
     ended: bool
-    outcome: int
+    outcome: int | None
     continued: bool
     steps: int
 
     @property
     def tokens(self) -> list[int]:
         return self.tree.token[: self.length]
+
+    @property
+    def stage(self) -> Literal["draft", "branch", "pre_verify"]:
+        """What they came from."""
+        return "branch" if self.continued else "pre_verify" if self.outcome is None else "draft"
 
     def chain(self) -> Draft:
         """What the chain rule tests: the pending tokens, and the unsure one as an open leaf."""
@@ -145,11 +150,12 @@ class Drafter:
         self.sampler = sampler
         self.watch = Stopwatch()
 
-    def start(self, context: RoundContext, outcome: int) -> Pending:
-        """The draft stage. Class 0 draws nothing, 1 until the confidence rule stops, 2 `gamma` tokens."""
+    def start(self, context: RoundContext, outcome: int | None) -> Pending:
+        """The draft stage. Class 0 draws nothing (nor does no class), 1 until the confidence rule stops, 2 `gamma`
+        tokens."""
         tree = DraftTree(self.lm, context.committed, self.warp, self.watch)
         step, stop = DraftStep(tree), self.confidence if outcome == SOME else Never()
-        limit = 0 if outcome == NONE else min(self.gamma, context.max_depth)
+        limit = 0 if outcome in (NONE, None) else min(self.gamma, context.max_depth)
         stop.begin_round(context)
         ended = draw_chain(step, limit, context, stop, iid, self.sampler)
         unsure = step.count < limit and not ended and isinstance(stop, DrawnConfidence)
@@ -191,7 +197,7 @@ class Drafter:
         length: int,
         unsure: bool,
         context: RoundContext,
-        outcome: int,
+        outcome: int | None,
         continued: bool,
         steps: int,
     ) -> Pending:

@@ -17,7 +17,6 @@ from decoding.growth import DraftStructure, StopRule
 from decoding.law import Verifier, WarpedRows
 from decoding.lm import LMOutput, Pair
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.hrad import NONE
 from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
@@ -139,7 +138,7 @@ class _Session:
 
     def _draft_stage(self) -> Pending:
         context = self._context()
-        outcome = NONE if self.engine.pre_verify else self._classify(context)
+        outcome = None if self.engine.pre_verify else self._classify(context)
         return self.workers.draft.submit("draft stage", self.drafter.start, context, outcome).result()
 
     def _branch_stage(self, pending: Pending) -> tuple[Pending | None, RoundTrace]:
@@ -227,7 +226,7 @@ class _Session:
             row=outcome.accepted if outcome.branch is None else len(chain) + 1 + outcome.branch,
             accepted=outcome.accepted + (outcome.branch is not None),
             tokens=tokens,
-            predicted=[float(pending.outcome)],
+            predicted=[] if pending.outcome is None else [float(pending.outcome)],
             draft_forwards=forwards,
             seconds=self._seconds(overlap),
             overlap=overlap,
@@ -238,8 +237,8 @@ class _Session:
         lost = pending.length - outcome.accepted + branches.depth
         waste = branches.depth - 1 - (following.length if following else 0)
         rollback, waste = (lost, 0) if outcome.branch is None else (0, waste)
-        stage: Literal["draft", "branch"] = "branch" if pending.continued else "draft"
-        return StageTrace(stage, pending.outcome, steps, rollback, waste, self.workers.spans())
+        spans = self.workers.spans()
+        return StageTrace(pending.stage, pending.outcome, pending.length, steps, rollback, waste, spans)
 
     def _seconds(self, overlap: StageTrace) -> dict[Stage, float]:
         """Of the draft's worker, the target's and our own; `other` is what is left while they run in turn."""
