@@ -63,18 +63,24 @@ def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
         return Always(SOME, stop)
     if isinstance(stop, Never):
         return Always(ALL, PredictableConfidence(0.0))
-    if hasattr(stop, "classify") and isinstance(getattr(stop, "confidence", None), Confidence):
-        trained = getattr(stop, "gamma", gamma)
-        if trained != gamma:
-            raise UserError(
-                f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained} tokens, and "
-                f"structure.gamma_max is {gamma}. Set structure.gamma_max={trained}"
-            )
-        return cast(Classes, stop)
-    raise UserError(
-        f"stop, engine: {type(stop).__name__} does not say how far to draft from verified tokens. "
-        "Use stop=hrad, confidence, confidence_before or never with this engine"
-    )
+    if not hasattr(stop, "classify"):
+        raise UserError(
+            f"stop, engine: {type(stop).__name__} does not say how far to draft from verified tokens. "
+            "Use stop=hrad, confidence, confidence_before or never with this engine"
+        )
+    classes = cast(Classes, stop)
+    if not isinstance(classes.confidence, Confidence):
+        raise UserError(
+            f"stop.confidence, engine: {type(classes.confidence).__name__} cannot say how much of a branch to keep. "
+            "Use DrawnConfidence or PredictableConfidence of decoding.stopping.confidence"
+        )
+    trained = getattr(stop, "gamma", gamma)
+    if trained != gamma:
+        raise UserError(
+            f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained} tokens, and gamma_max "
+            f"is {gamma}. Set structure.gamma_max={trained}, in an experiment method.<its name>.structure.gamma_max"
+        )
+    return classes
 
 
 @dataclass(frozen=True)
