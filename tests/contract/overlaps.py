@@ -10,6 +10,7 @@ from decoding.engines.overlapped import OverlappedEngine
 from decoding.lm import Pair
 from decoding.sampling import Warp
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.stopping.hrad import SOME
 from decoding.structures.branch_point import BranchPoint
 from tests.contract.engines import OFF, verifier
 
@@ -81,6 +82,11 @@ POLICIES = [
     for outcome, confidence in [(0, "drawn"), (1, "drawn"), (1, "before"), (2, "drawn"), (None, "drawn")]
 ]
 PEARL = [Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True) for chain in CHAIN_RULES for gamma in (2, 3)]
+KEEPING = [  # branches of three tokens, cut where none is likely
+    Policy("block", "rrsw", SOME, "before", 3, 1, pre_verify=True),
+    Policy("token", "rrsw", SOME, "before", 3, 2, pre_verify=True),
+    Policy("token", "point_mass", SOME, "before", 3, 2, pre_verify=True),
+]
 
 
 def named(policies: list[Policy]) -> list:

@@ -1,5 +1,6 @@
 """The law of the draft stage / branch stage engine over several rounds, enumerated: it is the target's."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from decoding.lossless import broken_invariants
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import DrawnConfidence
 from decoding.stopping.hrad import ALL
+from decoding.trace import RoundTrace
 from tests.contract.engines import OFF, PROMPT, checked, stop_rule, toy_pair
 from tests.contract.enumeration import law_of
-from tests.contract.overlaps import PEARL, POLICIES, ByTarget, Policy, named
+from tests.contract.overlaps import KEEPING, PEARL, POLICIES, ByTarget, Policy, named
 
 GREEDY = Warp(0.0)
 MIXED = [p for p in POLICIES if p.outcome is None]
@@ -22,14 +24,35 @@ def length_of(policy: Policy) -> int:
     return 2 if policy.branch_rule == "spechub" else 3
 
 
+def has_branches(round_: RoundTrace) -> bool:
+    return len(round_.draft_tokens) > round_.overlap.pending
+
+
+def branch_taken(round_: RoundTrace) -> bool:
+    return round_.row > round_.overlap.pending
+
+
 @pytest.mark.parametrize("policy", named(POLICIES + PEARL))
 def test_law_over_several_rounds(policy: Policy) -> None:
     traces = checked(policy.engine(toy_pair(3, 31)), length_of(policy))
     traces += checked(policy.engine(toy_pair(2, 5)), 4)
     assert max(len(trace.rounds) for trace in traces) > 1
     assert not any(broken_invariants(trace, 5, frozenset()) for trace in traces)
-    accepted = {round_.row > round_.draft_parents[-1] for t in traces for round_ in t.rounds if round_.draft_parents}
-    assert accepted == {True, False}, "branches were always or never taken"
+    branched = {branch_taken(round_) for t in traces for round_ in t.rounds if has_branches(round_)}
+    assert branched == {True, False}, "branches were always or never taken"
+
+
+@pytest.mark.parametrize("policy", named(KEEPING))
+def test_law_of_what_posterior_selection_keeps(policy: Policy) -> None:
+    """Of the two tokens after a candidate that was accepted: none, one or both, with branches after those."""
+    traces = checked(policy.engine(toy_pair(2, 35)), 4 if policy.branch_rule == "rrsw" and policy.k_max > 1 else 5)
+    kept, after_kept = set[int](), set[bool]()
+    for before, after in (pair for trace in traces for pair in pairwise(trace.rounds)):
+        if branch_taken(before) and before.overlap.draft_steps == 3:
+            kept.add(after.overlap.pending)
+        if after.overlap.pending and has_branches(after):
+            after_kept.add(branch_taken(after))
+    assert kept == {0, 1, 2} and after_kept == {True, False}
 
 
 @pytest.mark.parametrize("policy", named(MIXED + PEARL))
