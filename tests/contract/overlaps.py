@@ -1,5 +1,6 @@
 """Overlapped engines small enough to enumerate, executed in turn."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
@@ -82,12 +83,12 @@ POLICIES = [
     for outcome, confidence in [(0, "drawn"), (1, "drawn"), (1, "before"), (2, "drawn"), (None, "drawn")]
 ]
 PEARL = [Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True) for chain in CHAIN_RULES for gamma in (2, 3)]
-KEEPING = [  # branches of three tokens, cut where none is likely
-    Policy("block", "rrsw", SOME, "before", 3, 1, pre_verify=True),
-    Policy("token", "rrsw", SOME, "before", 3, 2, pre_verify=True),
-    Policy("token", "point_mass", SOME, "before", 3, 2, pre_verify=True),
-]
+KEEPING = {  # branches of three tokens, cut where none is likely, and how many tokens to decode
+    Policy("block", "rrsw", SOME, "before", 3, 1, pre_verify=True): 5,
+    Policy("token", "rrsw", SOME, "before", 3, 2, pre_verify=True): 4,
+    Policy("token", "point_mass", SOME, "before", 3, 2, pre_verify=True): 5,
+}
 
 
-def named(policies: list[Policy]) -> list:
+def named(policies: Iterable[Policy]) -> list:
     return [pytest.param(policy, id="-".join(map(str, policy))) for policy in policies]

@@ -45,7 +45,7 @@ def test_law_over_several_rounds(policy: Policy) -> None:
 @pytest.mark.parametrize("policy", named(KEEPING))
 def test_law_of_what_posterior_selection_keeps(policy: Policy) -> None:
     """Of the two tokens after a candidate that was accepted: none, one or both, with branches after those."""
-    traces = checked(policy.engine(toy_pair(2, 35)), 4 if policy.branch_rule == "rrsw" and policy.k_max > 1 else 5)
+    traces = checked(policy.engine(toy_pair(2, 35)), KEEPING[policy])
     kept, after_kept = set[int](), set[bool]()
     for before, after in (pair for trace in traces for pair in pairwise(trace.rounds)):
         if branch_taken(before) and before.overlap.draft_steps == 3:
