@@ -91,6 +91,11 @@ class DraftTree:
         """Children of `row` are drawn from `q` [V], which does not come from the draft model."""
         self._laws[row] = q
 
+    def no_law(self) -> Tensor:
+        """[V] zeros, the law of a row without children."""
+        dtype = next(iter(self._laws.values())).dtype if self._laws else torch.float32
+        return torch.zeros(self._lm.vocab_size, dtype=dtype)
+
     def belief(self, row: int) -> Tensor:
         """[V], what the draft thinks follows `row`, at temperature 1, unfiltered. Equal to `q` for the default warp.
 
@@ -116,7 +121,7 @@ class DraftTree:
         self._order = depth_first(self.parent)
         place = {row: number for number, row in enumerate(self._order)}
         nodes = self._order[1:]
-        none = torch.zeros(self._lm.vocab_size, dtype=self._dtype())
+        none = self.no_law()
         drawn_from = set(self.parent)
         q = [self._laws[row] if row in drawn_from else none for row in self._order]
         return Draft(
@@ -161,9 +166,6 @@ class DraftTree:
 
     def _known(self) -> tuple[dict[int, Tensor], ...]:
         return self._logits, self._hidden, self._beliefs, self._laws
-
-    def _dtype(self) -> torch.dtype:
-        return next(iter(self._laws.values())).dtype if self._laws else torch.float32
 
     def _note(self, rows: Sequence[int], logits: Tensor, hidden: Tensor | None) -> None:
         self._logits |= dict(zip(rows, logits, strict=True))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import mean, median, pstdev
 from typing import Any
 
-from decoding.trace import STAGES, Trace
+from decoding.trace import STAGES, RoundTrace, Trace
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,11 @@ class Spread:
 class OverlapMetrics:
     """How draft and target shared the work; draft steps are steps in time, branches side by side count once.
 
-    rollback_rate: RB, draft steps lost to rejections / draft steps; waste_rate: dropped by posterior selection / draft
-        steps. target_bubbles, draft_bubbles: share of decode time (prefill excluded) the model was idle.
-    draft_stages: share of rounds that began with a draft stage; classes: share of rounds per class.
+    waste_rate: `StageTrace.waste` / draft steps. target_bubbles, draft_bubbles: share of decode time (prefill excluded)
+        the model was idle. draft_stages: share of rounds that began with a draft stage; classes: share of each among
+        the rounds that asked for one.
     """
 
-    rollback_rate: float
     waste_rate: float
     target_bubbles: float
     draft_bubbles: float
@@ -51,8 +50,10 @@ class Metrics:
     accepted_run: M, mean length of runs of consecutively accepted draft tokens; a run spans rounds and ends at a
         rejection or with the request. Not comparable with tokens_per_target_call.
     discard_rate: draft tokens not accepted / committed tokens. verification_rate: target calls / committed tokens.
-    rollback_rate: draft tokens not accepted / draft tokens. acceptance: accepted draft tokens / draft tokens, pooled,
-        and mean and standard deviation over requests that drafted at all. In a tree every node is a draft token.
+    rollback_rate: RB of SpecBranch, draft steps not accepted / draft steps, without what is wasted; steps in time, so
+        that a chain has as many as its tokens and a tree as many as its depth.
+    acceptance: accepted draft tokens / draft tokens, pooled, and mean and standard deviation over requests that drafted
+        at all. In a tree every node is a draft token.
     predictor_share: share of wall time spent in the stop rule, the forwards it causes excluded.
     """
 
@@ -83,6 +84,7 @@ def measure(repeats: Sequence[Sequence[Trace]], baseline: Sequence[Sequence[Trac
     rounds = sum(len(t.rounds) for t in traces)
     tokens = sum(len(t.tokens) for t in traces)
     drafted, accepted = sum(map(drafted_tokens, traces)), sum(map(accepted_tokens, traces))
+    steps = [draft_steps(r) for t in traces for r in t.rounds]
     forwards = sum(r.draft_forwards for t in traces for r in t.rounds)
     runs = [run for trace in traces for run in accepted_runs(trace)]
     per_request = [accepted_tokens(t) / drafted_tokens(t) for t in traces if drafted_tokens(t)]
@@ -100,7 +102,7 @@ def measure(repeats: Sequence[Sequence[Trace]], baseline: Sequence[Sequence[Trac
         accepted_run=mean(runs) if runs else 0.0,
         discard_rate=_ratio(drafted - accepted, tokens),
         verification_rate=_ratio(rounds, tokens),
-        rollback_rate=_ratio(drafted - accepted, drafted),
+        rollback_rate=_ratio(sum(lost for _, lost in steps), sum(drawn for drawn, _ in steps)),
         acceptance=_ratio(accepted, drafted),
         acceptance_per_request=mean(per_request) if per_request else 0.0,
         acceptance_per_request_std=pstdev(per_request) if per_request else 0.0,
@@ -119,9 +121,9 @@ def measure_overlap(traces: Sequence[Trace]) -> OverlapMetrics | None:
         busy = sum(span.end - span.start for r in rounds for span in r.spans if span.worker == worker)
         return 1 - _ratio(busy, total)
 
-    first, second, third = (sum(r.outcome == outcome for r in rounds) / len(rounds) for outcome in range(3))
+    asked = [r.outcome for r in rounds if r.outcome is not None]
+    first, second, third = (_ratio(asked.count(outcome), len(asked)) for outcome in range(3))
     return OverlapMetrics(
-        rollback_rate=_ratio(sum(r.rollback for r in rounds), steps),
         waste_rate=_ratio(sum(r.waste for r in rounds), steps),
         target_bubbles=bubbles("target"),
         draft_bubbles=bubbles("draft"),
@@ -132,16 +134,24 @@ def measure_overlap(traces: Sequence[Trace]) -> OverlapMetrics | None:
 
 def profile(traces: Sequence[Trace]) -> dict[str, float]:
     """Share of decode time (prefill excluded) per stage; `overhead` is everything outside the two models' forwards.
-    Where these overlap, their shares add up to more than 1, and what is left for the rest is 0."""
+    Where these overlap, their shares add up to more than 1, and overhead is the time in which neither has a job (a job
+    of the draft's includes drawing)."""
     total = sum(trace.decode_seconds for trace in traces)
     seconds = {stage: sum(trace.stages[stage] for trace in traces) for stage in STAGES}
     seconds["other"] = max(0.0, seconds["other"] + total - sum(seconds.values()))
     shares: dict[str, float] = {stage: _ratio(value, total) for stage, value in seconds.items()}
-    return {**shares, "overhead": max(0.0, 1 - shares["draft"] - shares["target"])}
+    return {**shares, "overhead": max(0.0, 1 - _ratio(sum(map(_model_seconds, traces)), total))}
 
 
 def tokens_per_second(traces: Sequence[Trace]) -> float:
     return _ratio(sum(len(t.tokens) for t in traces), sum(t.seconds for t in traces))
+
+
+def draft_steps(round_: RoundTrace) -> tuple[int, int]:
+    """Draft steps in time, and those lost to a rejection."""
+    if round_.overlap:
+        return round_.overlap.draft_steps, round_.overlap.rollback
+    return round_.depth, round_.depth - round_.accepted
 
 
 def drafted_tokens(trace: Trace) -> int:
@@ -161,6 +171,18 @@ def accepted_runs(trace: Trace) -> list[int]:
             runs.append(run)
             run = 0
     return [*runs, run] if run else runs
+
+
+def _model_seconds(trace: Trace) -> float:
+    """In which at least one of the models was at work."""
+    spans = [span for round_ in trace.rounds if round_.overlap for span in round_.overlap.spans]
+    if not spans:
+        return trace.stages["draft"] + trace.stages["target"]
+    busy, end = 0.0, 0.0
+    for span in sorted(spans, key=lambda span: span.start):
+        busy += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return busy
 
 
 def _ratio(numerator: float, denominator: float) -> float:

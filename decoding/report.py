@@ -44,7 +44,7 @@ def draft_table(metrics: Mapping[str, Metrics]) -> str:
         "accepted run M",
         "discard",
         "verification",
-        "rollback",
+        "rollback RB",
     ]
     rows = [
         [
@@ -64,12 +64,12 @@ def draft_table(metrics: Mapping[str, Metrics]) -> str:
 
 
 def overlap_table(metrics: Mapping[str, OverlapMetrics]) -> str:
-    """How draft and target shared the work, and what became of the draft steps."""
-    header = ["method", "rollback RB", "waste", "target idle", "draft idle", "draft stages", "class none/some/all"]
+    """How draft and target shared the work."""
+    header = ["method", "waste", "target idle", "draft idle", "draft stages", "class none/some/all"]
     rows = [
         [
             name,
-            *(f"{x:.3f}" for x in (m.rollback_rate, m.waste_rate)),
+            f"{m.waste_rate:.3f}",
             *(f"{x:.1%}" for x in (m.target_bubbles, m.draft_bubbles, m.draft_stages)),
             " / ".join(f"{x:.0%}" for x in m.classes),
         ]

@@ -58,15 +58,20 @@ class Span(NamedTuple):
 class StageTrace:
     """How draft and target shared a round. Draft steps are steps in time: branches side by side count once.
 
-    stage: "draft" where a draft stage came first, with the target idle; "branch" where the pending tokens were a branch
-    outcome: the class that decided how many tokens were pending
+    stage: what the pending tokens came from. "draft": a draft stage, with the target idle; "branch": the branch that
+        was accepted last; "pre_verify": nothing, there were none
+    outcome: the class that decided how many tokens were pending; None where none was asked
+    pending: the first of the round's draft tokens, the others are candidates
     draft_steps: drawn in this round. Each is accepted, rolled back or wasted, in this round or the next
-    rollback: lost to a rejection; waste: dropped by posterior selection after the branch was accepted
+    rollback: lost to a rejection
+    waste: drawn after the first token of an accepted branch, and not pending next: dropped by posterior selection,
+        drawn for other branches alone, or after the end of the output
     spans: who ran what and when
     """
 
-    stage: Literal["draft", "branch"]
-    outcome: int
+    stage: Literal["draft", "branch", "pre_verify"]
+    outcome: int | None
+    pending: int
     draft_steps: int
     rollback: int
     waste: int
@@ -108,6 +113,14 @@ class RoundTrace:
             path.append(self.draft_tokens[row - 1])
             row = self.draft_parents[row - 1]
         return path[::-1]
+
+    @property
+    def depth(self) -> int:
+        """Of the longest path of draft tokens."""
+        depths = [0]
+        for parent in self.draft_parents:
+            depths.append(depths[parent] + 1)
+        return max(depths)
 
     @property
     def rejected(self) -> bool:

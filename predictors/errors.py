@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read, and the check behind most of them."""
+"""The one exception a user is meant to read, and the checks behind most of them."""
 
 from typing import TypeGuard
 
@@ -9,6 +9,13 @@ class UserError(Exception):
     Write it as ``UserError("pair.draft: no such folder 'x'. Run: python scripts/build_pair.py")``. Scripts print it
     after ``error:`` and exit with code 2 (`predictors.cli`).
     """
+
+
+def checked_switch(key: str, value: object) -> bool:
+    """`value`, if it is a boolean; else a UserError naming `key`."""
+    if not isinstance(value, bool):
+        raise UserError(f"{key}: {value} is neither true nor false. Give one of them")
+    return value
 
 
 def is_count(value: object) -> TypeGuard[int]:

@@ -124,7 +124,10 @@ def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str
         refuse_mismatch(trained, expect, key)
         gamma, longest = trained.get("gamma") or 0, cfg.method[name].structure.get("gamma_max", math.inf)
         if gamma > longest:
-            raise UserError(f"{key} drafts gamma={gamma} tokens, structure.gamma_max is {longest}. Raise that")
+            raise UserError(
+                f"{key} drafts gamma={gamma} tokens, structure.gamma_max is {longest}. Raise that, in an experiment "
+                f"method.{name}.structure.gamma_max"
+            )
 
 
 def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:

@@ -63,18 +63,24 @@ def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
         return Always(SOME, stop)
     if isinstance(stop, Never):
         return Always(ALL, PredictableConfidence(0.0))
-    if hasattr(stop, "classify") and isinstance(getattr(stop, "confidence", None), Confidence):
-        trained = getattr(stop, "gamma", gamma)
-        if trained != gamma:
-            raise UserError(
-                f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained} tokens, and "
-                f"structure.gamma_max is {gamma}. Set structure.gamma_max={trained}"
-            )
-        return cast(Classes, stop)
-    raise UserError(
-        f"stop, engine: {type(stop).__name__} does not say how far to draft from verified tokens. "
-        "Use stop=hrad, confidence, confidence_before or never with this engine"
-    )
+    if not hasattr(stop, "classify"):
+        raise UserError(
+            f"stop, engine: {type(stop).__name__} does not say how far to draft from verified tokens. "
+            "Use stop=hrad, confidence, confidence_before or never with this engine"
+        )
+    classes = cast(Classes, stop)
+    if not isinstance(classes.confidence, Confidence):
+        raise UserError(
+            f"stop.confidence, engine: {type(classes.confidence).__name__} cannot say how much of a branch to keep. "
+            "Use DrawnConfidence or PredictableConfidence of decoding.stopping.confidence"
+        )
+    trained = getattr(stop, "gamma", gamma)
+    if trained != gamma:
+        raise UserError(
+            f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained} tokens, and gamma_max "
+            f"is {gamma}. Set structure.gamma_max={trained}, in an experiment method.<its name>.structure.gamma_max"
+        )
+    return classes
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class Pending:
     unsure: row length + 1 exists as well: a token found unsure after it was drawn, hence candidate 1 of the branch
         point, to be tested as the chain it was drawn in
     ended: the last pending token ends the output, so nothing branches off
-    outcome: the class that decided the length; continued: they are what was kept of a branch
+    outcome: the class that decided the length, None where none was asked; continued: they are what was kept of a branch
     steps: drawn in the draft stage, the unsure one included
     """
 
@@ -94,7 +100,7 @@ class Pending:
     q: list[Tensor]
     unsure: bool
     ended: bool
-    outcome: int
+    outcome: int | None
     continued: bool
     steps: int
 
@@ -102,11 +108,16 @@ class Pending:
     def tokens(self) -> list[int]:
         return self.tree.token[: self.length]
 
+    @property
+    def stage(self) -> Literal["draft", "branch", "pre_verify"]:
+        """What they came from."""
+        return "branch" if self.continued else "pre_verify" if self.outcome is None else "draft"
+
     def chain(self) -> Draft:
         """What the chain rule tests: the pending tokens, and the unsure one as an open leaf."""
         count = len(self.q)
         tokens = torch.tensor(self.tree.token[:count], dtype=torch.long)
-        return Draft(torch.arange(count), tokens, self.q, int(self.unsure))
+        return Draft(torch.arange(count), tokens, [*self.q, self.tree.no_law()], int(self.unsure))
 
 
 @dataclass(frozen=True)
@@ -145,11 +156,12 @@ class Drafter:
         self.sampler = sampler
         self.watch = Stopwatch()
 
-    def start(self, context: RoundContext, outcome: int) -> Pending:
-        """The draft stage. Class 0 draws nothing, 1 until the confidence rule stops, 2 `gamma` tokens."""
+    def start(self, context: RoundContext, outcome: int | None) -> Pending:
+        """The draft stage. Class 0 draws nothing (nor does no class), 1 until the confidence rule stops, 2 `gamma`
+        tokens."""
         tree = DraftTree(self.lm, context.committed, self.warp, self.watch)
         step, stop = DraftStep(tree), self.confidence if outcome == SOME else Never()
-        limit = 0 if outcome == NONE else min(self.gamma, context.max_depth)
+        limit = 0 if outcome in (NONE, None) else min(self.gamma, context.max_depth)
         stop.begin_round(context)
         ended = draw_chain(step, limit, context, stop, iid, self.sampler)
         unsure = step.count < limit and not ended and isinstance(stop, DrawnConfidence)
@@ -191,7 +203,7 @@ class Drafter:
         length: int,
         unsure: bool,
         context: RoundContext,
-        outcome: int,
+        outcome: int | None,
         continued: bool,
         steps: int,
     ) -> Pending:

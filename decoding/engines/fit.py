@@ -48,13 +48,13 @@ def check_overlap_fit(
         raise UserError(f"verifier, engine: {chain} does not verify pending tokens. Use verifier=token or block")
     if not isinstance(branch_verifier, TreeVerifier):
         raise UserError(
-            f"engine.branch_verifier, engine: {branches} does not choose among candidates. Use rrsw, rrs, spechub or "
-            "point_mass"
+            f"engine.branch_verifier, engine: {branches} does not choose among candidates. Set "
+            "verifier@engine.branch_verifier=rrsw, rrs or point_mass, or spechub with structure.candidates=2"
         )
     limit = branch_verifier.max_siblings
     if limit is not None and structure.max_siblings > limit:
         raise UserError(
             f"structure, engine.branch_verifier: {builds} spawns up to {structure.max_siblings} branches, {branches} "
-            f"takes {limit}. Lower structure.candidates or change the verifier"
+            f"takes {limit}. Set structure.candidates={limit}, or verifier@engine.branch_verifier to another one"
         )
     return structure, verifier, branch_verifier

@@ -13,7 +13,7 @@ from decoding.lm import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verifiers.point_mass import PointMassVerifier
-from predictors.errors import UserError, checked_count
+from predictors.errors import UserError, checked_count, checked_switch
 
 
 class LookaheadEngine:
@@ -44,9 +44,7 @@ class LookaheadEngine:
         self.guesses = checked_count("engine.guesses", guesses)
         if ngram < 2:
             raise UserError(f"engine.ngram: {ngram} leaves nothing after the first token. Give at least 2")
-        if not isinstance(prompt_pool, bool):
-            raise UserError(f"engine.prompt_pool: {prompt_pool} is neither true nor false. Give one of them")
-        self.prompt_pool = prompt_pool
+        self.prompt_pool = checked_switch("engine.prompt_pool", prompt_pool)
         self.pair = pair
         self.warp = warp
         self.eos_ids = eos_ids

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,11 +16,10 @@ from decoding.growth import DraftStructure, StopRule
 from decoding.law import Verifier, WarpedRows
 from decoding.lm import LMOutput, Pair
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.hrad import NONE
 from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
-from predictors.errors import UserError, checked_count
+from predictors.errors import UserError, checked_count, checked_switch
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,10 @@ class OverlappedEngine:
 
     stop: HRADStop, or a confidence rule ("without H-RAD", class "some" everywhere), or Never (class "all")
     verifier: of the pending tokens, token or block; branch_verifier: of the candidates, which also draws them
-    overlap: side by side on two threads, or in turn; either way a seed gives the same tokens
-    placement: "pair" leaves each model where `pair` has it (a GPU worker has a stream of its own); "cpu" is for two
-        models on the CPU: while they overlap the draft has `draft_threads` of torch's threads (None: a quarter, one at
-        least) and the target the others
+    overlap: side by side on two threads, a model on a GPU with a stream of its own, or in turn; either way a seed gives
+        the same tokens, but for logits that round differently with another number of CPU threads
+    draft_threads: while two models on the CPU overlap, the draft has that many of torch's threads (None: a quarter, one
+        at least) and the target the others
     Raises UserError when these do not go together.
     """
 
@@ -63,7 +61,6 @@ class OverlappedEngine:
         draft_warp: Warp,
         overlap: bool = True,
         pre_verify: bool = False,
-        placement: Literal["pair", "cpu"] = "pair",
         draft_threads: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
@@ -72,9 +69,9 @@ class OverlappedEngine:
         self.pair = pair
         self.warp = warp
         self.draft_warp = draft_warp
-        self.overlap = overlap
-        self.pre_verify = pre_verify
-        self.draft_threads = _checked_threads(pair, placement, draft_threads)
+        self.overlap = checked_switch("engine.overlap", overlap)
+        self.pre_verify = checked_switch("engine.pre_verify", pre_verify)
+        self.draft_threads = _threads_of_draft(pair, draft_threads)
         self.eos_ids = eos_ids
         self._workers: Workers | None = None
 
@@ -139,7 +136,7 @@ class _Session:
 
     def _draft_stage(self) -> Pending:
         context = self._context()
-        outcome = NONE if self.engine.pre_verify else self._classify(context)
+        outcome = None if self.engine.pre_verify else self._classify(context)
         return self.workers.draft.submit("draft stage", self.drafter.start, context, outcome).result()
 
     def _branch_stage(self, pending: Pending) -> tuple[Pending | None, RoundTrace]:
@@ -227,7 +224,7 @@ class _Session:
             row=outcome.accepted if outcome.branch is None else len(chain) + 1 + outcome.branch,
             accepted=outcome.accepted + (outcome.branch is not None),
             tokens=tokens,
-            predicted=[float(pending.outcome)],
+            predicted=[] if pending.outcome is None else [float(pending.outcome)],
             draft_forwards=forwards,
             seconds=self._seconds(overlap),
             overlap=overlap,
@@ -238,8 +235,8 @@ class _Session:
         lost = pending.length - outcome.accepted + branches.depth
         waste = branches.depth - 1 - (following.length if following else 0)
         rollback, waste = (lost, 0) if outcome.branch is None else (0, waste)
-        stage: Literal["draft", "branch"] = "branch" if pending.continued else "draft"
-        return StageTrace(stage, pending.outcome, steps, rollback, waste, self.workers.spans())
+        spans = self.workers.spans()
+        return StageTrace(pending.stage, pending.outcome, pending.length, steps, rollback, waste, spans)
 
     def _seconds(self, overlap: StageTrace) -> dict[Stage, float]:
         """Of the draft's worker, the target's and our own; `other` is what is left while they run in turn."""
@@ -250,24 +247,17 @@ class _Session:
         return {stage: ours[stage] + drafts[stage] for stage in STAGES}
 
 
-def _checked_threads(pair: Pair, placement: str, draft_threads: int | None) -> int | None:
-    """Of the draft; None where threads are not divided."""
-    if placement not in ("pair", "cpu"):
-        raise UserError(f"engine.placement: {placement!r} is unknown. Use pair or cpu")
-    if placement == "pair":
-        if draft_threads is not None:
-            raise UserError(
-                "engine.draft_threads, engine.placement: threads are divided with engine.placement=cpu only"
-            )
-        return None
+def _threads_of_draft(pair: Pair, threads: int | None) -> int | None:
+    """Where both models are on the CPU; None elsewhere, where there is nothing to divide."""
+    if threads is not None:
+        checked_count("engine.draft_threads", threads)
     for side, lm in (("target", pair.target), ("draft", pair.draft)):
         device = getattr(lm, "device", torch.device("cpu"))
-        if device.type != "cpu":
+        if device.type != "cpu" and threads is not None:
             raise UserError(
-                f"engine.placement, pair.{side}_device: cpu, and the {side} is on {device}. Use placement=pair"
+                f"engine.draft_threads, pair.{side}_device: threads are divided between models on the CPU, and the "
+                f"{side} is on {device}. Set engine.draft_threads=null"
             )
-    return (
-        max(1, torch.get_num_threads() // 4)
-        if draft_threads is None
-        else checked_count("engine.draft_threads", draft_threads)
-    )
+        if device.type != "cpu":
+            return None
+    return threads or max(1, torch.get_num_threads() // 4)

@@ -1,9 +1,10 @@
 """Engines small enough to enumerate: every verifier with every structure it takes, and the law of what they decode."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pytest
 from hydra.utils import instantiate
@@ -169,7 +170,17 @@ def engine(
     return SerialEngine(pair, drafts, stop or Never(), rule, warp, draft_warp, eos_ids)
 
 
-def decoded_law(engine: SerialEngine, length: int) -> tuple[Law, list[Trace]]:
+class Engine(Protocol):
+    """One that can be enumerated."""
+
+    pair: Pair
+    warp: Warp
+    eos_ids: frozenset[int]
+
+    def decode(self, prompt_ids: Sequence[int], max_new_tokens: int, sampler: Sampler) -> Trace: ...
+
+
+def decoded_law(engine: Engine, length: int) -> tuple[Law, list[Trace]]:
     traces: list[Trace] = []
 
     def run(sampler: Sampler) -> tuple[int, ...]:
@@ -185,7 +196,7 @@ def target_law(pair: Pair, warp: Warp, length: int, eos_ids: frozenset[int] = fr
     )
 
 
-def checked(engine: SerialEngine, length: int) -> list[Trace]:
+def checked(engine: Engine, length: int) -> list[Trace]:
     """Every decode there is, after a look at their law."""
     law, traces = decoded_law(engine, length)
     error = largest_error(law, target_law(engine.pair, engine.warp, length, engine.eos_ids))

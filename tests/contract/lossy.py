@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise, takewhile
 
 import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
-from decoding.engines.branching import Drafter, Pending
+from decoding.engines.branching import Branches, Drafter, Pending
 from decoding.growth import DraftTree, depth_first
 from decoding.law import VerdictLaw, residual_law
 from decoding.sampling import Sampler, SiblingLaw, top_tokens
@@ -164,6 +165,51 @@ class Redrawing(Drafter):
         for nodes in (found.tree.token, found.tree.parent, found.tree.depth):
             nodes.pop()
         return replace(found, q=found.q[:-1], unsure=False)
+
+
+class CutOnDrawn(Drafter):
+    """SpecBranch's posterior selection as printed: a branch ends before the first drawn token that is unlikely."""
+
+    def _until_unlikely(self, tree: DraftTree, path: Sequence[int]) -> list[int]:
+        def likely(step: tuple[int, int]) -> bool:
+            above, row = step
+            return tree.belief(above)[tree.token[row - 1]].item() >= self.confidence.eps
+
+        return [row for _, row in takewhile(likely, pairwise(path))]
+
+
+class StoppedOnDrawn(CutOnDrawn):
+    """SpecBranch's branches as printed: they stop at a drawn token that is unlikely, and do without it."""
+
+    def branch(self, pending: Pending, context: RoundContext) -> Branches:
+        found = super().branch(pending, context)
+        cut = [[path[0], *self._until_unlikely(pending.tree, path)] for path in found.paths]
+        return replace(found, paths=cut)
+
+
+class WidthOfSecond(Drafter):
+    """The number of branches, one or two, follows from candidate 2, which goes when it asks for one.
+
+    A token that goes whatever it is would do no harm: the number is then independent of all candidates."""
+
+    def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
+        law = tree.q(tip)
+        drawn = self.rule.siblings(law, self.sampler)
+        rows, second = [tree.add(tip, next(drawn))], next(drawn, None)
+        if second is not None and int(self.k_max * (1 - law[second].item())) > 1:
+            rows.append(tree.add(tip, second))
+        return rows, law
+
+
+class AsPrinted(StoppedOnDrawn, WidthOfSecond, Redrawing):
+    """SpecBranch as printed; its candidates and their test are those of `TopAnyPassing`."""
+
+
+class TopAnyPassing(AnyPassing):
+    """The most probable tokens, two at most, and the best of those that pass p / q."""
+
+    max_siblings = None
+    siblings: SiblingLaw = staticmethod(top_tokens)
 
 
 class FirstDrawn(Sampler):

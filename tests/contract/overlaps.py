@@ -1,5 +1,6 @@
 """Overlapped engines small enough to enumerate, executed in turn."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
@@ -8,12 +9,11 @@ from decoding.draft import RoundContext
 from decoding.engines.branching import Always, Classes
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.lm import Pair
-from decoding.sampling import Sampler, Warp
+from decoding.sampling import Warp
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.stopping.hrad import SOME
 from decoding.structures.branch_point import BranchPoint
-from decoding.trace import Trace
-from tests.contract.engines import OFF, PROMPT, target_law, verifier
-from tests.contract.enumeration import Law, largest_error, law_of
+from tests.contract.engines import OFF, verifier
 
 CONFIDENCE = {"drawn": DrawnConfidence(0.4), "before": PredictableConfidence(0.65)}
 CHAIN_RULES = ("token", "block")
@@ -83,27 +83,12 @@ POLICIES = [
     for outcome, confidence in [(0, "drawn"), (1, "drawn"), (1, "before"), (2, "drawn"), (None, "drawn")]
 ]
 PEARL = [Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True) for chain in CHAIN_RULES for gamma in (2, 3)]
+KEEPING = {  # branches of three tokens, cut where none is likely, and how many tokens to decode
+    Policy("block", "rrsw", SOME, "before", 3, 1, pre_verify=True): 5,
+    Policy("token", "rrsw", SOME, "before", 3, 2, pre_verify=True): 4,
+    Policy("token", "point_mass", SOME, "before", 3, 2, pre_verify=True): 5,
+}
 
 
-def named(policies: list[Policy]) -> list:
+def named(policies: Iterable[Policy]) -> list:
     return [pytest.param(policy, id="-".join(map(str, policy))) for policy in policies]
-
-
-def overlapped_law(engine: OverlappedEngine, length: int) -> tuple[Law, list[Trace]]:
-    traces: list[Trace] = []
-
-    def run(sampler: Sampler) -> tuple[int, ...]:
-        traces.append(engine.decode(PROMPT, length, sampler))
-        return tuple(traces[-1].tokens)
-
-    return law_of(run), traces
-
-
-def checked(engine: OverlappedEngine, length: int) -> list[Trace]:
-    """Every decode there is, after a look at their law."""
-    law, traces = overlapped_law(engine, length)
-    error = largest_error(law, target_law(engine.pair, engine.warp, length, engine.eos_ids))
-    print(f"largest error {error:.1e} over {len(traces)} paths")
-    assert error < 1e-9
-    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
-    return traces

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
@@ -29,6 +30,7 @@ from predictors.errors import UserError
 from tests.contract.engines import stop_rule
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
+ON_GPU = SimpleNamespace(device=torch.device("cuda"))
 
 
 def build(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> SerialEngine:
@@ -95,21 +97,30 @@ def test_what_fits_is_built(structure: DraftStructure, stop: StopRule, verifier:
         ({"branch_verifier": BlockVerifier()}, "engine.branch_verifier, engine: BlockVerifier"),
         ({"branch_verifier": SpecHubVerifier()}, "structure, engine.branch_verifier: BranchPoint spawns up to 3"),
         ({"stop": Fixed(2)}, "stop, engine: Fixed does not say how far"),
-        ({"placement": "gpu"}, "engine.placement: 'gpu' is unknown"),
-        ({"draft_threads": 1}, "engine.draft_threads, engine.placement: "),
-        ({"placement": "cpu", "draft_threads": 0}, "engine.draft_threads: 0"),
+        (
+            {"branch_verifier": "spechub"},
+            "engine.branch_verifier, engine: str does not choose among candidates. Set ver",
+        ),
+        ({"overlap": "yes"}, "engine.overlap: yes is neither true nor false"),
+        ({"pre_verify": 1}, "engine.pre_verify: 1 is neither true nor false"),
+        ({"draft_threads": 0}, "engine.draft_threads: 0"),
+        (
+            {"pair": SimpleNamespace(target=PAIR.target, draft=ON_GPU), "draft_threads": 1},
+            "engine.draft_threads, pair.draft_device: ",
+        ),
     ],
 )
 def test_misfits_of_an_overlapped_engine_are_refused(parts: dict, said: str) -> None:
     fitting = {
+        "pair": PAIR,
         "structure": BranchPoint(4, 3),
         "stop": Never(),
         "verifier": TokenVerifier(),
         "branch_verifier": RrswVerifier(),
     }
-    OverlappedEngine(PAIR, **fitting, warp=Warp(), draft_warp=Warp())
+    OverlappedEngine(**fitting, warp=Warp(), draft_warp=Warp())
     with pytest.raises(UserError) as error:
-        OverlappedEngine(PAIR, **fitting | parts, warp=Warp(), draft_warp=Warp())
+        OverlappedEngine(**fitting | parts, warp=Warp(), draft_warp=Warp())
     assert str(error.value).startswith(said)
 
 
@@ -117,3 +128,10 @@ def test_classes_of_another_draft_length_are_refused(tmp_path: Path) -> None:
     learned = stop_rule("hrad", tmp_path, {}, gamma=2)
     with pytest.raises(UserError, match="structure.gamma_max, stop.checkpoint: .*Set structure.gamma_max=2"):
         OverlappedEngine(PAIR, BranchPoint(4, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp())
+
+
+def test_a_confidence_rule_that_cannot_cut_a_branch_is_refused(tmp_path: Path) -> None:
+    learned = stop_rule("hrad", tmp_path, {})
+    learned.confidence = Never()
+    with pytest.raises(UserError, match="^stop.confidence, engine: Never cannot say"):
+        OverlappedEngine(PAIR, BranchPoint(3, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp())

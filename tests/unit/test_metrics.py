@@ -4,7 +4,7 @@ import pytest
 
 from decoding.lossless import broken_invariants
 from decoding.metrics import accepted_runs, measure, profile
-from decoding.trace import STAGES, RoundTrace, Trace
+from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
 
 
 def round_(drafted: int, accepted: int, emitted: int, forwards: int = 0, **seconds: float) -> RoundTrace:
@@ -56,6 +56,14 @@ def test_ratios_pool_over_requests() -> None:
     assert found.acceptance_per_request_std == pytest.approx((1 - 6 / 11) / 2)
 
 
+def test_rollback_counts_steps_in_time() -> None:
+    """A tree has as many as its depth; where the models overlap the engine has counted them."""
+    assert measure([[trace([tree_round(2, 2), tree_round(3, 1), tree_round(0, 0)], 1.0)]]).rollback_rate == 3 / 6
+    counted = round_(6, 1, 2)
+    counted.overlap = StageTrace("branch", 1, 2, 4, 3, 0, [])
+    assert measure([[trace([counted], 1.0)]]).rollback_rate == 3 / 4
+
+
 def test_speedup_is_taken_within_a_repeat() -> None:
     """The machine slows down threefold in the second repeat; the ratio does not care."""
     ours = [[trace(SECOND, 1.0)], [trace(SECOND, 3.0)], [trace(SECOND, 2.0)]]
@@ -78,6 +86,15 @@ def test_profile_and_predictor_share() -> None:
     assert shares["target"] == 0.5 and shares["other"] == pytest.approx(0.15)
     assert shares["overhead"] == pytest.approx(0.3)
     assert measure([[trace(rounds, 2.0)]]).predictor_share == pytest.approx(0.05)
+
+
+def test_overhead_is_the_time_in_which_no_model_has_a_job() -> None:
+    first, second = round_(1, 1, 2, 1, draft=0.4, target=0.5), round_(1, 0, 1, 1, draft=0.1)
+    side_by_side = [Span("target", "verify", 0.5, 1.0, 2), Span("draft", "branch stage", 0.6, 0.9, 3)]
+    first.overlap = StageTrace("pre_verify", None, 0, 3, 0, 0, side_by_side)
+    second.overlap = StageTrace("branch", 2, 1, 3, 3, 0, [Span("draft", "branch stage", 1.1, 1.3, 1)])
+    shares = profile([trace([first, second], 1.5, prefill=0.5)])
+    assert shares["draft"] + shares["target"] == pytest.approx(1) and shares["overhead"] == pytest.approx(0.3)
 
 
 def test_invariants() -> None:
