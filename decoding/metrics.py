@@ -174,15 +174,14 @@ def accepted_runs(trace: Trace) -> list[int]:
 
 
 def _model_seconds(trace: Trace) -> float:
-    """In which at least one of the models was at work."""
+    """In which at least one of the models was at work: the forwards, or where models ran side by side, the jobs."""
     spans = [span for round_ in trace.rounds if round_.overlap for span in round_.overlap.spans]
-    if not spans:
-        return trace.stages["draft"] + trace.stages["target"]
-    busy, end = 0.0, 0.0
+    busy, end, side_by_side = 0.0, 0.0, False
     for span in sorted(spans, key=lambda span: span.start):
+        side_by_side |= span.start < end
         busy += max(0.0, span.end - max(span.start, end))
         end = max(end, span.end)
-    return busy
+    return busy if side_by_side else trace.stages["draft"] + trace.stages["target"]
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -100,7 +100,8 @@ class Pool:
     """A law to draw several tokens from, and to take tokens out of: [V], which need not sum to exactly one.
 
     The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept, so that a draw looks
-    at one block instead of the vocabulary, and taking a token out changes one sum.
+    at one block instead of the vocabulary, and taking a token out changes one sum. `probs` is not copied and must not
+    change while the pool lives.
     """
 
     def __init__(self, probs: Tensor) -> None:
@@ -141,7 +142,8 @@ class Pool:
 def _search(cumulative: np.ndarray, point: float) -> tuple[int, float]:
     """Which mass of a cumulative sum [n] the `point` falls into, never one of 0, and how far. Rounding may have put the
     point a little outside."""
-    point = min(max(point, 0.0), cumulative[-1] * BELOW_ONE)
+    assert cumulative[-1] > 0, "a law has at least one token"
+    point = min(max(point, 0.0), np.nextafter(cumulative[-1], 0.0))
     index = int(cumulative.searchsorted(point, side="right"))
     return index, point - (cumulative[index - 1] if index else 0.0)
 
