@@ -222,4 +222,8 @@ def test_an_idle_worker_is_a_bubble(pair: ModelPair) -> None:
     assert sum(found.classes) == pytest.approx(1)
     assert 0 < found.waste_rate and 0 < found.draft_stages < 1
     idle_together = found.target_bubbles + found.draft_bubbles - 1
-    assert profile(traces)["overhead"] == pytest.approx(idle_together), "in turn no two spans overlap"
+    shares = profile(traces)
+    assert shares["overhead"] == pytest.approx(1 - shares["draft"] - shares["target"]), (
+        "as for any engine that runs in turn"
+    )
+    assert shares["overhead"] > idle_together, "a job of the draft's includes drawing"
