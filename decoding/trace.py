@@ -63,6 +63,8 @@ class StageTrace:
     outcome: the class that decided how many tokens were pending; None where none was asked
     pending: the first of the round's draft tokens, the others are candidates
     draft_steps: drawn in this round. Each is accepted, rolled back or wasted, in this round or the next
+    alone: draft forwards of the draft stage, while the target waited
+    branches: copies that grew side by side in the other forwards
     rollback: lost to a rejection
     waste: drawn after the first token of an accepted branch, and not pending next: dropped by posterior selection,
         drawn for other branches alone, or after the end of the output
@@ -73,6 +75,8 @@ class StageTrace:
     outcome: int | None
     pending: int
     draft_steps: int
+    alone: int
+    branches: int
     rollback: int
     waste: int
     spans: list[Span]

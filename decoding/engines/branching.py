@@ -167,24 +167,28 @@ class Drafter:
         unsure = step.count < limit and not ended and isinstance(stop, DrawnConfidence)
         return self._pending(tree, step.count - unsure, unsure, context, outcome, False, step.count)
 
-    def branch(self, pending: Pending, context: RoundContext) -> Branches:
+    def branch(self, pending: Pending, context: RoundContext, outcome: int) -> Branches:
         """The branch stage: candidates for the position after the pending tokens, continued together, one forward
-        for all of them per depth."""
+        for all of them per depth. Class 0 continues none, 1 each until no token is likely, 2 all of them to the end."""
         tree, tip = pending.tree, pending.length
         if not tree.may_grow(tip, context):
             return Branches([], torch.zeros(0))
         rows, law = self._candidates(tree, tip, pending.unsure)
         paths = [[row] for row in rows]
+        growing = [] if outcome == NONE else paths
+        self.cut.begin_round(context)
         for _ in range(self.gamma - 1):
-            growing = [path for path in paths if tree.may_grow(path[-1], context)]
+            growing = [path for path in growing if tree.may_grow(path[-1], context)]
             tree.run(path[-1] for path in growing)
+            if outcome == SOME:
+                growing = [path for path in growing if not DraftStep(tree, path[-1]).stopped_by(self.cut)]
             for path in growing:
                 path += _drawn(tree.draw(path[-1], iid(tree.q(path[-1]), self.sampler)))
         return Branches(paths, law)
 
     def keep(self, pending: Pending, path: Sequence[int], context: RoundContext, outcome: int) -> Pending:
-        """Posterior selection: branch `path` was accepted and its candidate committed; class 0 keeps nothing of the
-        continuation, 1 what comes before the first position where no token is likely, 2 all."""
+        """Branch `path` was accepted and its candidate committed; class 0 keeps nothing of the continuation, 1 what
+        comes before the first position where no token is likely, 2 all."""
         kept = list(path[1:]) if outcome == ALL else []
         if outcome == SOME:
             self.cut.begin_round(context)

@@ -16,6 +16,7 @@ from decoding.growth import DraftStructure, StopRule
 from decoding.law import Verifier, WarpedRows
 from decoding.lm import LMOutput, Pair
 from decoding.sampling import Sampler, Warp
+from decoding.stopping.hrad import ALL
 from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
@@ -41,6 +42,8 @@ class OverlappedEngine:
     stage. PEARL (Liu et al. 2024) is `pre_verify` (its draft stage draws nothing, so the target never waits) with one
     branch, all of it kept.
 
+    a_priori: the class of the context at the start of a branch stage, one target call older, says how far its branches
+        go, and all of the accepted one is kept (appendix G.2): no draft step is wasted, the class knows less
     stop: HRADStop, or a confidence rule ("without H-RAD", class "some" everywhere), or Never (class "all")
     verifier: of the pending tokens, token or block; branch_verifier: of the candidates, which also draws them
     overlap: side by side on two threads, a model on a GPU with a stream of its own, or in turn; either way a seed gives
@@ -61,6 +64,7 @@ class OverlappedEngine:
         draft_warp: Warp,
         overlap: bool = True,
         pre_verify: bool = False,
+        a_priori: bool = False,
         draft_threads: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
@@ -71,6 +75,7 @@ class OverlappedEngine:
         self.draft_warp = draft_warp
         self.overlap = checked_switch("engine.overlap", overlap)
         self.pre_verify = checked_switch("engine.pre_verify", pre_verify)
+        self.a_priori = checked_switch("engine.a_priori", a_priori)
         self.draft_threads = _threads_of_draft(pair, draft_threads)
         self.eos_ids = eos_ids
         self._workers: Workers | None = None
@@ -116,7 +121,8 @@ class _Session:
         self.watch = Stopwatch()
         self.hidden: Tensor | None = None
         self.round = 0
-        self.forwards = 0
+        self.forwards = 0  # of the draft, up to this round
+        self.alone = 0
 
     def prefill(self) -> None:
         target, draft, prompt = self.engine.pair.target, self.engine.pair.draft, self.request.committed
@@ -129,6 +135,7 @@ class _Session:
     def rounds(self) -> list[RoundTrace]:
         found, pending = list[RoundTrace](), None
         while not self.request.finished:
+            self.alone = 0
             pending, trace = self._branch_stage(self._draft_stage() if pending is None else pending)
             found.append(trace)
             self.round += 1
@@ -137,13 +144,16 @@ class _Session:
     def _draft_stage(self) -> Pending:
         context = self._context()
         outcome = None if self.engine.pre_verify else self._classify(context)
-        return self.workers.draft.submit("draft stage", self.drafter.start, context, outcome).result()
+        pending = self.workers.draft.submit("draft stage", self.drafter.start, context, outcome).result()
+        self.alone = self.engine.pair.draft.forwards - self.forwards
+        return pending
 
     def _branch_stage(self, pending: Pending) -> tuple[Pending | None, RoundTrace]:
         """One target call. Returns what is pending next, None after a rejection."""
         context = self._context()
+        goes_on = self._classify(context) if self.engine.a_priori else ALL
         forward = self.workers.target.submit("verify", self._run_target, context, pending)
-        spawned = self.workers.draft.submit("branch stage", self.drafter.branch, pending, context)
+        spawned = self.workers.draft.submit("branch stage", self.drafter.branch, pending, context, goes_on)
         both(forward, spawned)
         output, branches = forward.result(), spawned.result()
         with self.watch.stage("verify"):
@@ -195,7 +205,7 @@ class _Session:
             ).result()
             return None
         context, path = self._context(), branches.paths[outcome.branch]
-        kept = self._classify(context)
+        kept = ALL if self.engine.a_priori else self._classify(context)
         return self.workers.draft.submit("keep", self.drafter.keep, pending, path, context, kept).result()
 
     def _classify(self, context: RoundContext) -> int:
@@ -236,7 +246,17 @@ class _Session:
         waste = branches.depth - 1 - (following.length if following else 0)
         rollback, waste = (lost, 0) if outcome.branch is None else (0, waste)
         spans = self.workers.spans()
-        return StageTrace(pending.stage, pending.outcome, pending.length, steps, rollback, waste, spans)
+        return StageTrace(
+            stage=pending.stage,
+            outcome=pending.outcome,
+            pending=pending.length,
+            draft_steps=steps,
+            alone=self.alone,
+            branches=len(branches.paths),
+            rollback=rollback,
+            waste=waste,
+            spans=spans,
+        )
 
     def _seconds(self, overlap: StageTrace) -> dict[Stage, float]:
         """Of the draft's worker, the target's and our own; `other` is what is left while they run in turn."""

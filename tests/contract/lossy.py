@@ -181,8 +181,8 @@ class CutOnDrawn(Drafter):
 class StoppedOnDrawn(CutOnDrawn):
     """SpecBranch's branches as printed: they stop at a drawn token that is unlikely, and do without it."""
 
-    def branch(self, pending: Pending, context: RoundContext) -> Branches:
-        found = super().branch(pending, context)
+    def branch(self, pending: Pending, context: RoundContext, outcome: int) -> Branches:
+        found = super().branch(pending, context, outcome)
         cut = [[path[0], *self._until_unlikely(pending.tree, path)] for path in found.paths]
         return replace(found, paths=cut)
 

@@ -52,6 +52,7 @@ class Policy(NamedTuple):
     gamma: int = 2
     k_max: int = 3
     pre_verify: bool = False
+    a_priori: bool = False
 
     @property
     def classes(self) -> Classes:
@@ -72,8 +73,8 @@ class Policy(NamedTuple):
         overlap: bool = False,
     ) -> OverlappedEngine:
         rules = verifier(self.chain_rule), verifier(self.branch_rule)
-        stop, pre = classes or self.classes, self.pre_verify
-        return OverlappedEngine(pair, self.structure, stop, *rules, warp, draft_warp, overlap, pre, eos_ids=eos_ids)
+        stop, modes = classes or self.classes, (overlap, self.pre_verify, self.a_priori)
+        return OverlappedEngine(pair, self.structure, stop, *rules, warp, draft_warp, *modes, eos_ids=eos_ids)
 
 
 POLICIES = [
@@ -81,6 +82,11 @@ POLICIES = [
     for chain in CHAIN_RULES
     for branch in BRANCH_RULES
     for outcome, confidence in [(0, "drawn"), (1, "drawn"), (1, "before"), (2, "drawn"), (None, "drawn")]
+]
+PRIOR = [  # class "all" keeps the same tokens with and without it
+    Policy(chain, branch, outcome, confidence, a_priori=True)
+    for chain, branch in [("token", "rrsw"), ("block", "point_mass")]
+    for outcome, confidence in [(0, "drawn"), (1, "before"), (None, "drawn")]
 ]
 PEARL = [Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True) for chain in CHAIN_RULES for gamma in (2, 3)]
 KEEPING = {  # branches of three tokens, cut where none is likely, and how many tokens to decode

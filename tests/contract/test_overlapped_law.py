@@ -13,10 +13,10 @@ from decoding.stopping.hrad import ALL, NONE, SOME
 from decoding.trace import RoundTrace
 from tests.contract.engines import OFF, PROMPT, checked, stop_rule, toy_pair
 from tests.contract.enumeration import law_of
-from tests.contract.overlaps import KEEPING, PEARL, POLICIES, ByTarget, Policy, named
+from tests.contract.overlaps import KEEPING, PEARL, POLICIES, PRIOR, ByTarget, Policy, named
 
 GREEDY = Warp(0.0)
-MIXED = [p for p in POLICIES if p.outcome is None]
+MIXED = [p for p in POLICIES + PRIOR if p.outcome is None]
 
 
 def length_of(policy: Policy) -> int:
@@ -33,7 +33,7 @@ def branch_taken(round_: RoundTrace) -> bool:
     return round_.row > round_.overlap.pending
 
 
-@pytest.mark.parametrize("policy", named(POLICIES + PEARL))
+@pytest.mark.parametrize("policy", named(POLICIES + PRIOR + PEARL))
 def test_law_over_several_rounds(policy: Policy) -> None:
     traces = checked(policy.engine(toy_pair(3, 31)), length_of(policy))
     traces += checked(policy.engine(toy_pair(2, 5)), 3 if policy.outcome == NONE else 4)
@@ -54,6 +54,18 @@ def test_law_of_what_posterior_selection_keeps(policy: Policy) -> None:
         if after.overlap.pending and has_branches(after):
             after_kept.add(branch_taken(after))
     assert kept == {0, 1, 2} and after_kept == {True, False}
+
+
+def test_a_class_known_before_drafting_wastes_no_step() -> None:
+    """And keeps what a predictable cut leaves: nothing, a part, or all of a branch."""
+    policy = Policy("token", "rrsw", SOME, "before", 3, 2, a_priori=True)
+    traces = checked(policy.engine(toy_pair(2, 35)), 4)
+    drawn, kept = set[int](), set[int]()
+    for before, after in (pair for trace in traces for pair in pairwise(trace.rounds)):
+        if branch_taken(before):
+            drawn.add(before.overlap.draft_steps - before.overlap.alone)
+            kept.add(after.overlap.pending)
+    assert len(drawn) > 1 and len(kept) > 1
 
 
 @pytest.mark.parametrize("policy", named(MIXED + PEARL))

@@ -1,0 +1,67 @@
+"""Modelled time of traces: what the same decode takes where draft and target each have a device of their own.
+
+Counts are those of the run that was traced, seconds those of a cost table; drawing, verification and the stop rule cost
+nothing. Prefill is left out. Every figure from here is *modelled*.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from decoding.trace import RoundTrace, StageTrace, Trace
+
+Seconds = Callable[[int], float]
+"""Of one forward, by its number of rows."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Seconds of one forward of each model, alone on its device.
+
+    pipeline: the target is split over two devices, and the draft runs on the half that is idle (SpecBranch, appendix
+        G.1): `handover` seconds for each time it moves from one to the other, which it does twice per target call.
+        The draft's own stages are as they are.
+    """
+
+    draft: Seconds
+    target: Seconds
+    pipeline: bool = False
+    handover: float = 0.0
+
+    @classmethod
+    def of_ratio(cls, c: float) -> "Devices":
+        """c = T_p / T_q whatever the number of rows, in units of a draft forward: the papers' simplification."""
+        return cls(lambda rows: 1.0, lambda rows: c)
+
+
+def modelled_speedup(traces: Sequence[Trace], baseline: Sequence[Trace], devices: Devices) -> float:
+    """Seconds per token of `baseline` / those of `traces`."""
+    ours, theirs = (sum(modelled_seconds(trace, devices) for trace in found) for found in (traces, baseline))
+    tokens, others = (sum(len(trace.tokens) for trace in found) for found in (traces, baseline))
+    return (theirs / others) / (ours / tokens) if ours and others else 0.0
+
+
+def modelled_seconds(trace: Trace, devices: Devices) -> float:
+    """Of the whole decode, prefill excluded."""
+    return sum(_overlapped(r, r.overlap, devices) if r.overlap else _in_turn(r, devices) for r in trace.rounds)
+
+
+def _in_turn(round_: RoundTrace, devices: Devices) -> float:
+    """A sum. The forwards of a draft share its tokens evenly."""
+    nodes, forwards = len(round_.draft_tokens), round_.draft_forwards
+    rows = -(-nodes // forwards) if forwards else 0
+    return forwards * devices.draft(max(1, rows)) + devices.target(nodes + 1)
+
+
+def _overlapped(round_: RoundTrace, stages: StageTrace, devices: Devices) -> float:
+    """The draft stage, then the longer of what the two models do side by side."""
+    target = devices.target(stages.pending + 1)
+    forwards, step = round_.draft_forwards - stages.alone, devices.draft(max(1, stages.branches))
+    return stages.alone * devices.draft(1) + _side_by_side(forwards, step, target, devices)
+
+
+def _side_by_side(forwards: int, step: float, target: float, devices: Devices) -> float:
+    if not devices.pipeline:
+        return max(forwards * step, target)
+    half = target / 2
+    best = min(max(half, n * step) + max(half, (forwards - n) * step) for n in range(forwards + 1))
+    return best + 2 * devices.handover
