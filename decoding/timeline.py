@@ -55,7 +55,7 @@ def _in_turn(round_: RoundTrace, devices: Devices) -> float:
 def _overlapped(round_: RoundTrace, stages: StageTrace, devices: Devices) -> float:
     """The draft stage, then the longer of what the two models do side by side."""
     target = devices.target(stages.pending + 1)
-    forwards, step = round_.draft_forwards - stages.alone, devices.draft(max(1, stages.branches))
+    forwards, step = round_.draft_forwards - stages.alone, devices.draft(max(1, len(stages.branches)))
     return stages.alone * devices.draft(1) + _side_by_side(forwards, step, target, devices)
 
 

@@ -64,11 +64,12 @@ class StageTrace:
     pending: the first of the round's draft tokens, the others are candidates
     draft_steps: drawn in this round. Each is accepted, rolled back or wasted, in this round or the next
     alone: draft forwards of the draft stage, while the target waited
-    branches: copies that grew side by side in the other forwards
+    branches: tokens of each branch, its candidate first; they grew side by side in the other draft forwards
     rollback: lost to a rejection
     waste: drawn after the first token of an accepted branch, and not pending next: dropped by posterior selection,
         drawn for other branches alone, or after the end of the output
-    spans: who ran what and when
+    spans: who ran what and when. The target ran on the last committed token and the pending ones, the draft on the
+        branches and, in a draft stage before, on the pending tokens
     """
 
     stage: Literal["draft", "branch", "pre_verify"]
@@ -76,7 +77,7 @@ class StageTrace:
     pending: int
     draft_steps: int
     alone: int
-    branches: int
+    branches: list[list[int]]
     rollback: int
     waste: int
     spans: list[Span]

@@ -31,17 +31,21 @@ from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
 from decoding import report
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
+from decoding.cost import measure_cost
 from decoding.journal import Journal, file_hashes, journal_path
 from decoding.lossless import broken_invariants, greedy_differences
 from decoding.metrics import Metrics, OverlapMetrics, measure, measure_overlap, profile, tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import BASELINE
+from decoding.timeline import Devices, modelled_speedup
 from decoding.trace import Trace, write_traces
 from predictors.base import read_config, refuse_foreign, refuse_mismatch, replaced_folder, write_json
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count, is_count
 
 FIXED = "fixed"
+MEASURED = "measured"  # a cost table
+COST_ROWS, COST_REPEATS = (1, 2, 3, 4, 6, 9, 17, 33), 5
 MARKER = "results.json"  # what a folder of results is known by
 
 
@@ -95,6 +99,9 @@ def method_names(cfg: DictConfig) -> list[str]:
     gammas = cfg.gammas if OmegaConf.is_list(cfg.gammas) else []
     if FIXED in cfg.methods and not (gammas and all(map(is_count, gammas))):
         raise UserError(f"gammas: {cfg.gammas} must be one or more draft lengths of at least 1, e.g. gammas=[2,4]")
+    for c in cfg.modelled:
+        if c != MEASURED and not (isinstance(c, int | float) and not isinstance(c, bool) and 0 < c < math.inf):
+            raise UserError(f"modelled: {c!r} must be measured or a speed ratio, e.g. modelled=[measured,5,10]")
     if FIXED in cfg.methods and max(gammas) > cfg.method.fixed.structure.get("gamma_max", 0):
         raise UserError(
             f"gammas: {cfg.gammas} need structure=chain with a structure.gamma_max of {max(gammas)} or more"
@@ -219,6 +226,7 @@ def evaluate(
         "fixed_grid": dict(grid),
         "lossless": lossless(cfg, pair, requests, traces),
         "overlap": overlaps(traces),
+        "modelled": modelled(cfg, pair, requests, traces),
         "profile": {name: profile([t for repeat in repeats for t in repeat]) for name, repeats in traces.items()},
     }
 
@@ -227,6 +235,30 @@ def overlaps(traces: Traces) -> dict[str, OverlapMetrics]:
     """Of the methods whose models run side by side."""
     found = {name: measure_overlap([t for repeat in repeats for t in repeat]) for name, repeats in traces.items()}
     return {name: metrics for name, metrics in found.items() if metrics}
+
+
+def modelled(
+    cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], traces: Traces
+) -> dict[str, dict[str, float]]:
+    """Speed-up of every method if draft and target had a device each, by cost table (`cfg.modelled`)."""
+    pooled = {name: [trace for repeat in repeats for trace in repeat] for name, repeats in traces.items()}
+    tables = {str(c): Devices.of_ratio(c) for c in cfg.modelled if c != MEASURED}
+    if MEASURED in cfg.modelled:
+        tables = {MEASURED: measured_devices(pair, requests, pooled)} | tables
+    return {
+        name: {table: modelled_speedup(found, pooled[BASELINE], devices) for table, devices in tables.items()}
+        for name, found in pooled.items()
+    }
+
+
+def measured_devices(pair: ModelPair, requests: Sequence[Request], traces: Mapping[str, Sequence[Trace]]) -> Devices:
+    """Seconds per forward of each model alone, with all of this machine's threads, after a text of median length."""
+    texts = [[*r.tokens.tolist(), *t.tokens] for r, t in zip(requests, traces[BASELINE], strict=False)]
+    context = torch.tensor(sorted(texts, key=len)[len(texts) // 2])
+    widest = max(len(r.draft_tokens) + 1 for found in traces.values() for t in found for r in t.rounds)
+    rows = [n for n in COST_ROWS if n < widest] + [widest]
+    draft, target = (measure_cost(lm, context, rows, COST_REPEATS) for lm in (pair.draft, pair.target))
+    return Devices(draft, target)
 
 
 def measure_all(traces: Traces) -> dict[str, Metrics]:
@@ -280,6 +312,8 @@ def tables(cfg: DictConfig, results: dict[str, Any], traces: Traces, fixed: str)
         parts += [f"Fixed draft lengths, tokens/s in the one pass that chose among them: {grid}"]
     if results["overlap"]:
         parts += ["## Draft and target side by side", report.overlap_table(results["overlap"])]
+    if cfg.modelled:
+        parts += ["## Speed-up, modelled: a device for each model", report.modelled_table(results["modelled"])]
     parts += ["## Lossless", *results["lossless"]]
     if cfg.profile:
         parts += ["## Share of decode time", report.profile_table(results["profile"])]

@@ -245,14 +245,14 @@ class _Session:
         lost = pending.length - outcome.accepted + branches.depth
         waste = branches.depth - 1 - (following.length if following else 0)
         rollback, waste = (lost, 0) if outcome.branch is None else (0, waste)
-        spans = self.workers.spans()
+        spans, tree = self.workers.spans(), pending.tree
         return StageTrace(
             stage=pending.stage,
             outcome=pending.outcome,
             pending=pending.length,
             draft_steps=steps,
             alone=self.alone,
-            branches=len(branches.paths),
+            branches=[[tree.token[row - 1] for row in path] for path in branches.paths],
             rollback=rollback,
             waste=waste,
             spans=spans,

@@ -87,7 +87,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
     whole = trace([4])
-    whole.rounds[0].overlap = StageTrace("branch", 1, 2, 3, 0, 1, 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)])
+    whole.rounds[0].overlap = StageTrace("branch", 1, 2, 3, 0, [[1]], 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)])
     with Journal(tmp_path / "x.resume") as journal:
         journal.add("a", {"b": whole})
     with Journal(tmp_path / "x.resume") as journal:

@@ -60,7 +60,7 @@ def test_rollback_counts_steps_in_time() -> None:
     """A tree has as many as its depth; where the models overlap the engine has counted them."""
     assert measure([[trace([tree_round(2, 2), tree_round(3, 1), tree_round(0, 0)], 1.0)]]).rollback_rate == 3 / 6
     counted = round_(6, 1, 2)
-    counted.overlap = StageTrace("branch", 1, 2, 4, 0, 1, 3, 0, [])
+    counted.overlap = StageTrace("branch", 1, 2, 4, 0, [[1]], 3, 0, [])
     assert measure([[trace([counted], 1.0)]]).rollback_rate == 3 / 4
 
 
@@ -91,8 +91,8 @@ def test_profile_and_predictor_share() -> None:
 def test_overhead_is_the_time_in_which_no_model_has_a_job() -> None:
     first, second = round_(1, 1, 2, 1, draft=0.4, target=0.5), round_(1, 0, 1, 1, draft=0.1)
     side_by_side = [Span("target", "verify", 0.5, 1.0, 2), Span("draft", "branch stage", 0.6, 0.9, 3)]
-    first.overlap = StageTrace("pre_verify", None, 0, 3, 0, 1, 0, 0, side_by_side)
-    second.overlap = StageTrace("branch", 2, 1, 3, 0, 1, 3, 0, [Span("draft", "branch stage", 1.1, 1.3, 1)])
+    first.overlap = StageTrace("pre_verify", None, 0, 3, 0, [[1]], 0, 0, side_by_side)
+    second.overlap = StageTrace("branch", 2, 1, 3, 0, [[1]], 3, 0, [Span("draft", "branch stage", 1.1, 1.3, 1)])
     shares = profile([trace([first, second], 1.5, prefill=0.5)])
     assert shares["draft"] + shares["target"] == pytest.approx(1) and shares["overhead"] == pytest.approx(0.3)
 
