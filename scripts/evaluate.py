@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
@@ -93,6 +94,8 @@ def method_names(cfg: DictConfig) -> list[str]:
             raise UserError(
                 f"method.custom.{part}: the custom method takes the top-level {part}. Write {part}=... instead"
             )
+    if "custom" in cfg.methods:
+        refuse_idle(cfg.method.custom.engine, HydraConfig.get().overrides.task)
     for key in ("repeats", "max_new_tokens", "limit"):
         if not (key == "limit" and cfg.limit is None):
             checked_count(key, cfg[key])
@@ -107,6 +110,14 @@ def method_names(cfg: DictConfig) -> list[str]:
             f"gammas: {cfg.gammas} need structure=chain with a structure.gamma_max of {max(gammas)} or more"
         )
     return list(dict.fromkeys([BASELINE, *cfg.methods]))
+
+
+def refuse_idle(engine: DictConfig, overrides: Sequence[str]) -> None:
+    """A part that is asked for on the command line and that the engine does not take."""
+    asked = {override.lstrip("+~").split("=")[0].split(".")[0].split("@")[0] for override in overrides}
+    for part in sorted(asked & {"structure", "verifier", "stop"} - set(engine)):
+        kind = engine._target_.rpartition(".")[2]
+        raise UserError(f"{part}, engine: {kind} takes no {part}. Leave {part}=... away, or choose another engine")
 
 
 def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:

@@ -280,4 +280,9 @@ def _threads_of_draft(pair: Pair, threads: int | None) -> int | None:
             )
         if device.type != "cpu":
             return None
-    return threads or max(1, torch.get_num_threads() // 4)
+    total = torch.get_num_threads()
+    if threads is not None and threads >= max(2, total):
+        raise UserError(
+            f"engine.draft_threads: {threads} leaves the target none of {total}. Lower it, or set OMP_NUM_THREADS"
+        )
+    return threads or max(1, total // 4)

@@ -133,8 +133,10 @@ def test_lookahead_needs_an_engine_and_nothing_else(
     assert "custom: 4 of 4 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
     traces = read_traces(Path("runs/x/traces-custom.jsonl"))
     assert sum(round_.accepted for trace in traces for round_ in trace.rounds) > 0
-    run(monkeypatch, *small)
+    run(monkeypatch, *small, "modelled=[measured,5]")
     assert "proven lossless" in capsys.readouterr().out
+    modelled = json.loads(Path("runs/x/results.json").read_text())["modelled"]
+    assert modelled["autoregressive"] == {"measured": 1, "5": 1} and modelled["custom"]["5"] > 1
     run(monkeypatch, *small, "~method.custom.structure", "~method.custom.verifier", "~method.custom.stop")
     assert "proven lossless" in capsys.readouterr().out
 
@@ -192,6 +194,10 @@ def test_missing_and_foreign_checkpoints(
             "method.custom.stop: the custom method takes the top-level stop",
         ),
         ("engine=lookahead engine.ngram=1 methods=[custom]", "engine.ngram: 1"),
+        ("engine=lookahead stop=entropy methods=[custom]", "stop, engine: LookaheadEngine takes no stop"),
+        ("engine=lookahead structure.gamma_max=3 methods=[custom]", "structure, engine: LookaheadEngine takes no"),
+        ("modelled=[fast]", "modelled: 'fast' must be measured or a speed ratio"),
+        ("modelled=[-1]", "modelled: -1 must be measured or a speed ratio"),
         ("engine=lookahead engine.prompt_pool=2 methods=[custom]", "engine.prompt_pool: 2"),
     ],
 )

@@ -2,15 +2,26 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from data_gen.prompts import Prompt
+from data_gen.prompts import Prompt, load_prompts
 from data_gen.prompts.render import prompt_ids
+from data_gen.requests import requests_of_split
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.overlapped import OverlappedEngine
+from decoding.lossless import greedy_differences
 from decoding.models import ModelPair, load_pair
+from decoding.sampling import Sampler, Warp
+from decoding.structures.branch_point import BranchPoint
+from decoding.verifiers.point_mass import PointMassVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
+from tests.unit.test_overlapped import ByTarget
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,3 +57,44 @@ def test_draft_agrees_with_the_target_on_its_answers(pair: ModelPair) -> None:
     with torch.no_grad():
         p, q = (lm.model(ids).logits[0, 60:].softmax(-1) for lm in (pair.target, pair.draft))
     assert torch.minimum(p, q).sum(-1).mean() > 0.3
+
+
+@pytest.fixture(scope="module")
+def prompts(pair: ModelPair) -> list[torch.Tensor]:
+    """50 starter prompts."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        found = load_prompts(compose("evaluate").dataset)
+    return [request.tokens for request in requests_of_split(found, pair, 64, "all", 0.1, 0.1, 50)]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_side_by_side_is_in_turn(
+    pair: ModelPair, prompts: list[torch.Tensor], threads: None, temperature: float
+) -> None:
+    """Every model has one thread either way: another number of them rounds differently."""
+    warp, rule = Warp(temperature), RrswVerifier() if temperature else PointMassVerifier()
+
+    def decode(overlap: bool) -> list[list[int]]:
+        torch.set_num_threads(2 if overlap else 1)
+        parts = BranchPoint(4, 6), ByTarget(), TokenVerifier(), rule, warp, warp
+        engine = OverlappedEngine(pair, *parts, overlap=overlap, eos_ids=frozenset(pair.eos_ids))
+        return [engine.decode(ids, 24, Sampler.seeded(i)).tokens for i, ids in enumerate(prompts)]
+
+    assert len(prompts) == 50
+    assert decode(overlap=True) == decode(overlap=False)
+
+
+def test_greedy_is_autoregressive(pair: ModelPair, prompts: list[torch.Tensor]) -> None:
+    """Token for token, but for near ties of the target's logits, which other row counts may round the other way."""
+    greedy, eos_ids = Warp(0.0), frozenset(pair.eos_ids)
+    parts = BranchPoint(4, 6), ByTarget(), TokenVerifier(), PointMassVerifier(), greedy, greedy
+    ours, plain = OverlappedEngine(pair, *parts, eos_ids=eos_ids), AutoregressiveEngine(pair, greedy, eos_ids)
+    traces = [[engine.decode(ids, 32, Sampler.seeded(0)) for ids in prompts[:20]] for engine in (ours, plain)]
+    assert all(found.excused for found in greedy_differences(pair.target, prompts[:20], *traces))

@@ -1,9 +1,11 @@
 """Threads of the overlapped engine: the same tokens as in turn, errors that end the decode, none left behind."""
 
 import json
+import resource
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +19,14 @@ from decoding.lossless import broken_invariants
 from decoding.metrics import measure_overlap, profile
 from decoding.models import ModelPair
 from decoding.sampling import Sampler, Warp
+from decoding.side_by_side import tensor_bytes
 from decoding.stopping.confidence import DrawnConfidence
 from decoding.structures.branch_point import BranchPoint
 from decoding.trace import Trace
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
+from predictors.errors import UserError
 from tests.tiny_pair import EOS, tiny_pair
 
 GREEDY, OFF = Warp(0.0), Warp()
@@ -162,6 +166,33 @@ def test_no_thread_outlives_a_request(pair: ModelPair) -> None:
     for seed in range(10):
         decoder.decode(PROMPT, 8, Sampler.seeded(seed))
         assert threading.active_count() == threads and torch.get_num_threads() == cores
+
+
+@pytest.mark.slow
+def test_a_thousand_prompts_leave_nothing_behind(pair: ModelPair) -> None:
+    """No thread, no tensor, and of the process's memory what an allocator's slack explains."""
+    decoder = engine(pair)
+
+    def decode(prompts: range) -> tuple[int, int, int]:
+        for seed in prompts:
+            decoder.decode([1 + seed % 30, 2, 1 + seed // 30 % 30], 16, Sampler.seeded(seed))
+        pair.target.reset()
+        pair.draft.reset()
+        return threading.active_count(), tensor_bytes(), resident_bytes()
+
+    before, after = decode(range(100)), decode(range(100, 1100))
+    assert after[0] == before[0]
+    assert abs(after[1] - before[1]) < 1e4
+    assert after[2] - before[2] < 20e6
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_too_many_threads_for_the_draft_are_refused(pair: ModelPair) -> None:
+    with pytest.raises(UserError, match="engine.draft_threads: 64 leaves the target none"):
+        engine(pair, draft_threads=64)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""The overlapped step and the memory of branches, measured on a pair small enough to know what must come out."""
+
+import pytest
+import torch
+
+from decoding.models import ModelPair
+from decoding.side_by_side import StepSeconds, branch_bytes, measure_step, model_bytes, tensor_bytes
+from tests.tiny_pair import VOCAB, tiny_pair
+
+CONTEXT = torch.arange(1, 13)
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    return tiny_pair()
+
+
+def test_a_step_takes_time_and_leaves_the_models_as_they_were(pair: ModelPair) -> None:
+    turns = 0
+
+    def advance() -> None:
+        nonlocal turns
+        turns += 1
+
+    threads = torch.get_num_threads()
+    found = measure_step(pair, CONTEXT, 3, 4, 1, 2, advance)
+    assert 0 < min(found.target, found.draft) and found.slowdown > 0.5
+    assert turns == 3 * 3 and torch.get_num_threads() == threads
+    assert pair.target.length == pair.draft.length == len(CONTEXT) - 1
+
+
+def test_slowdown_is_over_the_slower_worker() -> None:
+    assert StepSeconds(2.0, 1.0, 3.0).slowdown == 1.5
+
+
+def test_every_branch_holds_its_rows(pair: ModelPair) -> None:
+    """At least the logits (float64 here) of gamma - 1 forwards for every branch, in proportion to their number."""
+    found = branch_bytes(pair, CONTEXT, 4, [1, 2, 8])
+    assert found[1] >= 3 * VOCAB * 8
+    assert found[8] - found[2] == pytest.approx(6 * (found[2] - found[1]), rel=0.3)
+
+
+def test_shared_storage_counts_once() -> None:
+    before = tensor_bytes()
+    whole = torch.zeros(1000, dtype=torch.float64)
+    part = whole[:10]
+    assert tensor_bytes() - before == 8000
+    del whole, part
+
+
+def test_bytes_of_a_model(pair: ModelPair) -> None:
+    assert model_bytes(pair.target) == 8 * sum(weight.numel() for weight in pair.target.model.parameters())
