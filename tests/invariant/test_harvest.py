@@ -144,8 +144,21 @@ def test_many_rollouts_are_verified_in_parts(pair: ModelPair, monkeypatch: pytes
     uniform = uniforms(0, "x", "r", len(rows), 3)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
     at_once = rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp)
-    monkeypatch.setattr("data_gen.rollouts.MAX_ROWS", 10)
+    monkeypatch.setattr("data_gen.rollouts.MAX_BYTES", 10 * 4 * VOCAB)
     torch.testing.assert_close(rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp), at_once)
+
+
+def test_many_rollouts_are_drafted_in_parts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = some_requests()[0]
+    laws = answers(pair, [request], RECIPE)[request.prompt_id].laws
+    rows = torch.arange(len(laws.response)) + len(request.tokens) - 1
+    drafted = pair.draft, rows, first_draws(laws, torch.arange(len(rows))), uniforms(0, "x", "r", len(rows), 3)
+    at_once = roll(*drafted, RECIPE.draft_warp, RECIPE.specdecpp)
+    monkeypatch.setattr("data_gen.rollouts.TOGETHER", 5)
+    in_parts = roll(*drafted, RECIPE.draft_warp, RECIPE.specdecpp)
+    assert len(rows) > 10 and torch.equal(in_parts.drawn.token, at_once.drawn.token)
+    torch.testing.assert_close(vars(in_parts.drawn), vars(at_once.drawn))
+    torch.testing.assert_close(in_parts.features, at_once.features)
 
 
 def test_specdecpp_features_read_the_mixed_sequence(pair: ModelPair) -> None:
