@@ -19,7 +19,8 @@ from torch import Tensor
 from data_gen import labels, shards
 from data_gen.requests import Request
 from data_gen.responses import Answer, Reading, read_answers, uniforms
-from data_gen.rollouts import Drawn, roll, rollout_acceptance
+from data_gen.rollouts import Drawn, Rollouts, roll, roll_greedy, rollout_acceptance
+from decoding.cached_lm import CachedLM
 from decoding.models import ModelPair, pair_identity
 from decoding.sampling import Warp
 from predictors.errors import UserError, checked_switch
@@ -209,10 +210,7 @@ def rounds(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) ->
     laws, response = answer.laws, answer.laws.response.cpu()
     anchors = torch.arange(0, len(response), recipe.stride)
     shape = (len(anchors), recipe.gamma)
-    uniform = uniforms(recipe.seed, request.prompt_id, "rollouts", *shape)[:, 1:]
-    last = anchors + len(request.tokens) - 1  # cache row of the last committed token
-    first = Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
-    rolled = roll(pair.draft, last, first, uniform, recipe.draft_warp, recipe.specdecpp)
+    rolled = rollouts(pair.draft, request, answer, anchors, recipe)
     tokens = rolled.drawn.token.cpu()
     known = torch.full_like(anchors, recipe.gamma)
     if recipe.warp.temperature == 0:
@@ -236,3 +234,14 @@ def rounds(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) ->
         "features": recipe.packed(answer.features[: len(anchors)]),
         "rollout_features": recipe.packed(rolled.features),
     }
+
+
+def rollouts(draft: CachedLM, request: Request, answer: Answer, anchors: Tensor, recipe: Recipe) -> Rollouts:
+    """gamma draft tokens from each anchor, the first of which are the candidates of the answer."""
+    laws, response = answer.laws, answer.laws.response.cpu()
+    first = Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
+    if recipe.stride == 1 and recipe.draft_warp.temperature == 0:
+        return roll_greedy(draft, response, first, recipe.gamma, recipe.specdecpp)
+    uniform = uniforms(recipe.seed, request.prompt_id, "rollouts", len(anchors), recipe.gamma)[:, 1:]
+    last = anchors + len(request.tokens) - 1  # cache row of the last committed token
+    return roll(draft, last, first, uniform, recipe.draft_warp, recipe.specdecpp)

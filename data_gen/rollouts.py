@@ -36,6 +36,9 @@ class Drawn:
     def take(self, index: Tensor) -> "Drawn":
         return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
 
+    def flat(self) -> "Drawn":
+        return Drawn(*(getattr(self, field.name).flatten() for field in fields(self)))
+
     @classmethod
     def join(cls, how: Callable[[list[Tensor], int], Tensor], parts: Sequence["Drawn"], dim: int) -> "Drawn":
         return cls(*(how([getattr(part, field.name) for part in parts], dim) for field in fields(cls)))
@@ -65,6 +68,38 @@ def roll(draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: War
     parts = [_roll(draft, rows[index], first.take(index), uniform[index], warp, spec) for index in some]
     drawn, features = zip(*parts, strict=True)
     return Rollouts(rows, Drawn.join(torch.cat, drawn, 0), torch.cat(features))
+
+
+def roll_greedy(draft: CachedLM, response: Tensor, first: Drawn, gamma: int, spec: FeatureSpec) -> Rollouts:
+    """Rollouts of a greedy draft from every position of a response, each context run on once.
+
+    Where the draft says what the response says, the rollout is that token and then the rollout of the next position.
+    response: [T], all but its last token in the cache, which is left as it was; first: [T].
+    """
+    base, count = draft.length, len(response)
+    rows = torch.arange(count) + base - count
+    own = first.token.cpu() != response
+    own[-1] = True
+    uniform = torch.zeros(int(own.sum()), gamma - 1)  # a greedy draft needs no coins
+    rolled = roll(draft, rows[own], first.take(own), uniform, Warp(0.0), spec)
+    draft.crop(base - count + 1)
+    hidden = draft.forward(response, hidden=True, logits="none").hidden
+    assert hidden is not None
+    draft.crop(base)
+    index = shared_tokens(own, gamma)
+    drawn = Drawn.join(torch.cat, [first, rolled.drawn.flat()], 0).take(index)
+    return Rollouts(rows, drawn, torch.cat([extract(hidden, spec), rolled.features.flatten(0, 1)])[index])
+
+
+def shared_tokens(own: Tensor, gamma: int) -> Tensor:
+    """Where each of A rollouts finds its tokens: [A, gamma] indices into the A first tokens, then those of the rollouts
+    that were made, [n * gamma]. own: [A] bool, which were made (n of them, the last one included)."""
+    count, depth = len(own), torch.arange(gamma)
+    place = torch.arange(count)
+    following = torch.where(own, place, count).flip(0).cummin(0).values.flip(0)  # the next one made, or itself
+    steps = (following - place)[:, None]
+    made = count + (own.cumsum(0) - 1)[following][:, None] * gamma + depth - steps
+    return torch.where(depth < steps, place[:, None] + depth, made)
 
 
 def _roll(
