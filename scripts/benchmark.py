@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py                       # what=harvest: all positions at once against one round at a time
     python scripts/benchmark.py warp=greedy draft_warp.temperature=0
+    python scripts/benchmark.py what=overlap repeats=30   # a branch stage: side by side against each model alone
 
 The two ways take turns, and who goes first alternates, so that drift of the machine hits both alike.
 """
@@ -11,24 +12,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
+from tqdm import tqdm
 
 from data_gen.harvest import Recipe, Row, draws, label
 from data_gen.one_by_one import Coins, OneByOne
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
 from data_gen.responses import read_answers
+from decoding.engines.overlapped import threads_of_draft
 from decoding.models import ModelPair, load_pair
+from decoding.report import markdown
+from decoding.side_by_side import branch_bytes, measure_step, model_bytes
 from predictors.cli import hydra_script
-from predictors.errors import UserError, checked_count
+from predictors.errors import UserError, checked_count, is_count
 
 
 @hydra_script("benchmark")
 def main(cfg: DictConfig) -> None:
     """Run the benchmark that `what` names and print its figures."""
-    benchmarks: dict[str, Callable[[DictConfig], str]] = {"harvest": benchmark_harvest}
+    benchmarks: dict[str, Callable[[DictConfig], str]] = {"harvest": benchmark_harvest, "overlap": benchmark_overlap}
     if cfg.what not in benchmarks:
         raise UserError(f"what: {cfg.what!r} is unknown. Use {', '.join(benchmarks)}")
     checked_count("repeats", cfg.repeats)
@@ -126,6 +132,43 @@ def harvest_report(seconds: dict[str, list[float]], labels: int, agreement: Agre
         f"largest difference of q, max q, entropy, P(accepted so far) in those: {agreement.difference:.1e}",
     ]
     return "\n".join(["", *lines])
+
+
+# Overlap --------------------------------------------------------------------------------------------------------------
+
+
+def benchmark_overlap(cfg: DictConfig) -> str:
+    """A branch stage with so many branches: what overlapping costs in time, and branches in memory."""
+    settings, pair = cfg.overlap, load_pair(cfg.pair)
+    for key in ("gamma", "context"):
+        checked_count(f"overlap.{key}", settings[key])
+    if not (OmegaConf.is_list(settings.branches) and settings.branches and all(map(is_count, settings.branches))):
+        raise UserError(f"overlap.branches: {settings.branches} must be whole numbers from 1 on, e.g. [1,4,16]")
+    longest = max((prompt.text for prompt in load_prompts(cfg.dataset)), key=len)
+    context = pair.tokenizer(longest, return_tensors="pt").input_ids[0].repeat(settings.context)[: settings.context]
+    threads = threads_of_draft(pair, settings.draft_threads)
+    models = model_bytes(pair.target) + model_bytes(pair.draft)
+    held = branch_bytes(pair, context, settings.gamma, settings.branches)
+    rows = []
+    for k in tqdm(settings.branches, desc="overlap", unit="width"):
+        step = measure_step(pair, context, settings.gamma, k, threads, cfg.repeats)
+        seconds = [f"{1e3 * value:.1f}" for value in (step.target, step.draft, step.together)]
+        rows.append([str(k), *seconds, f"{step.slowdown:.2f}", f"{held[k] / 1e6:.1f}", f"{held[k] / models:.1%}"])
+    header = [
+        "branches",
+        "target alone, ms",
+        "draft alone, ms",
+        "side by side, ms",
+        "over the slower",
+        "MB",
+        "of models",
+    ]
+    note = (
+        f"{settings.gamma} pending tokens, branches of {settings.gamma}, context of {len(context)}, medians of "
+        f"{cfg.repeats}; CPU threads: {threads or 'not divided'} of {torch.get_num_threads()} for the draft. MB: "
+        f"held at the end of the stage (cache rows, logits, laws); the models' weights are {models / 1e6:.0f} MB"
+    )
+    return f"{markdown(header, rows)}\n\n{note}"
 
 
 if __name__ == "__main__":

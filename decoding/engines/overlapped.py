@@ -76,7 +76,7 @@ class OverlappedEngine:
         self.overlap = checked_switch("engine.overlap", overlap)
         self.pre_verify = checked_switch("engine.pre_verify", pre_verify)
         self.a_priori = checked_switch("engine.a_priori", a_priori)
-        self.draft_threads = _threads_of_draft(pair, draft_threads)
+        self.draft_threads = threads_of_draft(pair, draft_threads)
         self.eos_ids = eos_ids
         self._workers: Workers | None = None
 
@@ -267,7 +267,7 @@ class _Session:
         return {stage: ours[stage] + drafts[stage] for stage in STAGES}
 
 
-def _threads_of_draft(pair: Pair, threads: int | None) -> int | None:
+def threads_of_draft(pair: Pair, threads: int | None) -> int | None:
     """Where both models are on the CPU; None elsewhere, where there is nothing to divide."""
     if threads is not None:
         checked_count("engine.draft_threads", threads)
