@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from data_gen import shards
 from data_gen.harvest import Recipe, Row, chunks, draws, label
-from data_gen.requests import Request
+from data_gen.requests import Request, spread
 from data_gen.responses import read_answers
 from decoding.models import ModelPair
 
@@ -82,7 +82,7 @@ def estimate(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, label
     what varies most, and is measured on the whole batch.
     """
     batches = chunks(requests, recipe.batch_size)
-    some = _spread([request for batch in batches for request in batch], len(batches[0]))
+    some = spread([request for batch in batches for request in batch], len(batches[0]))
     opening, answering, label_rate, size, tokens = _measure(pair, some, recipe, labelled)
     scale = len(requests) / len(some)
     prefill = opening * sum(map(_padded, batches)) / _padded(some)
@@ -97,7 +97,7 @@ def _measure(
 ) -> tuple[float, float, float, float, int]:
     """Seconds to run the prompts and to answer them; seconds and bytes per token to label answers and to write the
     labels; tokens of the answers."""
-    chosen = {request.prompt_id for request in _spread(some, labelled)}
+    chosen = {request.prompt_id for request in spread(some, labelled)}
     lengths: list[int] = []
     records: list[dict[str, Row]] = []
     marks, labelling, labelled_tokens = [perf_counter()], 0.0, 0
@@ -115,12 +115,6 @@ def _measure(
     size = _shard_bytes(records) - _shard_bytes([])
     labelling += perf_counter() - start
     return opening, reading - opening, labelling / labelled_tokens, size / labelled_tokens, sum(lengths)
-
-
-def _spread(requests: Sequence[Request], count: int) -> list[Request]:
-    """`count` of them (or all), evenly spaced."""
-    count = min(count, len(requests))
-    return [requests[index * len(requests) // count] for index in range(count)]
 
 
 def _padded(batch: Sequence[Request]) -> int:
