@@ -1,0 +1,133 @@
+"""Replay = decode: the counts read off recorded rollouts are those of a real decode, prompt by prompt."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from decoding.engines.serial import SerialEngine
+from decoding.growth import StopRule
+from decoding.metrics import accepted_tokens, drafted_tokens
+from decoding.models import ModelPair
+from decoding.policies import policy_of, threshold_of
+from decoding.replay import Counts, Replayer
+from decoding.rollouts import RolloutTable
+from decoding.sampling import Sampler, Warp
+from decoding.structures.chain import Chain
+from decoding.trace import Trace
+from decoding.verifiers.token import TokenVerifier
+from tests.checkpoints import write_checkpoint
+from tests.rollout_tables import slow_table
+from tests.tiny_pair import EOS, VOCAB, tiny_pair
+
+CONF = Path(__file__).parents[2] / "conf" / "stop"
+GREEDY, SAMPLED = Warp(0.0), Warp()
+GAMMA, MAX_NEW, WIDTH = 8, 26, 24
+PROMPTS = [torch.randint(1, VOCAB, (size,), generator=torch.Generator().manual_seed(size)) for size in (3, 4, 5, 6, 7)]
+
+RULES: list[tuple[str, dict[str, Any]]] = [
+    *(("fixed", {"gamma": gamma}) for gamma in (1, 3, 8, 20)),
+    *(("confidence", {"eps": eps}) for eps in (0.1, 0.35, 0.6)),
+    *(("confidence_before", {"eps": eps}) for eps in (0.2, 0.4, 0.7)),
+    *(("entropy", {"threshold": level, "step": step}) for level, step in ((0.2, 0.01), (0.35, 0.2), (0.5, 0.6))),
+    *(("acceptance", {"threshold": h, "bounds": [1, 20], "order": "paper"}) for h in (0.3, 0.55, 0.8)),
+    *(("acceptance", {"threshold": h, "bounds": [2, 6], "order": "code"}) for h in (0.3, 0.55, 0.8)),
+    ("acceptance", {"threshold": 0.4, "bounds": [3, 3]}),
+    *(("hrad", {"confidence": {"eps": eps}}) for eps in (0.1, 0.35, 0.6)),
+    (
+        "hrad",
+        {"confidence": {"_target_": "decoding.stopping.confidence.PredictableConfidence", "eps": 0.4}},
+    ),
+]
+IDS = [f"{name}-{values}" for name, values in RULES]
+
+
+@cache
+def models() -> ModelPair:
+    """The tiny pair with an end token that its greedy responses do run into."""
+    pair = tiny_pair()
+    pair.eos_ids = (EOS, 31)
+    return pair
+
+
+@cache
+def checkpoints() -> Path:
+    """Untrained predictors whose outputs are spread out."""
+    folder = Path(mkdtemp())
+    write_checkpoint(folder / "specdecpp", "specdecpp", WIDTH)
+    write_checkpoint(folder / "hrad", "hrad", 2 * WIDTH, gamma=5)
+    return folder
+
+
+def rule(name: str, values: dict[str, Any]) -> StopRule:
+    config = OmegaConf.merge(OmegaConf.load(CONF / f"{name}.yaml"), values)
+    if "checkpoint" in config:
+        config.checkpoint = str(checkpoints() / Path(config.checkpoint).name)
+    stop = instantiate(config)
+    if name == "hrad":  # an untrained classifier always says the same: make the classes take turns
+        stop.predictor.head.scale.fill_(0.01)
+    return stop
+
+
+@cache
+def table(max_new: int = MAX_NEW, greedy: bool = True) -> RolloutTable:
+    warp = GREEDY if greedy else SAMPLED
+    return slow_table(models(), PROMPTS, max_new, GAMMA, warp, warp, rule("acceptance", {}), rule("hrad", {}))
+
+
+def decode(stop: StopRule, max_new: int, gamma_max: int) -> list[Trace]:
+    engine = SerialEngine(
+        models(), Chain(gamma_max), stop, TokenVerifier(), GREEDY, GREEDY, frozenset(models().eos_ids)
+    )
+    return [engine.decode(prompt, max_new, Sampler.seeded(0)) for prompt in PROMPTS]
+
+
+def counted(trace: Trace) -> dict[str, float]:
+    return {
+        "forwards": sum(round_.draft_forwards for round_ in trace.rounds),
+        "drafted": drafted_tokens(trace),
+        "accepted": accepted_tokens(trace),
+        "discarded": drafted_tokens(trace) - accepted_tokens(trace),
+        "calls": sum(len(round_.predicted) for round_ in trace.rounds),
+        "tokens": len(trace.tokens),
+        "rounds": len(trace.rounds),
+    }
+
+
+def replayed(found: RolloutTable, stop: StopRule, gamma_max: int) -> Counts:
+    return Replayer(found, gamma_max).replay(policy_of(stop, found), threshold_of(stop))
+
+
+def test_the_instances_have_every_edge() -> None:
+    found = table()
+    assert (found.length < MAX_NEW).any() and (found.length == MAX_NEW).any(), "an end token, and the limit"
+    inside = np.arange(found.tokens.shape[1]) < found.length[:, None]
+    assert len(np.unique(found.outcome[inside])) == 3, "all classes"
+    assert (found.drawn[inside] < GAMMA).any(), "an end token inside a draft"
+    assert {0, 1, 2} <= set(found.accepted[inside])
+
+
+@pytest.mark.parametrize(("name", "values"), RULES, ids=IDS)
+def test_replay_is_decode(name: str, values: dict[str, Any]) -> None:
+    stop = rule(name, values)
+    counts, traces = replayed(table(), stop, GAMMA), decode(stop, MAX_NEW, GAMMA)
+    for prompt, trace in enumerate(traces):
+        assert counts.of(prompt) == counted(trace)
+        lengths = np.bincount([len(round_.draft_tokens) for round_ in trace.rounds], minlength=GAMMA + 1)
+        assert counts.by_length[prompt].tolist() == lengths.tolist()
+
+
+@pytest.mark.parametrize("max_new", [1, 2, 3, GAMMA, GAMMA + 1])
+@pytest.mark.parametrize(("name", "values"), RULES[1::3], ids=IDS[1::3])
+def test_replay_is_decode_where_the_output_ends(name: str, values: dict[str, Any], max_new: int) -> None:
+    """A long harvest serves shorter outputs, with another gamma_max as well."""
+    for gamma_max in (2, GAMMA):
+        stop = rule(name, values)
+        counts, traces = replayed(table().shortened(max_new), stop, gamma_max), decode(stop, max_new, gamma_max)
+        assert [counts.of(prompt) for prompt in range(len(PROMPTS))] == [counted(trace) for trace in traces]
