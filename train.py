@@ -20,7 +20,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.shards import SPLITS, read_manifest, read_records
+from data_gen.samples import read_samples
+from data_gen.shards import SPLITS, read_manifest
 from predictors.base import Predictor, Records, refuse_foreign, replaced_folder, save_predictor, write_json
 from predictors.calibration import fit_temperature
 from predictors.card import LEGEND, confusion_table, model_card, score_table
@@ -39,7 +40,7 @@ def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out."""
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
-    splits: dict[str, Records] = {split: read_records(cfg.data, predictor.kind, split) for split in SPLITS}
+    splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split) for split in SPLITS}
     out = Path(cfg.out or f"checkpoints/{predictor.name}")
     refuse_foreign(out, MARKER)
     logger = instantiate(cfg.logger)
@@ -61,7 +62,7 @@ def train(
 ) -> dict[str, Any]:
     """Fit on the training split, calibrate on the calibration split, score on the test split."""
     started = time.perf_counter()
-    predictor.fit(splits["train"], FeatureSpec.from_dict(manifest["features"][predictor.kind]), trainer)
+    predictor.fit(splits["train"], FeatureSpec.from_dict(manifest["features"][predictor.name]), trainer)
     seconds = time.perf_counter() - started
     logits = logits_in_chunks(predictor.head, splits["calibration"]["features"])
     predictor.calibration = fit_temperature(logits, predictor.targets(splits["calibration"]), predictor.offset)
@@ -90,13 +91,13 @@ def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str
 
 
 def context(predictor: Predictor, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What the checkpoint is valid for; gamma only where the label depends on it."""
+    """What the checkpoint is valid for."""
     return {
-        "dim": manifest["feature_dims"][predictor.kind],
+        "dim": manifest["feature_dims"][predictor.name],
         "pair": manifest["pair"],
         "warp": manifest["warp"],
         "draft_warp": manifest["draft_warp"],
-        "gamma": manifest["gamma"] if predictor.bound_to_gamma else None,
+        "gamma": predictor.gamma,
     }
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from data_gen import labels, shards
 from data_gen.requests import Request
 from data_gen.responses import Answer, Reading, read_answers, uniforms
-from data_gen.rollouts import roll, rollout_acceptance
+from data_gen.rollouts import Drawn, roll, rollout_acceptance
 from decoding.models import ModelPair, pair_identity
 from decoding.sampling import Warp
 from predictors.errors import UserError
@@ -52,13 +52,11 @@ class Recipe:
         for key, value in {**counts, "anchors.stride": self.stride, "seed": self.seed}.items():
             if not isinstance(value, int):
                 raise UserError(f"{key}: {value!r} is no whole number. Give one, e.g. {key}=4")
-        for key in ("gamma", "batch_size"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: {getattr(self, key)} is below 1. Give a positive number")
+        for key, value in counts.items():
+            if value < 1:
+                raise UserError(f"{key}: {value} is below 1. Give a positive number")
         if self.stride < 1:
             raise UserError(f"anchors.stride: {self.stride} is below 1. Use 1 for every response position")
-        if self.max_new_tokens < self.gamma:
-            raise UserError(f"max_new_tokens: {self.max_new_tokens} is less than gamma={self.gamma}. Raise it")
         if not 0 <= self.mixing < 1:
             raise UserError(f"mixing: {self.mixing} is not in [0, 1). SpecDec++ uses 0.15")
         if self.specdecpp.side != "draft" or self.specdecpp.embedding:
@@ -120,11 +118,11 @@ def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[s
 
 
 def feature_dims(pair: ModelPair, recipe: Recipe) -> dict[str, int]:
-    """Length D of the feature vectors of each kind of record."""
+    """Length D of the feature vectors that each predictor reads."""
     sizes = {side: getattr(pair, side).model.config.get_text_config().hidden_size for side in ("draft", "target")}
     embedding = pair.target.model.get_input_embeddings().weight.shape[1]
     specs = {"specdecpp": recipe.specdecpp, "hrad": recipe.hrad}
-    return {kind: spec.dim(sizes[spec.side], embedding) for kind, spec in specs.items()}
+    return {name: spec.dim(sizes[spec.side], embedding) for name, spec in specs.items()}
 
 
 def chunks(requests: Sequence[Request], size: int) -> list[list[Request]]:
@@ -168,7 +166,7 @@ def label(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) -> 
     response = answer.laws.response.cpu()
     return {
         "responses": {**head, "prompt_tokens": request.tokens, "response_tokens": response},
-        "hrad": {**head, **rounds(pair, request, answer, recipe)},
+        "rounds": {**head, **rounds(pair, request, answer, recipe)},
         "specdecpp": {**head, **candidates(pair, request, answer, recipe)},  # last: it rewrites the draft's cache
     }
 
@@ -198,39 +196,34 @@ def candidates(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe
 
 
 def rounds(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) -> Row:
-    """H-RAD records (2506.01979): the round of gamma draft tokens that would follow each anchor of the response."""
+    """The round of gamma draft tokens that would follow each anchor of the response, never cut short."""
     laws, response = answer.laws, answer.laws.response.cpu()
-    anchors = anchor_positions(response, recipe, pair.eos_ids)
+    anchors = torch.arange(0, len(response), recipe.stride)
     shape = (len(anchors), recipe.gamma)
     uniform = uniforms(recipe.seed, request.prompt_id, "rollouts", *shape)[:, 1:]
     last = anchors + len(request.tokens) - 1  # cache row of the last committed token
-    rolled = roll(pair.draft, last, laws.candidate[anchors], laws.q[anchors], uniform, recipe.draft_warp)
-    tokens = rolled.tokens.cpu()
+    first = Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
+    rolled = roll(pair.draft, last, first, uniform, recipe.draft_warp, recipe.specdecpp)
+    tokens = rolled.drawn.token.cpu()
+    known = torch.full_like(anchors, recipe.gamma)
     if recipe.warp.temperature == 0:
         accept = labels.greedy_acceptance(tokens, response, anchors)
+        if int(response[-1]) not in pair.eos_ids:
+            known = labels.known_depth(anchors, len(response), recipe.gamma)
     else:
         accept = rollout_acceptance(pair.target, rolled, laws.accept[anchors], recipe.warp).cpu()
     drafted = labels.drafted_length(tokens, pair.eos_ids)
     verdicts = uniforms(recipe.seed, request.prompt_id, "verdicts", *shape)
-    accepted = labels.accepted_length(accept, verdicts, drafted)
     return {
         "anchor": anchors,
+        "known": known,
         "drafted": drafted,
-        "accepted": accepted,
-        "label": labels.round_class(accepted, drafted),
-        "draft_max_q": laws.max_q[anchors],
+        "accepted": labels.accepted_length(accept, verdicts, drafted),
         "draft_tokens": tokens,
-        "draft_q": rolled.q,
+        "draft_q": rolled.drawn.q,
+        "draft_max_q": rolled.drawn.max_q,
+        "draft_entropy": rolled.drawn.entropy,
         "accept_prob": accept,
         "features": shards.pack_features(answer.features[: len(anchors)]),
+        "rollout_features": shards.pack_features(rolled.features),
     }
-
-
-def anchor_positions(response: Tensor, recipe: Recipe, eos_ids: Sequence[int]) -> Tensor:
-    """Response positions a rollout starts from: every `stride`-th one whose round of gamma tokens is complete.
-
-    A response cut at `max_new_tokens` does not tell what a greedy target would have said next, so the last gamma
-    positions are left out there.
-    """
-    complete = len(response) if int(response[-1]) in eos_ids else len(response) - recipe.gamma + 1
-    return torch.arange(0, complete, recipe.stride)

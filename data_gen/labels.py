@@ -50,6 +50,6 @@ def accepted_length(accept_prob: Tensor, uniform: Tensor, drafted: Tensor) -> Te
     return accepted.int().cumprod(1).sum(1)
 
 
-def round_class(accepted: Tensor, drafted: Tensor) -> Tensor:
-    """H-RAD's class of a round (2506.01979): 0 nothing accepted, 2 everything, 1 some of it. int64 [A]."""
-    return torch.where(accepted == 0, 0, torch.where(accepted == drafted, 2, 1))
+def known_depth(anchors: Tensor, length: int, gamma: int) -> Tensor:
+    """Tokens of each rollout whose verdict a cut greedy response of `length` tokens contains, at most gamma. [A]"""
+    return (length - anchors).clamp(max=gamma)

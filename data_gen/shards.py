@@ -1,17 +1,35 @@
 """The harvested dataset on disk: parquet shards, a plan, a manifest.
 
 A folder holds, for chunk i of the prompts, `responses-0000i.parquet`, `specdecpp-0000i.parquet` and
-`hrad-0000i.parquet` (one row per prompt, readable by the `datasets` package), `plan.json` (the settings every shard
+`rounds-0000i.parquet` (one row per prompt, readable by the `datasets` package), `plan.json` (the settings every shard
 was made with) and, once all chunks are there, `manifest.json`. Files appear under their final name only when complete
 and on disk, so a run can be killed at any moment and resumed.
 
+`responses` holds token ids. `specdecpp` has one sample per response position whose candidate was kept by token mixing
+(2405.19715, section 3.2). `rounds` has one sample per anchor t = 0, stride, 2 stride, ... below the length T of the
+response, its last positions included: the round that starts when t tokens are committed, gamma draft tokens long, drawn
+on past any stop point and any end token.
+
+- `drafted`: tokens up to and including the first drafted end token, at most gamma. Beyond it values mean nothing.
+- `accepted`: of those, by token-wise verification with coins of the harvest (exact for a greedy target).
+- `accept_prob`: min(1, p / q) of each token given that those before it were accepted; greedy: 1 while the rollout is
+  what the target says, then 0.
+- `known`: tokens whose verdict is known: gamma, except near the end of a greedy response that was cut at
+  max_new_tokens. What the target would have said next was never computed there: it is T - t, and `accept_prob` is 0
+  beyond. A decode of T tokens drafts at most T - t - 1 tokens from t, so replaying it needs nothing else; training
+  leaves rounds out whose length is not known.
+- `draft_q`: of the drawn token under the law it was drawn from; `draft_max_q`, `draft_entropy` (nats): of the draft at
+  temperature 1 without filters at the same place, as stop rules read it.
+- `features`: of the target at the last verified position before the round.
+- `rollout_features`: of the draft at each drawn token.
+
 Per-sample values are lists, flattened row by row where a sample has several (`features`: n * D bfloat16 numbers kept
-as int16 bits; `draft_tokens`, `draft_q`, `accept_prob`: n * gamma).
+as int16 bits; draft columns and `accept_prob`: n * gamma; `rollout_features`: n * gamma * D).
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +42,9 @@ from torch import Tensor
 
 from predictors.errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SPLITS = ("train", "calibration", "test")
 _INT, _FLOAT, _BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
-_SEVERAL = ("features", "draft_tokens", "draft_q", "accept_prob")  # columns with more than one value per sample
 _PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
 SCHEMAS = {
     "responses": pa.schema({**_PROMPT, "prompt_tokens": _INT, "response_tokens": _INT}),
@@ -44,25 +61,28 @@ SCHEMAS = {
             "features": _BITS,
         }
     ),
-    "hrad": pa.schema(
+    "rounds": pa.schema(
         {
             **_PROMPT,
             "anchor": _INT,
+            "known": _INT,
             "drafted": _INT,
             "accepted": _INT,
-            "label": _INT,
-            "draft_max_q": _FLOAT,
             "draft_tokens": _INT,
             "draft_q": _FLOAT,
+            "draft_max_q": _FLOAT,
+            "draft_entropy": _FLOAT,
             "accept_prob": _FLOAT,
             "features": _BITS,
+            "rollout_features": _BITS,
         }
     ),
 }
+FEATURES = ("features", "rollout_features")
 
 
 def shard_name(kind: str, index: int) -> str:
-    """File name of chunk `index` of one kind of record ("responses", "specdecpp" or "hrad")."""
+    """File name of chunk `index` of one kind of record ("responses", "specdecpp" or "rounds")."""
     return f"{kind}-{index:05d}.parquet"
 
 
@@ -115,7 +135,7 @@ def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]])
 
 
 def pack_features(features: Tensor) -> np.ndarray:
-    """[n, D] floats -> [n * D] int16, the bits of the values rounded to bfloat16."""
+    """[..., D] floats -> [... * D] int16, the bits of the values rounded to bfloat16."""
     return features.to(torch.bfloat16).contiguous().view(torch.int16).flatten().cpu().numpy()
 
 
@@ -189,48 +209,64 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def read_records(folder: str | Path, kind: str, split: str) -> dict[str, Tensor]:
-    """All samples of one kind ("specdecpp" or "hrad") and split ("train", "calibration" or "test").
+def read_records(
+    folder: str | Path, kind: str, split: str, columns: Collection[str] | None = None
+) -> dict[str, Tensor]:
+    """All samples of one kind ("specdecpp" or "rounds") and split ("train", "calibration" or "test").
 
-    Returns one tensor per column of ``SCHEMAS[kind]`` with the sample first: integers int64 [N], floats float32 [N],
-    `draft_tokens`, `draft_q` and `accept_prob` [N, gamma], `features` bfloat16 [N, D]; and `group` int64 [N], the
-    number of the prompt a sample came from (to check or make splits by prompt).
+    Returns one tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample first: integers int64,
+    floats float32, [N], or [N, gamma] in `rounds` where every token of a round has a value; `features` bfloat16 [N, D],
+    `rollout_features` bfloat16 [N, gamma, D]; and `group` int64 [N], the number of the prompt a sample came from (to
+    check or make splits by prompt). Features are left out where the harvest stored none.
     Raises UserError naming the shard when one is missing or damaged, or when the split is empty.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    tables = [_listed_shard(folder, entry) for entry in manifest["shards"] if entry["kind"] == kind]
-    table = pa.concat_tables(tables)
-    table = table.filter(pc.equal(table["split"], split))
-    counts = pc.list_value_length(table["features"]).to_numpy() // manifest["feature_dims"][kind]
-    if counts.sum() == 0:
+    stored = [name for name in SCHEMAS[kind].names if name not in FEATURES or manifest["features_stored"]]
+    names = [name for name in stored if name not in _PROMPT and (columns is None or name in columns)]
+    counted = "anchor" if kind == "rounds" else "position"  # one value per sample
+    entries = [entry for entry in manifest["shards"] if entry["kind"] == kind]
+    tables = [_listed_shard(folder, entry, ["split", counted, *names]) for entry in entries]
+    table = pa.concat_tables([table.filter(pc.equal(table["split"], split)) for table in tables])
+    counts = pc.list_value_length(table[counted]).to_numpy()
+    samples = int(counts.sum())
+    if samples == 0:
         raise UserError(f"data: {folder} has no {kind} records in split {split}. Harvest more prompts")
-    columns = {name: _values(table[name]) for name in SCHEMAS[kind].names if name not in _PROMPT}
-    for name in columns.keys() & set(_SEVERAL):
-        columns[name] = columns[name].view(int(counts.sum()), -1)
-    columns["features"] = columns["features"].view(torch.bfloat16)
-    return {**columns, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
+    values = {name: _shaped(_values(table[name]), name, kind, samples, manifest["gamma"]) for name in names}
+    return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
 
 
-def read_shard(path: Path, kind: str) -> pa.Table:
-    """One shard as an Arrow table. Raises UserError naming it when it is missing, truncated, or holds NaN."""
+def _shaped(values: Tensor, name: str, kind: str, samples: int, gamma: int) -> Tensor:
+    if name == "rollout_features":
+        return values.view(torch.bfloat16).view(samples, gamma, -1)
+    if name == "features":
+        return values.view(torch.bfloat16).view(samples, -1)
+    each_token = kind == "rounds" and (name.startswith("draft_") or name == "accept_prob")
+    return values.view(samples, gamma) if each_token else values
+
+
+def read_shard(path: Path, kind: str, columns: Collection[str] | None = None) -> pa.Table:
+    """One shard, or some of its columns, as an Arrow table. Raises UserError naming it when it is missing, truncated,
+    or holds NaN."""
     remedy = f"Run the harvest again with out={path.parent}: it remakes this shard only"
     if not path.exists():
         raise UserError(f"data: shard {path} is missing. {remedy}")
     try:
-        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        whole = file.schema_arrow.equals(SCHEMAS[kind])
+        table = file.read(columns=None if columns is None or not whole else list(dict.fromkeys(columns)))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"data: shard {path} is damaged ({reason}). {remedy}") from error
-    if not table.schema.equals(SCHEMAS[kind]):
+    if not whole:
         raise UserError(f"data: shard {path} does not have the columns of {kind} records. {remedy}")
     if problem := _not_finite(table):
         raise UserError(f"data: shard {path} holds {problem}. {remedy}")
     return table
 
 
-def _listed_shard(folder: Path, entry: dict[str, Any]) -> pa.Table:
-    table = read_shard(folder / entry["name"], entry["kind"])
+def _listed_shard(folder: Path, entry: dict[str, Any], columns: Collection[str]) -> pa.Table:
+    table = read_shard(folder / entry["name"], entry["kind"], columns)
     if table.num_rows != entry["rows"]:
         raise UserError(
             f"data: shard {folder / entry['name']} has {table.num_rows} rows, the manifest says {entry['rows']}. "
@@ -253,7 +289,7 @@ def _not_finite(table: pa.Table) -> str | None:
 
 
 def _all_finite(name: str, values: np.ndarray) -> bool:
-    if name == "features":
+    if name in FEATURES:
         return bool(((values & 0x7F80) != 0x7F80).all())  # bfloat16: exponent all ones = infinite or NaN
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 

@@ -1,4 +1,4 @@
-"""What a harvest contains: counts, acceptance, accepted lengths, classes; and how long one will take."""
+"""What a harvest contains: counts, acceptance, accepted lengths; and how long one will take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,28 +16,24 @@ from data_gen.requests import Request
 from data_gen.responses import read_answers
 from decoding.models import ModelPair
 
-CLASSES = ("none", "some", "all")
-
 
 def statistics(out: Path, chunk_count: int, gamma: int) -> dict[str, Any]:
     """Counts and label statistics of a finished harvest (JSON values), one pass over its shards."""
-    tokens, lengths, classes = 0, np.zeros(gamma + 1, int), np.zeros(len(CLASSES), int)
+    tokens, lengths = 0, np.zeros(gamma + 1, int)
     overlap, soft_label = [], []
     for index in range(chunk_count):
         tokens += len(_values(_columns(out, "responses", index, "response_tokens")["response_tokens"]))
         candidates = _columns(out, "specdecpp", index, "overlap", "soft_label")
         overlap.append(_values(candidates["overlap"]))
         soft_label.append(_values(candidates["soft_label"]))
-        rounds = _columns(out, "hrad", index, "accepted", "label")
+        rounds = _columns(out, "rounds", index, "accepted")
         lengths += np.bincount(_values(rounds["accepted"]), minlength=gamma + 1)
-        classes += np.bincount(_values(rounds["label"]), minlength=len(CLASSES))
     return {
         "response_tokens": tokens,
-        "records": {"specdecpp": int(sum(map(len, overlap))), "hrad": int(lengths.sum())},
+        "records": {"specdecpp": int(sum(map(len, overlap))), "rounds": int(lengths.sum())},
         "overlap": float(np.concatenate(overlap).mean(dtype=float)),
         "soft_label": float(np.concatenate(soft_label).mean(dtype=float)),
         "accepted_lengths": lengths.tolist(),
-        "classes": dict(zip(CLASSES, classes.tolist(), strict=True)),
     }
 
 
@@ -54,8 +50,7 @@ def summary(manifest: dict[str, Any]) -> str:
     found, counts = manifest["statistics"], manifest["statistics"]["records"]
     lengths = np.array(found["accepted_lengths"])
     mean = (lengths * np.arange(len(lengths))).sum() / lengths.sum()
-    shares = "  ".join(f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()))
-    classes = "  ".join(f"{name}: {count / lengths.sum():.1%}" for name, count in found["classes"].items())
+    shares = "  ".join(f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share)
     splits = ", ".join(f"{split} {count}" for split, count in manifest["splits"].items())
     rows = {
         "prompts": f"{manifest['prompts']['count']:,} ({splits})",
@@ -63,10 +58,9 @@ def summary(manifest: dict[str, Any]) -> str:
         "SpecDec++ records": f"{counts['specdecpp']:,}",
         "  mean sum(min(p, q))": f"{found['overlap']:.3f}",
         "  mean min(1, p/q)": f"{found['soft_label']:.3f}",
-        "H-RAD records": f"{counts['hrad']:,}",
+        "rounds": f"{counts['rounds']:,}",
         "  mean accepted length": f"{mean:.2f} of {manifest['gamma']}",
         "  accepted lengths": shares,
-        "  classes": classes,
         "disk": f"{manifest['bytes'] / 1e6:.1f} MB",
     }
     return "\n".join(f"{name:24}{value}" for name, value in rows.items())

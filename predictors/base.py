@@ -29,26 +29,38 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 Records = Mapping[str, torch.Tensor]
-"""One split of a harvest, row-aligned: `features` [n, D] bfloat16, the label, `group` [n] (prompt index), ..."""
+"""Columns of one split of a harvest, row-aligned; `group` [n] is the prompt index of each row."""
 
 
 class Predictor(Protocol):
     """A dataclass whose constructor arguments are its settings; `fit` sets `features` and `head`.
 
-    kind: which of the harvest's record sets it learns from. classes: names of the C columns `head` returns. label: what
-    they mean. bound_to_gamma: whether that depends on the draft length. caveat: what calibration leaves wrong. Each
+    classes: names of the C columns `head` returns. label: what they mean. caveat: what calibration leaves wrong. Each
     predictor is a module `predictors.<name>` with its class as `PREDICTOR`.
     """
 
     name: ClassVar[str]
-    kind: ClassVar[str]
     classes: ClassVar[tuple[str, ...]]
     label: ClassVar[str]
-    bound_to_gamma: ClassVar[bool]
     caveat: ClassVar[str]
     features: FeatureSpec
     calibration: Temperature
     head: nn.Module
+
+    @property
+    def gamma(self) -> int | None:
+        """The draft length its label belongs to; None where the label does not depend on one."""
+
+    @property
+    def kind(self) -> str:
+        """Which of the harvest's record sets it learns from."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What `samples` needs of them."""
+
+    def samples(self, records: Records) -> Records:
+        """The rows to learn from and to be scored on, made of harvested records: `features` [n, D], `group` [n], ..."""
 
     @property
     def offset(self) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from predictors.base import Records
 from predictors.calibration import Temperature
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_count
 from predictors.features import FeatureSpec
 from predictors.losses import balanced_cross_entropy, smoothed_cross_entropy
 from predictors.resampling import balancing_weights, hold_out_prompts, smote, standardisation
@@ -39,28 +39,39 @@ class ClassMLP(nn.Module):
         return logits
 
 
+def round_class(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
+    """Class of a round of at most gamma tokens: 0 nothing accepted, 2 everything, 1 some of it. int64 [n].
+
+    accepted, drafted: [n], of rounds at least that long (token-wise verdicts: cutting a round short cuts both).
+    """
+    accepted, drafted = accepted.clamp(max=gamma), drafted.clamp(max=gamma)
+    return torch.where(accepted == 0, 0, torch.where(accepted == drafted, 2, 1))
+
+
 @dataclass
 class HRAD:
     """Predicts the class of the accepted length from the target's states at the last verified position.
 
+    gamma: draft tokens of the rounds whose outcome it predicts, at most those harvested.
     smote_neighbours: k of SMOTE, 0 switches it off. standardise: give the MLP standardised columns (constants of the
     training fold, saved with the weights); the paper feeds the raw states.
     """
 
     name: ClassVar[str] = "hrad"
-    kind: ClassVar[str] = "hrad"
+    kind: ClassVar[str] = "rounds"
+    columns: ClassVar[tuple[str, ...]] = ("known", "accepted", "drafted", "draft_max_q", "features")
     classes: ClassVar[tuple[str, ...]] = ("none", "some", "all")
     label: ClassVar[str] = (
         "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n = gamma, "
         "or everything up to a drafted end token"
     )
-    bound_to_gamma: ClassVar[bool] = True
     caveat: ClassVar[str] = (
         "SMOTE, the class-balanced sampler and label smoothing teach equal class priors, and one temperature keeps the "
         "arg max, which decides: rare classes come out too likely, so kl can be above and accuracy below that of the "
         "base rate. auroc and the confusion matrix show what was learned."
     )
 
+    gamma: int = 3
     dropout: float = 0.4
     label_smoothing: float = 0.1
     smote_neighbours: int = 5
@@ -70,12 +81,22 @@ class HRAD:
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
+        checked_count("predictor.gamma", self.gamma)
         if not (0 <= self.dropout < 1 and 0 <= self.label_smoothing < 1 and self.smote_neighbours >= 0):
             raise UserError("predictor: dropout and label_smoothing must lie in [0, 1), smote_neighbours be at least 0")
 
     @property
     def offset(self) -> tuple[float, ...]:
         return ()
+
+    def samples(self, records: Records) -> Records:
+        """The rounds whose first `gamma` verdicts are known, with their `label`; `draft_max_q` of the first token."""
+        known = records["known"] >= self.gamma
+        if not known.any():
+            raise UserError(f"predictor.gamma: no harvested round of {self.gamma} tokens is complete. Lower it")
+        rows = {name: values[known] for name, values in records.items()}
+        label = round_class(rows["accepted"], rows["drafted"], self.gamma)
+        return {**rows, "label": label, "draft_max_q": rows["draft_max_q"][:, 0]}
 
     def build(self, dim: int) -> ClassMLP:
         return ClassMLP(dim, self.dropout)

@@ -50,10 +50,8 @@ class SpecDecPP:
     """
 
     name: ClassVar[str] = "specdecpp"
-    kind: ClassVar[str] = "specdecpp"
     classes: ClassVar[tuple[str, ...]] = ("reject", "accept")
     label: ClassVar[str] = "soft_label = min(1, p(Y)/q(Y)) of a drawn draft token Y, under the warped laws"
-    bound_to_gamma: ClassVar[bool] = False
     caveat: ClassVar[str] = (
         "Before calibration the output is the paper's f, which w_rej lowers by log(w_rej / w_acc) in log-odds; "
         "calibration adds that back. Stop thresholds tuned on f have to be tuned again."
@@ -70,6 +68,21 @@ class SpecDecPP:
     def __post_init__(self) -> None:
         if self.depth < 0 or self.w_rej <= 0 or self.w_acc <= 0:
             raise UserError("predictor.depth: must be at least 0, and predictor.w_rej and w_acc above 0")
+
+    @property
+    def gamma(self) -> None:
+        return None
+
+    @property
+    def kind(self) -> str:
+        return "specdecpp"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return "soft_label", "q_token", "draft_max_q", "features"
+
+    def samples(self, records: Records) -> Records:
+        return records
 
     @property
     def offset(self) -> tuple[float, ...]:

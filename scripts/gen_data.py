@@ -92,6 +92,7 @@ def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path) 
         **plan(pair, requests, recipe),
         "statistics": statistics(out, count, recipe.gamma),
         "feature_dims": feature_dims(pair, recipe),
+        "features_stored": True,
         "shards": listed,
         "bytes": sum(entry["bytes"] for entry in listed),
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),

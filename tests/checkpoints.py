@@ -25,10 +25,10 @@ def write_checkpoint(
 ) -> Path:
     """An untrained but deterministic predictor `name` on `dim` features; gamma only binds H-RAD."""
     torch.manual_seed(0)
-    predictor: Predictor = HRAD() if name == "hrad" else SpecDecPP(depth=0)
+    predictor: Predictor = HRAD(gamma) if name == "hrad" else SpecDecPP(depth=0)
     predictor.features = features or ONE_STATE[name]
     predictor.head = predictor.build(dim)
-    return save(predictor, folder, gamma, context)
+    return save(predictor, folder, context)
 
 
 def write_logistic(folder: Path) -> Path:
@@ -36,13 +36,11 @@ def write_logistic(folder: Path) -> Path:
     predictor = SpecDecPP(depth=0)
     predictor.features, predictor.head = ONE_STATE["specdecpp"], predictor.build(1)
     predictor.head.load_state_dict({"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)})
-    return save(predictor, folder, 4, None)
+    return save(predictor, folder, None)
 
 
-def save(predictor: Predictor, folder: Path, gamma: int, context: Mapping[str, Any] | None) -> Path:
+def save(predictor: Predictor, folder: Path, context: Mapping[str, Any] | None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     dim = next(predictor.head.parameters()).shape[1]
-    save_predictor(
-        predictor, folder, {"dim": dim, "gamma": gamma if predictor.bound_to_gamma else None} | dict(context or {})
-    )
+    save_predictor(predictor, folder, {"dim": dim, "gamma": predictor.gamma} | dict(context or {}))
     return folder

@@ -26,7 +26,7 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4) -> Path:
             head = {"prompt_id": f"{split}-{number}", "dataset": "toy", "split": split}
             lines["responses"].append({**head, "prompt_tokens": torch.arange(3), "response_tokens": torch.arange(rows)})
             lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
-            lines["hrad"].append({**head, **_hrad(rows, gamma, generator)})
+            lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
     for kind, table in lines.items():
         shards.write_shard(folder, kind, 0, table)
     manifest = {
@@ -37,6 +37,7 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4) -> Path:
         "gamma": gamma,
         "features": FEATURES,
         "feature_dims": {"specdecpp": DIM, "hrad": DIM},
+        "features_stored": True,
         "shards": shards.shard_list(folder, 1),
     }
     shards.write_json(folder / "manifest.json", manifest)
@@ -58,18 +59,22 @@ def _specdecpp(rows: int, generator: torch.Generator) -> dict[str, Any]:
     }
 
 
-def _hrad(rows: int, gamma: int, generator: torch.Generator) -> dict[str, Any]:
+def _rounds(rows: int, gamma: int, generator: torch.Generator) -> dict[str, Any]:
+    """Token d of a round is accepted with a probability that rises with feature 0 at that token."""
     x = torch.randn(rows, DIM, generator=generator)
+    along = torch.randn(rows, gamma, DIM, generator=generator)
     accepted = ((x[:, 0] > 0.3).long() + (x[:, 0] > 1.0).long() * (gamma - 1)).clamp(max=gamma)
     several = torch.rand(rows, gamma, generator=generator)
     return {
         "anchor": torch.arange(rows),
+        "known": torch.full((rows,), gamma),
         "drafted": torch.full((rows,), gamma),
         "accepted": accepted,
-        "label": (accepted > 0).long() + (accepted == gamma).long(),
-        "draft_max_q": several[:, 0],
         "draft_tokens": torch.zeros(rows, gamma, dtype=torch.int64),
         "draft_q": several,
-        "accept_prob": several,
+        "draft_max_q": several,
+        "draft_entropy": several,
+        "accept_prob": torch.sigmoid(4 * along[:, :, 0]),
         "features": shards.pack_features(x),
+        "rollout_features": shards.pack_features(along),
     }

@@ -9,7 +9,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from data_gen.shards import read_manifest, read_records
+from data_gen.samples import read_samples
+from data_gen.shards import read_manifest
 from predictors.base import Predictor, load_predictor, replaced_folder, save_predictor, settings
 from predictors.calibration import cross_entropy, fit_temperature
 from predictors.errors import UserError
@@ -35,8 +36,8 @@ def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
     predictor: Predictor = instantiate(OmegaConf.load(CONF / "predictor" / f"{request.param}.yaml"))
     trainer = instantiate(OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{request.param}.yaml"), TRAINING))
-    spec = FeatureSpec.from_dict(read_manifest(harvest)["features"][predictor.kind])
-    return predictor.fit(read_records(harvest, predictor.kind, "train"), spec, trainer)
+    spec = FeatureSpec.from_dict(read_manifest(harvest)["features"][predictor.name])
+    return predictor.fit(read_samples(harvest, predictor, "train"), spec, trainer)
 
 
 @pytest.fixture
@@ -47,13 +48,13 @@ def checkpoint(trained: Predictor, tmp_path: Path) -> Path:
 
 
 def test_it_ranks_a_learnable_label(trained: Predictor, harvest: Path) -> None:
-    test = read_records(harvest, trained.kind, "test")
+    test = read_samples(harvest, trained, "test")
     probs = torch.softmax(logits_in_chunks(trained.head, test["features"]), -1)
-    assert scores(probs, trained.targets(test))["auroc"] > (0.7 if trained.kind == "specdecpp" else 0.85)
+    assert scores(probs, trained.targets(test))["auroc"] > (0.7 if trained.name == "specdecpp" else 0.85)
 
 
 def test_calibration_keeps_the_ranking_and_helps_on_its_split(trained: Predictor, harvest: Path) -> None:
-    records = read_records(harvest, trained.kind, "calibration")
+    records = read_samples(harvest, trained, "calibration")
     logits, targets = logits_in_chunks(trained.head, records["features"]), trained.targets(records)
     trained.calibration = fit_temperature(logits, targets, trained.offset)
     probs = trained.calibration.apply(logits)
@@ -89,13 +90,13 @@ def test_round_trip_through_disk_is_exact(trained: Predictor, checkpoint: Path) 
 def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:
     again = type(trained)(**settings(trained))
     trainer = instantiate(OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{trained.name}.yaml"), TRAINING))
-    again.fit(read_records(harvest, trained.kind, "train"), trained.features, trainer)
+    again.fit(read_samples(harvest, trained, "train"), trained.features, trainer)
     for ours, theirs in zip(trained.head.parameters(), again.head.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_what_it_was_trained_for_is_accepted(trained: Predictor, checkpoint: Path) -> None:
-    spec = FeatureSpec.from_dict(FEATURES[trained.kind])
+    spec = FeatureSpec.from_dict(FEATURES[trained.name])
     renamed = {**PAIR, "name": "another name"}
     expect = {"pair": renamed, "features": spec, "warp": WARP, "draft_warp": WARP, "gamma": 4}
     assert load_predictor(checkpoint, expect=expect).features == trained.features
@@ -192,7 +193,7 @@ def test_rebalancing_sees_the_training_fold_only(harvest: Path, monkeypatch: pyt
         return rows
 
     monkeypatch.setattr(hrad, "smote", spy)
-    records = read_records(harvest, "hrad", "train")
+    records = read_samples(harvest, hrad.HRAD(), "train")
     trainer = Recorder(epochs=1, batch_size=4, lr=0.1, schedule="plateau")
     hrad.HRAD().fit(records, FeatureSpec("target", [-1]), trainer)
     held = set(records["group"].tolist()) - set(seen["given"].tolist())
@@ -206,3 +207,15 @@ def test_rebalancing_sees_the_training_fold_only(harvest: Path, monkeypatch: pyt
 
 def test_base_rate_uses_training_labels() -> None:
     assert base_rate(torch.eye(3)[[0, 0, 1, 2]], 1).tolist() == [[0.5, 0.25, 0.25]]
+
+
+def test_one_harvest_serves_every_gamma_up_to_its_own(harvest: Path) -> None:
+    from predictors.hrad import HRAD
+
+    labels = {gamma: read_samples(harvest, HRAD(gamma), "train")["label"] for gamma in (1, 2, 4)}
+    assert set(labels[1].tolist()) == {0, 2}, "one token: none or all"
+    for gamma in (2, 4):
+        assert torch.equal(labels[gamma] == 0, labels[1] == 0)
+    assert (labels[4] == 2).sum() == (labels[2] == 2).sum() - ((labels[2] == 2) & (labels[4] == 1)).sum()
+    with pytest.raises(UserError, match=r"^predictor\.gamma: 5 is more than the 4 tokens per round of .* gamma=5$"):
+        read_samples(harvest, HRAD(5), "train")

@@ -39,11 +39,12 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9 and all(manifest["splits"].values())
     assert manifest["feature_dims"] == {"specdecpp": 24, "hrad": 5 * 24}
     assert manifest["bytes"] == sum(path.stat().st_size for path in Path("data/jsonl").glob("*.parquet"))
-    for kind in ("specdecpp", "hrad"):
+    for kind, name in (("specdecpp", "specdecpp"), ("rounds", "hrad")):
         read = [read_records("data/jsonl", kind, split) for split in SPLITS]
         assert sum(len(records["group"]) for records in read) == found["records"][kind]
-        assert {records["features"].shape[1] for records in read} == {manifest["feature_dims"][kind]}
-    assert sum(found["accepted_lengths"]) == sum(found["classes"].values()) == found["records"]["hrad"]
+        assert {records["features"].shape[1] for records in read} == {manifest["feature_dims"][name]}
+    assert {records["rollout_features"].shape[1:] for records in read} == {(3, 24)}
+    assert sum(found["accepted_lengths"]) == found["records"]["rounds"]
     printed = capsys.readouterr().out
     assert "mean sum(min(p, q))" in printed and "accepted lengths" in printed
 

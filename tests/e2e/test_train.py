@@ -36,10 +36,10 @@ def test_checkpoint_folder(
     assert [path.name for path in folder.parent.iterdir()] == [name]  # the resume file is gone
 
     config = json.loads((folder / "config.json").read_text())
-    assert config["gamma"] == {"specdecpp": None, "hrad": 4}[name]
+    assert config["gamma"] == {"specdecpp": None, "hrad": 3}[name]
     assert config["provenance"]["data"]["splits"]["train"] == {"rows": 360, "prompts": 12}
     assert config["provenance"]["command"].startswith(f"python train.py predictor={name}")
-    load_predictor(folder, expect={"pair": PAIR, "warp": WARP, "draft_warp": WARP, "gamma": 4})
+    load_predictor(folder, expect={"pair": PAIR, "warp": WARP, "draft_warp": WARP, "gamma": 3})
 
     metrics = json.loads((folder / "metrics.json").read_text())
     rows = {name, f"{name}, before calibration", "constant", "base rate", "draft confidence (draft_max_q)"}
@@ -48,6 +48,16 @@ def test_checkpoint_folder(
     printed = capsys.readouterr().out
     assert all(row in printed and row in (folder / "README.md").read_text() for row in rows)
     assert ("accuracy" in printed) == (name == "hrad")
+
+
+def test_gamma_above_the_harvest_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_harvest(tmp_path / "data" / "toy")
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, "predictor=hrad", "data=data/toy", "predictor.gamma=5", *QUICK)
+    assert exit_code.value.code == 2
+    assert "error: predictor.gamma: 5 is more than the 4 tokens" in capsys.readouterr().err
 
 
 def test_no_harvest_names_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,17 +11,22 @@ from torch import Tensor
 
 from data_gen import shards
 from data_gen.harvest import Progress, Recipe, draws, harvest, label
+from data_gen.labels import entropy
 from data_gen.requests import Request
-from data_gen.responses import Answer, read_answers, uniforms
-from data_gen.rollouts import at, roll, rollout_acceptance
+from data_gen.responses import Answer, Laws, at, read_answers, uniforms
+from data_gen.rollouts import Drawn, roll, rollout_acceptance
+from decoding.draft import RoundContext
 from decoding.engines.serial import SerialEngine
+from decoding.growth import DraftStep
 from decoding.models import CachedLM, ModelPair
 from decoding.sampling import Sampler, Warp, pick
+from decoding.stopping.acceptance import AcceptanceStop
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
 from predictors.errors import UserError
 from predictors.features import FeatureSpec, extract
+from tests.checkpoints import write_checkpoint
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
 
 RECIPE = Recipe(
@@ -107,24 +113,36 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
     uniform = uniforms(0, "x", "rollouts", len(anchors), 3)
     laws, rows = answer.laws, anchors + len(request.tokens) - 1
     before = pair.draft.length, pair.target.length
-    rolled = roll(pair.draft, rows, laws.candidate[anchors], laws.q[anchors], uniform, RECIPE.draft_warp)
+    first = first_draws(laws, anchors)
+    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
     accept = rollout_acceptance(pair.target, rolled, laws.accept[anchors], RECIPE.warp)
     assert (pair.draft.length, pair.target.length) == before
     for a, t in enumerate(anchors.tolist()):
         known = torch.cat([request.tokens, laws.response[:t]])
-        for d, token in enumerate(rolled.tokens[a]):
+        for d, token in enumerate(rolled.drawn.token[a]):
             p, q = (w.probs(naive(lm, known)[0]) for lm, w in zip((pair.target, pair.draft), warps(), strict=True))
+            belief = naive(pair.draft, known)[0].softmax(-1)
             assert d == 0 or pick(q, uniform[a, d - 1]) == token
-            assert rolled.q[a, d].item() == pytest.approx(q[token].item(), abs=1e-4)
+            assert rolled.drawn.q[a, d].item() == pytest.approx(q[token].item(), abs=1e-4)
+            assert rolled.drawn.max_q[a, d].item() == pytest.approx(belief.max().item(), abs=1e-4)
+            assert rolled.drawn.entropy[a, d].item() == pytest.approx(entropy(belief).item(), abs=1e-4)
             assert accept[a, d].item() == pytest.approx(min(1.0, (p[token] / q[token]).item()), abs=1e-4)
             known = torch.cat([known, token[None]])
+            feature = extract(naive(pair.draft, known)[1][:, -1:], RECIPE.specdecpp)[0]
+            torch.testing.assert_close(rolled.features[a, d], feature, atol=1e-6, rtol=0.01)
+
+
+def first_draws(laws: Laws, anchors: Tensor) -> Drawn:
+    return Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
 
 
 def test_many_rollouts_are_verified_in_parts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     request = some_requests()[0]
     laws = answers(pair, [request], RECIPE)[request.prompt_id].laws
     rows = torch.arange(len(laws.response)) + len(request.tokens) - 1
-    rolled = roll(pair.draft, rows, laws.candidate, laws.q, uniforms(0, "x", "r", len(rows), 3), RECIPE.draft_warp)
+    first = first_draws(laws, torch.arange(len(rows)))
+    uniform = uniforms(0, "x", "r", len(rows), 3)
+    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
     at_once = rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp)
     monkeypatch.setattr("data_gen.rollouts.MAX_ROWS", 10)
     torch.testing.assert_close(rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp), at_once)
@@ -145,23 +163,81 @@ def test_specdecpp_features_read_the_mixed_sequence(pair: ModelPair) -> None:
     assert torch.equal(row["token_ids"], answer.laws.candidate[kept])
 
 
-def test_greedy_rounds_equal_a_real_decode(pair: ModelPair) -> None:
-    engine = SerialEngine(pair, Chain(4), Fixed(4), TokenVerifier(), Warp(0.0), Warp(0.0), frozenset({EOS}))
-    accepted_lengths = []
+@pytest.mark.parametrize("gamma", [1, 4, 9])
+def test_walking_greedy_rounds_replays_a_real_decode(pair: ModelPair, gamma: int) -> None:
+    """Up to the last round of responses that were cut, whose drafts are limited by what is left to say."""
+    recipe, most = replace(GREEDY, gamma=9), GREEDY.max_new_tokens
+    engine = SerialEngine(pair, Chain(9), Fixed(gamma), TokenVerifier(), Warp(0.0), Warp(0.0), frozenset({EOS}))
+    accepted_lengths, cut = [], 0
     for request in some_requests():
-        answer = answers(pair, [request], GREEDY)[request.prompt_id]
-        row = label(pair, request, answer, GREEDY)["hrad"]
-        table = {t: (row["draft_tokens"][i], row["accepted"][i]) for i, t in enumerate(row["anchor"].tolist())}
-        trace = engine.decode(request.tokens, GREEDY.max_new_tokens, Sampler.seeded(0))
-        assert trace.tokens == answer.laws.response.tolist()
+        answer = answers(pair, [request], recipe)[request.prompt_id]
+        row = label(pair, request, answer, recipe)["rounds"]
+        response = answer.laws.response
+        trace = engine.decode(request.tokens, most, Sampler.seeded(0))
+        assert trace.tokens == response.tolist()
+        assert row["anchor"].tolist() == list(range(len(response)))
         position = 0
         for turn in trace.rounds:
-            if len(turn.draft_tokens) == 4:
-                tokens, accepted = table[position]
-                assert (tokens.tolist(), int(accepted)) == (turn.draft_tokens, turn.accepted)
-                accepted_lengths.append(turn.accepted)
-            position += len(turn.tokens)
-    assert len(accepted_lengths) > 10 and {0, 4} < set(accepted_lengths)
+            length = min(gamma, int(row["drafted"][position]), most - position - 1)
+            accepted = min(int(row["accepted"][position]), length)
+            assert length <= row["known"][position]
+            assert (row["draft_tokens"][position, :length].tolist(), accepted) == (turn.draft_tokens, turn.accepted)
+            ended = accepted == length and EOS in turn.draft_tokens
+            position += accepted if ended else accepted + 1
+            accepted_lengths.append(accepted)
+        assert position == len(response)
+        cut += int(response[-1]) != EOS
+    assert len(accepted_lengths) > 10 and {0, min(gamma, 4)} <= set(accepted_lengths) and cut
+
+
+def test_verdicts_beyond_a_cut_greedy_response_are_not_known(pair: ModelPair) -> None:
+    for request in some_requests():
+        answer = answers(pair, [request], GREEDY)[request.prompt_id]
+        row = label(pair, request, answer, GREEDY)["rounds"]
+        length, ended = len(answer.laws.response), int(answer.laws.response[-1]) == EOS
+        whole = [GREEDY.gamma if ended else min(GREEDY.gamma, length - t) for t in range(length)]
+        assert row["known"].tolist() == whole
+        beyond = torch.arange(GREEDY.gamma) >= row["known"][:, None]
+        assert (row["accept_prob"][beyond] == 0).all()
+
+
+class Noting(AcceptanceStop):
+    """The acceptance rule, writing down the features it reads in the first round of a request."""
+
+    def begin_round(self, context: RoundContext) -> None:
+        super().begin_round(context)
+        self.first = context.round == 0
+        self.read: list[Tensor] = [] if self.first else self.read
+
+    def _acceptance(self, step: DraftStep) -> float:
+        hidden = step.hidden() if self.order == "paper" else step.previous_hidden()
+        if self.first:
+            self.read.append(extract(hidden[:, None], self.predictor.features)[0])
+        return super()._acceptance(step)
+
+
+@pytest.mark.parametrize("order", ["paper", "code"])
+def test_features_along_a_rollout_are_those_the_stop_rule_reads(
+    pair: ModelPair, order: Literal["paper", "code"], tmp_path: Path
+) -> None:
+    checkpoint = write_checkpoint(tmp_path, "specdecpp", 24, features=RECIPE.specdecpp)
+    stop = Noting(checkpoint, 1.0, (1, GREEDY.gamma), order)
+    engine = SerialEngine(pair, Chain(9), stop, TokenVerifier(), GREEDY.warp, GREEDY.draft_warp, frozenset({EOS}))
+    compared = 0
+    for request in some_requests(3):
+        answer = answers(pair, [request], GREEDY)[request.prompt_id]
+        row = label(pair, request, answer, GREEDY)["rounds"]
+        stored = (
+            torch.from_numpy(row["rollout_features"]).view(torch.bfloat16).view(len(row["anchor"]), GREEDY.gamma, -1)
+        )
+        for t in row["anchor"].tolist():
+            committed = torch.cat([request.tokens, answer.laws.response[:t]])
+            drafted = engine.decode(committed, GREEDY.gamma + 1, Sampler.seeded(0)).rounds[0].draft_tokens
+            assert drafted == row["draft_tokens"][t, : len(drafted)].tolist()
+            for depth, feature in enumerate(stop.read):
+                torch.testing.assert_close(stored[t, depth].float(), feature, atol=1e-6, rtol=0.01)
+                compared += 1
+    assert compared > 50
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -185,9 +261,9 @@ def test_resumed_equals_uninterrupted(pair: ModelPair, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         harvest(pair, requests, RECIPE, tmp_path / "twice", stop_after(6))  # in the second of three chunks
     assert len(content(tmp_path / "twice")) == 3
-    untouched = (tmp_path / "twice" / "hrad-00000.parquet").stat().st_mtime_ns
+    untouched = (tmp_path / "twice" / "rounds-00000.parquet").stat().st_mtime_ns
     harvest(pair, requests[::-1], RECIPE, tmp_path / "twice", Progress())
-    assert (tmp_path / "twice" / "hrad-00000.parquet").stat().st_mtime_ns == untouched
+    assert (tmp_path / "twice" / "rounds-00000.parquet").stat().st_mtime_ns == untouched
     assert content(tmp_path / "twice") == content(tmp_path / "once")
     assert len(content(tmp_path / "once")) == 9
 
@@ -198,7 +274,7 @@ def test_a_damaged_shard_is_made_again(pair: ModelPair, tmp_path: Path) -> None:
     whole = content(tmp_path)
     path = tmp_path / shards.shard_name("specdecpp", 1)
     path.write_bytes(path.read_bytes()[:100])
-    (tmp_path / shards.shard_name("hrad", 0)).unlink()
+    (tmp_path / shards.shard_name("rounds", 0)).unlink()
     harvest(pair, requests, RECIPE, tmp_path, Progress())
     assert content(tmp_path) == whole
 
@@ -219,12 +295,12 @@ def test_every_record_is_consistent(pair: ModelPair, tmp_path: Path) -> None:
     harvest(pair, some_requests(8), RECIPE, tmp_path, Progress())
     for index in range(2):
         responses = pq.read_table(tmp_path / shards.shard_name("responses", index)).to_pylist()
-        rounds = pq.read_table(tmp_path / shards.shard_name("hrad", index)).to_pylist()
+        rounds = pq.read_table(tmp_path / shards.shard_name("rounds", index)).to_pylist()
         for response, row in zip(responses, rounds, strict=True):
             assert response["prompt_id"] == row["prompt_id"]
             length = len(response["response_tokens"])
-            complete = length if response["response_tokens"][-1] == EOS else length - RECIPE.gamma + 1
-            assert row["anchor"] == list(range(0, complete, RECIPE.stride))
+            assert row["anchor"] == list(range(0, length, RECIPE.stride))
+            assert set(row["known"]) == {RECIPE.gamma}, "the target was run along every rollout"
             assert all(0 <= n <= m <= RECIPE.gamma for n, m in zip(row["accepted"], row["drafted"], strict=True))
             assert len(row["accept_prob"]) == len(row["draft_tokens"]) == RECIPE.gamma * len(row["anchor"])
 
@@ -244,7 +320,7 @@ def test_nan_logits_stop_the_harvest_before_anything_is_written(tmp_path: Path) 
         ({"gamma": 0}, "gamma"),
         ({"batch_size": 0}, "batch_size"),
         ({"stride": 0}, r"anchors\.stride"),
-        ({"max_new_tokens": 3}, "max_new_tokens"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"mixing": 1.0}, "mixing"),
         ({"specdecpp": FeatureSpec("target", [-1])}, r"features\.specdecpp"),
         ({"hrad": FeatureSpec("draft", [-1])}, r"features\.hrad"),
@@ -259,7 +335,7 @@ def test_rollouts_of_one_token_need_no_forward(pair: ModelPair) -> None:
     request = some_requests()[0]
     recipe = replace(RECIPE, gamma=1)
     answer = answers(pair, [request], recipe)[request.prompt_id]
-    row = label(pair, request, answer, recipe)["hrad"]
+    row = label(pair, request, answer, recipe)["rounds"]
     torch.testing.assert_close(row["accept_prob"][:, 0], answer.laws.accept[row["anchor"]])
 
 

@@ -7,9 +7,10 @@ from data_gen.labels import (
     drafted_length,
     entropy,
     greedy_acceptance,
+    known_depth,
     overlap,
-    round_class,
 )
+from predictors.hrad import round_class
 
 
 def test_acceptance_is_capped_at_one() -> None:
@@ -55,4 +56,10 @@ def test_nothing_is_accepted_after_the_draft_ended() -> None:
 
 def test_round_classes() -> None:
     accepted, drafted = torch.tensor([0, 1, 3, 2, 0]), torch.tensor([3, 3, 3, 2, 1])
-    assert round_class(accepted, drafted).tolist() == [0, 1, 2, 2, 0]
+    assert round_class(accepted, drafted, 3).tolist() == [0, 1, 2, 2, 0]
+    assert round_class(accepted, drafted, 1).tolist() == [0, 2, 2, 2, 0]
+    assert round_class(torch.tensor([2, 5]), torch.tensor([20, 5]), 7).tolist() == [1, 2]
+
+
+def test_known_depth_ends_with_the_response() -> None:
+    assert known_depth(torch.tensor([0, 5, 9]), 10, 4).tolist() == [4, 4, 1]

@@ -11,7 +11,7 @@ from data_gen import shards
 from predictors.errors import UserError
 from tests.harvests import DIM, PROMPTS, write_harvest
 
-SHARD = "hrad-00000.parquet"
+SHARD = "rounds-00000.parquet"
 
 
 @pytest.fixture
@@ -20,17 +20,32 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_records_by_split(folder: Path) -> None:
-    records = shards.read_records(folder, "hrad", "train")
+    records = shards.read_records(folder, "rounds", "train")
     rows = 5 * PROMPTS["train"]
     assert records["features"].shape == (rows, DIM) and records["features"].dtype == torch.bfloat16
     assert records["draft_q"].shape == (rows, 3) and records["draft_q"].dtype == torch.float32
-    assert records["label"].shape == (rows,) and records["label"].dtype == torch.int64
+    assert records["rollout_features"].shape == (rows, 3, DIM)
+    assert records["accepted"].shape == (rows,) and records["accepted"].dtype == torch.int64
     assert records["group"].tolist() == [group for group in range(PROMPTS["train"]) for _ in range(5)]
 
 
 def test_one_value_per_round_keeps_its_axis(tmp_path: Path) -> None:
     folder = write_harvest(tmp_path / "short", rows=2, gamma=1)
-    assert shards.read_records(folder, "hrad", "test")["accept_prob"].shape == (2 * PROMPTS["test"], 1)
+    assert shards.read_records(folder, "rounds", "test")["accept_prob"].shape == (2 * PROMPTS["test"], 1)
+
+
+def test_columns_are_read_on_demand(folder: Path) -> None:
+    assert shards.read_records(folder, "rounds", "test", ["accepted"]).keys() == {"accepted", "group"}
+    everything = shards.read_records(folder, "rounds", "test")
+    some = shards.read_records(folder, "rounds", "test", ["draft_q", "rollout_features"])
+    assert all(torch.equal(everything[name], values) for name, values in some.items())
+
+
+def test_a_harvest_without_features_reads_the_rest(folder: Path) -> None:
+    manifest = shards.read_manifest(folder)
+    shards.write_json(folder / "manifest.json", {**manifest, "features_stored": False})
+    records = shards.read_records(folder, "rounds", "test")
+    assert not records.keys() & set(shards.FEATURES) and len(records["group"]) == 5 * PROMPTS["test"]
 
 
 def test_features_survive_as_bfloat16(folder: Path) -> None:
@@ -44,7 +59,7 @@ def test_features_survive_as_bfloat16(folder: Path) -> None:
 
 def test_the_datasets_package_reads_shards(folder: Path, tmp_path: Path) -> None:
     loaded = datasets.load_dataset(
-        "parquet", data_files=str(folder / "hrad-*.parquet"), split="train", cache_dir=str(tmp_path / "cache")
+        "parquet", data_files=str(folder / "rounds-*.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
     assert len(loaded) == sum(PROMPTS.values()) and len(loaded[0]["features"]) == 5 * DIM
 
@@ -62,7 +77,7 @@ def test_damaged_shard_is_named_with_the_remedy(folder: Path, damage: str) -> No
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         path.write_bytes({"truncated": content[:middle], "empty": b"", "flipped": flipped}[damage])
     with pytest.raises(UserError, match=rf"^data: shard .*{SHARD} .*Run the harvest again"):
-        shards.read_records(folder, "hrad", "train")
+        shards.read_records(folder, "rounds", "train")
     assert not shards.finished(folder, 0)
 
 
@@ -70,18 +85,18 @@ def test_nan_is_neither_written_nor_read(folder: Path) -> None:
     rows = pq.read_table(folder / SHARD).to_pylist()
     rows[0]["features"][0] = 0x7FC0  # NaN in bfloat16
     with pytest.raises(UserError, match="^pair: NaN or infinite values in column features"):
-        shards.write_shard(folder, "hrad", 1, rows)
-    assert not (folder / "hrad-00001.parquet").exists()
-    pq.write_table(pa.Table.from_pylist(rows, shards.SCHEMAS["hrad"]), folder / SHARD)
+        shards.write_shard(folder, "rounds", 1, rows)
+    assert not (folder / "rounds-00001.parquet").exists()
+    pq.write_table(pa.Table.from_pylist(rows, shards.SCHEMAS["rounds"]), folder / SHARD)
     with pytest.raises(UserError, match=f"{SHARD} holds NaN or infinite values in column features"):
-        shards.read_records(folder, "hrad", "train")
+        shards.read_records(folder, "rounds", "train")
 
 
 def test_rows_that_the_manifest_does_not_know(folder: Path) -> None:
     rows = pq.read_table(folder / SHARD).to_pylist()
-    shards.write_shard(folder, "hrad", 0, rows[:-1])
+    shards.write_shard(folder, "rounds", 0, rows[:-1])
     with pytest.raises(UserError, match=f"{SHARD} has 19 rows, the manifest says 20"):
-        shards.read_records(folder, "hrad", "train")
+        shards.read_records(folder, "rounds", "train")
 
 
 def test_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +109,7 @@ def test_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Monke
     rows = pq.read_table(folder / SHARD).to_pylist()
     monkeypatch.setattr(pq, "write_table", full)
     with pytest.raises(OSError, match="No space left"):
-        shards.write_shard(folder, "hrad", 1, rows)
+        shards.write_shard(folder, "rounds", 1, rows)
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
