@@ -236,6 +236,17 @@ def read_records(
     return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
 
 
+def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
+    """`prompt_id`, `dataset`, `prompt_tokens` and `response_tokens` of the prompts of one split, in the order of the
+    groups of `read_records`."""
+    folder = Path(folder)
+    entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
+    tables = [_listed_shard(folder, entry, SCHEMAS["responses"].names) for entry in entries]
+    table = pa.concat_tables(tables)
+    rows: list[dict[str, Any]] = table.filter(pc.equal(table["split"], split)).to_pylist()
+    return rows
+
+
 def _shaped(values: Tensor, name: str, kind: str, samples: int, gamma: int) -> Tensor:
     if name == "rollout_features":
         return values.view(torch.bfloat16).view(samples, gamma, -1)

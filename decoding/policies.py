@@ -117,6 +117,11 @@ def fixed(gamma: int) -> Policy:
 
 def drawn_confidence(table: RolloutTable) -> Policy:
     """Looks at the token drawn last, so never before the first one."""
+    if table.confidence is None:
+        raise UserError(
+            "draft_warp: what the draft thought of its own tokens is on record for temperature 0, and for 1 "
+            "without filters. Tune confidence_before instead"
+        )
     return Policy(lowest(_after_the_first(table.confidence, 1)), first=1)
 
 

@@ -19,8 +19,8 @@ class RolloutTable:
         target is, so that `accept` is 0 or 1 and replay is exact
     tokens: [B, T, G], drafted; drawn: [B, T], how many of them up to the first end token; accepted: [B, T], a verdict
     accept: [B, T, G], min(1, p / q) given that the tokens before were accepted
-    confidence: [B, T, G], the draft's probability of each token at temperature 1, unfiltered; max_q, entropy: of the
-        same law, the entropy in nats
+    max_q, entropy: [B, T, G], of the draft at temperature 1, unfiltered, before each token; the entropy in nats
+    confidence: [B, T, G], the probability of each token under that law; None where it was not recorded
     acceptance: [B, T, G], what the acceptance head says at each token; outcome: [B, T], the class H-RAD predicts
     """
 
@@ -32,9 +32,9 @@ class RolloutTable:
     drawn: Ints
     accepted: Ints
     accept: Array
-    confidence: Array
     max_q: Array
     entropy: Array
+    confidence: Array | None = None
     acceptance: Array | None = None
     outcome: Ints | None = None
 
