@@ -1,7 +1,9 @@
 """What decoding costs: seconds per forward and per prediction, measured or given, and the price of counts."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from decoding.lm import LM
 from decoding.replay import Counts
-from decoding.trace import Trace
+from decoding.trace import RoundTrace, Trace
 from predictors.errors import UserError
 
 SAMPLES = 3  # rounds of one size below which their seconds are no measurement
@@ -66,12 +68,25 @@ def cost_table(
 
     Raises UserError for a number that is not positive.
     """
-    by_rows = {int(rows): float(value) for rows, value in target.items()} if isinstance(target, Mapping) else {1: target}
+    by_rows = (
+        {int(rows): float(value) for rows, value in target.items()} if isinstance(target, Mapping) else {1: target}
+    )
     if not by_rows or min(draft, *by_rows.values()) <= 0:
         raise UserError("cost: draft and target must be positive numbers, target also a mapping from rows to them")
     rows = sorted(by_rows)
     measured = MeasuredCost(rows, [by_rows[count] for count in rows])
     return CostTable(draft, measured, measured(1) if autoregressive is None else autoregressive, dict(calls or {}))
+
+
+def read_cost(file: str | Path) -> CostTable:
+    """The table of a file that cost=measure has written. Raises UserError where there is none."""
+    try:
+        values = json.loads(Path(file).read_text(encoding="utf-8"))["seconds"]
+        return cost_table(**values)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"cost.file: no measured cost in {file}. Measure it: python scripts/tune.py cost=measure"
+        ) from error
 
 
 # From real decodes ---------------------------------------------------------------------------------------------------
@@ -92,8 +107,12 @@ def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Tr
             drafting.append((seconds["draft"] + seconds["sample"]) / round_.draft_forwards)
     target = {rows: median(found) for rows, found in by_rows.items() if len(found) >= SAMPLES}
     alone = median(sum(round_.seconds.values()) for trace in plain for round_ in trace.rounds)
-    calls = {rule: [r.seconds["stop"] / len(r.predicted) for r in found if r.predicted] for rule, found in rounds.items()}
+    calls = {rule: [_per_call(round_) for round_ in found if round_.predicted] for rule, found in rounds.items()}
     return cost_table(median(drafting), target, alone, {rule: median(found) for rule, found in calls.items() if found})
+
+
+def _per_call(round_: RoundTrace) -> float:
+    return round_.seconds["stop"] / len(round_.predicted)
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,10 @@ class Regression:
     target: float
     r2: float
     rows: int
+
+    def __str__(self) -> str:
+        seconds = f"{self.draft * 1e3:.2f} ms N_draft + {self.target * 1e3:.2f} ms N_target"
+        return f"T = {seconds} over {self.rows} generations, R^2 = {self.r2:.4f}"
 
 
 def regress(forwards: NDArray[np.float64], seconds: NDArray[np.float64]) -> Regression:

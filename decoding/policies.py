@@ -6,6 +6,7 @@ functions here say the same as the rules in `decoding.stopping` under the struct
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +22,15 @@ from predictors.errors import UserError
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
+REMEDY = "Use fixed, confidence, confidence_before, entropy, acceptance or hrad"
 
 
 @dataclass(frozen=True)
 class Policy:
     """A stop rule without its threshold, on a table of [B, T] anchors.
 
-    reach: [B, T, G] (or broadcasting to it), the lowest value the rule has seen when it is asked with c tokens drawn; it
-        goes on while sign * threshold <= reach
+    reach: [B, T, G] (or broadcasting to it), the lowest value the rule has seen when it is asked with c tokens drawn;
+        it goes on while sign * threshold <= reach
     most: [B, T] or a number, tokens at which it stops without looking
     ahead: whether looking takes the draft forward that the next draw would run (wasted when it stops there)
     first: smallest c at which it computes anything
@@ -91,23 +93,24 @@ def policy_of(stop: StopRule, table: RolloutTable) -> Policy:
             return acceptance(table, stop.least, stop.most, stop.order)
         case HRADStop():
             return classes(table, stop.gamma, policy_of(stop.confidence, table))
-    raise UserError(f"stop: {type(stop).__name__} cannot be replayed. Use fixed, confidence, entropy, acceptance or hrad")
+    raise UserError(f"stop: {type(stop).__name__} cannot be replayed. {REMEDY}")
 
 
-def threshold_of(stop: StopRule) -> float:
-    """The number `lengths` compares with."""
+def threshold_of(stop: StopRule) -> tuple[str, float]:
+    """Its setting that `lengths` compares with, as the rule's YAML calls it, and its value."""
     match stop:
         case Fixed():
-            return stop.gamma
+            return "gamma", stop.gamma
         case DrawnConfidence() | PredictableConfidence():
-            return stop.eps
+            return "eps", stop.eps
         case AdaEDL():
-            return stop.first_threshold
+            return "threshold", stop.first_threshold
         case AcceptanceStop():
-            return stop.threshold
+            return "threshold", stop.threshold
         case HRADStop():
-            return threshold_of(stop.confidence)
-    raise UserError(f"stop: {type(stop).__name__} has no threshold")
+            key, value = threshold_of(stop.confidence)
+            return f"confidence.{key}", value
+    raise UserError(f"stop: {type(stop).__name__} has no threshold. {REMEDY}")
 
 
 def fixed(gamma: int) -> Policy:
@@ -151,7 +154,7 @@ def lowest(value: Array) -> Array:
     return np.minimum.accumulate(value, axis=-1)
 
 
-def _after_the_first(value: Array, tokens: int) -> Array:
+def _after_the_first(value: NDArray[Any], tokens: int) -> Array:
     """[B, T, G]: what depth c - tokens said, seen with c tokens drawn; nothing before."""
     shifted = np.full_like(value, np.inf)
     shifted[..., tokens:] = value[..., : value.shape[-1] - tokens]

@@ -86,7 +86,7 @@ class Replayer:
         visits = self._visits(found.drafted)
         batch, width = len(visits), self._survival.shape[-1]
         cells = (np.arange(batch)[:, None] * width + found.drafted).ravel()
-        by_length = np.bincount(cells, visits.ravel(), batch * width).reshape(batch, width)
+        by_length: Array = np.bincount(cells, visits.ravel(), batch * width).reshape(batch, width).astype(float)
         sums = {name: (visits * getattr(found, name)).sum(1) for name in ("forwards", "drafted", "calls")}
         accepted = (visits * np.take_along_axis(self._mean, found.drafted[..., None], -1)[..., 0]).sum(1)
         return Counts(**sums, accepted=accepted, tokens=self.table.length.astype(float), by_length=by_length)

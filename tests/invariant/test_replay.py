@@ -101,7 +101,7 @@ def counted(trace: Trace) -> dict[str, float]:
 
 
 def replayed(found: RolloutTable, stop: StopRule, gamma_max: int) -> Counts:
-    return Replayer(found, gamma_max).replay(policy_of(stop, found), threshold_of(stop))
+    return Replayer(found, gamma_max).replay(policy_of(stop, found), threshold_of(stop)[1])
 
 
 def test_the_instances_have_every_edge() -> None:

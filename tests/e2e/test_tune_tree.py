@@ -1,4 +1,4 @@
-"""scripts/tune.py from its command line on a tiny pair, and scripts/evaluate.py with the tree it found."""
+"""scripts/tune_tree.py from its command line on a tiny pair, and scripts/evaluate.py with the tree it found."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from decoding.structures.sequoia import Sequoia
 from decoding.tree_search import expected_tokens
-from scripts import evaluate, tune
+from scripts import evaluate, tune_tree
 
 TREE = "trees/tiny.json"
 
@@ -51,7 +51,7 @@ def refused(program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 def test_tune_then_evaluate(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tune, monkeypatch, *base, *SMALL, "max_nodes=9")
+    run(tune_tree, monkeypatch, *base, *SMALL, "max_nodes=9")
     printed, artefact = capsys.readouterr().out, json.loads(Path(TREE).read_text())
     assert "tokens/target call, expected | ms/token, modelled" in printed and f"saved {TREE}" in printed
     assert os.listdir("trees") == ["tiny.json"]
@@ -60,7 +60,7 @@ def test_tune_then_evaluate(
     assert len(acceptance) == 8 and 0.2 < acceptance[0] < 1 and sum(acceptance) <= 1
     assert list(artefact["seconds_per_forward"]["target"]) == ["1", "4", "10"]
     assert artefact["pair"]["target"] and artefact["warp"]["temperature"] == 1.0
-    assert artefact["command"].startswith("python scripts/tune.py pair.target=")
+    assert artefact["command"].startswith("python scripts/tune_tree.py pair.target=")
 
     methods = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none", "out=runs/x")
     run(evaluate, monkeypatch, *base, *methods, "warp=greedy", "draft_warp.temperature=0")
@@ -72,7 +72,7 @@ def test_tune_with_a_greedy_draft(
 ) -> None:
     """It has one candidate a position; what is planned beyond that is worth nothing and is left out when decoding."""
     greedy = ("warp=greedy", "draft_warp.temperature=0")
-    run(tune, monkeypatch, *base, *SMALL, *greedy, "nodes=5", "max_depth=2")
+    run(tune_tree, monkeypatch, *base, *SMALL, *greedy, "nodes=5", "max_depth=2")
     artefact = json.loads(Path(TREE).read_text())
     first, *others = artefact["acceptance"]
     assert 0.2 < first <= 1 and not any(others) and artefact["seconds_per_forward"]
@@ -86,7 +86,7 @@ def test_tune_with_a_greedy_draft(
 
 
 def test_nodes_and_children_can_be_fixed(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tune, monkeypatch, *base, *SMALL, "nodes=7", "max_children=2")
+    run(tune_tree, monkeypatch, *base, *SMALL, "nodes=7", "max_children=2")
     artefact = json.loads(Path(TREE).read_text())
     assert len(artefact["parents"]) == 7 and len(artefact["acceptance"]) == 2
     assert Sequoia(TREE).max_siblings <= 2
@@ -95,7 +95,7 @@ def test_nodes_and_children_can_be_fixed(base: list[str], monkeypatch: pytest.Mo
 def test_the_same_seed_measures_the_same_acceptance(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for _ in range(2):
-        run(tune, monkeypatch, *base, *SMALL, "nodes=3")
+        run(tune_tree, monkeypatch, *base, *SMALL, "nodes=3")
         found.append(json.loads(Path(TREE).read_text())["acceptance"])
     assert found[0] == found[1]
 
@@ -120,14 +120,14 @@ def test_bad_settings_end_with_one_line(
     argument: str, words: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [value for value in base if argument != "structure=chain" or not value.startswith("structure")]
-    assert words in refused(tune, monkeypatch, capsys, *given, *SMALL, argument)
+    assert words in refused(tune_tree, monkeypatch, capsys, *given, *SMALL, argument)
     assert not Path(TREE).exists()
 
 
 def test_a_size_no_tree_has_is_refused(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = refused(tune, monkeypatch, capsys, *base, "rows=[1]", "repeats=1", "nodes=9", "max_depth=1")
+    message = refused(tune_tree, monkeypatch, capsys, *base, "rows=[1]", "repeats=1", "nodes=9", "max_depth=1")
     assert "nodes: no tree of 9 nodes has depth 1 and 8 children at most" in message
 
 
