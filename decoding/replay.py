@@ -12,6 +12,7 @@ draft.
 """
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,15 @@ from decoding.stopping.entropy import AdaEDL
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 WALKS = 16  # paths drawn per response where an adaptive rule meets a sampled target
+
+
+class Step(NamedTuple):
+    """One round: the position it starts at, draft tokens, those accepted, and the threshold in force."""
+
+    start: int
+    drafted: int
+    accepted: int
+    threshold: float
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class Replayer:
     def replay(self, policy: Policy, threshold: float) -> Counts:
         """The counts of decoding every prompt with this rule."""
         if policy.adaptive:
-            return self._walk(policy, policy.adaptive, threshold)
+            return self._mean_walk(policy, threshold)
         return self._expected(lengths(policy, threshold, self.limit))
 
     def at_lengths(self, drafted: Ints) -> Counts:
@@ -105,33 +115,40 @@ class Replayer:
             visits[:, start + 1 : start + gamma + 2] += visits[:, start, None] * jump[:, start]
         return visits[:, :positions] * self._inside
 
-    def _walk(self, policy: Policy, rule: AdaEDL, threshold: float) -> Counts:
-        """A rule whose threshold follows the verdicts: walk the path, on many verdicts where these are random."""
+    def _mean_walk(self, policy: Policy, threshold: float) -> Counts:
+        """Over many draws of the verdicts where these are random."""
         walks = 1 if self.table.greedy else WALKS
-        found = [self._one_walk(policy, rule, threshold, seed) for seed in range(walks)]
+        found = [self.walk(policy, threshold, seed)[0] for seed in range(walks)]
         means = {f.name: np.mean([getattr(counts, f.name) for counts in found], axis=0) for f in fields(Counts)}
         return Counts(**means)
 
-    def _one_walk(self, policy: Policy, rule: AdaEDL, threshold: float, seed: int) -> Counts:
-        """All responses step together, a round a step."""
+    def walk(self, policy: Policy, threshold: float, seed: int = 0) -> tuple[Counts, list[list[Step]]]:
+        """One path per response, all of them a round a step: its counts, and its rounds. seed: of random verdicts."""
         accepted = self.table.accepted if self.table.greedy else self._verdicts(seed)
         batch, rows = len(accepted), np.arange(len(accepted))
-        place, live = np.zeros(batch, np.int64), np.ones(batch, bool)
-        level, rate = np.full(batch, float(threshold)), np.full(batch, rule.target_rate)
+        place, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), [list[Step]() for _ in rows]
+        level, rate = np.full(batch, float(threshold)), np.full(batch, 1.0)
+        if policy.adaptive:
+            rate[:] = policy.adaptive.target_rate
         sums = {name: np.zeros(batch) for name in ("forwards", "drafted", "calls", "accepted")}
         by_length = np.zeros((batch, self._survival.shape[-1]))
+        reach = np.broadcast_to(policy.reach, self.table.accept.shape)
+        limit = np.minimum(self.limit, policy.most)
         while live.any():
-            willing = (policy.reach[rows, place] >= level[:, None]).sum(-1)
-            found = stop_at(policy, willing, self.limit[rows, place])
+            willing = (reach[rows, place] >= policy.sign * level[:, None]).sum(-1)
+            found = stop_at(policy, willing, limit[rows, place])
             right = np.minimum(accepted[rows, place], found.drafted)
             for name, values in zip(sums, (found.forwards, found.drafted, found.calls, right), strict=True):
                 sums[name] += live * values
             by_length[rows, found.drafted] += live
-            level, rate = adapt(rule, level, rate, found.drafted, right)
+            for row in live.nonzero()[0]:
+                steps[row].append(Step(int(place[row]), int(found.drafted[row]), int(right[row]), float(level[row])))
+            if policy.adaptive:
+                level, rate = adapt(policy.adaptive, level, rate, found.drafted, right)
             following = place + right + 1
             live &= following < self.table.length
             place = np.where(live, following, 0)
-        return Counts(**sums, tokens=self.table.length.astype(float), by_length=by_length)
+        return Counts(**sums, tokens=self.table.length.astype(float), by_length=by_length), steps
 
     def _verdicts(self, seed: int) -> Ints:
         """[B, T], accepted tokens of each rollout in one draw of the coins."""

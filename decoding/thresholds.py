@@ -43,12 +43,10 @@ def apply(cfg: DictConfig, found: Mapping[str, Any], run: Mapping[str, Any], giv
     for key, value in run.items():
         if _known(found[key]) != _known(value):
             return [f"thresholds: those of {cfg.thresholds} are for another {key}, left out"]
-    return [
-        line
-        for name, choice in found["results"]["chosen"]["rules"].items()
-        if name in cfg.methods and name != "fixed"  # its lengths are compared in a pass of their own
-        for line in [_apply_one(cfg, name, choice, found["rules"][name], list(given))]
-    ]
+    chosen = found["results"]["chosen"]
+    names = [name for name in chosen["rules"] if name in cfg.methods and name != "fixed"]  # its pass chooses its own
+    lines = [_apply_one(cfg, name, chosen["rules"][name], found["rules"][name], list(given)) for name in names]
+    return [f"thresholds: {cfg.thresholds}, whose advice is: {chosen['advice']}", *lines]
 
 
 def _apply_one(cfg: DictConfig, name: str, choice: Mapping[str, Any], rule: Mapping[str, Any], given: list[str]) -> str:

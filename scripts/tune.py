@@ -6,7 +6,8 @@
 
 Needs a harvest with a round at every position (python scripts/gen_data.py anchors.stride=1) and, for specdecpp and
 hrad, their checkpoints (python train.py). cost=measure decodes a few prompts to learn what forwards cost here; with
-any other `cost` no model runs. Thresholds are chosen on one split and judged on another. Writes `out`, which evaluate.py reads.
+any other `cost` no model runs. Thresholds are chosen on one split and judged on another. Writes `out`, which
+evaluate.py reads.
 """
 
 import shlex

@@ -11,9 +11,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from data_gen.harvest import Progress, Recipe, harvest
+from data_gen.requests import Request
+from data_gen.rollout_table import read_rollouts
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule
-from decoding.metrics import accepted_tokens, drafted_tokens
 from decoding.models import ModelPair
 from decoding.policies import policy_of, threshold_of
 from decoding.replay import Counts, Replayer
@@ -22,12 +24,14 @@ from decoding.sampling import Sampler, Warp
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
-from tests.checkpoints import write_checkpoint
+from scripts.check_replay import counted
+from scripts.gen_data import finish
+from tests.checkpoints import ONE_STATE, write_checkpoint
 from tests.rollout_tables import slow_table
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
 
 CONF = Path(__file__).parents[2] / "conf" / "stop"
-GREEDY, SAMPLED = Warp(0.0), Warp()
+GREEDY = Warp(0.0)
 GAMMA, MAX_NEW, WIDTH = 8, 26, 24
 PROMPTS = [torch.randint(1, VOCAB, (size,), generator=torch.Generator().manual_seed(size)) for size in (3, 4, 5, 6, 7)]
 
@@ -76,9 +80,10 @@ def rule(name: str, values: dict[str, Any]) -> StopRule:
 
 
 @cache
-def table(max_new: int = MAX_NEW, greedy: bool = True) -> RolloutTable:
-    warp = GREEDY if greedy else SAMPLED
-    return slow_table(models(), PROMPTS, max_new, GAMMA, warp, warp, rule("acceptance", {}), rule("hrad", {}))
+def table() -> RolloutTable:
+    return slow_table(
+        models(), PROMPTS, MAX_NEW, GAMMA, GREEDY, GREEDY, models().eos_ids, rule("acceptance", {}), rule("hrad", {})
+    )
 
 
 def decode(stop: StopRule, max_new: int, gamma_max: int) -> list[Trace]:
@@ -86,18 +91,6 @@ def decode(stop: StopRule, max_new: int, gamma_max: int) -> list[Trace]:
         models(), Chain(gamma_max), stop, TokenVerifier(), GREEDY, GREEDY, frozenset(models().eos_ids)
     )
     return [engine.decode(prompt, max_new, Sampler.seeded(0)) for prompt in PROMPTS]
-
-
-def counted(trace: Trace) -> dict[str, float]:
-    return {
-        "forwards": sum(round_.draft_forwards for round_ in trace.rounds),
-        "drafted": drafted_tokens(trace),
-        "accepted": accepted_tokens(trace),
-        "discarded": drafted_tokens(trace) - accepted_tokens(trace),
-        "calls": sum(len(round_.predicted) for round_ in trace.rounds),
-        "tokens": len(trace.tokens),
-        "rounds": len(trace.rounds),
-    }
 
 
 def replayed(found: RolloutTable, stop: StopRule, gamma_max: int) -> Counts:
@@ -123,11 +116,76 @@ def test_replay_is_decode(name: str, values: dict[str, Any]) -> None:
         assert counts.by_length[prompt].tolist() == lengths.tolist()
 
 
-@pytest.mark.parametrize("max_new", [1, 2, 3, GAMMA, GAMMA + 1])
+@pytest.mark.parametrize(("max_new", "gamma_max"), [(1, GAMMA), (2, GAMMA), (GAMMA, GAMMA), (GAMMA, 2)])
 @pytest.mark.parametrize(("name", "values"), RULES[1::3], ids=IDS[1::3])
-def test_replay_is_decode_where_the_output_ends(name: str, values: dict[str, Any], max_new: int) -> None:
+def test_replay_is_decode_where_the_output_ends(
+    name: str, values: dict[str, Any], max_new: int, gamma_max: int
+) -> None:
     """A long harvest serves shorter outputs, with another gamma_max as well."""
-    for gamma_max in (2, GAMMA):
+    stop = rule(name, values)
+    counts, traces = replayed(table().shortened(max_new), stop, gamma_max), decode(stop, max_new, gamma_max)
+    assert [counts.of(prompt) for prompt in range(len(PROMPTS))] == [counted(trace) for trace in traces]
+
+
+def test_a_walk_and_the_expectation_are_the_same_path() -> None:
+    for name, values in RULES[::2]:
         stop = rule(name, values)
-        counts, traces = replayed(table().shortened(max_new), stop, gamma_max), decode(stop, max_new, gamma_max)
-        assert [counts.of(prompt) for prompt in range(len(PROMPTS))] == [counted(trace) for trace in traces]
+        policy, level = policy_of(stop, table()), threshold_of(stop)[1]
+        replayer = Replayer(table(), GAMMA)
+        counts, steps = replayer.walk(policy, level)
+        expected = replayer.replay(policy, level)
+        for prompt, path in enumerate(steps):
+            assert counts.of(prompt) == expected.of(prompt)
+            assert len(path) == counts.rounds[prompt] and path[0].start == 0
+
+
+# From a harvest ------------------------------------------------------------------------------------------------------
+
+
+def recipe(warp: Warp, max_new: int, gamma: int) -> Recipe:
+    return Recipe(
+        gamma=gamma,
+        seed=0,
+        max_new_tokens=max_new,
+        batch_size=64,
+        mixing=0.15,
+        stride=1,
+        warp=warp,
+        draft_warp=warp,
+        specdecpp=ONE_STATE["specdecpp"],
+        hrad=ONE_STATE["hrad"],
+    )
+
+
+def harvested(prompts: list[torch.Tensor], how: Recipe, folder: Path) -> RolloutTable:
+    requests = [Request(f"{number:03}", "toy", prompt, "train") for number, prompt in enumerate(prompts)]
+    harvest(models(), requests, how, folder, Progress())
+    finish(models(), requests, how, folder)
+    head, classifier = rule("acceptance", {}).predictor, rule("hrad", {}).predictor
+    return read_rollouts(folder, "train", head, classifier)
+
+
+def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
+    found, slow = harvested(PROMPTS, recipe(GREEDY, MAX_NEW, GAMMA), tmp_path), table()
+    order = [found.prompt_ids.index(f"{number:03}") for number in range(len(PROMPTS))]
+    assert found.greedy and found.length[order].tolist() == slow.length.tolist()
+    room = slow.max_new[:, None] - np.arange(slow.tokens.shape[1])
+    inside = np.arange(slow.tokens.shape[1]) < slow.length[:, None]
+    assert np.array_equal(found.outcome[order][inside], slow.outcome[inside])
+    seen = inside[..., None] & (np.arange(GAMMA) < np.minimum(slow.drawn, room)[..., None])
+    for name in ("tokens", "accept", "max_q", "entropy", "confidence", "acceptance"):
+        ours, theirs = getattr(found, name)[order], getattr(slow, name)
+        assert np.allclose(ours[seen], theirs[seen], atol=1e-5), name
+
+
+@pytest.mark.parametrize(("name", "values"), RULES[1::3], ids=IDS[1::3])
+def test_replay_of_a_harvest_is_decode(name: str, values: dict[str, Any]) -> None:
+    stop, found = rule(name, values), greedy_harvest()
+    counts, traces = replayed(found, stop, GAMMA), decode(stop, MAX_NEW, GAMMA)
+    for place, prompt in enumerate(found.prompt_ids):
+        assert counts.of(place) == counted(traces[int(prompt)])
+
+
+@cache
+def greedy_harvest() -> RolloutTable:
+    return harvested(PROMPTS, recipe(GREEDY, MAX_NEW, GAMMA), Path(mkdtemp()))

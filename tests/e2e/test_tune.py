@@ -1,0 +1,193 @@
+"""scripts/tune.py from its command line on a tiny harvest, and scripts/evaluate.py with the thresholds it found."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from predictors.features import FeatureSpec
+from scripts import check_replay, evaluate, gen_data, tune
+from tests.checkpoints import write_checkpoint
+
+GREEDY = ("warp=greedy", "draft_warp.temperature=0")
+METHODS = ["fixed", "confidence", "confidence_before", "adaedl", "specdecpp", "hrad"]
+FILE = "runs/smollm2-thresholds-T0.0.json"
+
+
+@pytest.fixture(scope="module")
+def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with prompts, a greedy harvest of them, and untrained checkpoints made for it."""
+    folder = tmp_path_factory.mktemp("harvest")
+    prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 25)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        small = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/greedy", *SPLITS)
+        run(gen_data, patch, *base(tiny_pair_dir), *GREEDY, *small)
+    manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
+    context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
+    for name in ("specdecpp", "hrad"):
+        features, dim = manifest["features"][name], manifest["feature_dims"][name]
+        spec = FeatureSpec.from_dict(features)
+        write_checkpoint(folder / "checkpoints" / name, name, dim, gamma=3, features=spec, context=context)
+    return folder
+
+
+SPLITS = ("splits.calibration=0.3", "splits.test=0.3")
+
+
+def base(pair: Path) -> list[str]:
+    return [
+        *(f"pair.{side}={pair / side}" for side in ("target", "draft")),
+        *("pair.dtype=float64", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"),
+    ]
+
+
+@pytest.fixture
+def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(harvest)
+    for path in (harvest / "runs").glob("*"):
+        path.unlink()
+    return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS]
+
+
+def run(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr("sys.argv", [f"{program.__name__.rpartition('.')[2]}.py", *arguments])
+    program.main()
+
+
+def refused(program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_code:
+        run(program, monkeypatch, *arguments)
+    assert exit_code.value.code == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("error: ")
+    return message
+
+
+def evaluated(pair: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+    """The configuration an evaluation ran with."""
+    small = ("split=test", "limit=2", "repeats=1", "max_new_tokens=8", "gammas=[2]", "logger=none", "out=runs_x")
+    run(evaluate, monkeypatch, *base(pair), *GREEDY, *SPLITS, *small, *arguments)
+    config: dict[str, Any] = json.loads(Path("runs_x/results.json").read_text())["run"]["config"]
+    return config
+
+
+def test_tune_then_evaluate(
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tune, monkeypatch, *arguments, "cost=c10")
+    printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
+    assert "## cost chosen" in printed and "its frontier dominates" in printed and f"saved {FILE}" in printed
+    assert set(found["results"]) == {"chosen", "a100", "c4", "c5", "c10", "c15"}
+    assert found["results"]["chosen"] == found["results"]["c10"]
+    chosen = found["results"]["chosen"]["rules"]
+    assert sorted(chosen) == sorted(METHODS)
+    for choice in chosen.values():
+        assert 0 < choice["interval"][0] <= choice["speedup"] <= choice["interval"][1]
+        assert choice["speedup"] <= found["results"]["chosen"]["oracle_speedup"] and choice["regret"] >= 0
+    assert (
+        found["gamma"] == 5 and found["max_new_tokens"] == 12 and found["rules"]["hrad"]["setting"] == "confidence.eps"
+    )
+
+    method = evaluated(tiny_pair_dir, monkeypatch)["method"]
+    printed = capsys.readouterr().out
+    assert f"thresholds: {FILE}, whose advice is: " in printed
+    assert method["confidence"]["stop"]["eps"] == chosen["confidence"]["threshold"]
+    assert method["adaedl"]["stop"]["threshold"] == chosen["adaedl"]["threshold"]
+    assert method["specdecpp"]["stop"]["threshold"] == chosen["specdecpp"]["threshold"]
+    assert method["hrad"]["stop"]["confidence"]["eps"] == chosen["hrad"]["threshold"]
+    assert "confidence: method.confidence.stop.eps=" in printed and "modelled" in printed
+
+
+def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tune, monkeypatch, *arguments, "cost=c10", "methods=[confidence,hrad]")
+    only = "methods=[confidence,hrad]"
+    method = evaluated(tiny_pair_dir, monkeypatch, only, "method.confidence.stop.eps=0.123")["method"]
+    assert method["confidence"]["stop"]["eps"] == 0.123
+    assert "confidence: method.confidence.stop.eps=0.123, as given" in capsys.readouterr().out
+    assert (
+        evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")["method"]["hrad"]["stop"]["confidence"]["eps"]
+        == 0.2
+    )
+    assert "thresholds" not in capsys.readouterr().out
+    found = json.loads(Path(FILE).read_text())
+    found["rules"]["hrad"]["checkpoint"] = "another"
+    Path(FILE).write_text(json.dumps(found))
+    evaluated(tiny_pair_dir, monkeypatch, only)
+    assert (
+        "hrad: checkpoints/hrad is not the checkpoint it was tuned with, thresholds left out" in capsys.readouterr().out
+    )
+    Path(FILE).write_text(json.dumps(found | {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}}))
+    evaluated(tiny_pair_dir, monkeypatch, only)
+    assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
+    Path(FILE).write_text("{}")
+    message = refused(evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, only, "logger=none")
+    assert "thresholds: " in message and "python scripts/tune.py" in message
+    message = refused(evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, only, "thresholds=nowhere.json")
+    assert "thresholds: nowhere.json" in message
+
+
+def test_costs_are_measured_saved_and_read_again(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("cost.limit=3", "cost.max_new_tokens=8", "cost.gammas=[1,3]")
+    run(tune, monkeypatch, *arguments, "cost=measure", *small)
+    printed, first = capsys.readouterr().out, json.loads(Path(FILE).read_text())
+    assert "N_draft" in printed and "R^2" in printed
+    saved = json.loads(Path("runs/smollm2-cost-T0.0.json").read_text())
+    assert saved["regression"]["rows"] == 3 * (1 + 2 + 5) and saved["pair"]["target"]
+    assert set(saved["seconds"]["calls"]) == set(METHODS) - {"fixed"}
+    run(tune, monkeypatch, *arguments, "cost=measured")
+    assert json.loads(Path(FILE).read_text())["results"]["chosen"] == first["results"]["chosen"]
+
+
+def test_where_drafting_costs_too_much_the_advice_is_not_to(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tune, monkeypatch, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
+    assert "## cost chosen: do not speculate; oracle 1.00x" in capsys.readouterr().out
+
+
+def test_check_replay(
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = base(tiny_pair_dir)[:3]
+    heads = [f"rules.{name}.checkpoint=checkpoints/{name}" for name in ("specdecpp", "hrad")]
+    with pytest.raises(SystemExit) as exit_code:
+        run(check_replay, monkeypatch, *pair, *heads, "limit=4", "out=runs/check.json")
+    assert not exit_code.value.code
+    assert capsys.readouterr().out.count("4 of 4 prompts equal") == 15
+    rows = json.loads(Path("runs/check.json").read_text())["fixed 4"]
+    assert [row["equal"] for row in rows] == [True] * 4 and rows[0]["decoded"]["tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("methods=[fastest]", "methods: ['fastest']"),
+        ("points=0", "points: 0"),
+        ("gamma_max=9", "gamma_max: 9 is more than the 5 harvested"),
+        ("max_new_tokens=99", "max_new_tokens: 99"),
+        ("warp.temperature=1", "warp: data/greedy was harvested with"),
+        ("data=nowhere", "data: nowhere"),
+        ("cost=measured", "cost.file: no measured cost"),
+        ("choose=dev", "split: 'dev'"),
+        ("rules.hrad.checkpoint=nowhere", "rules.hrad.checkpoint: no checkpoint"),
+    ],
+)
+def test_bad_settings_end_with_one_line(
+    argument: str,
+    words: str,
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cost = () if argument.startswith("cost") else ("cost=c4",)
+    assert words in refused(tune, monkeypatch, capsys, *arguments, *cost, argument)
+    assert not Path(FILE).exists()
