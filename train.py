@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out."""
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
-    splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split) for split in SPLITS}
+    splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in SPLITS}
     out = Path(cfg.out or f"checkpoints/{predictor.name}")
     refuse_foreign(out, MARKER)
     logger = instantiate(cfg.logger)

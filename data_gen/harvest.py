@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from data_gen import labels, shards
 from data_gen.requests import Request
 from data_gen.responses import Answer, Reading, read_answers, uniforms
-from data_gen.rollouts import Drawn, roll, rollout_acceptance
+from data_gen.rollouts import Drawn, Rollouts, roll, roll_greedy, rollout_acceptance
+from decoding.cached_lm import CachedLM
 from decoding.models import ModelPair, pair_identity
 from decoding.sampling import Warp
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_switch
 from predictors.features import FeatureSpec, extract
 
 Row = dict[str, Any]
@@ -33,7 +35,8 @@ class Recipe:
     """What decides the content of the records, apart from pair and prompts.
 
     gamma: draft tokens per rollout; mixing: share r of response tokens in SpecDec++'s mixed sequences; stride: response
-    positions between rollouts; batch_size: prompts answered together, and per shard.
+    positions between rollouts; batch_size: prompts answered together, and per shard; features_stored: false leaves
+    hidden states out, to be recomputed for training (`data_gen.recompute`).
     """
 
     gamma: int
@@ -46,6 +49,7 @@ class Recipe:
     draft_warp: Warp
     specdecpp: FeatureSpec
     hrad: FeatureSpec
+    features_stored: bool = True
 
     def __post_init__(self) -> None:
         counts = {"gamma": self.gamma, "batch_size": self.batch_size, "max_new_tokens": self.max_new_tokens}
@@ -59,6 +63,7 @@ class Recipe:
             raise UserError(f"anchors.stride: {self.stride} is below 1. Use 1 for every response position")
         if not 0 <= self.mixing < 1:
             raise UserError(f"mixing: {self.mixing} is not in [0, 1). SpecDec++ uses 0.15")
+        checked_switch("features.stored", self.features_stored)
         if self.specdecpp.side != "draft" or self.specdecpp.embedding:
             raise UserError("features.specdecpp: must read the draft, without embedding. Use draft_last")
         if self.hrad.side != "target":
@@ -79,7 +84,12 @@ class Recipe:
             "warp": self.warp.to_dict(),
             "draft_warp": self.draft_warp.to_dict(),
             "features": {"specdecpp": self.specdecpp.to_dict(), "hrad": self.hrad.to_dict()},
+            "features_stored": self.features_stored,
         }
+
+    def packed(self, features: Tensor) -> np.ndarray:
+        """Features [..., D] as they are stored, if they are."""
+        return shards.pack_features(features if self.features_stored else features.new_empty(0))
 
 
 @dataclass(frozen=True)
@@ -191,7 +201,7 @@ def candidates(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe
         "q_token": laws.q.cpu()[kept],
         "draft_max_q": laws.max_q.cpu()[kept],
         "draft_entropy": laws.entropy.cpu()[kept],
-        "features": shards.pack_features(extract(output.hidden, recipe.specdecpp).cpu()[kept]),
+        "features": recipe.packed(extract(output.hidden, recipe.specdecpp).cpu()[kept]),
     }
 
 
@@ -200,10 +210,7 @@ def rounds(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) ->
     laws, response = answer.laws, answer.laws.response.cpu()
     anchors = torch.arange(0, len(response), recipe.stride)
     shape = (len(anchors), recipe.gamma)
-    uniform = uniforms(recipe.seed, request.prompt_id, "rollouts", *shape)[:, 1:]
-    last = anchors + len(request.tokens) - 1  # cache row of the last committed token
-    first = Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
-    rolled = roll(pair.draft, last, first, uniform, recipe.draft_warp, recipe.specdecpp)
+    rolled = rollouts(pair.draft, request, answer, anchors, recipe)
     tokens = rolled.drawn.token.cpu()
     known = torch.full_like(anchors, recipe.gamma)
     if recipe.warp.temperature == 0:
@@ -224,6 +231,17 @@ def rounds(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) ->
         "draft_max_q": rolled.drawn.max_q,
         "draft_entropy": rolled.drawn.entropy,
         "accept_prob": accept,
-        "features": shards.pack_features(answer.features[: len(anchors)]),
-        "rollout_features": shards.pack_features(rolled.features),
+        "features": recipe.packed(answer.features[: len(anchors)]),
+        "rollout_features": recipe.packed(rolled.features),
     }
+
+
+def rollouts(draft: CachedLM, request: Request, answer: Answer, anchors: Tensor, recipe: Recipe) -> Rollouts:
+    """gamma draft tokens from each anchor, the first of which are the candidates of the answer."""
+    laws, response = answer.laws, answer.laws.response.cpu()
+    first = Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
+    if recipe.stride == 1 and recipe.draft_warp.temperature == 0:
+        return roll_greedy(draft, response, first, recipe.gamma, recipe.specdecpp)
+    uniform = uniforms(recipe.seed, request.prompt_id, "rollouts", len(anchors), recipe.gamma)[:, 1:]
+    last = anchors + len(request.tokens) - 1  # cache row of the last committed token
+    return roll(draft, last, first, uniform, recipe.draft_warp, recipe.specdecpp)

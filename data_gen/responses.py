@@ -11,6 +11,8 @@ so a draw that falls on the boundary between two tokens may now and then come ou
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from decoding.cached_lm import CachedLM
 from decoding.sampling import Warp, pick
 from predictors.features import FeatureSpec, extract
 
+LAW_ROWS = 4  # laws worked on at once on a CPU: so many fit a core's cache, a whole batch takes three times as long
 COMPACT_BELOW = 0.75  # share of unfinished sequences at which the finished ones leave the batch (a copy of the cache)
 
 
@@ -123,9 +126,8 @@ class _Batch:
         reading = self._reading
         ours = self._target.step(self._tokens, hidden=(position + 1) % reading.stride == 0)
         theirs = self._draft.step(self._tokens)
-        laws = compare(
-            ours.logits, theirs.logits, self._uniform[:, self._rows, position], reading.warp, reading.draft_warp
-        )
+        uniform = self._uniform[:, self._rows, position].T
+        laws = blockwise(partial(compare, reading.warp, reading.draft_warp), ours.logits, theirs.logits, uniform)
         self._tokens = laws.response.cpu()
         for field in fields(Laws):
             values = getattr(laws, field.name)
@@ -160,11 +162,27 @@ class _Batch:
         self._features.append(noted)
 
 
-def compare(p_logits: Tensor, q_logits: Tensor, uniform: Tensor, warp: Warp, draft_warp: Warp) -> Laws:
-    """Warp both models' logits [n, V] and draw a response token and a candidate per row. uniform: [2, n]."""
+Columns = TypeVar("Columns")
+
+
+def blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few rows of each at a time. rows: [n, ...] each."""
+    size = LAW_ROWS if rows[0].device.type == "cpu" else max(1, len(rows[0]))
+    return zip(*(each.split(size) for each in rows), strict=True)
+
+
+def blockwise(law: Callable[..., Columns], *rows: Tensor) -> Columns:
+    """`law(*rows)`, a dataclass of columns [n, ...], worked out a few rows at a time."""
+    parts = [law(*block) for block in blocks(*rows)]
+    names = vars(parts[0])
+    return type(parts[0])(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+
+def compare(warp: Warp, draft_warp: Warp, p_logits: Tensor, q_logits: Tensor, uniform: Tensor) -> Laws:
+    """Warp both models' logits [n, V] and draw a response token and a candidate per row. uniform: [n, 2]."""
     p, q = warp.probs(p_logits), draft_warp.probs(q_logits)
     belief = q if draft_warp == Warp() else Warp().probs(q_logits)
-    response, candidate = pick(torch.stack([p, q]), uniform.to(p.device))
+    response, candidate = (pick(law, draw.to(law.device)) for law, draw in zip((p, q), uniform.unbind(1), strict=True))
     p_drawn, q_drawn = at(p, candidate), at(q, candidate)
     return Laws(
         response=response,

@@ -2,34 +2,46 @@
 
 Speculative decoding token by token would run the draft gamma times per position. Here one draft forward advances all
 rollouts by one token: each row sees its own prefix of the response and its own rollout, nothing else. The target then
-runs on all rollouts in one masked pass.
+runs on all rollouts in masked passes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from data_gen.labels import acceptance, entropy
-from data_gen.responses import at
+from data_gen.responses import at, blocks, blockwise
 from decoding.cached_lm import CachedLM
-from decoding.lm import LogitsFor
+from decoding.lm import LMOutput, LogitsFor
 from decoding.sampling import Warp, pick
 from predictors.features import FeatureSpec, extract
 
-MAX_ROWS = 512  # rows per forward: bounds the memory for logits, [rows, V]
+MAX_BYTES = 100 << 20  # of the logits of one forward
+TOGETHER = 128  # rollouts advanced by one draft forward: full speed, and few rows of other rollouts to look past
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One draft token per rollout, [A] each. q: the probability it was drawn with; max_q, entropy: of the draft at
-    temperature 1 without filters where it was drawn (as stop rules read it)."""
+    """Draft tokens. q: the probability each was drawn with; max_q, entropy: of the draft at temperature 1 without
+    filters where it was drawn (as stop rules read it). All of one shape: [A], or [A, gamma] for whole rollouts."""
 
     token: Tensor
     q: Tensor
     max_q: Tensor
     entropy: Tensor
+
+    def take(self, index: Tensor) -> "Drawn":
+        return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def flat(self) -> "Drawn":
+        return Drawn(*(getattr(self, field.name).flatten() for field in fields(self)))
+
+    @classmethod
+    def join(cls, how: Callable[[list[Tensor], int], Tensor], parts: Sequence["Drawn"], dim: int) -> "Drawn":
+        return cls(*(how([getattr(part, field.name) for part in parts], dim) for field in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -42,38 +54,83 @@ class Rollouts:
     features: Tensor
 
 
+def rows_per_forward(lm: CachedLM) -> int:
+    """As many as have logits of `MAX_BYTES`."""
+    return max(1, MAX_BYTES // (4 * lm.vocab_size))
+
+
 def roll(draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, spec: FeatureSpec) -> Rollouts:
     """Continue the cached sequence from many of its rows at once, one forward per depth.
 
     rows: [A]; first: already drawn after those rows; uniform: [A, gamma - 1]. The cache is left as it was.
     """
-    base, depths = draft.length, uniform.shape[1] + 1
+    some = torch.arange(len(rows)).split(min(TOGETHER, rows_per_forward(draft)))
+    parts = [_roll(draft, rows[index], first.take(index), uniform[index], warp, spec) for index in some]
+    drawn, features = zip(*parts, strict=True)
+    return Rollouts(rows, Drawn.join(torch.cat, drawn, 0), torch.cat(features))
+
+
+def roll_greedy(draft: CachedLM, response: Tensor, first: Drawn, gamma: int, spec: FeatureSpec) -> Rollouts:
+    """Rollouts of a greedy draft from every position of a response, each context run on once.
+
+    Where the draft says what the response says, the rollout is that token and then the rollout of the next position.
+    response: [T], all but its last token in the cache, which is left as it was; first: [T].
+    """
+    base, count = draft.length, len(response)
+    rows = torch.arange(count) + base - count
+    own = first.token.cpu() != response
+    own[-1] = True
+    uniform = torch.zeros(int(own.sum()), gamma - 1)  # a greedy draft needs no coins
+    rolled = roll(draft, rows[own], first.take(own), uniform, Warp(0.0), spec)
+    draft.crop(base - count + 1)
+    hidden = draft.forward(response, hidden=True, logits="none").hidden
+    assert hidden is not None
+    draft.crop(base)
+    index = shared_tokens(own, gamma)
+    drawn = Drawn.join(torch.cat, [first, rolled.drawn.flat()], 0).take(index)
+    return Rollouts(rows, drawn, torch.cat([extract(hidden, spec), rolled.features.flatten(0, 1)])[index])
+
+
+def shared_tokens(own: Tensor, gamma: int) -> Tensor:
+    """Where each of A rollouts finds its tokens: [A, gamma] indices into the A first tokens, then those of the rollouts
+    that were made, [n * gamma]. own: [A] bool, which were made (n of them, the last one included)."""
+    count, depth = len(own), torch.arange(gamma)
+    place = torch.arange(count)
+    following = torch.where(own, place, count).flip(0).cummin(0).values.flip(0)  # the next one made, or itself
+    steps = (following - place)[:, None]
+    made = count + (own.cumsum(0) - 1)[following][:, None] * gamma + depth - steps
+    return torch.where(depth < steps, place[:, None] + depth, made)
+
+
+def _roll(
+    draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, spec: FeatureSpec
+) -> tuple[Drawn, Tensor]:
+    base, gamma = draft.length, uniform.shape[1] + 1
     prefix = torch.arange(base) <= rows[:, None]
     own = torch.eye(len(rows), dtype=torch.bool)
     drawn, features = [first], []
-    for depth in range(1, depths + 1):
+    for depth in range(1, gamma + 1):
         visible = torch.cat([prefix, *[own] * depth], dim=1)
-        wanted: LogitsFor = "all" if depth < depths else "none"
+        wanted: LogitsFor = "all" if depth < gamma else "none"
         output = draft.forward_masked(drawn[-1].token, rows + depth, visible, hidden=True, logits=wanted)
         assert output.hidden is not None
         features.append(extract(output.hidden, spec))
-        if depth < depths:
-            drawn.append(draw(output.logits, uniform[:, depth - 1], warp))
+        if depth < gamma:
+            drawn.append(blockwise(partial(draw, warp), output.logits, uniform[:, depth - 1]))
     draft.crop(base)
-    return Rollouts(rows, stacked(drawn), torch.stack(features, 1))
+    return Drawn.join(torch.stack, drawn, 1), torch.stack(features, 1)
 
 
-def draw(logits: Tensor, uniform: Tensor, warp: Warp) -> Drawn:
-    """One token per row of the draft's logits [A, V]. uniform: [A]."""
-    q = warp.probs(logits)
-    belief = q if warp == Warp() else Warp().probs(logits)
-    token = pick(q, uniform.to(q.device))
-    return Drawn(token, at(q, token), belief.amax(-1), entropy(belief))
-
-
-def stacked(drawn: Sequence[Drawn]) -> Drawn:
-    """gamma draws of [A] each as one of [A, gamma]."""
-    return Drawn(*(torch.stack([getattr(each, field.name) for each in drawn], 1) for field in fields(Drawn)))
+def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
+    """One token per row of the draft's logits [n, V]. uniform: [n]."""
+    belief = Warp().probs(logits)
+    if warp.temperature == 0:
+        token, q = logits.max(-1).indices, torch.ones_like(belief[:, 0])
+    else:
+        law = belief if warp == Warp() else warp.probs(logits)
+        token = pick(law, uniform.to(law.device))
+        q = at(law, token)
+    return Drawn(token, q, belief.amax(-1), entropy(belief))
 
 
 def rollout_acceptance(target: CachedLM, rolled: Rollouts, first: Tensor, warp: Warp) -> Tensor:
@@ -82,22 +139,34 @@ def rollout_acceptance(target: CachedLM, rolled: Rollouts, first: Tensor, warp: 
     first: [A], that of the first tokens, known from the answer. The cache is left as it was.
     """
     tokens, q = rolled.drawn.token, rolled.drawn.q
-    depths = tokens.shape[1] - 1
-    size = max(1, MAX_ROWS // depths) if depths else len(first)
+    if tokens.shape[1] == 1:
+        return first[:, None]
+    size = max(1, rows_per_forward(target) // (tokens.shape[1] - 1))
     parts = zip(rolled.rows.split(size), tokens.split(size), strict=True)
     p = torch.cat([_later_p(target, rows, some, warp) for rows, some in parts])
     return torch.cat([first[:, None], acceptance(p, q[:, 1:])], 1)
 
 
 def _later_p(target: CachedLM, rows: Tensor, tokens: Tensor, warp: Warp) -> Tensor:
-    """p of the tokens after the first, [A, gamma - 1]: one pass in which each row sees its prefix and its rollout."""
-    base, (count, gamma) = target.length, tokens.shape
-    if gamma == 1:
-        return torch.zeros(count, 0, device=tokens.device)
-    depth = torch.arange(1, gamma).repeat_interleave(count)  # rows of one depth lie together
-    prefix = (torch.arange(base) <= rows[:, None]).repeat(gamma - 1, 1)
-    path = torch.eye(count, dtype=torch.bool).repeat(gamma - 1, gamma - 1) & (depth <= depth[:, None])
+    """p of the tokens after the first, [A, gamma - 1]."""
+    logits = forward_along(target, rows, tokens[:, :-1]).logits
+    p = torch.cat([at(warp.probs(some), drawn) for some, drawn in blocks(logits, tokens[:, 1:].T.flatten())])
+    return p.view(-1, len(rows)).T
+
+
+def forward_along(
+    lm: CachedLM, rows: Tensor, tokens: Tensor, hidden: bool = False, logits: LogitsFor = "all"
+) -> LMOutput:
+    """One pass over rollouts that are known, in which each row sees its prefix and its rollout.
+
+    rows: [A], as in `Rollouts`; tokens: [A, n]. The n * A rows of the output are those of depth 1, then of depth 2, ...
+    The cache is left as it was.
+    """
+    base, (count, depths) = lm.length, tokens.shape
+    depth = torch.arange(1, depths + 1).repeat_interleave(count)
+    prefix = (torch.arange(base) <= rows[:, None]).repeat(depths, 1)
+    path = torch.eye(count, dtype=torch.bool).repeat(depths, depths) & (depth <= depth[:, None])
     visible = torch.cat([prefix, path], dim=1)
-    logits = target.forward_masked(tokens[:, :-1].T.flatten(), rows.repeat(gamma - 1) + depth, visible).logits
-    target.crop(base)
-    return at(warp.probs(logits).view(gamma - 1, count, -1), tokens[:, 1:].T).T
+    output = lm.forward_masked(tokens.T.flatten(), rows.repeat(depths) + depth, visible, hidden=hidden, logits=logits)
+    lm.crop(base)
+    return output

@@ -24,7 +24,8 @@ on past any stop point and any end token.
 - `rollout_features`: of the draft at each drawn token.
 
 Per-sample values are lists, flattened row by row where a sample has several (`features`: n * D bfloat16 numbers kept
-as int16 bits; draft columns and `accept_prob`: n * gamma; `rollout_features`: n * gamma * D).
+as int16 bits; draft columns and `accept_prob`: n * gamma; `rollout_features`: n * gamma * D). With `features=recompute`
+feature lists are empty and the manifest says `"features_stored": false`.
 """
 
 import json
@@ -245,6 +246,17 @@ def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
     table = pa.concat_tables(tables)
     rows: list[dict[str, Any]] = table.filter(pc.equal(table["split"], split)).to_pylist()
     return rows
+
+
+def read_prompts(folder: str | Path, kind: str, split: str, columns: Collection[str]) -> Iterator[dict[str, Tensor]]:
+    """Per prompt of a split, in the order of `read_records`, some columns of one kind: int64 or float32, as stored."""
+    folder = Path(folder)
+    dtypes = {name: torch.int64 if SCHEMAS[kind].field(name).type == _INT else torch.float32 for name in columns}
+    for entry in read_manifest(folder)["shards"]:
+        if entry["kind"] == kind:
+            table = _listed_shard(folder, entry, ["split", *columns])
+            for row in table.filter(pc.equal(table["split"], split)).select(list(columns)).to_pylist():
+                yield {name: torch.tensor(values, dtype=dtypes[name]) for name, values in row.items()}
 
 
 def _shaped(values: Tensor, name: str, kind: str, samples: int, gamma: int) -> Tensor:

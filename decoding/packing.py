@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 FEWEST_ROWS = 4 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 2  # fewer: the ordinary product
-FEW_ROWS = 32  # beyond, the ordinary product is as fast
+FEW_ROWS = 128  # beyond, the ordinary product is as fast
+PACKED_FOR = 16  # rows the arrangement of the weights is made for
 MOST_BYTES = 4 << 30  # of weights; larger models are left alone, because packing keeps a second copy
 
 
@@ -22,7 +23,7 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), FEW_ROWS // 2)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), PACKED_FOR)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""

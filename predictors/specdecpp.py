@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +40,32 @@ class AcceptanceHead(nn.Module):
         return logits
 
 
+def kept_depths(records: Records) -> Records:
+    """Of each round the tokens a decoder would have verified: those accepted and the first one rejected.
+
+    Their hidden states are what decoding sees, and P(all k accepted) is the product of P(token i accepted | those
+    before it accepted): what the head learns is the factor that the stop rule multiplies. A greedy target says nothing
+    about later tokens. A sampled one does (p is taken along the rollout), but a token behind a rejected one has no
+    place in the product. The coins of the harvest decide what is rejected, so a depth occurs as often as it is reached.
+    `depth` counts the round's tokens before it.
+    """
+    depth = torch.arange(records["accept_prob"].shape[1])
+    most = torch.minimum(records["drafted"], records["known"])
+    kept = (depth <= records["accepted"][:, None]) & (depth < most[:, None])
+    per_round = {"group": records["group"][:, None].expand_as(kept), "depth": depth.expand_as(kept)}
+    names = {"soft_label": "accept_prob", "q_token": "draft_q", "draft_max_q": "draft_max_q"}
+    per_token = {ours: records[theirs] for ours, theirs in names.items()}
+    features = {"features": records["rollout_features"]} if "rollout_features" in records else {}
+    return {name: values[kept] for name, values in {**features, **per_token, **per_round}.items()}
+
+
 @dataclass
 class SpecDecPP:
     """Predicts s = min(1, p/q) of a drawn draft token from the draft's hidden state at that token.
 
+    recipe: what it learns from. "mixed": the paper's token mixing, candidates at all response positions in a context of
+        response tokens and earlier candidates, labelled as if that were the response alone; "rollouts": tokens of
+        harvested rounds in the context of their own round, which is what decoding sees (`kept_depths`).
     depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss. Its minimum lies at
     log-odds log(s / (1 - s)) - log(w_rej / w_acc): softmax(head) is the paper's f, for which its threshold of 0.7 with
     w_rej = 6 is meant; `predict_proba` undoes the known shift before the temperature.
@@ -57,6 +79,7 @@ class SpecDecPP:
         "calibration adds that back. Stop thresholds tuned on f have to be tuned again."
     )
 
+    recipe: Literal["mixed", "rollouts"] = "mixed"
     depth: int = 3
     tie_blocks: bool = False
     w_rej: float = 6.0
@@ -66,6 +89,8 @@ class SpecDecPP:
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.recipe not in ("mixed", "rollouts"):
+            raise UserError(f"predictor.recipe: {self.recipe!r} is unknown. Use mixed or rollouts")
         if self.depth < 0 or self.w_rej <= 0 or self.w_acc <= 0:
             raise UserError("predictor.depth: must be at least 0, and predictor.w_rej and w_acc above 0")
 
@@ -75,14 +100,16 @@ class SpecDecPP:
 
     @property
     def kind(self) -> str:
-        return "specdecpp"
+        return "specdecpp" if self.recipe == "mixed" else "rounds"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return "soft_label", "q_token", "draft_max_q", "features"
+        if self.recipe == "mixed":
+            return "soft_label", "q_token", "draft_max_q", "features"
+        return "known", "drafted", "accepted", "draft_q", "draft_max_q", "accept_prob", "rollout_features"
 
     def samples(self, records: Records) -> Records:
-        return records
+        return records if self.recipe == "mixed" else kept_depths(records)
 
     @property
     def offset(self) -> tuple[float, ...]:

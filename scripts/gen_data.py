@@ -62,6 +62,7 @@ def make_recipe(cfg: DictConfig) -> Recipe:
         draft_warp=instantiate(cfg.draft_warp),
         specdecpp=instantiate(cfg.features.specdecpp),
         hrad=instantiate(cfg.features.hrad),
+        features_stored=cfg.features.stored,
     )
 
 
@@ -92,7 +93,6 @@ def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path) 
         **plan(pair, requests, recipe),
         "statistics": statistics(out, count, recipe.gamma),
         "feature_dims": feature_dims(pair, recipe),
-        "features_stored": True,
         "shards": listed,
         "bytes": sum(entry["bytes"] for entry in listed),
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),

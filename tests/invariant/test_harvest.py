@@ -14,7 +14,7 @@ from data_gen.harvest import Progress, Recipe, draws, harvest, label
 from data_gen.labels import entropy
 from data_gen.requests import Request
 from data_gen.responses import Answer, Laws, at, read_answers, uniforms
-from data_gen.rollouts import Drawn, roll, rollout_acceptance
+from data_gen.rollouts import Drawn, roll, roll_greedy, rollout_acceptance, shared_tokens
 from decoding.draft import RoundContext
 from decoding.engines.serial import SerialEngine
 from decoding.growth import DraftStep
@@ -144,8 +144,46 @@ def test_many_rollouts_are_verified_in_parts(pair: ModelPair, monkeypatch: pytes
     uniform = uniforms(0, "x", "r", len(rows), 3)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
     at_once = rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp)
-    monkeypatch.setattr("data_gen.rollouts.MAX_ROWS", 10)
+    monkeypatch.setattr("data_gen.rollouts.MAX_BYTES", 10 * 4 * VOCAB)
     torch.testing.assert_close(rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp), at_once)
+
+
+def test_many_rollouts_are_drafted_in_parts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = some_requests()[0]
+    laws = answers(pair, [request], RECIPE)[request.prompt_id].laws
+    rows = torch.arange(len(laws.response)) + len(request.tokens) - 1
+    drafted = pair.draft, rows, first_draws(laws, torch.arange(len(rows))), uniforms(0, "x", "r", len(rows), 3)
+    at_once = roll(*drafted, RECIPE.draft_warp, RECIPE.specdecpp)
+    monkeypatch.setattr("data_gen.rollouts.TOGETHER", 5)
+    in_parts = roll(*drafted, RECIPE.draft_warp, RECIPE.specdecpp)
+    assert len(rows) > 10 and torch.equal(in_parts.drawn.token, at_once.drawn.token)
+    torch.testing.assert_close(vars(in_parts.drawn), vars(at_once.drawn))
+    torch.testing.assert_close(in_parts.features, at_once.features)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 9])
+def test_shared_greedy_rollouts_equal_their_own(pair: ModelPair, gamma: int) -> None:
+    recipe, spec = replace(GREEDY, gamma=gamma), GREEDY.specdecpp
+    shared = 0
+    for request in some_requests():
+        laws = answers(pair, [request], recipe)[request.prompt_id].laws
+        before, count = pair.draft.length, len(laws.response)
+        first = first_draws(laws, torch.arange(count))
+        spared = roll_greedy(pair.draft, laws.response, first, gamma, spec)
+        assert pair.draft.length == before
+        rows = torch.arange(count) + len(request.tokens) - 1
+        each = roll(pair.draft, rows, first, torch.zeros(count, gamma - 1), Warp(0.0), spec)
+        assert torch.equal(spared.rows, each.rows) and torch.equal(spared.drawn.token, each.drawn.token)
+        torch.testing.assert_close(vars(spared.drawn), vars(each.drawn))
+        torch.testing.assert_close(spared.features, each.features, atol=1e-6, rtol=0.01)
+        shared += int((first.token == laws.response)[:-1].sum())
+    assert shared > 10
+
+
+def test_where_shared_tokens_are_found() -> None:
+    own = torch.tensor([True, False, False, True])
+    found = shared_tokens(own, 3).tolist()
+    assert found == [[4, 5, 6], [1, 2, 7], [2, 7, 8], [7, 8, 9]]
 
 
 def test_specdecpp_features_read_the_mixed_sequence(pair: ModelPair) -> None:

@@ -1,0 +1,132 @@
+"""Measure a part of the toolkit against the plain way to do the same, side by side in one process.
+
+    python scripts/benchmark.py                       # what=harvest: all positions at once against one round at a time
+    python scripts/benchmark.py warp=greedy draft_warp.temperature=0
+
+The two ways take turns, and who goes first alternates, so that drift of the machine hits both alike.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import Tensor
+
+from data_gen.harvest import Recipe, Row, draws, label
+from data_gen.one_by_one import Coins, OneByOne
+from data_gen.prompts import load_prompts
+from data_gen.requests import Request, make_requests
+from data_gen.responses import read_answers
+from decoding.models import ModelPair, load_pair
+from predictors.cli import hydra_script
+from predictors.errors import UserError, checked_count
+
+
+@hydra_script("benchmark")
+def main(cfg: DictConfig) -> None:
+    """Run the benchmark that `what` names and print its figures."""
+    benchmarks: dict[str, Callable[[DictConfig], str]] = {"harvest": benchmark_harvest}
+    if cfg.what not in benchmarks:
+        raise UserError(f"what: {cfg.what!r} is unknown. Use {', '.join(benchmarks)}")
+    checked_count("repeats", cfg.repeats)
+    print(benchmarks[cfg.what](cfg))
+
+
+def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each way in each repeat; who goes first alternates. Progress is printed."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats):
+        for name in list(ways)[:: 1 if repeat % 2 == 0 else -1]:
+            start = time.perf_counter()
+            ways[name]()
+            seconds[name].append(time.perf_counter() - start)
+            print(f"repeat {repeat + 1}/{repeats}: {name} {seconds[name][-1]:.1f} s", flush=True)
+    return seconds
+
+
+# Harvest --------------------------------------------------------------------------------------------------------------
+
+
+COMPARED = ("known", "drafted", "accepted", "draft_tokens", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
+
+
+@dataclass
+class Agreement:
+    """Labels of two ways compared. rounds: of which so many have the same draft tokens, and so many of those the same
+    accepted length; difference: the largest of any other number in rounds with the same tokens."""
+
+    rounds: int = 0
+    same_tokens: int = 0
+    same_accepted: int = 0
+    difference: float = 0.0
+
+    def add(self, ours: Row, theirs: Row) -> None:
+        """One round. Acceptance is compared as the probability that a token and all before it are accepted."""
+        drafted = int(ours["drafted"])
+        self.rounds += 1
+        if ours["draft_tokens"][:drafted].tolist() != theirs["draft_tokens"].tolist():
+            return
+        self.same_tokens += 1
+        known = min(drafted, int(ours["known"]))
+        self.same_accepted += min(known, theirs["accepted"]) == int(ours["accepted"])
+        for name in ("draft_q", "draft_max_q", "draft_entropy"):
+            self._compare(ours[name][:drafted], theirs[name])
+        self._compare(ours["accept_prob"][:known].cumprod(0), theirs["accept_prob"][:known].cumprod(0))
+
+    def _compare(self, ours: Tensor, theirs: Tensor) -> None:
+        self.difference = max(self.difference, float((ours.cpu() - theirs.cpu()).abs().max()))
+
+
+def benchmark_harvest(cfg: DictConfig) -> str:
+    """Labelled draft tokens per second, all positions at once against one round at a time."""
+    recipe: Recipe = instantiate(cfg.harvest)
+    if recipe.stride != 1:
+        raise UserError(f"harvest.stride: {recipe.stride} skips positions that the plain way labels. Use 1")
+    pair = load_pair(cfg.pair)
+    room = recipe.max_new_tokens + recipe.gamma
+    requests = make_requests(load_prompts(cfg.dataset), pair, room, cfg.splits.calibration, cfg.splits.test)
+    ours = all_positions(pair, requests, recipe)  # also warms up, and tells how long the responses are
+    coins = [Coins.of(r, recipe, len(ours[r.prompt_id]["anchor"])) for r in requests]
+    plain: dict[str, list[Row]] = {}
+
+    def one_by_one() -> None:
+        engine = OneByOne(pair, recipe)
+        plain.update({r.prompt_id: list(engine.rounds(r, c)) for r, c in zip(requests, coins, strict=True)})
+
+    ways = {"all positions": lambda: all_positions(pair, requests, recipe), "one at a time": one_by_one}
+    seconds = take_turns(ways, cfg.repeats)
+    agreement = Agreement()
+    for name, rounds in plain.items():
+        for place, theirs in enumerate(rounds):
+            agreement.add(
+                {column: values[place] for column, values in ours[name].items() if column in COMPARED}, theirs
+            )
+    return harvest_report(seconds, sum(int(row["drafted"].sum()) for row in ours.values()), agreement)
+
+
+def all_positions(pair: ModelPair, requests: list[Request], recipe: Recipe) -> dict[str, Row]:
+    """By prompt id, the rounds of a harvest, whose other records are made as well; nothing is written to disk."""
+    prompts = [request.tokens for request in requests]
+    answers = read_answers(pair.target, pair.draft, prompts, draws(requests, recipe), recipe.reading(pair))
+    return {requests[a.index].prompt_id: label(pair, requests[a.index], a, recipe)["rounds"] for a in answers}
+
+
+def harvest_report(seconds: dict[str, list[float]], labels: int, agreement: Agreement) -> str:
+    """labels: draft tokens labelled in one run of either way."""
+    ours, plain = seconds["all positions"], seconds["one at a time"]
+    ratios = [theirs / mine for mine, theirs in zip(ours, plain, strict=True)]
+    lines = [f"{name:16}{labels / median(values):8.0f} labels/s" for name, values in seconds.items()]
+    lines += [
+        f"ratio           {median(ratios):8.1f} ({min(ratios):.1f} to {max(ratios):.1f}, {len(ratios)} paired repeats)",
+        f"agreement: {agreement.same_tokens} of {agreement.rounds} rounds have the same draft tokens, "
+        f"{agreement.same_accepted} of those the same accepted length;",
+        f"largest difference of q, max q, entropy, P(accepted so far) in those: {agreement.difference:.1e}",
+    ]
+    return "\n".join(["", *lines])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The harvest's labels are those of the serial engine, one round at a time with the same coins."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data_gen.harvest import Recipe
+from data_gen.one_by_one import Coins, OneByOne
+from data_gen.requests import Request
+from decoding.sampling import Warp
+from predictors.features import FeatureSpec
+from scripts.benchmark import COMPARED, Agreement, all_positions, harvest_report, take_turns
+from tests.tiny_pair import VOCAB, tiny_pair
+
+SAMPLED = Recipe(
+    gamma=6,
+    seed=3,
+    max_new_tokens=14,
+    batch_size=4,
+    mixing=0.15,
+    stride=1,
+    warp=Warp(0.9, top_k=20),
+    draft_warp=Warp(1.1, top_p=0.95),
+    specdecpp=FeatureSpec("draft", [-1]),
+    hrad=FeatureSpec("target", [-1]),
+)
+
+
+def requests() -> list[Request]:
+    generator = torch.Generator().manual_seed(5)
+    return [Request(f"p{n}", "toy", torch.randint(1, VOCAB, (n + 2,), generator=generator), "train") for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("warp", "draft_warp"),
+    [(Warp(), Warp()), (SAMPLED.warp, SAMPLED.draft_warp), (Warp(0.0), Warp(0.0)), (Warp(), Warp(0.0))],
+)
+def test_all_positions_at_once_give_the_labels_of_one_at_a_time(warp: Warp, draft_warp: Warp) -> None:
+    pair, recipe = tiny_pair(), replace(SAMPLED, warp=warp, draft_warp=draft_warp)
+    harvested, agreement = all_positions(pair, requests(), recipe), Agreement()
+    engine = OneByOne(pair, recipe)
+    for request in requests():
+        ours = harvested[request.prompt_id]
+        plain = list(engine.rounds(request, Coins.of(request, recipe, len(ours["anchor"]))))
+        assert len(plain) == len(ours["anchor"])
+        for place, theirs in enumerate(plain):
+            agreement.add({name: ours[name][place] for name in COMPARED}, theirs)
+    assert agreement.rounds == agreement.same_tokens == agreement.same_accepted >= 30
+    assert agreement.difference < 1e-5
+
+
+def test_disagreement_is_seen() -> None:
+    ours = {"known": 3, "drafted": 2, "accepted": 1, "draft_tokens": torch.tensor([4, 5, 6])}
+    floats = dict.fromkeys(("draft_q", "draft_max_q", "draft_entropy", "accept_prob"), torch.tensor([0.5, 0.5, 0.5]))
+    theirs = {"accepted": 2, "draft_tokens": torch.tensor([4, 5]), **{k: v[:2] + 0.25 for k, v in floats.items()}}
+    agreement = Agreement()
+    agreement.add({**ours, **floats}, theirs)
+    agreement.add({**ours, **floats}, {**theirs, "draft_tokens": torch.tensor([4, 6])})
+    assert (agreement.rounds, agreement.same_tokens, agreement.same_accepted) == (2, 1, 0)
+    assert agreement.difference == pytest.approx(0.75**2 - 0.25)
+
+
+def test_ways_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+    seconds = take_turns({name: lambda name=name: order.append(name) for name in "ab"}, 3)
+    assert order == ["a", "b", "b", "a", "a", "b"] and {len(values) for values in seconds.values()} == {3}
+    report = harvest_report({"all positions": [1.0, 2.0, 4.0], "one at a time": [10.0, 44.0, 60.0]}, 500, Agreement())
+    assert "ratio               15.0 (10.0 to 22.0, 3 paired repeats)" in report

@@ -1,0 +1,87 @@
+"""A harvest that stores no features teaches what one that stores them teaches."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from data_gen import shards
+from data_gen.harvest import Progress, Recipe, harvest, plan
+from data_gen.requests import Request
+from data_gen.samples import read_samples
+from decoding.models import load_pair
+from decoding.sampling import Warp
+from predictors.base import Predictor
+from predictors.errors import UserError
+from predictors.features import FeatureSpec
+from predictors.hrad import HRAD
+from predictors.specdecpp import SpecDecPP
+from tests.tiny_pair import VOCAB
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = Recipe(
+    gamma=5,
+    seed=3,
+    max_new_tokens=16,
+    batch_size=4,
+    mixing=0.3,
+    stride=2,
+    warp=Warp(0.9),
+    draft_warp=Warp(),
+    specdecpp=FeatureSpec("draft", [-1]),
+    hrad=FeatureSpec("target", [-2, -1], embedding=True),
+)
+
+
+@pytest.fixture(scope="module")
+def pair_cfg(tiny_pair_dir: Path) -> DictConfig:
+    folders = [f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("train", [*folders, "pair.name=tiny"]).pair
+
+
+@pytest.fixture(scope="module")
+def folders(pair_cfg: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """By whether features are stored."""
+    pair, made = load_pair(pair_cfg), {}
+    generator = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(1, VOCAB, (n + 2,), generator=generator) for n in range(9)]
+    requests = [Request(f"p{n}", "toy", prompt, shards.SPLITS[n % 3]) for n, prompt in enumerate(prompts)]
+    for stored in (True, False):
+        recipe, folder = replace(RECIPE, features_stored=stored), tmp_path_factory.mktemp("harvest")
+        harvest(pair, requests, recipe, folder, Progress())
+        manifest = {**plan(pair, requests, recipe), "shards": shards.shard_list(folder, 3)}
+        shards.write_json(folder / "manifest.json", manifest)
+        made[stored] = folder
+    return made
+
+
+@pytest.mark.parametrize("predictor", [SpecDecPP(), SpecDecPP(recipe="rollouts"), HRAD(gamma=2)])
+def test_recomputed_features_equal_stored_ones(
+    folders: dict[bool, Path], pair_cfg: DictConfig, predictor: Predictor
+) -> None:
+    for split in shards.SPLITS:
+        stored = read_samples(folders[True], predictor, split)
+        again = read_samples(folders[False], predictor, split, pair_cfg)
+        assert stored.keys() == again.keys()
+        for name, values in stored.items():
+            assert values.dtype == again[name].dtype
+            torch.testing.assert_close(again[name], values, atol=1e-5, rtol=0.01)
+
+
+def test_nothing_of_them_is_on_disk(folders: dict[bool, Path]) -> None:
+    for kind in ("rounds", "specdecpp"):
+        for row in pq.read_table(folders[False] / shards.shard_name(kind, 0)).to_pylist():
+            assert not any(row[name] for name in shards.FEATURES if name in row)
+
+
+def test_another_pair_is_refused(folders: dict[bool, Path], pair_cfg: DictConfig) -> None:
+    other = DictConfig({**pair_cfg, "draft": pair_cfg.target})
+    with pytest.raises(UserError, match=r"^pair\.draft: it is not the one of the harvest, tiny"):
+        read_samples(folders[False], HRAD(), "test", other)
+    with pytest.raises(UserError, match=r"^pair: .* stores no features"):
+        read_samples(folders[False], HRAD(), "test")
