@@ -1,6 +1,6 @@
 """From a harvest to the table that replay reads, with what the predictors say at each of its rounds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from data_gen.shards import FEATURES, SPLITS, read_manifest, read_records, read_responses
+from decoding.growth import StopRule
 from decoding.rollouts import RolloutTable, build
 from decoding.sampling import Warp
+from decoding.stopping.acceptance import AcceptanceStop
+from decoding.stopping.hrad import HRADStop
 from predictors.base import Predictor
 from predictors.errors import UserError
 
@@ -17,10 +20,8 @@ CHUNK = 65536  # feature vectors a head is run on at once
 COLUMNS = ("anchor", "drafted", "accepted", "draft_tokens", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
 
 
-def read_rollouts(
-    folder: str | Path, split: str, head: Predictor | None = None, classifier: Predictor | None = None
-) -> RolloutTable:
-    """The rounds of one split, or of "all". head: scores draft tokens; classifier: predicts a round's class.
+def read_rollouts(folder: str | Path, split: str, stops: Iterable[StopRule] = ()) -> RolloutTable:
+    """The rounds of one split, or of "all". stops: rules whose predictors are to be asked, one of each kind at most.
 
     Raises UserError where the harvest has no round at some position, or no features and a predictor asks for them.
     """
@@ -30,6 +31,9 @@ def read_rollouts(
             f"data: {folder} has a round every {manifest['anchors']['stride']} positions, replay needs one at each. "
             "Harvest them: python scripts/gen_data.py anchors.stride=1 out=<another folder>"
         )
+    stops = list(stops)
+    head = next((stop for stop in stops if isinstance(stop, AcceptanceStop)), None)
+    classifier = next((stop for stop in stops if isinstance(stop, HRADStop)), None)
     if (head or classifier) and not manifest["features_stored"]:
         raise UserError(f"data: {folder} stores no features, which the predictors read. Harvest with features stored")
     wanted = {"rollout_features": head, "features": classifier}
@@ -51,8 +55,8 @@ def _rows(
     split: str,
     columns: Sequence[str],
     manifest: dict[str, Any],
-    head: Predictor | None,
-    classifier: Predictor | None,
+    head: AcceptanceStop | None,
+    classifier: HRADStop | None,
 ) -> Iterator[dict[str, Any]]:
     """One mapping per prompt, as `decoding.rollouts.build` takes them."""
     records = read_records(folder, "rounds", split, columns)
@@ -66,9 +70,9 @@ def _rows(
         **_confidence(records, Warp.from_dict(manifest["draft_warp"])),
     }
     if head:
-        values["acceptance"] = predict(head, records["rollout_features"])
+        values["survival"] = predict(head.predictor, records["rollout_features"]).double().cumprod(-1)
     if classifier:
-        values["outcome"] = predict(classifier, records["features"]).argmax(-1)
+        values["outcome"] = predict(classifier.predictor, records["features"]).argmax(-1)
     sizes = records["group"].bincount().tolist()
     split_up = {name: column.split(sizes) for name, column in values.items()}
     for number, response in enumerate(read_responses(folder, split)):

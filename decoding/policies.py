@@ -129,11 +129,11 @@ def drawn_confidence(table: RolloutTable) -> Policy:
 
 
 def acceptance(table: RolloutTable, least: int, most: int, order: str) -> Policy:
-    """-(1 - prod f) of the tokens scored so far: all of them ("paper"), or all but the last ("code")."""
-    if table.acceptance is None:
+    """-(1 - survival) of the tokens scored so far: all of them ("paper"), or all but the last ("code")."""
+    if table.survival is None:
         raise UserError("stop.checkpoint: the table holds no acceptance predictions. Give the checkpoint to replay")
     unscored = 1 if order == "code" else 0
-    rejected = _after_the_first(-(1 - np.cumprod(table.acceptance, axis=-1)), 1 + unscored)
+    rejected = _after_the_first(-(1 - table.survival), 1 + unscored)
     rejected[..., :least] = np.inf
     return Policy(lowest(rejected), sign=-1, most=most, ahead=order == "paper", first=1 + unscored)
 

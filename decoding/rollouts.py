@@ -21,7 +21,8 @@ class RolloutTable:
     accept: [B, T, G], min(1, p / q) given that the tokens before were accepted
     max_q, entropy: [B, T, G], of the draft at temperature 1, unfiltered, before each token; the entropy in nats
     confidence: [B, T, G], the probability of each token under that law; None where it was not recorded
-    acceptance: [B, T, G], what the acceptance head says at each token; outcome: [B, T], the class H-RAD predicts
+    survival: [B, T, G], P(all tokens up to and with this one are accepted), by the acceptance head
+    outcome: [B, T], the class H-RAD predicts
     """
 
     prompt_ids: Sequence[str]
@@ -35,7 +36,7 @@ class RolloutTable:
     max_q: Array
     entropy: Array
     confidence: Array | None = None
-    acceptance: Array | None = None
+    survival: Array | None = None
     outcome: Ints | None = None
 
     @property
@@ -65,7 +66,7 @@ def build(rows: Sequence[Mapping[str, Any]], greedy: bool) -> RolloutTable:
 
 _DTYPES = {
     **dict.fromkeys(("tokens", "drawn", "accepted", "outcome"), np.int64),
-    **dict.fromkeys(("accept", "confidence", "max_q", "entropy", "acceptance"), np.float64),
+    **dict.fromkeys(("accept", "confidence", "max_q", "entropy", "survival"), np.float64),
 }
 
 

@@ -32,8 +32,6 @@ from decoding.policies import Policy, policy_of, threshold_of
 from decoding.replay import Counts, Replayer, Step
 from decoding.rollouts import RolloutTable
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.acceptance import AcceptanceStop
-from decoding.stopping.hrad import HRADStop
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
@@ -55,7 +53,7 @@ def main(cfg: DictConfig) -> None:
     responses = [row for part in parts(cfg.split) for row in read_responses(cfg.data, part)]
     responses = responses[: cfg.limit and checked_count("limit", cfg.limit)]
     stops = {(name, level): stop_rule(cfg, name, level) for name in cfg.rules for level in cfg.settings[name]}
-    table = read_table(cfg, stops.values())
+    table = read_rollouts(cfg.data, cfg.split, stops.values())
     found: dict[str, list[dict[str, Any]]] = {}
     with tqdm(total=len(stops) * len(responses), desc="decode", unit="prompt") as bar:
         for (name, level), stop in stops.items():
@@ -82,12 +80,6 @@ def stop_rule(cfg: DictConfig, name: str, level: float) -> StopRule:
     OmegaConf.update(values, setting, level)
     stop: StopRule = instantiate(values)
     return stop
-
-
-def read_table(cfg: DictConfig, stops: Any) -> RolloutTable:
-    head = next((stop.predictor for stop in stops if isinstance(stop, AcceptanceStop)), None)
-    classifier = next((stop.predictor for stop in stops if isinstance(stop, HRADStop)), None)
-    return read_rollouts(cfg.data, cfg.split, head, classifier)
 
 
 def decode(pair: ModelPair, stop: StopRule, response: Mapping[str, Any], manifest: Mapping[str, Any]) -> Trace:

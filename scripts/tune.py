@@ -35,11 +35,8 @@ from decoding.growth import StopRule
 from decoding.models import load_pair, pair_identity
 from decoding.policies import policy_of, threshold_of
 from decoding.replay import Replayer
-from decoding.rollouts import RolloutTable
 from decoding.sampling import Sampler
-from decoding.stopping.acceptance import AcceptanceStop
 from decoding.stopping.fixed import Fixed
-from decoding.stopping.hrad import HRADStop
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.tuning import Candidate, Choice, choose, dominated_share, frontier, hindsight, sweep
@@ -93,17 +90,10 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
 
 
 def replayer(cfg: DictConfig, manifest: Mapping[str, Any], split: str, stops: Mapping[str, StopRule]) -> Replayer:
-    table = read_table(cfg.data, split, stops.values())
+    table = read_rollouts(cfg.data, split, stops.values())
     if cfg.max_new_tokens is not None:
         table = table.shortened(cfg.max_new_tokens)
     return Replayer(table, cfg.gamma_max or manifest["gamma"])
-
-
-def read_table(data: str, split: str, stops: Any) -> RolloutTable:
-    """With what the rules' predictors say."""
-    head = next((stop.predictor for stop in stops if isinstance(stop, AcceptanceStop)), None)
-    classifier = next((stop.predictor for stop in stops if isinstance(stop, HRADStop)), None)
-    return read_rollouts(data, split, head, classifier)
 
 
 def candidates_of(cfg: DictConfig, stops: Mapping[str, StopRule], replayer: Replayer) -> list[Candidate]:

@@ -1,5 +1,6 @@
 """Rollout tables made the slow way: every model on every prefix, one token at a time, nothing cached."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -53,8 +54,8 @@ def _round(
     classes: HRADStop,
 ) -> dict[str, Any]:
     """Of the rollout after `prefix`, the columns of `RolloutTable`."""
-    found: dict[str, Any] = {name: [] for name in ("tokens", "accept", "confidence", "max_q", "entropy", "acceptance")}
-    text = prefix
+    found: dict[str, Any] = {name: [] for name in ("tokens", "accept", "confidence", "max_q", "entropy")}
+    text, scores = prefix, list[float]()
     for _ in range(gamma):
         p, (logits, _) = warp.probs(_run(pair.target, text)[0]), _run(pair.draft, text)
         belief, q = Warp().probs(logits), draft_warp.probs(logits)
@@ -66,8 +67,9 @@ def _round(
         found["confidence"].append(float(belief[token]))
         found["max_q"].append(float(belief.max()))
         found["entropy"].append(float(torch.special.entr(belief).sum()))
-        found["acceptance"].append(head.predictor.predict_proba(features).item())
+        scores.append(head.predictor.predict_proba(features).item())
     found["accept"] = [value if all(found["accept"][:depth]) else 0.0 for depth, value in enumerate(found["accept"])]
+    found["survival"] = [math.prod(scores[: depth + 1]) for depth in range(gamma)]
     ends = [place for place, token in enumerate(found["tokens"], 1) if token in eos_ids]
     found["drawn"] = min([*ends, gamma])
     coins = [sampler.accept(accept, 1.0) for accept in found["accept"][: found["drawn"]]]

@@ -1,5 +1,6 @@
 """Expected replay of a sampled target: beside real decodes of toy models, and against its own definition."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from tests.rollout_tables import slow_table
 
 PROMPT, MAX_NEW, GAMMA, EOS = torch.tensor([1, 2]), 14, 5, frozenset({0})
 WARP = Warp()
-RESPONSES, DECODES = 150, 600
+RESPONSES, DECODES = 120, 300
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("fixed", {"gamma": 3}),
     ("confidence", {"eps": 0.45}),
@@ -56,16 +57,24 @@ def table(pair: Pair, folder: Path) -> RolloutTable:
 def test_it_is_close_to_real_decodes(
     name: str, values: dict[str, Any], pair: Pair, table: RolloutTable, folder: Path
 ) -> None:
-    """Per token. Within 6 %, of which the sampling error of either side is about 2 %."""
+    """Per token: within 5 % (what treating text and jump as independent may cost; up to 4 % was seen on this pair with
+    many more decodes) and four standard errors of both samples."""
     stop = stop_rule(name, folder, values)
     counts = Replayer(table, GAMMA).replay(policy_of(stop, table), threshold_of(stop)[1])
     engine = SerialEngine(pair, Chain(GAMMA), stop, TokenVerifier(), WARP, WARP, EOS)
     decoded = [counted(engine.decode(PROMPT, MAX_NEW, Sampler.seeded(seed))) for seed in range(DECODES)]
-    tokens = sum(row["tokens"] for row in decoded)
+    replayed = [counts.of(prompt) for prompt in range(RESPONSES)]
     for count in ("rounds", "forwards", "drafted"):
-        ours = sum(counts.of(prompt)[count] for prompt in range(RESPONSES)) / table.length.sum()
-        theirs = sum(row[count] for row in decoded) / tokens
-        assert ours == pytest.approx(theirs, rel=0.06), count
+        (ours, our_error), (theirs, their_error) = per_token(replayed, count), per_token(decoded, count)
+        assert abs(ours - theirs) < 0.05 * theirs + 4 * math.hypot(our_error, their_error), count
+        assert our_error + their_error < 0.15 * theirs, "the comparison says something"
+
+
+def per_token(rows: list[dict[str, float]], count: str) -> tuple[float, float]:
+    """Ratio of sums and its standard error."""
+    counts, tokens = (np.array([row[name] for row in rows]) for name in (count, "tokens"))
+    ratio = counts.sum() / tokens.sum()
+    return ratio, float((counts - ratio * tokens).std() / tokens.mean() / len(rows) ** 0.5)
 
 
 def test_it_is_the_mean_of_random_walks(table: RolloutTable, folder: Path) -> None:

@@ -161,8 +161,7 @@ def harvested(prompts: list[torch.Tensor], how: Recipe, folder: Path) -> Rollout
     requests = [Request(f"{number:03}", "toy", prompt, "train") for number, prompt in enumerate(prompts)]
     harvest(models(), requests, how, folder, Progress())
     finish(models(), requests, how, folder)
-    head, classifier = rule("acceptance", {}).predictor, rule("hrad", {}).predictor
-    return read_rollouts(folder, "train", head, classifier)
+    return read_rollouts(folder, "train", [rule("acceptance", {}), rule("hrad", {})])
 
 
 def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
@@ -173,7 +172,7 @@ def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
     inside = np.arange(slow.tokens.shape[1]) < slow.length[:, None]
     assert np.array_equal(found.outcome[order][inside], slow.outcome[inside])
     seen = inside[..., None] & (np.arange(GAMMA) < np.minimum(slow.drawn, room)[..., None])
-    for name in ("tokens", "accept", "max_q", "entropy", "confidence", "acceptance"):
+    for name in ("tokens", "accept", "max_q", "entropy", "confidence", "survival"):
         ours, theirs = getattr(found, name)[order], getattr(slow, name)
         assert np.allclose(ours[seen], theirs[seen], atol=1e-5), name
 
