@@ -2,6 +2,7 @@
 
     python train.py predictor=specdecpp
     python train.py predictor=hrad data=data/starter
+    python train.py calibration=platt drift=[data/gsm8k]
 
 Needs a harvest (python scripts/gen_data.py). Interrupted, the same command continues after the last full epoch.
 """
@@ -12,6 +13,7 @@ import platform
 import shlex
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,34 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.samples import read_samples
+from data_gen.samples import read_rollouts, read_samples
 from data_gen.shards import SPLITS, read_manifest
-from predictors.base import Predictor, Records, refuse_foreign, replaced_folder, save_predictor, write_json
-from predictors.calibration import fit_temperature
-from predictors.card import LEGEND, confusion_table, model_card, score_table
+from predictors.base import (
+    Predictor,
+    Records,
+    refuse_foreign,
+    replaced_folder,
+    save_predictor,
+    write_json,
+)
+from predictors.calibration import Fit, balanced, calibrate
+from predictors.card import (
+    DECISION,
+    LEGEND,
+    RELIABILITY_LEGEND,
+    calibration_text,
+    confusion,
+    confusion_table,
+    model_card,
+    reliability_tables,
+    score_table,
+)
 from predictors.cli import hydra_script
+from predictors.errors import UserError, checked_switch
 from predictors.features import FeatureSpec
 from predictors.metrics import scores
+from predictors.reliability import measured, rollout_prefixes
+from predictors.survival import fit_survival
 from predictors.trainer import Trainer, logits_in_chunks
 from predictors.trivial import CONFIDENCES, base_rate, confidence, constant
 
@@ -41,13 +63,22 @@ def main(cfg: DictConfig) -> None:
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
     splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in SPLITS}
+    rounds = {split: read_rollouts(cfg.data, predictor, split, cfg.pair) for split in ("calibration", "test")}
     out = Path(cfg.out or f"checkpoints/{predictor.name}")
     refuse_foreign(out, MARKER)
+    for other in cfg.drift:
+        refuse_other_laws(other, manifest)
     logger = instantiate(cfg.logger)
     logger.start("train", OmegaConf.to_container(cfg, resolve=True))
     try:
         trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=resume_file(out, cfg))
-        metrics = train(predictor, splits, manifest, trainer)
+        metrics = train(predictor, splits["train"], manifest, trainer)
+        calibrate_on(predictor, splits["calibration"], rounds["calibration"], cfg.calibration)
+        metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
+        metrics["reliability"] = {
+            f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
+            **{other: drift(predictor, other, cfg.pair) for other in cfg.drift},
+        }
         save(predictor, out, {**context(predictor, manifest), "provenance": provenance(cfg, splits)}, metrics)
         trainer.forget()
         report(predictor, metrics, out)
@@ -57,33 +88,58 @@ def main(cfg: DictConfig) -> None:
         logger.finish()
 
 
-def train(
-    predictor: Predictor, splits: dict[str, Records], manifest: dict[str, Any], trainer: Trainer
-) -> dict[str, Any]:
-    """Fit on the training split, calibrate on the calibration split, score on the test split."""
+def refuse_other_laws(data: str, manifest: dict[str, Any]) -> None:
+    """Raise UserError where the harvest `data` differs from the one trained on in more than its prompts, or is that."""
+    other = read_manifest(data)
+    if other == manifest:
+        raise UserError(f"drift: {data} is the harvest to train on. Give others: python scripts/gen_data.py out=...")
+    for key in ("pair", "warp", "draft_warp", "features"):
+        if {**other[key], "name": ""} != {**manifest[key], "name": ""}:
+            raise UserError(
+                f"drift: {data} was made with {key}={other[key]}, the data to train on with {manifest[key]}. "
+                "Harvest it with the same pair, laws and features: python scripts/gen_data.py"
+            )
+
+
+def train(predictor: Predictor, records: Records, manifest: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """Fit on the training split."""
     started = time.perf_counter()
-    predictor.fit(splits["train"], FeatureSpec.from_dict(manifest["features"][predictor.name]), trainer)
-    seconds = time.perf_counter() - started
-    logits = logits_in_chunks(predictor.head, splits["calibration"]["features"])
-    predictor.calibration = fit_temperature(logits, predictor.targets(splits["calibration"]), predictor.offset)
+    predictor.fit(records, FeatureSpec.from_dict(manifest["features"][predictor.name]), trainer)
     return {
-        "test": test_scores(predictor, splits["train"], splits["test"]),
         "epochs": len(trainer.history),
-        "seconds": seconds,
+        "seconds": time.perf_counter() - started,
         "history": trainer.history,
     }
+
+
+def calibrate_on(predictor: Predictor, records: Records, rounds: Records | None, cfg: DictConfig) -> None:
+    """Fit the calibration, first of what the head predicts, then of prefixes."""
+    logits = logits_in_chunks(predictor.head, records["features"])
+    fit: Fit | None = instantiate(cfg.fit)
+    predictor.calibration = calibrate(fit, logits, predictor.targets(records), records["group"], predictor.offset)
+    if rounds is not None and checked_switch("calibration.survival", cfg.survival):
+        _, calibrated = rollout_prefixes(predictor, rounds)
+        predictor.calibration = replace(predictor.calibration, survival=fit_survival(calibrated))
+
+
+def drift(predictor: Predictor, data: str, pair: DictConfig) -> dict[str, Any]:
+    """`measured` on all prompts of a harvest that nothing was fitted on."""
+    return measured(predictor, read_samples(data, predictor, "all", pair), read_rollouts(data, predictor, "all", pair))
 
 
 def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str, dict[str, Any]]:
     """Scores on the test split: the predictor before and after calibration, then the trivial predictors."""
     known, wanted, n = predictor.targets(train), predictor.targets(test), len(test["group"])
     logits = logits_in_chunks(predictor.head, test["features"])
+    calibrated = predictor.calibration.apply(logits)
     probs = {
-        predictor.name: predictor.calibration.apply(logits),
+        predictor.name: calibrated,
         f"{predictor.name}, before calibration": torch.softmax(logits, dim=-1),
         "constant": constant(known, n),
         "base rate": base_rate(known, n),
     }
+    if len(predictor.classes) > 2:
+        probs[f"{predictor.name}, {DECISION}"] = balanced(calibrated, predictor.calibration.log_prior)
     for column in CONFIDENCES:
         if column in test:
             probs[f"draft confidence ({column})"] = confidence(train[column], known, test[column])
@@ -138,9 +194,10 @@ def save(predictor: Predictor, out: Path, config: dict[str, Any], metrics: dict[
 def report(predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:
     """Print what the model card says about the test split."""
     print(f"\n{score_table(metrics['test'])}\n{LEGEND}")
-    if confusion := metrics["test"][predictor.name].get("confusion"):
-        print(f"\n{confusion_table(confusion, predictor.classes)}")
-    print(f"\ntemperature {predictor.calibration.temperature:.3f}. {predictor.caveat}")
+    if counts := confusion(predictor.name, metrics):
+        print(f"\n{confusion_table(counts, predictor.classes)}")
+    print(f"\n{calibration_text(predictor.calibration)}\n{predictor.caveat}")
+    print(f"\n{reliability_tables(metrics['reliability'])}\n{RELIABILITY_LEGEND}\n")
     print(f"saved {out} ({metrics['epochs']} epochs in {metrics['seconds']:.0f} s)")
 
 

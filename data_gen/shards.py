@@ -213,7 +213,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 def read_records(
     folder: str | Path, kind: str, split: str, columns: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """All samples of one kind ("specdecpp" or "rounds") and split ("train", "calibration" or "test").
+    """All samples of one kind ("specdecpp" or "rounds") and split ("train", "calibration", "test" or "all").
 
     Returns one tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample first: integers int64,
     floats float32, [N], or [N, gamma] in `rounds` where every token of a round has a value; `features` bfloat16 [N, D],
@@ -228,7 +228,7 @@ def read_records(
     counted = "anchor" if kind == "rounds" else "position"  # one value per sample
     entries = [entry for entry in manifest["shards"] if entry["kind"] == kind]
     tables = [_listed_shard(folder, entry, ["split", counted, *names]) for entry in entries]
-    table = pa.concat_tables([table.filter(pc.equal(table["split"], split)) for table in tables])
+    table = pa.concat_tables([_of_split(table, split) for table in tables])
     counts = pc.list_value_length(table[counted]).to_numpy()
     samples = int(counts.sum())
     if samples == 0:
@@ -255,8 +255,12 @@ def read_prompts(folder: str | Path, kind: str, split: str, columns: Collection[
     for entry in read_manifest(folder)["shards"]:
         if entry["kind"] == kind:
             table = _listed_shard(folder, entry, ["split", *columns])
-            for row in table.filter(pc.equal(table["split"], split)).select(list(columns)).to_pylist():
+            for row in _of_split(table, split).select(list(columns)).to_pylist():
                 yield {name: torch.tensor(values, dtype=dtypes[name]) for name, values in row.items()}
+
+
+def _of_split(table: pa.Table, split: str) -> pa.Table:
+    return table if split == "all" else table.filter(pc.equal(table["split"], split))
 
 
 def _shaped(values: Tensor, name: str, kind: str, samples: int, gamma: int) -> Tensor:

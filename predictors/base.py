@@ -20,14 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from predictors.calibration import Temperature
+from predictors.calibration import Calibration
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
 
 if TYPE_CHECKING:
     from predictors.trainer import Trainer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 Records = Mapping[str, torch.Tensor]
 """Columns of one split of a harvest, row-aligned; `group` [n] is the prompt index of each row."""
 
@@ -44,7 +44,7 @@ class Predictor(Protocol):
     label: ClassVar[str]
     caveat: ClassVar[str]
     features: FeatureSpec
-    calibration: Temperature
+    calibration: Calibration
     head: nn.Module
 
     @property
@@ -64,7 +64,7 @@ class Predictor(Protocol):
 
     @property
     def offset(self) -> tuple[float, ...]:
-        """[C] constants that undo what the loss did to the class odds, for the calibrator; () for nothing."""
+        """[C] constants that undo what training did to the class odds, for the calibrator; () for nothing."""
 
     def build(self, dim: int) -> nn.Module:
         """An untrained head: float32 [n, dim] -> logits [n, C]."""
@@ -106,7 +106,7 @@ def load_predictor(
 def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
     predictor: Predictor = importlib.import_module(f"predictors.{config['predictor']}").PREDICTOR(**config["settings"])
     predictor.features = FeatureSpec.from_dict(config["features"])
-    predictor.calibration = Temperature.from_dict(json.loads((folder / "calibration.json").read_text()))
+    predictor.calibration = Calibration.from_dict(json.loads((folder / "calibration.json").read_text()))
     predictor.head = predictor.build(config["dim"])
     predictor.head.load_state_dict(load_file(folder / "model.safetensors"))
     return predictor

@@ -1,16 +1,27 @@
 """How a trained predictor is shown: the table of scores and the model card."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from predictors.calibration import Temperature
+from predictors.calibration import Calibration
+from predictors.survival import Survival
 
 COLUMNS = ("kl", "brier", "ece", "auroc", "accuracy")
 LEGEND = (
     "kl: mean CE - entropy of the label (log loss if it is hard). brier: mean squared error. ece: 15 equal bins. auroc:"
     " soft labels count as weighted rows. draft confidence: logistic regression on one draft probability."
 )
+
+RELIABILITY_LEGEND = (
+    "95 % intervals: bootstrap over prompts. ece: 10 bins of equal mass. prefix k: the first k tokens of a draft are "
+    "all accepted. as trained: softmax of the head, for prefixes its product; calibrated: the same of calibrated "
+    "probabilities; survival: calibrated prefixes. log loss: at these stages, and how the last differs from the one "
+    "before. An ece of few rows is mostly noise, which its interval allows for."
+)
+STAGES = ("as trained", "calibrated", "survival")
+DECISION = "priors divided out"
+ACROSS = ("class", "token", "prefix 2", "prefix 4", "prefix all")  # compared between harvests
 
 
 def score_table(test: Mapping[str, Mapping[str, Any]]) -> str:
@@ -26,15 +37,101 @@ def _line(name: str, cells: list[str], width: int) -> str:
     return f"| {name:<{width}} | " + " | ".join(f"{cell:>8}" for cell in cells) + " |"
 
 
-def confusion_table(confusion: list[list[int]], classes: tuple[str, ...]) -> str:
+def confusion(name: str, metrics: Mapping[str, Any]) -> list[list[int]] | None:
+    """Of the classes that decide: with the priors divided out where there are any."""
+    test = metrics["test"]
+    counts: list[list[int]] | None = test.get(f"{name}, {DECISION}", test[name]).get("confusion")
+    return counts
+
+
+def confusion_table(counts: list[list[int]], classes: tuple[str, ...]) -> str:
     """Counts, markdown: rows are the true classes, columns the predicted ones."""
     width = len("true \\ predicted")
     lines = [_line("true \\ predicted", list(classes), width), _line("-" * width, ["-" * 8] * len(classes), width)]
-    lines += [_line(name, [str(count) for count in row], width) for name, row in zip(classes, confusion, strict=True)]
+    lines += [_line(name, [str(n) for n in row], width) for name, row in zip(classes, counts, strict=True)]
     return "\n".join(lines)
 
 
-def model_card(config: Mapping[str, Any], metrics: Mapping[str, Any], calibration: Temperature, caveat: str) -> str:
+def calibration_text(calibration: Calibration) -> str:
+    """What was fitted on the calibration split and what it is worth there: a line for the head, one for prefixes."""
+    numbers = {"offset": calibration.offset, "scale": calibration.scale, "bias": calibration.bias}
+    fitted = [f"{name} {_list(values)}" for name, values in numbers.items() if values]
+    fitted += [f"{len(x)} knots" for x, _ in calibration.curves]
+    lines = [_fit_line(", ".join([calibration.method, *fitted]), calibration)]
+    survival = calibration.survival
+    if survival.rows:
+        form = f"scale {survival.scale:.3f}, bias {survival.bias:.3f}, depth {survival.depth:.3f}"
+        lines.append(_fit_line(f"prefix survival: {'product' if survival.is_product else form}", survival))
+    return "\n".join(lines)
+
+
+def _list(values: Sequence[float]) -> str:
+    return "(" + ", ".join(f"{value:.3f}" for value in values) + ")"
+
+
+def _fit_line(what: str, fitted: Calibration | Survival) -> str:
+    note = f" ({fitted.note})" if fitted.note else ""
+    worth = f"cross-entropy {fitted.nll_before:.4f} before, {fitted.nll_after:.4f} after"
+    return f"- {what}{note}: {worth}, on {fitted.rows} rows of {fitted.prompts} prompts"
+
+
+def reliability_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Calibration by stage, markdown, a line for each probability. measured: its name -> `reliability.stages`."""
+    columns = [stage for stage in STAGES if any(stage in stages for stages in measured.values())]
+    header = ["rows (prompts)", *(f"ece {stage}" for stage in columns), "log loss", "last change"]
+    return _table(header, {name: _reliability_cells(stages, columns) for name, stages in measured.items()})
+
+
+def _table(header: list[str], rows: Mapping[str, list[str]]) -> str:
+    first = max(map(len, rows))
+    widths = [max(len(cells[i]) for cells in (header, *rows.values())) for i in range(len(header))]
+    lines = [("", header), ("-" * first, ["-" * width for width in widths]), *rows.items()]
+    padded = [[cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] for _, cells in lines]
+    return "\n".join(
+        f"| {' | '.join([name.ljust(first), *cells])} |" for (name, _), cells in zip(lines, padded, strict=True)
+    )
+
+
+def _reliability_cells(stages: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    last = list(stages.values())[-1]
+    return [
+        f"{last['rows']} ({last['prompts']})",
+        *(interval(stages[stage]["ece"]) if stage in stages else "" for stage in columns),
+        " / ".join(f"{stage['log_loss'][0]:.3f}" for stage in stages.values()),
+        interval(last["change"]["log_loss"], " to "),
+    ]
+
+
+def interval(estimate: Sequence[float], to: str = "-") -> str:
+    """0.031 (0.020-0.044)"""
+    value, low, high = estimate
+    return f"{value:.3f} ({low:.3f}{to}{high:.3f})"
+
+
+def reliability_tables(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """The first harvest's table in full; where there are others, one that compares them. measured: harvest ->
+    `reliability.measured`, the one trained on first."""
+    tables = [reliability_table(next(iter(measured.values())))]
+    if len(measured) > 1:
+        brief = {f"{data}: {what}": found[what] for data, found in measured.items() for what in ACROSS if what in found}
+        tables.append(reliability_table(brief))
+    return "\n\n".join(tables)
+
+
+def bins_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Mean prediction and mean outcome in each bin, markdown, a line for each probability and stage."""
+    rows = {
+        f"{name}, {stage}": [f"{predicted:.2f} / {outcome:.2f}" for _, predicted, outcome in found["bins"]]
+        for name, stages in measured.items()
+        if name in ACROSS
+        for stage, found in stages.items()
+    }
+    count = max(map(len, rows.values()))
+    header = [f"bin {number}" for number in range(1, count + 1)]
+    return _table(header, {name: cells + [""] * (count - len(cells)) for name, cells in rows.items()})
+
+
+def model_card(config: Mapping[str, Any], metrics: Mapping[str, Any], calibration: Calibration, caveat: str) -> str:
     """`README.md` of a checkpoint folder. caveat: what the calibration does not mend."""
     provenance, data = config["provenance"], config["provenance"]["data"]
     facts = {
@@ -49,8 +146,8 @@ def model_card(config: Mapping[str, Any], metrics: Mapping[str, Any], calibratio
         "Data": f"{data['folder']} (manifest sha256 {data['sha256'][:16]})",
         "Training": f"{metrics['epochs']} epochs, {metrics['seconds']:.0f} s, seed {provenance['seed']}",
     }
-    confusion = metrics["test"][config["predictor"]].get("confusion")
-    matrix = f"\n{confusion_table(confusion, tuple(config['classes']))}\n" if confusion else ""
+    counts = confusion(config["predictor"], metrics)
+    matrix = f"\n{confusion_table(counts, tuple(config['classes']))}\n" if counts else ""
     rows = ", ".join(
         f"{split} {count['rows']} rows of {count['prompts']} prompts" for split, count in data["splits"].items()
     )
@@ -62,7 +159,7 @@ Made by `{provenance["command"]}` on {provenance["date"]}.
 
 ## Test split
 
-{rows}. Every number below is on the test split, which took no part in training, early stopping or calibration.
+{rows}. The test split took no part in training, early stopping or calibration.
 
 {score_table(metrics["test"])}
 {matrix}
@@ -70,9 +167,21 @@ Made by `{provenance["command"]}` on {provenance["date"]}.
 
 ## Calibration
 
-Temperature {calibration.temperature:.4f}, fitted on the calibration split ({calibration.rows} rows), after adding
-{list(calibration.offset) or "nothing"} to the logits: cross-entropy
-{calibration.nll_before:.4f} before, {calibration.nll_after:.4f} after. {caveat}
+Fitted on the calibration split:
+
+{calibration_text(calibration)}
+
+{caveat}
+
+Measured on the test split, and on all of any other harvest:
+
+{reliability_tables(metrics["reliability"])}
+
+{RELIABILITY_LEGEND}
+
+Predicted / observed, in bins of equal mass of the test split:
+
+{bins_table(next(iter(metrics["reliability"].values())))}
 
 ## Limits
 

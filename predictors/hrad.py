@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from predictors.base import Records
-from predictors.calibration import Temperature
+from predictors.calibration import Calibration
 from predictors.errors import UserError, checked_count
 from predictors.features import FeatureSpec
 from predictors.losses import balanced_cross_entropy, smoothed_cross_entropy
@@ -48,6 +48,12 @@ def round_class(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> to
     return torch.where(accepted == 0, 0, torch.where(accepted == drafted, 2, 1))
 
 
+def log_prior(label: torch.Tensor, classes: int) -> tuple[float, ...]:
+    """[C] log of each class's share among labels [n], relative to equal shares; a class that is missing counts once."""
+    shares = (torch.bincount(label, minlength=classes) + 1) / (len(label) + classes)
+    return tuple((shares * classes).log().tolist())
+
+
 @dataclass
 class HRAD:
     """Predicts the class of the accepted length from the target's states at the last verified position.
@@ -66,9 +72,9 @@ class HRAD:
         "or everything up to a drafted end token"
     )
     caveat: ClassVar[str] = (
-        "SMOTE, the class-balanced sampler and label smoothing teach equal class priors, and one temperature keeps the "
-        "arg max, which decides: rare classes come out too likely, so kl can be above and accuracy below that of the "
-        "base rate. auroc and the confusion matrix show what was learned."
+        "SMOTE and the class-balanced sampler teach equal class priors; calibration multiplies those of the training "
+        "split back in. The most probable class is then nearly always the most frequent one, so decoding divides them "
+        "out again (stop.balance): what it decides is in the confusion matrix."
     )
 
     gamma: int = 3
@@ -77,17 +83,14 @@ class HRAD:
     smote_neighbours: int = 5
     standardise: bool = True
     features: FeatureSpec = field(init=False)
-    calibration: Temperature = field(default=Temperature(), init=False)
+    calibration: Calibration = field(default=Calibration(), init=False)
+    offset: tuple[float, ...] = field(default=(), init=False)
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
         checked_count("predictor.gamma", self.gamma)
         if not (0 <= self.dropout < 1 and 0 <= self.label_smoothing < 1 and self.smote_neighbours >= 0):
             raise UserError("predictor: dropout and label_smoothing must lie in [0, 1), smote_neighbours be at least 0")
-
-    @property
-    def offset(self) -> tuple[float, ...]:
-        return ()
 
     def samples(self, records: Records) -> Records:
         """The rounds whose first `gamma` verdicts are known, with their `label`; `draft_max_q` of the first token."""
@@ -110,6 +113,7 @@ class HRAD:
         head = self.build(x.shape[1])
         if self.standardise:
             head.mean, head.scale = standardisation(fold[0])
+        self.offset = log_prior(label, len(self.classes))
         if self.smote_neighbours:
             fold = smote(*fold, self.smote_neighbours, trainer.seed)
         self.features, self.head = features, head

@@ -29,27 +29,41 @@ def scores(probs: torch.Tensor, targets: torch.Tensor, bins: int = 15) -> dict[s
 
 def kl(probs: torch.Tensor, targets: torch.Tensor) -> float:
     """mean[CE(targets, probs) - H(targets)], 0 log 0 = 0; the log loss when the labels are hard."""
-    return float((torch.special.xlogy(targets, targets) - targets * probs.clamp_min(TINY).log()).sum(-1).mean())
+    return float((log_loss(probs, targets) + torch.special.xlogy(targets, targets).sum(-1)).mean())
+
+
+def log_loss(probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """[n] cross-entropy of each row, probabilities kept above 0."""
+    return -(targets * probs.clamp_min(TINY).log()).sum(-1)
 
 
 def brier(probs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Mean squared error: (f - s)^2 for two classes, summed over the classes for more."""
-    return float(((probs - targets) ** 2).sum(-1).mean() / (2 if probs.shape[1] == 2 else 1))
+    """Mean squared error."""
+    return float(squared_error(probs, targets).mean())
+
+
+def squared_error(probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """[n] (f - s)^2 of each row for two classes, summed over the classes for more."""
+    return ((probs - targets) ** 2).sum(-1) / (2 if probs.shape[1] == 2 else 1)
 
 
 def ece(probs: torch.Tensor, targets: torch.Tensor, bins: int = 15) -> float:
     """Expected calibration error over equal-width bins: sum_b n_b / n |mean prediction - mean outcome|.
 
-    Two classes: of the second class's probability. More: of the probability of the most likely class (top label).
+    Of the probability `one_column` picks.
     """
-    if probs.shape[1] == 2:
-        predicted, outcome = probs[:, 1], targets[:, 1]
-    else:
-        predicted, top = probs.max(-1)
-        outcome = targets.gather(1, top[:, None])[:, 0]
+    predicted, outcome = one_column(probs, targets)
     which = (predicted * bins).long().clamp(max=bins - 1)
     gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, which, (predicted - outcome).double())
     return float(gap.abs().sum() / len(probs))
+
+
+def one_column(probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(prediction, outcome) [n]: of the second of two classes, else of the class predicted most likely (top label)."""
+    if probs.shape[1] == 2:
+        return probs[:, 1], targets[:, 1]
+    predicted, top = probs.max(-1)
+    return predicted, targets.gather(1, top[:, None])[:, 0]
 
 
 def auroc(probs: torch.Tensor, targets: torch.Tensor) -> float:

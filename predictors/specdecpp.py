@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from predictors.base import Records
-from predictors.calibration import Temperature
+from predictors.calibration import Calibration
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
 from predictors.losses import weighted_soft_bce
@@ -85,7 +85,7 @@ class SpecDecPP:
     w_rej: float = 6.0
     w_acc: float = 1.0
     features: FeatureSpec = field(init=False)
-    calibration: Temperature = field(default=Temperature(), init=False)
+    calibration: Calibration = field(default=Calibration(), init=False)
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from predictors.base import Predictor, save_predictor
+from predictors.calibration import Calibration
 from predictors.features import FeatureSpec
 from predictors.hrad import HRAD
 from predictors.specdecpp import SpecDecPP
 
 ONE_STATE = {"specdecpp": FeatureSpec("draft", [-1]), "hrad": FeatureSpec("target", [-1], True)}
+
+AS_TRAINED = Calibration()
 
 
 def write_checkpoint(
@@ -21,20 +24,22 @@ def write_checkpoint(
     *,
     gamma: int = 4,
     features: FeatureSpec | None = None,
+    calibration: Calibration = AS_TRAINED,
     context: Mapping[str, Any] | None = None,
 ) -> Path:
     """An untrained but deterministic predictor `name` on `dim` features; gamma only binds H-RAD."""
     torch.manual_seed(0)
     predictor: Predictor = HRAD(gamma) if name == "hrad" else SpecDecPP(depth=0)
-    predictor.features = features or ONE_STATE[name]
+    predictor.features, predictor.calibration = features or ONE_STATE[name], calibration
     predictor.head = predictor.build(dim)
     return save(predictor, folder, context)
 
 
-def write_logistic(folder: Path) -> Path:
-    """SpecDec++ head on one feature x with acceptance probability sigmoid(x)."""
+def write_logistic(folder: Path, calibration: Calibration = AS_TRAINED) -> Path:
+    """SpecDec++ head on one feature x whose logits have the log-odds x."""
     predictor = SpecDecPP(depth=0)
     predictor.features, predictor.head = ONE_STATE["specdecpp"], predictor.build(1)
+    predictor.calibration = calibration
     predictor.head.load_state_dict({"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)})
     return save(predictor, folder, None)
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from decoding.draft import RoundContext, Verdict
 from decoding.growth import DraftStep
 from predictors.base import Predictor, load_predictor
@@ -16,6 +18,7 @@ KEY = "stop.checkpoint"
 class AcceptanceStop:
     """Stop once 1 - prod f_i > `threshold`, f_i the head's acceptance probability of draft token i (2405.19715, 3.3).
 
+    A checkpoint with calibrated prefix survival puts that in the product's place (`predictors.survival`).
     bounds: never stop before the first number of tokens, always at the second.
     order: "paper" runs the draft on the last drawn token before it decides, so k tokens cost k + 1 draft forwards where
         the head stops; "code" (the released program) decides from the token before it, so the last token is sent
@@ -34,13 +37,14 @@ class AcceptanceStop:
 
     def begin_round(self, context: RoundContext) -> None:
         self.predicted = []
-        self._all_accepted = 1.0
+        self._all_accepted = 1.0  # P(all scored tokens are accepted)
 
     def should_stop(self, step: DraftStep) -> bool:
         if step.count >= self.most:
             return True
         if step.count > (1 if self.order == "code" else 0):
-            self._all_accepted *= self._acceptance(step)
+            self.predicted.append(self._acceptance(step))
+            self._all_accepted = self.predictor.calibration.survival(torch.tensor(self.predicted))[-1].item()
         return step.count >= self.least and 1 - self._all_accepted > self.threshold
 
     def end_round(self, verdict: Verdict) -> None:
@@ -50,8 +54,7 @@ class AcceptanceStop:
         """f of the last drawn token ("paper") or of the one before it ("code")."""
         hidden = step.hidden() if self.order == "paper" else step.previous_hidden()
         features = extract(hidden[:, None], self.predictor.features)
-        self.predicted.append(self.predictor.predict_proba(features).item())
-        return self.predicted[-1]
+        return self.predictor.predict_proba(features).item()
 
 
 def load_head(checkpoint: str | Path) -> Predictor:

@@ -1,11 +1,15 @@
 """H-RAD: one prediction per round, from verified target states, says how far to draft (SpecBranch without branches)."""
 
+import math
 from pathlib import Path
 from typing import Literal
+
+from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
 from decoding.growth import DraftStep, StopRule
 from predictors.base import Predictor, load_predictor, read_config
+from predictors.calibration import balanced
 from predictors.errors import UserError
 from predictors.features import extract
 
@@ -20,12 +24,15 @@ class HRADStop:
     trained for, and the limit in every class. While nothing has been verified yet the class is "some". It depends on
     the verified context alone, so any gamma, checkpoint and confidence rule is lossless.
     confidence: a stop rule that keeps what it has looked at.
+    balance: the class is the arg max of posterior / prior ** balance. 1 decides as the head was trained, with classes
+        of equal weight; at 0, the most probable class, one frequent class would decide nearly every round.
     """
 
     reads_hidden: Literal["target"] = "target"
 
-    def __init__(self, checkpoint: str | Path, confidence: StopRule) -> None:
+    def __init__(self, checkpoint: str | Path, confidence: StopRule, balance: float = 1.0) -> None:
         self.predictor = load_classifier(checkpoint)
+        self.balance = self._checked(balance, checkpoint)
         self.gamma: int = read_config(Path(checkpoint), KEY)["gamma"]
         self.confidence = confidence
         self.predicted: list[float] = []
@@ -43,13 +50,25 @@ class HRADStop:
     def end_round(self, verdict: Verdict) -> None:
         self.confidence.end_round(verdict)
 
+    def _checked(self, balance: float, checkpoint: str | Path) -> float:
+        if not math.isfinite(balance):
+            raise UserError(f"stop.balance: {balance} is no finite number. 1 weighs classes equally, 0 by frequency")
+        if balance != 1 and not self.predictor.calibration.log_prior:
+            raise UserError(f"stop.balance: {checkpoint} stores no class priors that {balance} could weigh. Use 1")
+        return balance
+
     def classify(self, context: RoundContext) -> int:
         """The class of what is drafted after `context.committed`."""
         if context.target_hidden is None:
             return SOME
         assert context.next_embedding is not None
         features = extract(context.target_hidden[:, None], self.predictor.features, context.next_embedding[None])
-        return int(self.predictor.predict_proba(features)[0].argmax())
+        return int(self.decide(features))
+
+    def decide(self, features: Tensor) -> Tensor:
+        """[n] classes of features [n, D]."""
+        probs = self.predictor.predict_proba(features)
+        return balanced(probs, self.predictor.calibration.log_prior, self.balance).argmax(-1)
 
 
 def load_classifier(checkpoint: str | Path) -> Predictor:

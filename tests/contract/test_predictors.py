@@ -1,6 +1,7 @@
 """What every predictor in conf/predictor promises: it learns, calibrates, and comes back from disk the same."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from omegaconf import OmegaConf
 from data_gen.samples import read_samples
 from data_gen.shards import read_manifest
 from predictors.base import Predictor, load_predictor, replaced_folder, save_predictor, settings
-from predictors.calibration import cross_entropy, fit_temperature
+from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
 from predictors.metrics import scores
 from predictors.resampling import SYNTHETIC
+from predictors.survival import Survival
 from predictors.trainer import Trainer, logits_in_chunks
 from predictors.trivial import base_rate
 from tests.harvests import DIM, FEATURES, PAIR, WARP, write_harvest
@@ -53,16 +55,22 @@ def test_it_ranks_a_learnable_label(trained: Predictor, harvest: Path) -> None:
     assert scores(probs, trained.targets(test))["auroc"] > (0.7 if trained.name == "specdecpp" else 0.85)
 
 
-def test_calibration_keeps_the_ranking_and_helps_on_its_split(trained: Predictor, harvest: Path) -> None:
+METHODS = sorted(path.stem for path in (CONF / "calibration").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_calibration_keeps_the_ranking_and_helps_on_its_split(trained: Predictor, harvest: Path, method: str) -> None:
     records = read_samples(harvest, trained, "calibration")
     logits, targets = logits_in_chunks(trained.head, records["features"]), trained.targets(records)
-    trained.calibration = fit_temperature(logits, targets, trained.offset)
-    probs = trained.calibration.apply(logits)
-    assert cross_entropy(probs.log(), targets) <= cross_entropy(logits, targets)
+    fit = instantiate(OmegaConf.load(CONF / "calibration" / f"{method}.yaml").fit)
+    found = calibrate(fit, logits, targets, records["group"], trained.offset)
+    probs = found.apply(logits.double())
+    assert cross_entropy(probs.log(), targets) <= cross_entropy(logits, targets) + 1e-9
     if len(trained.classes) == 2:
-        assert torch.equal(probs[:, 1].argsort(stable=True), (logits[:, 1] - logits[:, 0]).argsort(stable=True))
-    elif not trained.offset:
-        assert torch.equal(probs.argmax(-1), logits.argmax(-1))
+        assert probs[(logits[:, 1] - logits[:, 0]).argsort(), 1].diff().min() >= 0
+    elif found.method in ("none", "offset", "temperature"):
+        assert torch.equal(balanced(probs, found.log_prior).argmax(-1), logits.argmax(-1))
+    trained.calibration = found
 
 
 def test_probabilities_are_probabilities(trained: Predictor) -> None:
@@ -85,6 +93,20 @@ def test_round_trip_through_disk_is_exact(trained: Predictor, checkpoint: Path) 
     assert loaded == trained or loaded.features == trained.features
     assert loaded.calibration == trained.calibration
     assert {path.suffix for path in checkpoint.iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_calibration_comes_back_exact(trained: Predictor, harvest: Path, tmp_path: Path, method: str) -> None:
+    records = read_samples(harvest, trained, "calibration")
+    logits, x = logits_in_chunks(trained.head, records["features"]), torch.randn(50, DIM)
+    fit = instantiate(OmegaConf.load(CONF / "calibration" / f"{method}.yaml").fit)
+    found = fit(logits, trained.targets(records)) if fit else Calibration()
+    trained.calibration = replace(found, survival=Survival(0.9, 1 / 3, -0.1))
+    save_predictor(trained, tmp_path, CONTEXT)
+    loaded = load_predictor(tmp_path)
+    assert loaded.calibration == trained.calibration
+    assert torch.equal(loaded.predict_proba(x), trained.predict_proba(x))
+    trained.calibration = Calibration()
 
 
 def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:

@@ -8,6 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 import train
 from predictors.base import load_predictor
+from predictors.calibration import Calibration
 from tests.harvests import PAIR, WARP, write_harvest
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
@@ -45,7 +46,10 @@ def test_checkpoint_folder(
     rows = {name, f"{name}, before calibration", "constant", "base rate", "draft confidence (draft_max_q)"}
     assert rows <= metrics["test"].keys()
     assert len(metrics["history"]) == metrics["epochs"] == 2
+    measured = metrics["reliability"]["data/toy (test split)"]
+    assert list(measured) == (["class"] if name == "hrad" else ["token", *(f"prefix {k}" for k in ("all", 1, 2, 3, 4))])
     printed = capsys.readouterr().out
+    assert all(f"| {what} " in printed and f"| {what} " in (folder / "README.md").read_text() for what in measured)
     assert all(row in printed and row in (folder / "README.md").read_text() for row in rows)
     assert ("accuracy" in printed) == (name == "hrad")
 
@@ -68,6 +72,51 @@ def test_gamma_above_the_harvest_is_one_line(
         run(monkeypatch, "predictor=hrad", "data=data/toy", "predictor.gamma=5", *QUICK)
     assert exit_code.value.code == 2
     assert "error: predictor.gamma: 5 is more than the 4 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["specdecpp", "hrad"])
+def test_drift_is_measured_on_other_harvests(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_harvest(Path("data/toy"))
+    write_harvest(Path("data/other"), rows=20)
+    run(monkeypatch, f"predictor={name}", "data=data/toy", "calibration=platt", "drift=[data/other]", *QUICK)
+    metrics = json.loads(Path(f"checkpoints/{name}/metrics.json").read_text())
+    here, there = metrics["reliability"].values()
+    what = "class" if name == "hrad" else "prefix 2"
+    assert there[what]["calibrated"]["prompts"] == 20 and here[what]["calibrated"]["prompts"] == 4
+    assert f"data/other: {what} " in capsys.readouterr().out
+
+
+def test_drift_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    write_harvest(Path("data/toy"))
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, "data=data/toy", "drift=[data/../data/toy]", *QUICK)
+    assert exit_code.value.code == 2
+    assert "error: drift: data/../data/toy is the harvest to train on" in capsys.readouterr().err
+
+
+def test_drift_to_other_laws_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    write_harvest(Path("data/toy"))
+    manifest = json.loads((write_harvest(Path("data/other")) / "manifest.json").read_text())
+    Path("data/other/manifest.json").write_text(json.dumps({**manifest, "warp": {**WARP, "temperature": 0.5}}))
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, "data=data/toy", "drift=[data/other]", *QUICK)
+    assert exit_code.value.code == 2
+    assert "error: drift: data/other was made with warp=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["temperature", "platt", "isotonic", "none"])
+def test_every_calibration_trains_and_decodes_as_saved(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_harvest(Path("data/toy"))
+    run(monkeypatch, "data=data/toy", f"calibration={method}", *QUICK)
+    saved = json.loads(Path("checkpoints/specdecpp/calibration.json").read_text())
+    assert load_predictor("checkpoints/specdecpp").calibration.to_dict() == Calibration.from_dict(saved).to_dict()
+    if method == "none":
+        assert saved["method"] == "none" and saved["survival"]["rows"] == 0
+    else:
+        assert saved["method"] == method or f"{method} left out" in saved["note"]
+        assert saved["survival"]["rows"] > 0
 
 
 def test_no_harvest_names_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,9 @@ from decoding.structures.static_tree import WidthTree
 from decoding.table_lm import TableLM, mixed_table, random_table
 from decoding.trace import Stopwatch
 from decoding.verifiers.rrsw import RrswVerifier
+from predictors.calibration import Calibration
 from predictors.errors import UserError
+from predictors.survival import Survival
 from tests.checkpoints import write_checkpoint, write_logistic
 
 VOCAB = 4
@@ -100,6 +102,16 @@ def test_rounds_are_independent(head: Path) -> None:
     assert drafted(stop, [0.4]) == drafted(stop, [0.4]) == (1, 2)
 
 
+def test_calibrated_survival_takes_the_place_of_the_product(tmp_path: Path) -> None:
+    """Products .9, .81, .729: log-odds 2.2, 1.45, .99 less 2, i.e. survival .55, .37, .27."""
+    head = write_logistic(tmp_path / "head", Calibration(survival=Survival(bias=-2.0)))
+    assert drafted(AcceptanceStop(head, 0.5, [1, 20], "paper"), [0.9] * 9)[0] == 2
+    assert drafted(AcceptanceStop(head, 0.7, [1, 20], "paper"), [0.9] * 9)[0] == 3
+    stop = AcceptanceStop(head, 0.5, [1, 20], "code")
+    assert drafted(stop, [0.9] * 9) == (3, 3)
+    assert stop.predicted == pytest.approx([0.9, 0.9], abs=1e-3)  # the trace keeps what the head said
+
+
 def test_wrong_settings_and_checkpoints(head: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"stop\.threshold"):
         AcceptanceStop(head, 1.5, [2, 20], "paper")
@@ -120,7 +132,7 @@ class FixedClass:
     """A predictor that always answers `outcome`."""
 
     def __init__(self, outcome: int, like: HRADStop) -> None:
-        self.outcome, self.features = outcome, like.predictor.features
+        self.outcome, self.features, self.calibration = outcome, like.predictor.features, Calibration()
 
     def predict_proba(self, x: Tensor) -> Tensor:
         assert x.shape == (1, 3)  # one layer of width 2 and the embedding of width 1
@@ -135,6 +147,24 @@ def test_hrad_class_decides(tmp_path: Path, outcome: int, eps: float, count: int
     context = RoundContext(CONTEXT.committed, 100, target_hidden=torch.zeros(5, 2), next_embedding=torch.zeros(1))
     assert hrad_drafted(stop, context) == count
     assert stop.predicted == [outcome]
+
+
+@pytest.mark.parametrize(("balance", "outcome"), [(1.0, 2), (0.5, 2), (0.0, 0)])
+def test_hrad_weighs_classes_by_the_priors_it_was_calibrated_with(tmp_path: Path, balance: float, outcome: int) -> None:
+    """Balanced posterior (.25, .25, .5), priors 3 : 1 : 1: posterior (.5, .17, .33)."""
+    priors = Calibration("offset", offset=(math.log(3), 0.0, 0.0))
+    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3, calibration=priors), DrawnConfidence(0.5), balance)
+    last = stop.predictor.head.layers[-1]
+    last.load_state_dict({"weight": torch.zeros(3, 64), "bias": torch.tensor([0.0, 0.0, math.log(2)])})
+    context = RoundContext(CONTEXT.committed, 100, target_hidden=torch.zeros(5, 2), next_embedding=torch.zeros(1))
+    assert stop.classify(context) == outcome
+
+
+def test_balance_is_refused_where_it_would_do_nothing(tmp_path: Path) -> None:
+    head = write_checkpoint(tmp_path, "hrad", 3)
+    for balance in (0.5, math.nan):
+        with pytest.raises(UserError, match=r"^stop\.balance: "):
+            HRADStop(head, DrawnConfidence(0.5), balance)
 
 
 def test_hrad_without_features_asks_the_confidence_rule(tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ def test_records_by_split(folder: Path) -> None:
     assert records["group"].tolist() == [group for group in range(PROMPTS["train"]) for _ in range(5)]
 
 
+def test_all_splits_together_number_their_prompts(folder: Path) -> None:
+    records = shards.read_records(folder, "rounds", "all", ["accepted"])
+    assert torch.bincount(records["group"]).tolist() == [5] * sum(PROMPTS.values())
+    parts = [shards.read_records(folder, "rounds", split, ["accepted"])["accepted"] for split in shards.SPLITS]
+    assert torch.equal(records["accepted"], torch.cat(parts))
+
+
 def test_one_value_per_round_keeps_its_axis(tmp_path: Path) -> None:
     folder = write_harvest(tmp_path / "short", rows=2, gamma=1)
     assert shards.read_records(folder, "rounds", "test")["accept_prob"].shape == (2 * PROMPTS["test"], 1)

@@ -1,0 +1,134 @@
+"""Prefix survival: how likely all of the first k draft tokens are accepted, the number SpecDec++ stops on."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from predictors.errors import UserError
+from predictors.held_out import better, cross_fitted
+
+CLIP = 1e-6  # of a product, in log-odds
+BOUNDS = ((0.05, 20.0), (-20.0, 20.0), (-20.0, 20.0))
+DEPTHS = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 8), (9, math.inf))
+"""Positions that are reported together."""
+
+
+@dataclass(frozen=True)
+class Survival:
+    """log-odds(P(first k accepted)) = scale * log-odds(f_1 ... f_k) + bias + depth * log k, increasing in the product.
+
+    The product is exact when f_i is the acceptance probability given everything before token i, and that the tokens
+    before it were accepted (2405.19715, section 3.3). A head that knows less is wrong about the same stretch of text
+    several times in a row, which no calibration of single tokens mends. With the defaults the product itself is
+    returned. rows, prompts, nll_before, nll_after, note: as in `predictors.calibration.Calibration`, before being the
+    product.
+    """
+
+    scale: float = 1.0
+    bias: float = 0.0
+    depth: float = 0.0
+    rows: int = 0
+    prompts: int = 0
+    nll_before: float | None = None
+    nll_after: float | None = None
+    note: str = ""
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """Acceptance probabilities of the tokens of a draft [..., gamma] -> survival of each of its prefixes, float64
+        [..., gamma]."""
+        product = f.double().cumprod(-1)
+        if self.is_product:
+            return product
+        return self.of_product(product, torch.arange(1, f.shape[-1] + 1, dtype=torch.float64, device=f.device))
+
+    def of_product(self, product: Tensor, k: Tensor) -> Tensor:
+        """The same for products [...] of the first k [...] probabilities."""
+        if self.is_product:
+            return product
+        return torch.sigmoid(self.scale * torch.logit(product, CLIP) + self.bias + self.depth * k.log())
+
+    @property
+    def is_product(self) -> bool:
+        return (self.scale, self.bias, self.depth) == (1.0, 0.0, 0.0)
+
+
+class Prefixes(NamedTuple):
+    """Every prefix that drafting would reach. All [n]: product f_1 ... f_k, its length k, the probability that the
+    target accepts all of it, and the prompt it came from."""
+
+    product: Tensor
+    k: Tensor
+    accepted: Tensor
+    group: Tensor
+
+    def between(self, first: float, last: float) -> "Prefixes":
+        rows = (self.k >= first) & (self.k <= last)
+        return Prefixes(*(column[rows] for column in self))
+
+
+def prefixes(f: Tensor, accept_prob: Tensor, length: Tensor, group: Tensor) -> Prefixes:
+    """Prefixes of A rollouts: f, accept_prob [A, gamma]; length (tokens that count), group [A].
+
+    The label is prod_{i<=k} min(1, p/q), the probability that all k drawn tokens are accepted: for a sampled target it
+    has the expectation of the verdict and less variance, for a greedy one it is the verdict.
+    """
+    k = torch.arange(1, f.shape[1] + 1).expand(f.shape)
+    reached = k <= length[:, None]
+    columns = f.double().cumprod(1), k.double(), accept_prob.double().cumprod(1), group[:, None].expand(f.shape)
+    return Prefixes(*(column[reached] for column in columns))
+
+
+def by_depth(rows: Prefixes) -> Iterator[tuple[str, Prefixes]]:
+    """("all", everything), then ("1", ...), ..., ("9-", ...) as far as there are any."""
+    yield "all", rows
+    for first, last in DEPTHS:
+        part = rows.between(first, last)
+        if len(part.k):
+            yield str(first) if last == first else f"{first}-{'' if last == math.inf else last}", part
+
+
+def fit_survival(rows: Prefixes) -> Survival:
+    """The `Survival` of lowest cross-entropy with the labels, the product where that is no better on other prompts."""
+    if not torch.isfinite(rows.product).all():
+        raise UserError("calibration.survival: the predictor returns NaN. Train with a lower trainer.lr")
+    before = binary_nll(rows.product, rows.accepted)
+    product = Survival(rows=len(rows.k), prompts=len(rows.group.unique()), nll_before=float(before.mean()))
+    product = replace(product, nll_after=product.nll_before)
+    if product.prompts < 2:
+        return replace(product, note="product kept: a fit takes rollouts of two prompts")
+    found = _minimum(rows)
+    after = float(binary_nll(found.of_product(rows.product, rows.k), rows.accepted).mean())
+    held_out = cross_fitted(
+        lambda kept: _minimum(Prefixes(*(column[kept] for column in rows))).of_product(rows.product, rows.k), rows.group
+    )
+    gain = before - binary_nll(held_out, rows.accepted)
+    if after > before.mean() or not better(gain, rows.group):
+        return replace(product, note="product kept: no better on prompts it was not fitted on")
+    return replace(product, scale=found.scale, bias=found.bias, depth=found.depth, nll_after=after)
+
+
+def _minimum(rows: Prefixes) -> Survival:
+    """Logistic regression on (log-odds, 1, log k): convex."""
+    from scipy.optimize import minimize
+
+    x = torch.stack([torch.logit(rows.product, CLIP), torch.ones_like(rows.k), rows.k.log()], 1).numpy()
+    s = rows.accepted.numpy()
+
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        z = x @ weights
+        error = 1 / (1 + np.exp(-z)) - s
+        return float(np.mean(np.logaddexp(0, z) - s * z)), x.T @ error / len(s)
+
+    found = minimize(loss, np.array([1.0, 0.0, 0.0]), jac=True, method="L-BFGS-B", bounds=BOUNDS)
+    return Survival(*found.x.tolist())
+
+
+def binary_nll(f: Tensor, s: Tensor) -> Tensor:
+    """-s log f - (1 - s) log(1 - f), [n], f kept `CLIP` away from 0 and 1."""
+    f = f.clamp(CLIP, 1 - CLIP)
+    return -s * f.log() - (1 - s) * (1 - f).log()

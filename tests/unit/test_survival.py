@@ -1,0 +1,99 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from predictors.errors import UserError
+from predictors.metrics import log_loss
+from predictors.reliability import two_columns
+from predictors.survival import Prefixes, Survival, binary_nll, by_depth, fit_survival, prefixes
+
+GAMMA = 6
+
+
+def rollouts(spread: float, prompts: int = 60, rows: int = 20, hard: bool = False) -> Prefixes:
+    """Each rollout is easy or hard as a whole (log-odds shifted by `spread` * normal), which f does not know: tokens
+    are accepted together, and the product of their marginal probabilities is too small."""
+    generator = torch.Generator().manual_seed(0)
+    count = prompts * rows
+    seen = 1 + 0.5 * torch.randn(count, GAMMA, generator=generator, dtype=torch.float64)
+    hidden = spread * torch.randn(2000, 1, generator=generator, dtype=torch.float64)
+    accept = torch.sigmoid(seen + hidden[torch.randint(2000, (count,), generator=generator)])
+    f = torch.sigmoid(seen[..., None] + hidden[:200, 0]).mean(-1)
+    if hard:
+        accept = (torch.rand(accept.shape, generator=generator) < accept).double()
+    return prefixes(f, accept, torch.full((count,), GAMMA), torch.arange(count) // rows)
+
+
+def loss(survival: Tensor, rows: Prefixes) -> float:
+    return float(binary_nll(survival, rows.accepted).mean())
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_dependent_tokens_are_seen_in_the_product(hard: bool) -> None:
+    rows = rollouts(2.0, hard=hard)
+    found = fit_survival(rows)
+    assert not found.is_product and not found.note
+    calibrated = found.of_product(rows.product, rows.k)
+    for name, part in by_depth(Prefixes(rows.product, rows.k, rows.accepted, rows.group)):
+        if name in ("3", "4", "5-8"):
+            after = float(found.of_product(part.product, part.k).mean() - part.accepted.mean())
+            assert abs(after) < abs(float(part.product.mean() - part.accepted.mean())) / 3
+    assert loss(calibrated, rows) < loss(rows.product, rows) - 0.01
+    assert found.nll_before == pytest.approx(loss(rows.product, rows))
+    assert found.nll_after == pytest.approx(loss(calibrated, rows))
+
+
+def test_a_product_that_is_right_is_kept() -> None:
+    rows = rollouts(0.0)
+    found = fit_survival(rows)
+    assert found.is_product or torch.allclose(found.of_product(rows.product, rows.k), rows.product, atol=0.02)
+
+
+def test_it_rises_with_the_product_at_every_depth() -> None:
+    found = fit_survival(rollouts(2.0))
+    product = torch.linspace(1e-5, 1 - 1e-5, 500, dtype=torch.float64)
+    for k in (1.0, 3.0, 20.0):
+        assert found.of_product(product, torch.full_like(product, k)).diff().min() > 0
+
+
+def test_one_way_of_reading_it() -> None:
+    """A draft as it grows, a batch of drafts and loose products give the same numbers."""
+    f = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    for survival in (Survival(), Survival(0.8, 0.2, -0.3)):
+        batch = survival(f)
+        assert batch.shape == (5, 4) and batch.dtype == torch.float64
+        for row, expected in zip(f, batch, strict=True):
+            assert torch.equal(torch.stack([survival(row[: k + 1])[-1] for k in range(4)]), expected)
+        k = torch.arange(1, 5).double().expand(5, 4)
+        assert torch.equal(survival.of_product(f.double().cumprod(1), k), batch)
+    assert torch.equal(Survival()(f), f.double().cumprod(1))
+    assert torch.isfinite(Survival(2.0, 0.1)(torch.tensor([1.0, 0.0]))).all()
+
+
+def test_prefixes_end_where_the_draft_does_and_are_labelled_with_the_joint_probability() -> None:
+    f, accept = torch.tensor([[0.5, 0.4, 0.9], [0.2, 0.5, 1.0]]), torch.tensor([[1.0, 0.5, 0.5], [0.5, 0.0, 1.0]])
+    rows = prefixes(f, accept, torch.tensor([3, 2]), torch.tensor([7, 9]))
+    assert rows.k.tolist() == [1, 2, 3, 1, 2] and rows.group.tolist() == [7, 7, 7, 9, 9]
+    assert rows.product.tolist() == pytest.approx([0.5, 0.2, 0.18, 0.2, 0.1])
+    assert rows.accepted.tolist() == [1.0, 0.5, 0.25, 0.5, 0.0]
+
+
+def test_depths_are_reported_apart_and_the_deep_ones_together() -> None:
+    k = torch.arange(1, 21).double()
+    parts = {name: part.k.tolist() for name, part in by_depth(Prefixes(k, k, k, k))}
+    assert list(parts) == ["all", "1", "2", "3", "4", "5-8", "9-"]
+    assert parts["5-8"] == [5, 6, 7, 8] and parts["9-"] == list(range(9, 21))
+
+
+def test_one_prompt_and_nan() -> None:
+    rows = rollouts(2.0, prompts=1)
+    assert fit_survival(rows).is_product and "two prompts" in fit_survival(rows).note
+    with pytest.raises(UserError, match=r"^calibration\.survival: .*NaN"):
+        fit_survival(rows._replace(product=rows.product * math.nan))
+
+
+def test_its_loss_is_the_log_loss() -> None:
+    f, s = torch.tensor([0.2, 0.9]).double(), torch.tensor([0.5, 1.0]).double()
+    assert torch.allclose(binary_nll(f, s), log_loss(two_columns(f), two_columns(s)))
