@@ -238,14 +238,12 @@ def read_records(
 
 
 def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
-    """`prompt_id`, `dataset`, `prompt_tokens` and `response_tokens` of the prompts of one split, in the order of the
-    groups of `read_records`."""
+    """`prompt_id`, `dataset`, `split`, `prompt_tokens` and `response_tokens` of the prompts of a split, in the order of
+    the groups of `read_records`."""
     folder = Path(folder)
     entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
     tables = [_listed_shard(folder, entry, SCHEMAS["responses"].names) for entry in entries]
-    table = pa.concat_tables(tables)
-    rows: list[dict[str, Any]] = table.filter(pc.equal(table["split"], split)).to_pylist()
-    return rows
+    return [row for table in tables for row in _of_split(table, split).to_pylist()]
 
 
 def read_prompts(folder: str | Path, kind: str, split: str, columns: Collection[str]) -> Iterator[dict[str, Tensor]]:

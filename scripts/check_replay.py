@@ -21,7 +21,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.rollout_table import parts, read_rollouts
+from data_gen.rollout_table import read_table
 from data_gen.shards import read_manifest, read_responses
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule
@@ -50,10 +50,9 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"data: {cfg.data} is not greedy, so that a decode is another draw. Give a greedy harvest")
     pair = load_pair(cfg.pair)
     refuse_mismatch(manifest, {"pair": pair_identity(pair)}, f"data: {cfg.data}")
-    responses = [row for part in parts(cfg.split) for row in read_responses(cfg.data, part)]
-    responses = responses[: cfg.limit and checked_count("limit", cfg.limit)]
+    responses = read_responses(cfg.data, cfg.split)[: cfg.limit and checked_count("limit", cfg.limit)]
     stops = {(name, level): stop_rule(cfg, name, level) for name in cfg.rules for level in cfg.settings[name]}
-    table = read_rollouts(cfg.data, cfg.split, stops.values())
+    table = read_table(cfg.data, cfg.split, stops.values(), cfg.pair)
     found: dict[str, list[dict[str, Any]]] = {}
     with tqdm(total=len(stops) * len(responses), desc="decode", unit="prompt") as bar:
         for (name, level), stop in stops.items():

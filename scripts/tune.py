@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
-from data_gen.rollout_table import read_rollouts
+from data_gen.rollout_table import read_table
 from data_gen.shards import read_manifest
 from decoding import thresholds
 from decoding.benchmark import Engine, request_seed
@@ -90,7 +90,7 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
 
 
 def replayer(cfg: DictConfig, manifest: Mapping[str, Any], split: str, stops: Mapping[str, StopRule]) -> Replayer:
-    table = read_rollouts(cfg.data, split, stops.values())
+    table = read_table(cfg.data, split, stops.values(), cfg.pair)
     if cfg.max_new_tokens is not None:
         table = table.shortened(cfg.max_new_tokens)
     return Replayer(table, cfg.gamma_max or manifest["gamma"])

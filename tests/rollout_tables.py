@@ -1,6 +1,5 @@
 """Rollout tables made the slow way: every model on every prefix, one token at a time, nothing cached."""
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -69,14 +68,14 @@ def _round(
         found["entropy"].append(float(torch.special.entr(belief).sum()))
         scores.append(head.predictor.predict_proba(features).item())
     found["accept"] = [value if all(found["accept"][:depth]) else 0.0 for depth, value in enumerate(found["accept"])]
-    found["survival"] = [math.prod(scores[: depth + 1]) for depth in range(gamma)]
+    found["survival"] = head.predictor.calibration.survival(torch.tensor(scores)).tolist()
     ends = [place for place, token in enumerate(found["tokens"], 1) if token in eos_ids]
     found["drawn"] = min([*ends, gamma])
     coins = [sampler.accept(accept, 1.0) for accept in found["accept"][: found["drawn"]]]
     found["accepted"] = [*coins, False].index(False)
     hidden = _run(pair.target, prefix[:-1])[1][:, -1:]
     features = extract(hidden, classes.predictor.features, pair.target.embed(int(prefix[-1]))[None])
-    found["outcome"] = int(classes.predictor.predict_proba(features)[0].argmax())
+    found["outcome"] = int(classes.decide(features))
     return found
 
 

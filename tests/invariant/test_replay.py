@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from data_gen.harvest import Progress, Recipe, harvest
 from data_gen.requests import Request
-from data_gen.rollout_table import read_rollouts
+from data_gen.rollout_table import read_table
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule
 from decoding.models import ModelPair
@@ -161,7 +161,7 @@ def harvested(prompts: list[torch.Tensor], how: Recipe, folder: Path) -> Rollout
     requests = [Request(f"{number:03}", "toy", prompt, "train") for number, prompt in enumerate(prompts)]
     harvest(models(), requests, how, folder, Progress())
     finish(models(), requests, how, folder)
-    return read_rollouts(folder, "train", [rule("acceptance", {}), rule("hrad", {})])
+    return read_table(folder, "train", [rule("acceptance", {}), rule("hrad", {})])
 
 
 def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
