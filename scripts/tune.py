@@ -70,20 +70,29 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
         raise UserError(
             f"methods: {list(cfg.methods)} must name some of {', '.join(cfg.rules)}, or define rules.<name>"
         )
+    check_sizes(cfg, manifest)
+    for key in ("warp", "draft_warp"):
+        if instantiate(cfg[key]).to_dict() != manifest[key]:
+            raise UserError(f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another data=")
+    for name in cfg.methods:
+        if "checkpoint" in cfg.rules[name]:
+            refuse_foreign_checkpoint(Path(cfg.rules[name].checkpoint), manifest, f"rules.{name}.checkpoint")
+
+
+def check_sizes(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
+    """The harvest must hold what is to be replayed."""
     for key in ("points", *(key for key in ("gamma_max", "max_new_tokens") if cfg[key] is not None)):
         checked_count(key, cfg[key])
     for key in ("gamma_max", "max_new_tokens"):
         harvested = manifest["gamma" if key == "gamma_max" else key]
         if cfg[key] is not None and cfg[key] > harvested:
             raise UserError(f"{key}: {cfg[key]} is more than the {harvested} harvested in {cfg.data}. Lower it")
-    for key in ("warp", "draft_warp"):
-        if instantiate(cfg[key]).to_dict() != manifest[key]:
-            raise UserError(f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another data=")
-    trained = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
-    for name in cfg.methods:
-        if "checkpoint" in cfg.rules[name]:
-            key = f"rules.{name}.checkpoint"
-            refuse_mismatch(read_config(Path(cfg.rules[name].checkpoint), key), trained, key)
+
+
+def refuse_foreign_checkpoint(folder: Path, manifest: Mapping[str, Any], key: str) -> None:
+    """Raise UserError where it was trained for another pair or other laws than the harvest's."""
+    trained = {name: manifest[name] for name in ("pair", "warp", "draft_warp")}
+    refuse_mismatch(read_config(folder, key), trained, f"{key}: {folder}")
 
 
 # Replaying -----------------------------------------------------------------------------------------------------------

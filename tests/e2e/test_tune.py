@@ -1,6 +1,7 @@
 """scripts/tune.py from its command line on a tiny harvest, and scripts/evaluate.py with the thresholds it found."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from predictors.features import FeatureSpec
-from scripts import check_replay, evaluate, gen_data, tune
+from scripts import check_replay, collect, evaluate, gen_data, tune
 from tests.checkpoints import write_checkpoint
 
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
@@ -145,6 +146,24 @@ def test_costs_are_measured_saved_and_read_again(
     assert set(saved["seconds"]["calls"]) == set(METHODS) - {"fixed"}
     run(tune, monkeypatch, *arguments, "cost=measured")
     assert json.loads(Path(FILE).read_text())["results"]["chosen"] == first["results"]["chosen"]
+
+
+def test_collect_shows_what_checkpoints_differ_in(
+    arguments: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = {name: 0.25 for name in ("kl", "brier", "ece", "auroc")}
+    for number, name in enumerate(("specdecpp", "hrad")):
+        folder = Path("sweep") / str(number)
+        shutil.copytree(harvest / "checkpoints" / name, folder)
+        (folder / "metrics.json").write_text(json.dumps({"test": {name: scores}, "seconds": 3.0}))
+    run(collect, monkeypatch, "folder=sweep", "data=data/greedy", "cost=c10", "points=5")
+    lines = Path("sweep/table.md").read_text().splitlines()
+    assert len(lines) == 4 and lines[0].startswith("| checkpoint | predictor | layers |") and "w_rej" in lines[0]
+    assert lines[2].startswith("| 0 | specdecpp | -1 |") and "0.2500" in lines[2] and "tie_blocks" in lines[0]
+    assert "saved sweep/table.md" in capsys.readouterr().out
+    assert "folder: no checkpoints" in refused(
+        collect, monkeypatch, capsys, "folder=runs", "data=data/greedy", "cost=c10"
+    )
 
 
 def test_where_drafting_costs_too_much_the_advice_is_not_to(
