@@ -70,6 +70,12 @@ def requests_of_split(
     ]
 
 
+def spread(requests: Sequence[Request], count: int) -> list[Request]:
+    """`count` of them (or all), evenly spaced."""
+    count = min(count, len(requests))
+    return [requests[index * len(requests) // count] for index in range(count)]
+
+
 def assign_splits(prompt_ids: Sequence[str], calibration: float, test: float) -> dict[str, str]:
     """Split by a hash of the prompt id, so that a prompt stays where it is when the set around it changes.
 

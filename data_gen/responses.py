@@ -182,7 +182,7 @@ def compare(warp: Warp, draft_warp: Warp, p_logits: Tensor, q_logits: Tensor, un
     """Warp both models' logits [n, V] and draw a response token and a candidate per row. uniform: [n, 2]."""
     p, q = warp.probs(p_logits), draft_warp.probs(q_logits)
     belief = q if draft_warp == Warp() else Warp().probs(q_logits)
-    response, candidate = (pick(law, draw.to(law.device)) for law, draw in zip((p, q), uniform.unbind(1), strict=True))
+    response, candidate = draw_from(warp, p, uniform[:, 0]), draw_from(draft_warp, q, uniform[:, 1])
     p_drawn, q_drawn = at(p, candidate), at(q, candidate)
     return Laws(
         response=response,
@@ -193,6 +193,11 @@ def compare(warp: Warp, draft_warp: Warp, p_logits: Tensor, q_logits: Tensor, un
         max_q=belief.amax(-1),
         entropy=entropy(belief),
     )
+
+
+def draw_from(warp: Warp, probs: Tensor, uniform: Tensor) -> Tensor:
+    """The tokens that `uniform` [n] stands for under laws [n, V] of `warp`: int64 [n]."""
+    return probs.max(-1).indices if warp.temperature == 0 else pick(probs, uniform.to(probs.device))
 
 
 def at(probs: Tensor, tokens: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from data_gen.labels import acceptance, entropy
-from data_gen.responses import at, blocks, blockwise
+from data_gen.responses import at, blocks, blockwise, draw_from
 from decoding.cached_lm import CachedLM
 from decoding.lm import LMOutput, LogitsFor
-from decoding.sampling import Warp, pick
+from decoding.sampling import Warp
 from predictors.features import FeatureSpec, extract
 
 MAX_BYTES = 100 << 20  # of the logits of one forward
@@ -123,14 +123,10 @@ def _roll(
 
 def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
     """One token per row of the draft's logits [n, V]. uniform: [n]."""
-    belief = Warp().probs(logits)
-    if warp.temperature == 0:
-        token, q = logits.max(-1).indices, torch.ones_like(belief[:, 0])
-    else:
-        law = belief if warp == Warp() else warp.probs(logits)
-        token = pick(law, uniform.to(law.device))
-        q = at(law, token)
-    return Drawn(token, q, belief.amax(-1), entropy(belief))
+    q = warp.probs(logits)
+    belief = q if warp == Warp() else Warp().probs(logits)
+    token = draw_from(warp, q, uniform)
+    return Drawn(token, at(q, token), belief.amax(-1), entropy(belief))
 
 
 def rollout_acceptance(target: CachedLM, rolled: Rollouts, first: Tensor, warp: Warp) -> Tensor:

@@ -1,7 +1,7 @@
 """What a harvest contains: counts, acceptance, accepted lengths; and how long one will take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from data_gen import shards
-from data_gen.harvest import Recipe, chunks, draws, label
-from data_gen.requests import Request
+from data_gen.harvest import Recipe, Row, chunks, draws, label
+from data_gen.requests import Request, spread
 from data_gen.responses import read_answers
 from decoding.models import ModelPair
 
@@ -68,49 +68,62 @@ def summary(manifest: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """At most this long and this large: responses that end early make it less."""
+    """What a harvest will take."""
 
     seconds: float
     bytes: float
-    tokens: int
+    tokens: float
 
 
-def estimate(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, sample: int = 3) -> Estimate:
-    """Measure the steps of one full batch, and the labelling and the size of a few prompts; scale to all of them."""
+def estimate(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, labelled: int = 8) -> Estimate:
+    """Answer one full batch of prompts, spread over all of them, label some of its answers, and scale both up.
+
+    Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how long answers are is
+    what varies most, and is measured on the whole batch.
+    """
     batches = chunks(requests, recipe.batch_size)
-    opening, step = _batch_seconds(pair, batches[len(batches) // 2], recipe)
-    some = [requests[index * len(requests) // sample] for index in range(min(sample, len(requests)))]
-    labelling, size = _label_cost(pair, some, recipe)
-    tokens = len(requests) * recipe.max_new_tokens
-    reading = len(batches) * (opening + recipe.max_new_tokens * step)
-    return Estimate(reading + tokens * labelling, tokens * size, tokens)
+    some = spread([request for batch in batches for request in batch], len(batches[0]))
+    opening, answering, label_rate, size, tokens = _measure(pair, some, recipe, labelled)
+    scale = len(requests) / len(some)
+    prefill = opening * sum(map(_padded, batches)) / _padded(some)
+    total = tokens * scale
+    return Estimate(
+        prefill + scale * answering + total * label_rate, len(batches) * _shard_bytes([]) + total * size, total
+    )
 
 
-def _batch_seconds(pair: ModelPair, chunk: Sequence[Request], recipe: Recipe) -> tuple[float, float]:
-    """Seconds to run the prompts of a full batch, and per token after that."""
-    marks = [perf_counter()]
-    short = replace(recipe.reading(pair), max_new=min(4, recipe.max_new_tokens), eos_ids=())
-    prompts = [request.tokens for request in chunk]
-    for _ in read_answers(
-        pair.target, pair.draft, prompts, draws(chunk, recipe), short, lambda _: marks.append(perf_counter())
-    ):
-        pass
-    step = (marks[-1] - marks[1]) / max(1, len(marks) - 2)
-    return marks[1] - marks[0] - step, step
+def _measure(
+    pair: ModelPair, some: Sequence[Request], recipe: Recipe, labelled: int
+) -> tuple[float, float, float, float, int]:
+    """Seconds to run the prompts and to answer them; seconds and bytes per token to label answers and to write the
+    labels; tokens of the answers."""
+    chosen = {request.prompt_id for request in spread(some, labelled)}
+    lengths: list[int] = []
+    records: list[dict[str, Row]] = []
+    marks, labelling, labelled_tokens = [perf_counter()], 0.0, 0
+    prompts = [request.tokens for request in some]
+    advance = lambda _: marks.append(perf_counter()) if len(marks) < 3 else None  # noqa: E731
+    for answer in read_answers(pair.target, pair.draft, prompts, draws(some, recipe), recipe.reading(pair), advance):
+        lengths.append(len(answer.laws.response))
+        if some[answer.index].prompt_id in chosen:
+            start = perf_counter()
+            records.append(label(pair, some[answer.index], answer, recipe))
+            labelling, labelled_tokens = labelling + perf_counter() - start, labelled_tokens + lengths[-1]
+    reading = perf_counter() - marks[0] - labelling
+    opening = max(0.0, 2 * marks[1] - marks[0] - marks[-1])  # to the first token, less one step
+    start = perf_counter()
+    size = _shard_bytes(records) - _shard_bytes([])
+    labelling += perf_counter() - start
+    return opening, reading - opening, labelling / labelled_tokens, size / labelled_tokens, sum(lengths)
 
 
-def _label_cost(pair: ModelPair, some: Sequence[Request], recipe: Recipe) -> tuple[float, float]:
-    """Seconds and bytes per response token for labels, measured on a few full-length answers."""
-    seconds, tokens, records = 0.0, 0, []
-    endless = replace(recipe.reading(pair), eos_ids=())
-    for answer in read_answers(
-        pair.target, pair.draft, [request.tokens for request in some], draws(some, recipe), endless
-    ):
-        start = perf_counter()
-        records.append(label(pair, some[answer.index], answer, recipe))
-        seconds, tokens = seconds + perf_counter() - start, tokens + len(answer.laws.response)
+def _padded(batch: Sequence[Request]) -> int:
+    return len(batch) * max(len(request.tokens) for request in batch)
+
+
+def _shard_bytes(records: list[dict[str, Row]]) -> int:
+    """On disk, of one chunk."""
     with TemporaryDirectory() as folder:
         for kind in shards.SCHEMAS:
             shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records])
-        size = sum(entry["bytes"] for entry in shards.shard_list(Path(folder), 1))
-    return seconds / tokens, size / tokens
+        return sum(entry["bytes"] for entry in shards.shard_list(Path(folder), 1))

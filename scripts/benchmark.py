@@ -18,7 +18,7 @@ from torch import Tensor
 from data_gen.harvest import Recipe, Row, draws, label
 from data_gen.one_by_one import Coins, OneByOne
 from data_gen.prompts import load_prompts
-from data_gen.requests import Request, make_requests
+from data_gen.requests import Request, make_requests, spread
 from data_gen.responses import read_answers
 from decoding.models import ModelPair, load_pair
 from predictors.cli import hydra_script
@@ -50,6 +50,7 @@ def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[s
 # Harvest --------------------------------------------------------------------------------------------------------------
 
 
+ALL, ONE = "all positions", "one at a time"
 COMPARED = ("known", "drafted", "accepted", "draft_tokens", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
 
 
@@ -81,7 +82,10 @@ class Agreement:
 
 
 def benchmark_harvest(cfg: DictConfig) -> str:
-    """Labelled draft tokens per second, all positions at once against one round at a time."""
+    """Labelled draft tokens per second, all positions at once against one round at a time.
+
+    The plain way works on `plain_prompts` of the prompts: unlike that of batches, its rate does not depend on how many.
+    """
     recipe: Recipe = instantiate(cfg.harvest)
     if recipe.stride != 1:
         raise UserError(f"harvest.stride: {recipe.stride} skips positions that the plain way labels. Use 1")
@@ -89,22 +93,24 @@ def benchmark_harvest(cfg: DictConfig) -> str:
     room = recipe.max_new_tokens + recipe.gamma
     requests = make_requests(load_prompts(cfg.dataset), pair, room, cfg.splits.calibration, cfg.splits.test)
     ours = all_positions(pair, requests, recipe)  # also warms up, and tells how long the responses are
-    coins = [Coins.of(r, recipe, len(ours[r.prompt_id]["anchor"])) for r in requests]
+    some = spread(requests, checked_count("plain_prompts", cfg.plain_prompts))
+    coins = [Coins.of(request, recipe, len(ours[request.prompt_id]["anchor"])) for request in some]
     plain: dict[str, list[Row]] = {}
 
     def one_by_one() -> None:
         engine = OneByOne(pair, recipe)
-        plain.update({r.prompt_id: list(engine.rounds(r, c)) for r, c in zip(requests, coins, strict=True)})
+        plain.update({r.prompt_id: list(engine.rounds(r, c)) for r, c in zip(some, coins, strict=True)})
 
-    ways = {"all positions": lambda: all_positions(pair, requests, recipe), "one at a time": one_by_one}
+    ways = {ALL: lambda: all_positions(pair, requests, recipe), ONE: one_by_one}
     seconds = take_turns(ways, cfg.repeats)
     agreement = Agreement()
     for name, rounds in plain.items():
+        columns = {column: ours[name][column] for column in COMPARED}
         for place, theirs in enumerate(rounds):
-            agreement.add(
-                {column: values[place] for column, values in ours[name].items() if column in COMPARED}, theirs
-            )
-    return harvest_report(seconds, sum(int(row["drafted"].sum()) for row in ours.values()), agreement)
+            agreement.add({column: values[place] for column, values in columns.items()}, theirs)
+    labels = {ALL: sum(int(row["drafted"].sum()) for row in ours.values())}
+    labels[ONE] = sum(int(ours[name]["drafted"].sum()) for name in plain)
+    return harvest_report(seconds, labels, agreement)
 
 
 def all_positions(pair: ModelPair, requests: list[Request], recipe: Recipe) -> dict[str, Row]:
@@ -114,11 +120,11 @@ def all_positions(pair: ModelPair, requests: list[Request], recipe: Recipe) -> d
     return {requests[a.index].prompt_id: label(pair, requests[a.index], a, recipe)["rounds"] for a in answers}
 
 
-def harvest_report(seconds: dict[str, list[float]], labels: int, agreement: Agreement) -> str:
-    """labels: draft tokens labelled in one run of either way."""
-    ours, plain = seconds["all positions"], seconds["one at a time"]
-    ratios = [theirs / mine for mine, theirs in zip(ours, plain, strict=True)]
-    lines = [f"{name:16}{labels / median(values):8.0f} labels/s" for name, values in seconds.items()]
+def harvest_report(seconds: dict[str, list[float]], labels: dict[str, int], agreement: Agreement) -> str:
+    """labels: draft tokens that each way labels in one repeat."""
+    rates = {name: [labels[name] / value for value in values] for name, values in seconds.items()}
+    ratios = [ours / theirs for ours, theirs in zip(rates[ALL], rates[ONE], strict=True)]
+    lines = [f"{name:16}{median(values):8.1f} labels/s" for name, values in rates.items()]
     lines += [
         f"ratio           {median(ratios):8.1f} ({min(ratios):.1f} to {max(ratios):.1f}, {len(ratios)} paired repeats)",
         f"agreement: {agreement.same_tokens} of {agreement.rounds} rounds have the same draft tokens, "

@@ -106,9 +106,9 @@ def print_estimate(pair: ModelPair, requests: list[Request], recipe: Recipe, out
     expected = estimate(pair, requests, recipe)
     out.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out.parent).free
-    print(f"{len(requests)} prompts, at most {expected.tokens:,} response tokens, to {out}")
-    print(f"time: at most {expected.seconds / 60:.1f} minutes on this machine as busy as it is now")
-    print(f"disk: at most {expected.bytes / 1e6:.0f} MB ({free / 1e9:.1f} GB free)")
+    print(f"{len(requests)} prompts, about {expected.tokens:,.0f} response tokens, to {out}")
+    print(f"time: about {expected.seconds / 60:.1f} minutes on this machine as busy as it is now")
+    print(f"disk: about {expected.bytes / 1e6:.2f} MB ({free / 1e9:.1f} GB free)")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """scripts/gen_data.py from its command line: prompts and a pair in, a dataset folder out."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny_pair(tmp_path / "pair")
     run(monkeypatch, "estimate=true")
-    assert "time: at most" in capsys.readouterr().out
+    expected = re.search(r"time: about .*disk: about ([\d.]+) MB", capsys.readouterr().out, re.DOTALL)
+    assert expected
     assert not (tmp_path / "data" / "jsonl").exists()
 
     run(monkeypatch)
@@ -45,6 +47,7 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         assert {records["features"].shape[1] for records in read} == {manifest["feature_dims"][name]}
     assert {records["rollout_features"].shape[1:] for records in read} == {(3, 24)}
     assert sum(found["accepted_lengths"]) == found["records"]["rounds"]
+    assert float(expected[1]) * 1e6 == pytest.approx(manifest["bytes"], rel=0.2)
     printed = capsys.readouterr().out
     assert "mean sum(min(p, q))" in printed and "accepted lengths" in printed
 

@@ -10,7 +10,7 @@ from data_gen.one_by_one import Coins, OneByOne
 from data_gen.requests import Request
 from decoding.sampling import Warp
 from predictors.features import FeatureSpec
-from scripts.benchmark import COMPARED, Agreement, all_positions, harvest_report, take_turns
+from scripts.benchmark import ALL, COMPARED, ONE, Agreement, all_positions, harvest_report, take_turns
 from tests.tiny_pair import VOCAB, tiny_pair
 
 SAMPLED = Recipe(
@@ -65,5 +65,6 @@ def test_ways_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
     order: list[str] = []
     seconds = take_turns({name: lambda name=name: order.append(name) for name in "ab"}, 3)
     assert order == ["a", "b", "b", "a", "a", "b"] and {len(values) for values in seconds.values()} == {3}
-    report = harvest_report({"all positions": [1.0, 2.0, 4.0], "one at a time": [10.0, 44.0, 60.0]}, 500, Agreement())
+    seconds = {ALL: [1.0, 2.0, 4.0], ONE: [1.0, 4.4, 6.0]}
+    report = harvest_report(seconds, {ALL: 500, ONE: 50}, Agreement())
     assert "ratio               15.0 (10.0 to 22.0, 3 paired repeats)" in report

@@ -1,0 +1,53 @@
+"""scripts/benchmark.py from its command line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from scripts import benchmark
+
+SMALL = ("harvest.max_new_tokens=8", "harvest.gamma=3", "repeats=1", "dataset=jsonl", "dataset.chat=false")
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(3)]
+    Path("prompts.jsonl").write_text("\n".join(lines))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, pair: Path, *arguments: str) -> None:
+    GlobalHydra.instance().clear()
+    given = (f"pair.target={pair / 'target'}", f"pair.draft={pair / 'draft'}", "dataset.path=prompts.jsonl")
+    monkeypatch.setattr("sys.argv", ["scripts/benchmark.py", *SMALL, *given, *arguments])
+    benchmark.main()
+
+
+@pytest.mark.parametrize("warps", [(), ("warp=greedy", "draft_warp.temperature=0")])
+def test_harvest(
+    warps: tuple[str, ...], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, tiny_pair_dir, *warps)
+    printed = capsys.readouterr().out
+    assert re.search(r"ratio +[\d.]+ \(", printed)
+    rounds, agreeing = re.findall(r"(\d+) of (\d+) rounds have the same draft tokens", printed)[0]
+    assert rounds == agreeing != "0" and f"{rounds} of those the same accepted length" in printed
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [("what=nothing", "what: 'nothing' is unknown. Use harvest"), ("harvest.stride=2", "harvest.stride: 2 skips")],
+)
+def test_bad_input_is_one_line(
+    argument: str,
+    message: str,
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, tiny_pair_dir, argument)
+    assert exit_code.value.code == 2 and f"error: {message}" in capsys.readouterr().err
