@@ -22,7 +22,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.samples import read_rollouts, read_samples
+from data_gen.samples import read_rounds, read_samples
 from data_gen.shards import SPLITS, read_manifest
 from predictors.base import (
     Predictor,
@@ -63,7 +63,7 @@ def main(cfg: DictConfig) -> None:
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
     splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in SPLITS}
-    rounds = {split: read_rollouts(cfg.data, predictor, split, cfg.pair) for split in ("calibration", "test")}
+    rounds = {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in ("calibration", "test")}
     out = Path(cfg.out or f"checkpoints/{predictor.name}")
     refuse_foreign(out, MARKER)
     for other in cfg.drift:
@@ -124,7 +124,7 @@ def calibrate_on(predictor: Predictor, records: Records, rounds: Records | None,
 
 def drift(predictor: Predictor, data: str, pair: DictConfig) -> dict[str, Any]:
     """`measured` on all prompts of a harvest that nothing was fitted on."""
-    return measured(predictor, read_samples(data, predictor, "all", pair), read_rollouts(data, predictor, "all", pair))
+    return measured(predictor, read_samples(data, predictor, "all", pair), read_rounds(data, predictor, "all", pair))
 
 
 def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str, dict[str, Any]]:

@@ -27,9 +27,7 @@ def read_samples(folder: str | Path, predictor: Predictor, split: str, pair: Dic
     return predictor.samples(records_with_features(folder, predictor.kind, split, predictor.columns, pair))
 
 
-def read_rollouts(
-    folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None
-) -> Records | None:
+def read_rounds(folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None) -> Records | None:
     """The rounds of one split, for prefix survival; None where `predictor` does not score single tokens."""
     return records_with_features(folder, "rounds", split, ROLLOUT, pair) if len(predictor.classes) == 2 else None
 
