@@ -23,16 +23,22 @@ from decoding.stopping.entropy import AdaEDL
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-WALKS = 16  # paths drawn per response where an adaptive rule meets a sampled target
+WALKS = 8  # paths drawn per response where an adaptive rule meets a sampled target
 
 
 class Step(NamedTuple):
-    """One round: the position it starts at, draft tokens, those accepted, and the threshold in force."""
+    """One round of every response, [B] each: the position it starts at, draft tokens, those accepted, the threshold in
+    force, and whether the response still goes on (otherwise the rest means nothing)."""
 
-    start: int
-    drafted: int
-    accepted: int
-    threshold: float
+    start: Ints
+    drafted: Ints
+    accepted: Ints
+    threshold: Array
+    live: NDArray[np.bool_]
+
+    def of(self, prompt: int) -> tuple[int, int, int]:
+        """Start, drafted and accepted of one response."""
+        return int(self.start[prompt]), int(self.drafted[prompt]), int(self.accepted[prompt])
 
 
 @dataclass(frozen=True)
@@ -122,11 +128,11 @@ class Replayer:
         means = {f.name: np.mean([getattr(counts, f.name) for counts in found], axis=0) for f in fields(Counts)}
         return Counts(**means)
 
-    def walk(self, policy: Policy, threshold: float, seed: int = 0) -> tuple[Counts, list[list[Step]]]:
-        """One path per response, all of them a round a step: its counts, and its rounds. seed: of random verdicts."""
+    def walk(self, policy: Policy, threshold: float, seed: int = 0) -> tuple[Counts, list[Step]]:
+        """One path per response: its counts, and the rounds, all responses together. seed: of random verdicts."""
         accepted = self.table.accepted if self.table.greedy else self._verdicts(seed)
         batch, rows = len(accepted), np.arange(len(accepted))
-        place, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), [list[Step]() for _ in rows]
+        place, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), list[Step]()
         level, rate = np.full(batch, float(threshold)), np.full(batch, 1.0)
         if policy.adaptive:
             rate[:] = policy.adaptive.target_rate
@@ -141,12 +147,11 @@ class Replayer:
             for name, values in zip(sums, (found.forwards, found.drafted, found.calls, right), strict=True):
                 sums[name] += live * values
             by_length[rows, found.drafted] += live
-            for row in live.nonzero()[0]:
-                steps[row].append(Step(int(place[row]), int(found.drafted[row]), int(right[row]), float(level[row])))
+            steps.append(Step(place, found.drafted, right, level, live))
             if policy.adaptive:
                 level, rate = adapt(policy.adaptive, level, rate, found.drafted, right)
             following = place + right + 1
-            live &= following < self.table.length
+            live = live & (following < self.table.length)
             place = np.where(live, following, 0)
         return Counts(**sums, tokens=self.table.length.astype(float), by_length=by_length), steps
 

@@ -64,7 +64,7 @@ def main(cfg: DictConfig) -> None:
                 rows.append(compare(counts, index, trace) | {"prompt": response["prompt_id"]})
                 if not rows[-1]["equal"]:
                     prompt = torch.tensor(response["prompt_tokens"])
-                    rows[-1]["reason"] = reason(pair, table, policy, steps[index], index, prompt, trace)
+                    rows[-1]["reason"] = reason(pair, table, policy, steps, index, prompt, trace)
                 bar.update()
     Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
     write_json(Path(cfg.out), found)
@@ -122,22 +122,25 @@ def reason(
     value and its threshold, or between two tokens of the target."""
     starts = [0, *accumulate(len(round_.tokens) for round_ in trace.rounds)]
     rounds = [(start, len(r.draft_tokens), r.accepted) for start, r in zip(starts, trace.rounds, strict=False)]
+    replayed = [step.of(index) for step in steps if step.live[index]]
     number = next(
-        (i for i, (ours, theirs) in enumerate(zip(steps, rounds, strict=False)) if ours[:3] != theirs),
-        min(len(steps), len(rounds)) - 1,
+        (i for i, (ours, theirs) in enumerate(zip(replayed, rounds, strict=False)) if ours != theirs),
+        min(len(replayed), len(rounds)) - 1,
     )
-    step, round_ = steps[number], trace.rounds[number]
-    text = torch.cat([prompt, torch.tensor(trace.tokens[: step.start], dtype=torch.long)])
-    recorded = table.tokens[index, step.start].tolist()
+    (start, drafted, accepted), round_ = replayed[number], trace.rounds[number]
+    text = torch.cat([prompt, torch.tensor(trace.tokens[:start], dtype=torch.long)])
+    recorded = table.tokens[index, start].tolist()
     for depth, (token, other) in enumerate(zip(round_.draft_tokens, recorded, strict=False)):
         if token != other:
             before = torch.cat([text, torch.tensor(round_.draft_tokens[:depth], dtype=torch.long)])
             return tie(number, "draft's tokens", logit_gap(pair.draft, before, token, other), LOGITS)
-    if len(round_.draft_tokens) != step.drafted:
-        depth = min(len(round_.draft_tokens), step.drafted)
-        reach = policy.reach[min(index, len(policy.reach) - 1), min(step.start, policy.reach.shape[1] - 1), depth]
-        return tie(number, "value and threshold", abs(float(reach) - policy.sign * step.threshold), VALUES)
-    position = min(round_.accepted, step.accepted)
+    if len(round_.draft_tokens) != drafted:
+        depth = min(len(round_.draft_tokens), drafted)
+        reach = policy.reach[min(index, len(policy.reach) - 1), min(start, policy.reach.shape[1] - 1), depth]
+        return tie(
+            number, "value and threshold", abs(float(reach) - policy.sign * steps[number].threshold[index]), VALUES
+        )
+    position = min(round_.accepted, accepted)
     before = torch.cat([text, torch.tensor(round_.tokens[:position], dtype=torch.long)])
     return tie(number, "target's tokens", logit_gap(pair.target, before), LOGITS)
 
