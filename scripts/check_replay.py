@@ -146,7 +146,7 @@ def reason(
 
 
 def tie(number: int, between: str, gap: float, rounding: float) -> dict[str, Any]:
-    return {"round": number, "between": between, "gap": gap, "near_tie": gap < rounding}
+    return {"round": number, "between": between, "gap": float(gap), "near_tie": bool(gap < rounding)}
 
 
 @torch.inference_mode()

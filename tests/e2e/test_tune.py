@@ -2,12 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from data_gen.rollout_table import read_table
+from decoding.rollouts import RolloutTable
 from predictors.features import FeatureSpec
 from scripts import check_replay, collect, evaluate, gen_data, tune
 from tests.checkpoints import write_checkpoint
@@ -184,6 +188,37 @@ def test_check_replay(
     assert capsys.readouterr().out.count("4 of 4 prompts equal") == 15
     rows = json.loads(Path("runs/check.json").read_text())["fixed 4"]
     assert [row["equal"] for row in rows] == [True] * 4 and rows[0]["decoded"]["tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "between"),
+    [
+        ({"accepted": 0, "tokens": 31}, "draft's tokens"),
+        ({"confidence": 0.0}, "value and threshold"),
+        ({"accepted": 0}, "target's tokens"),
+    ],
+)
+def test_check_replay_says_what_differs(
+    changed: dict[str, float],
+    between: str,
+    arguments: list[str],
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A table that is wrong in one way."""
+
+    def wrong(*given: Any) -> RolloutTable:
+        table = read_table(*given)
+        return replace(table, **{name: np.full_like(getattr(table, name), value) for name, value in changed.items()})
+
+    monkeypatch.setattr(check_replay, "read_table", wrong)
+    others = [f"settings.{name}=[]" for name in ("fixed", "adaedl", "specdecpp", "hrad")]
+    with pytest.raises(SystemExit) as exit_code:
+        run(check_replay, monkeypatch, *base(tiny_pair_dir)[:3], *others, "settings.confidence=[0.2]", "limit=6")
+    assert exit_code.value.code
+    printed = capsys.readouterr().out
+    assert f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
 
 
 @pytest.mark.parametrize(
