@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.harvest import Recipe, Row, draws, label
+from data_gen.harvest import Recipe, Row, chunks, draws, label
 from data_gen.one_by_one import Coins, OneByOne
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests, spread
@@ -115,9 +115,13 @@ def benchmark_harvest(cfg: DictConfig) -> str:
 
 def all_positions(pair: ModelPair, requests: list[Request], recipe: Recipe) -> dict[str, Row]:
     """By prompt id, the rounds of a harvest, whose other records are made as well; nothing is written to disk."""
-    prompts = [request.tokens for request in requests]
-    answers = read_answers(pair.target, pair.draft, prompts, draws(requests, recipe), recipe.reading(pair))
-    return {requests[a.index].prompt_id: label(pair, requests[a.index], a, recipe)["rounds"] for a in answers}
+    found = {}
+    for chunk in chunks(requests, recipe.batch_size):
+        prompts = [request.tokens for request in chunk]
+        for answer in read_answers(pair.target, pair.draft, prompts, draws(chunk, recipe), recipe.reading(pair)):
+            request = chunk[answer.index]
+            found[request.prompt_id] = label(pair, request, answer, recipe)["rounds"]
+    return found
 
 
 def harvest_report(seconds: dict[str, list[float]], labels: dict[str, int], agreement: Agreement) -> str:
