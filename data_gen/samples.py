@@ -24,17 +24,18 @@ def read_samples(folder: str | Path, predictor: Predictor, split: str, pair: Dic
             f"predictor.gamma: {predictor.gamma} is more than the {harvested} tokens per round of {folder}. "
             f"Lower it, or harvest longer rounds: python scripts/gen_data.py gamma={predictor.gamma}"
         )
-    return predictor.samples(_with_features(folder, predictor.kind, split, predictor.columns, pair))
+    return predictor.samples(records_with_features(folder, predictor.kind, split, predictor.columns, pair))
 
 
 def read_rounds(folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None) -> Records | None:
     """The rounds of one split, for prefix survival; None where `predictor` does not score single tokens."""
-    return _with_features(folder, "rounds", split, ROLLOUT, pair) if len(predictor.classes) == 2 else None
+    return records_with_features(folder, "rounds", split, ROLLOUT, pair) if len(predictor.classes) == 2 else None
 
 
-def _with_features(
+def records_with_features(
     folder: str | Path, kind: str, split: str, columns: Collection[str], pair: DictConfig | None
 ) -> Records:
+    """`read_records`, with the feature columns computed again where none are stored."""
     records = read_records(folder, kind, split, columns)
     if not read_manifest(folder)["features_stored"] and set(FEATURES) & set(columns):
         from data_gen.recompute import recompute  # imports the models

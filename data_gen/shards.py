@@ -237,6 +237,15 @@ def read_records(
     return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
 
 
+def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
+    """`prompt_id`, `dataset`, `split`, `prompt_tokens` and `response_tokens` of the prompts of a split, in the order of
+    the groups of `read_records`."""
+    folder = Path(folder)
+    entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
+    tables = [_listed_shard(folder, entry, SCHEMAS["responses"].names) for entry in entries]
+    return [row for table in tables for row in _of_split(table, split).to_pylist()]
+
+
 def read_prompts(folder: str | Path, kind: str, split: str, columns: Collection[str]) -> Iterator[dict[str, Tensor]]:
     """Per prompt of a split, in the order of `read_records`, some columns of one kind: int64 or float32, as stored."""
     folder = Path(folder)

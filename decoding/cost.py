@@ -1,14 +1,23 @@
-"""Seconds per forward, measured: what modelled speed-ups are priced with."""
+"""What decoding costs: seconds per forward and per prediction, measured or given, and the price of counts."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decoding.lm import LM
+from decoding.replay import Counts
+from decoding.trace import RoundTrace, Trace
+from predictors.errors import UserError
+
+SAMPLES = 3  # rounds of one size below which their seconds are no measurement
 
 
 @dataclass(frozen=True)
@@ -20,6 +29,125 @@ class MeasuredCost:
 
     def __call__(self, rows: int) -> float:
         return float(np.interp(rows, self.rows, self.seconds))
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds, or any other unit, of the parts of a decode.
+
+    draft: of one draft forward with the draw that follows; target: of a round's target forward by its rows (one more
+    than the draft's tokens), with verification and bookkeeping; autoregressive: of one token without a draft; None: a
+    target forward of one row; calls: of one number a stop rule computes, by the rule's name; 0 where there is none
+    """
+
+    draft: float
+    target: MeasuredCost
+    autoregressive: float
+    calls: Mapping[str, float] = field(default_factory=dict)
+
+    def price(self, counts: Counts, rule: str = "") -> NDArray[np.float64]:
+        """[B], of each response; prefill is left out."""
+        rows = np.interp(np.arange(1, counts.by_length.shape[1] + 1), self.target.rows, self.target.seconds)
+        return counts.forwards * self.draft + counts.by_length @ rows + counts.calls * self.calls.get(rule, 0.0)
+
+    def plain(self, counts: Counts) -> NDArray[np.float64]:
+        """[B], the same without a draft."""
+        return counts.tokens * self.autoregressive
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "target": dict(zip(map(str, self.target.rows), self.target.seconds, strict=True))}
+
+
+def cost_table(
+    draft: float,
+    target: float | Mapping[int, float],
+    autoregressive: float | None = None,
+    calls: Mapping[str, float] | None = None,
+) -> CostTable:
+    """From numbers: `target` is one for every number of rows, or rows -> seconds.
+
+    Raises UserError for a number that is not positive.
+    """
+    by_rows = (
+        {int(rows): float(value) for rows, value in target.items()} if isinstance(target, Mapping) else {1: target}
+    )
+    if not by_rows or min(draft, *by_rows.values()) <= 0:
+        raise UserError("cost: draft and target must be positive numbers, target also a mapping from rows to them")
+    rows = sorted(by_rows)
+    measured = MeasuredCost(rows, [by_rows[count] for count in rows])
+    return CostTable(draft, measured, measured(1) if autoregressive is None else autoregressive, dict(calls or {}))
+
+
+def read_cost(file: str | Path) -> CostTable:
+    """The table of a file that cost=measure has written. Raises UserError where there is none."""
+    try:
+        values = json.loads(Path(file).read_text(encoding="utf-8"))["seconds"]
+        return cost_table(**values)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"cost.file: no measured cost in {file}. Measure it: python scripts/tune.py cost=measure"
+        ) from error
+
+
+# From real decodes ---------------------------------------------------------------------------------------------------
+
+
+def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Trace]) -> CostTable:
+    """Medians over the rounds of real decodes, which contain what forwards timed alone leave out.
+
+    speculative: stop rule -> traces; plain: autoregressive ones.
+    """
+    rounds = {rule: [round_ for trace in traces for round_ in trace.rounds] for rule, traces in speculative.items()}
+    drafting, by_rows = list[float](), dict[int, list[float]]()
+    for round_ in (round_ for found in rounds.values() for round_ in found):
+        seconds = round_.seconds
+        rest = seconds["target"] + seconds["verify"] + seconds["other"]
+        by_rows.setdefault(len(round_.draft_tokens) + 1, []).append(rest)
+        if round_.draft_forwards:
+            drafting.append((seconds["draft"] + seconds["sample"]) / round_.draft_forwards)
+    target = {rows: median(found) for rows, found in by_rows.items() if len(found) >= SAMPLES}
+    alone = median(sum(round_.seconds.values()) for trace in plain for round_ in trace.rounds)
+    calls = {rule: [_per_call(round_) for round_ in found if round_.predicted] for rule, found in rounds.items()}
+    return cost_table(median(drafting), target, alone, {rule: median(found) for rule, found in calls.items() if found})
+
+
+def _per_call(round_: RoundTrace) -> float:
+    return round_.seconds["stop"] / len(round_.predicted)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Seconds of a generation = draft * N_draft + target * N_target, least squares without intercept (SpecDec++, 4).
+
+    r2: 1 - residual / total sum of squares about the mean; rows: generations
+    """
+
+    draft: float
+    target: float
+    r2: float
+    rows: int
+
+    def __str__(self) -> str:
+        seconds = f"{self.draft * 1e3:.2f} ms N_draft + {self.target * 1e3:.2f} ms N_target"
+        return f"T = {seconds} over {self.rows} generations, R^2 = {self.r2:.4f}"
+
+
+def regress(forwards: NDArray[np.float64], seconds: NDArray[np.float64]) -> Regression:
+    """forwards: [n, 2], N_draft and N_target of each generation; seconds: [n]."""
+    found = np.linalg.lstsq(forwards, seconds, rcond=None)[0]
+    residual = float(((seconds - forwards @ found) ** 2).sum())
+    total = float(((seconds - seconds.mean()) ** 2).sum())
+    return Regression(float(found[0]), float(found[1]), 1 - residual / total if total else float("nan"), len(seconds))
+
+
+def regress_traces(traces: Iterable[Trace]) -> Regression:
+    """One row per generation; prefill is left out."""
+    rows = [(sum(r.draft_forwards for r in t.rounds), len(t.rounds), t.decode_seconds) for t in traces]
+    values = np.array(rows, dtype=float)
+    return regress(values[:, :2], values[:, 2])
+
+
+# Forwards timed alone ------------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()

@@ -5,7 +5,8 @@
     python scripts/evaluate.py methods=[custom] stop=entropy verifier=block profile=true
     python scripts/evaluate.py methods=[custom] engine=lookahead
 
-Needs the pair (python scripts/build_pair.py) and, for specdecpp and hrad, their checkpoints (python train.py). Writes
+Needs the pair (python scripts/build_pair.py) and, for specdecpp and hrad, their checkpoints (python train.py). Takes
+the thresholds of scripts/tune.py where there are some for this pair and these warps, unless others are given. Writes
 results.json, table.md and the traces of every method to `out`. An interrupted run goes on when started again.
 """
 
@@ -30,7 +31,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
-from decoding import report
+from decoding import report, thresholds
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
 from decoding.cost import measure_cost
 from decoding.journal import Journal, file_hashes, journal_path
@@ -58,6 +59,7 @@ def main(cfg: DictConfig) -> None:
     checkpoints = {name: checkpoint_config(cfg, name) for name in names}
     pair = load_pair(cfg.pair)
     check_checkpoints(cfg, pair, checkpoints)
+    use_thresholds(cfg, pair)
     requests = load_requests(cfg, pair)
     for name in names:
         engine(cfg, name, pair)  # what does not fit together is refused before anything is decoded
@@ -146,6 +148,15 @@ def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str
                 f"{key} drafts gamma={gamma} tokens, structure.gamma_max is {longest}. Raise that, in an experiment "
                 f"method.{name}.structure.gamma_max"
             )
+
+
+def use_thresholds(cfg: DictConfig, pair: ModelPair) -> None:
+    """Put tuned thresholds into `cfg.method` where `cfg.thresholds` has some for this run, and say which."""
+    given = [override.split("=")[0].lstrip("+~").split("@")[-1] for override in HydraConfig.get().overrides.task]
+    if cfg.thresholds is None or not ("thresholds" in given or Path(cfg.thresholds).is_file()):
+        return
+    run = {"pair": pair_identity(pair), **{key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}}
+    print("\n".join(thresholds.apply(cfg, thresholds.read(Path(cfg.thresholds)), run, given)))
 
 
 def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:

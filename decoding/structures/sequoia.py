@@ -1,4 +1,4 @@
-"""Sequoia: a static tree that was searched for, read from the artefact of scripts/tune.py."""
+"""Sequoia: a static tree that was searched for, read from the artefact of scripts/tune_tree.py."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from decoding.structures.static_tree import StaticTree
 from predictors.errors import UserError
 
 FORMAT_VERSION = 1
-REMEDY = "Make one: python scripts/tune.py structure=sequoia"
+REMEDY = "Make one: python scripts/tune_tree.py"
 
 
 class Sequoia(StaticTree):

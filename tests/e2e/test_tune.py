@@ -1,45 +1,70 @@
-"""scripts/tune.py from its command line on a tiny pair, and scripts/evaluate.py with the tree it found."""
+"""scripts/tune.py from its command line on a tiny harvest, and scripts/evaluate.py with the thresholds it found."""
 
 import json
-import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from decoding.structures.sequoia import Sequoia
-from decoding.tree_search import expected_tokens
-from scripts import evaluate, tune
+from data_gen.rollout_table import read_table
+from decoding.rollouts import RolloutTable
+from predictors.features import FeatureSpec
+from scripts import check_replay, collect, evaluate, gen_data, tune
+from tests.checkpoints import write_checkpoint
 
-TREE = "trees/tiny.json"
+GREEDY = ("warp=greedy", "draft_warp.temperature=0")
+METHODS = ["fixed", "confidence", "confidence_before", "adaedl", "specdecpp", "hrad"]
+FILE = "runs/smollm2-thresholds-T0.0.json"
 
 
-@pytest.fixture(autouse=True)
-def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with prompts, a greedy harvest of them, and untrained checkpoints made for it."""
+    folder = tmp_path_factory.mktemp("harvest")
+    prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 25)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        small = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/greedy", *SPLITS)
+        run(gen_data, patch, *base(tiny_pair_dir), *GREEDY, *small)
+    manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
+    context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
+    for name in ("specdecpp", "hrad"):
+        features, dim = manifest["features"][name], manifest["feature_dims"][name]
+        spec = FeatureSpec.from_dict(features)
+        write_checkpoint(folder / "checkpoints" / name, name, dim, gamma=3, features=spec, context=context)
+    return folder
 
 
-@pytest.fixture
-def base(tiny_pair_dir: Path, tmp_path: Path) -> list[str]:
-    prompts = [{"prompt": f"w{n} w{n + 1} w2"} for n in range(1, 9)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+SPLITS = ("splits.calibration=0.3", "splits.test=0.3")
+
+
+def base(pair: Path) -> list[str]:
     return [
-        *(f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")),
+        *(f"pair.{side}={pair / side}" for side in ("target", "draft")),
         *("pair.dtype=float64", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"),
-        *("split=all", "limit=4", "max_new_tokens=14", "structure=sequoia", f"structure.tree={TREE}"),
     ]
 
 
-SMALL = ("rows=[1,4]", "repeats=2", "max_depth=4")
+@pytest.fixture
+def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(harvest)
+    for path in (harvest / "runs").glob("*"):
+        path.unlink()
+    return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS]
 
 
-def run(program, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+def run(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     GlobalHydra.instance().clear()
     monkeypatch.setattr("sys.argv", [f"{program.__name__.rpartition('.')[2]}.py", *arguments])
     program.main()
 
 
-def refused(program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as exit_code:
         run(program, monkeypatch, *arguments)
     assert exit_code.value.code == 2
@@ -48,119 +73,175 @@ def refused(program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     return message
 
 
+def evaluated(pair: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+    """The configuration an evaluation ran with."""
+    small = ("split=test", "limit=2", "repeats=1", "max_new_tokens=8", "gammas=[2]", "logger=none", "out=runs_x")
+    run(evaluate, monkeypatch, *base(pair), *GREEDY, *SPLITS, *small, *arguments)
+    config: dict[str, Any] = json.loads(Path("runs_x/results.json").read_text())["run"]["config"]
+    return config
+
+
 def test_tune_then_evaluate(
-    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tune, monkeypatch, *base, *SMALL, "max_nodes=9")
-    printed, artefact = capsys.readouterr().out, json.loads(Path(TREE).read_text())
-    assert "tokens/target call, expected | ms/token, modelled" in printed and f"saved {TREE}" in printed
-    assert os.listdir("trees") == ["tiny.json"]
-    assert 1 <= len(artefact["parents"]) <= 9 and 1 <= artefact["depth"] <= 4
-    acceptance = artefact["acceptance"]
-    assert len(acceptance) == 8 and 0.2 < acceptance[0] < 1 and sum(acceptance) <= 1
-    assert list(artefact["seconds_per_forward"]["target"]) == ["1", "4", "10"]
-    assert artefact["pair"]["target"] and artefact["warp"]["temperature"] == 1.0
-    assert artefact["command"].startswith("python scripts/tune.py pair.target=")
+    run(tune, monkeypatch, *arguments, "cost=c10")
+    printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
+    assert "## cost chosen" in printed and "its frontier dominates" in printed and f"saved {FILE}" in printed
+    assert set(found["results"]) == {"chosen", "a100", "c4", "c5", "c10", "c15"}
+    assert found["results"]["chosen"] == found["results"]["c10"]
+    chosen = found["results"]["chosen"]["rules"]
+    assert sorted(chosen) == sorted(METHODS)
+    for choice in chosen.values():
+        assert 0 < choice["interval"][0] <= choice["speedup"] <= choice["interval"][1]
+        assert choice["speedup"] <= found["results"]["chosen"]["oracle_speedup"] and choice["regret"] >= 0
+    assert (
+        found["gamma"] == 5 and found["max_new_tokens"] == 12 and found["rules"]["hrad"]["setting"] == "confidence.eps"
+    )
 
-    methods = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none", "out=runs/x")
-    run(evaluate, monkeypatch, *base, *methods, "warp=greedy", "draft_warp.temperature=0")
-    assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
+    method = evaluated(tiny_pair_dir, monkeypatch)["method"]
+    printed = capsys.readouterr().out
+    assert f"thresholds: {FILE}, whose advice is: " in printed
+    assert method["confidence"]["stop"]["eps"] == chosen["confidence"]["threshold"]
+    assert method["adaedl"]["stop"]["threshold"] == chosen["adaedl"]["threshold"]
+    assert method["specdecpp"]["stop"]["threshold"] == chosen["specdecpp"]["threshold"]
+    assert method["hrad"]["stop"]["confidence"]["eps"] == chosen["hrad"]["threshold"]
+    assert "confidence: method.confidence.stop.eps=" in printed and "modelled" in printed
 
 
-def test_tune_with_a_greedy_draft(
-    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has one candidate a position; what is planned beyond that is worth nothing and is left out when decoding."""
-    greedy = ("warp=greedy", "draft_warp.temperature=0")
-    run(tune, monkeypatch, *base, *SMALL, *greedy, "nodes=5", "max_depth=2")
-    artefact = json.loads(Path(TREE).read_text())
-    first, *others = artefact["acceptance"]
-    assert 0.2 < first <= 1 and not any(others) and artefact["seconds_per_forward"]
-    assert len(artefact["parents"]) == 5 and 0 < artefact["modelled_seconds_per_token"] < 10
-    assert artefact["expected_tokens"] == pytest.approx(expected_tokens(artefact["parents"], [first, *others]))
-    assert 1 + first <= artefact["expected_tokens"] <= 1 + first + first**2 + 1e-9
+    run(tune, monkeypatch, *arguments, "cost=c10", "methods=[confidence,hrad]")
+    only = "methods=[confidence,hrad]"
+    method = evaluated(tiny_pair_dir, monkeypatch, only, "method.confidence.stop.eps=0.123")["method"]
+    assert method["confidence"]["stop"]["eps"] == 0.123
+    assert "confidence: method.confidence.stop.eps=0.123, as given" in capsys.readouterr().out
+    assert (
+        evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")["method"]["hrad"]["stop"]["confidence"]["eps"]
+        == 0.2
+    )
+    assert "thresholds" not in capsys.readouterr().out
+    found = json.loads(Path(FILE).read_text())
+    found["rules"]["hrad"]["checkpoint"] = "another"
+    Path(FILE).write_text(json.dumps(found))
+    evaluated(tiny_pair_dir, monkeypatch, only)
+    assert (
+        "hrad: checkpoints/hrad is not the checkpoint it was tuned with, thresholds left out" in capsys.readouterr().out
+    )
+    Path(FILE).write_text(json.dumps(found | {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}}))
+    evaluated(tiny_pair_dir, monkeypatch, only)
+    assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
+    Path(FILE).write_text("{}")
+    message = refused(evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, only, "logger=none")
+    assert "thresholds: " in message and "python scripts/tune.py" in message
+    message = refused(evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, only, "thresholds=nowhere.json")
+    assert "thresholds: nowhere.json" in message
 
-    methods = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none", "out=runs/x")
-    run(evaluate, monkeypatch, *base, *methods, *greedy)
-    assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
+
+def test_costs_are_measured_saved_and_read_again(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("cost.limit=3", "cost.max_new_tokens=8", "cost.gammas=[1,3]")
+    run(tune, monkeypatch, *arguments, "cost=measure", *small)
+    printed, first = capsys.readouterr().out, json.loads(Path(FILE).read_text())
+    assert "N_draft" in printed and "R^2" in printed
+    saved = json.loads(Path("runs/smollm2-cost-T0.0.json").read_text())
+    assert saved["regression"]["rows"] == 3 * (1 + 2 + 5) and saved["pair"]["target"]
+    assert set(saved["seconds"]["calls"]) == set(METHODS) - {"fixed"}
+    run(tune, monkeypatch, *arguments, "cost=measured")
+    assert json.loads(Path(FILE).read_text())["results"]["chosen"] == first["results"]["chosen"]
 
 
-def test_nodes_and_children_can_be_fixed(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tune, monkeypatch, *base, *SMALL, "nodes=7", "max_children=2")
-    artefact = json.loads(Path(TREE).read_text())
-    assert len(artefact["parents"]) == 7 and len(artefact["acceptance"]) == 2
-    assert Sequoia(TREE).max_siblings <= 2
+def test_collect_shows_what_checkpoints_differ_in(
+    arguments: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = {name: 0.25 for name in ("kl", "brier", "ece", "auroc")}
+    for number, name in enumerate(("specdecpp", "hrad")):
+        folder = Path("sweep") / str(number)
+        shutil.copytree(harvest / "checkpoints" / name, folder)
+        (folder / "metrics.json").write_text(json.dumps({"test": {name: scores}, "seconds": 3.0}))
+    run(collect, monkeypatch, "folder=sweep", "data=data/greedy", "cost=c10", "points=5")
+    lines = Path("sweep/table.md").read_text().splitlines()
+    assert len(lines) == 4 and lines[0].startswith("| checkpoint | predictor | layers |") and "w_rej" in lines[0]
+    assert lines[2].startswith("| 0 | specdecpp | -1 |") and "0.2500" in lines[2] and "tie_blocks" in lines[0]
+    assert "saved sweep/table.md" in capsys.readouterr().out
+    assert "folder: no checkpoints" in refused(
+        collect, monkeypatch, capsys, "folder=runs", "data=data/greedy", "cost=c10"
+    )
 
 
-def test_the_same_seed_measures_the_same_acceptance(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for _ in range(2):
-        run(tune, monkeypatch, *base, *SMALL, "nodes=3")
-        found.append(json.loads(Path(TREE).read_text())["acceptance"])
-    assert found[0] == found[1]
+def test_where_drafting_costs_too_much_the_advice_is_not_to(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tune, monkeypatch, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
+    assert "## cost chosen: do not speculate; oracle 1.00x" in capsys.readouterr().out
+
+
+def test_check_replay(
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = base(tiny_pair_dir)[:3]
+    heads = [f"rules.{name}.checkpoint=checkpoints/{name}" for name in ("specdecpp", "hrad")]
+    with pytest.raises(SystemExit) as exit_code:
+        run(check_replay, monkeypatch, *pair, *heads, "limit=4", "out=runs/check.json")
+    assert not exit_code.value.code
+    assert capsys.readouterr().out.count("4 of 4 prompts equal") == 15
+    rows = json.loads(Path("runs/check.json").read_text())["fixed 4"]
+    assert [row["equal"] for row in rows] == [True] * 4 and rows[0]["decoded"]["tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "between"),
+    [
+        ({"accepted": 0, "tokens": 31}, "draft's tokens"),
+        ({"confidence": 0.0}, "value and threshold"),
+        ({"accepted": 0}, "target's tokens"),
+    ],
+)
+def test_check_replay_says_what_differs(
+    changed: dict[str, float],
+    between: str,
+    arguments: list[str],
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A table that is wrong in one way."""
+
+    def wrong(*given: Any) -> RolloutTable:
+        table = read_table(*given)
+        return replace(table, **{name: np.full_like(getattr(table, name), value) for name, value in changed.items()})
+
+    monkeypatch.setattr(check_replay, "read_table", wrong)
+    others = [f"settings.{name}=[]" for name in ("fixed", "adaedl", "specdecpp", "hrad")]
+    with pytest.raises(SystemExit) as exit_code:
+        run(check_replay, monkeypatch, *base(tiny_pair_dir)[:3], *others, "settings.confidence=[0.2]", "limit=6")
+    assert exit_code.value.code
+    printed = capsys.readouterr().out
+    assert f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
 
 
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("structure=chain", "structure: only sequoia is tuned"),
-        ("nodes=0", "nodes: 0"),
-        ("max_children=x", "max_children: x"),
-        ("repeats=2.5", "repeats: 2.5"),
-        ("rows=[0,2]", "rows: [0, 2]"),
-        ("rows=3", "rows: 3"),
-        ("split=dev", "split: 'dev'"),
-        ("limit=0", "limit: 0"),
-        ("structure.tree=prompts.jsonl/tree.json", "structure.tree: cannot make prompts.jsonl"),
-        ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
-        ("structure.tre=x", "tre"),
+        ("methods=[fastest]", "methods: ['fastest']"),
+        ("points=0", "points: 0"),
+        ("gamma_max=9", "gamma_max: 9 is more than the 5 harvested"),
+        ("max_new_tokens=99", "max_new_tokens: 99"),
+        ("warp.temperature=1", "warp: data/greedy was harvested with"),
+        ("data=nowhere", "data: nowhere"),
+        ("cost=measured", "cost.file: no measured cost"),
+        ("choose=dev", "split: 'dev'"),
+        ("rules.hrad.checkpoint=nowhere", "rules.hrad.checkpoint: no checkpoint"),
     ],
 )
 def test_bad_settings_end_with_one_line(
-    argument: str, words: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [value for value in base if argument != "structure=chain" or not value.startswith("structure")]
-    assert words in refused(tune, monkeypatch, capsys, *given, *SMALL, argument)
-    assert not Path(TREE).exists()
-
-
-def test_a_size_no_tree_has_is_refused(
-    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = refused(tune, monkeypatch, capsys, *base, "rows=[1]", "repeats=1", "nodes=9", "max_depth=1")
-    assert "nodes: no tree of 9 nodes has depth 1 and 8 children at most" in message
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ("structure=specinfer", "verifier=rrsw", "stop=never"),
-            "structure, verifier: SpecInfer draws siblings by iid",
-        ),
-        (
-            ("structure=tree", "structure.widths=[3]", "verifier=spechub", "stop=never"),
-            "structure, verifier: WidthTree",
-        ),
-        (("structure=dyspec", "verifier=rrs", "stop=never"), "structure, verifier: DySpecHeap draws siblings"),
-        (("structure=tree", "verifier=rrs", "stop=fixed"), "structure, stop: WidthTree asks no stop rule"),
-        (
-            ("structure=sequoia", "verifier=rrsw", "stop=never"),
-            "structure.tree: no tree in runs/sequoia-smollm2-T1.0.json",
-        ),
-    ],
-)
-def test_evaluate_refuses_what_does_not_go_together_before_it_decodes(
-    arguments: tuple[str, ...],
+    argument: str,
     words: str,
-    base: list[str],
+    arguments: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def never(*args: object) -> None:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr(evaluate, "decode", never)
-    common = [value for value in base if not value.startswith("structure")]
-    message = refused(evaluate, monkeypatch, capsys, *common, "methods=[custom]", "logger=none", *arguments)
-    assert words in message
+    cost = () if argument.startswith("cost") else ("cost=c4",)
+    assert words in refused(tune, monkeypatch, capsys, *arguments, *cost, argument)
+    assert not Path(FILE).exists()

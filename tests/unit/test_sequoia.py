@@ -203,7 +203,7 @@ def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
 
 
 def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"structure\.tree: no tree in .*: python scripts/tune\.py structure=sequoia"):
+    with pytest.raises(UserError, match=r"structure\.tree: no tree in .*: python scripts/tune_tree\.py"):
         Sequoia(tmp_path / "tree.json")
 
 
@@ -223,6 +223,6 @@ def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
 def test_malformed_artefact_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "tree.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"structure\.tree: .*python scripts/tune\.py structure=sequoia") as error:
+    with pytest.raises(UserError, match=r"structure\.tree: .*python scripts/tune_tree\.py") as error:
         Sequoia(path)
     assert "\n" not in str(error.value)

@@ -1,0 +1,93 @@
+"""From a harvest to the table that replay reads, with what the predictors say at each of its rounds."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from data_gen.samples import records_with_features
+from data_gen.shards import SPLITS, read_manifest, read_responses
+from decoding.growth import StopRule
+from decoding.rollouts import RolloutTable, build
+from decoding.sampling import Warp
+from decoding.stopping.acceptance import AcceptanceStop
+from decoding.stopping.hrad import HRADStop
+from predictors.base import Records
+from predictors.errors import UserError
+
+CHUNK = 65536  # feature vectors a head is run on at once
+COLUMNS = ("anchor", "drafted", "accepted", "draft_tokens", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
+
+
+def read_table(
+    folder: str | Path, split: str, stops: Iterable[StopRule] = (), pair: DictConfig | None = None
+) -> RolloutTable:
+    """The rounds of one split, or of "all". stops: rules whose predictors are to be asked, one of each kind at most;
+    pair: config of the harvested pair, only needed where the harvest stored no features.
+
+    Raises UserError where the harvest has no round at some position.
+    """
+    manifest = read_manifest(folder)
+    if split not in ("all", *SPLITS):
+        raise UserError(f"split: {split!r} is unknown. Use all, {', '.join(SPLITS)}")
+    if manifest["anchors"]["stride"] != 1:
+        raise UserError(
+            f"data: {folder} has a round every {manifest['anchors']['stride']} positions, replay needs one at each. "
+            "Harvest them: python scripts/gen_data.py anchors.stride=1 out=<another folder>"
+        )
+    rules = list(stops)
+    head = next((rule for rule in rules if isinstance(rule, AcceptanceStop)), None)
+    classifier = next((rule for rule in rules if isinstance(rule, HRADStop)), None)
+    features = {"rollout_features": head, "features": classifier}
+    columns = [*COLUMNS, *(name for name, rule in features.items() if rule)]
+    records = records_with_features(folder, "rounds", split, columns, pair)
+    values = {**recorded(records, Warp.from_dict(manifest["draft_warp"])), **predicted(records, head, classifier)}
+    greedy = manifest["warp"]["temperature"] == 0 == manifest["draft_warp"]["temperature"]
+    return build(list(by_prompt(folder, split, values, records["group"], manifest["max_new_tokens"])), greedy)
+
+
+def recorded(records: Records, draft_warp: Warp) -> dict[str, Tensor]:
+    """The columns of `RolloutTable` that the harvest holds, a row per round. What the unwarped draft says of a token is
+    known where it is the most probable one, and where there is no warp."""
+    of_drawn = "draft_max_q" if draft_warp.temperature == 0 else "draft_q" if draft_warp == Warp() else None
+    return {
+        "tokens": records["draft_tokens"],
+        "drawn": records["drafted"],
+        "accepted": records["accepted"],
+        "accept": records["accept_prob"],
+        "max_q": records["draft_max_q"],
+        "entropy": records["draft_entropy"],
+        **({"confidence": records[of_drawn]} if of_drawn else {}),
+    }
+
+
+def predicted(records: Records, head: AcceptanceStop | None, classifier: HRADStop | None) -> dict[str, Tensor]:
+    """The columns that the rules' predictors give."""
+    found = {}
+    if head:
+        f = in_chunks(head.predictor.predict_proba, records["rollout_features"])
+        found["survival"] = head.predictor.calibration.survival(f)
+    if classifier:
+        found["outcome"] = in_chunks(classifier.decide, records["features"])
+    return found
+
+
+def in_chunks(head: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+    """What `head` says of float32 rows [n, D], for bfloat16 features [..., D]."""
+    found = torch.cat([head(part.float()) for part in features.flatten(0, -2).split(CHUNK)])
+    return found.view(features.shape[:-1])
+
+
+def by_prompt(
+    folder: str | Path, split: str, values: dict[str, Tensor], group: Tensor, max_new: int
+) -> Iterator[dict[str, Any]]:
+    """One mapping per prompt, as `decoding.rollouts.build` takes them."""
+    sizes = group.bincount().tolist()
+    parts = {name: column.split(sizes) for name, column in values.items()}
+    for number, response in enumerate(read_responses(folder, split)):
+        assert sizes[number] == len(response["response_tokens"]), "a round at every position"
+        facts = {"prompt_id": response["prompt_id"], "length": sizes[number], "max_new": max_new}
+        yield facts | {name: chunks[number] for name, chunks in parts.items()}

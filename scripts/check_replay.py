@@ -1,0 +1,176 @@
+"""Check that replay = decode on your pair: decode the prompts of a greedy harvest and compare the counts, one by one.
+
+    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 out=data/greedy
+    python train.py predictor=specdecpp data=data/greedy out=checkpoints/specdecpp-greedy
+    python train.py predictor=hrad data=data/greedy out=checkpoints/hrad-greedy
+    python scripts/check_replay.py
+
+Every rule at every setting. Where counts differ, the first round that does is shown with what decided it: forwards of
+other shapes round differently, so two tokens, or a rule's value and its threshold, that lie within rounding of each
+other may change places. Exits with 1 where a difference has another reason.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from data_gen.rollout_table import read_table
+from data_gen.shards import read_manifest, read_responses
+from decoding.engines.serial import SerialEngine
+from decoding.growth import StopRule
+from decoding.lm import LM
+from decoding.metrics import accepted_tokens, drafted_tokens
+from decoding.models import ModelPair, load_pair, pair_identity
+from decoding.policies import Policy, policy_of, threshold_of
+from decoding.replay import Counts, Replayer, Step
+from decoding.rollouts import RolloutTable
+from decoding.sampling import Sampler, Warp
+from decoding.structures.chain import Chain
+from decoding.trace import Trace
+from decoding.verifiers.token import TokenVerifier
+from predictors.base import refuse_mismatch, write_json
+from predictors.cli import hydra_script
+from predictors.errors import UserError, checked_count
+
+LOGITS, VALUES = 1e-3, 5e-3  # gaps that rounding may close: of two logits; of a rule's value (bfloat16 features)
+
+
+@hydra_script("check_replay")
+def main(cfg: DictConfig) -> None:
+    """Harvest and pair in, a verdict for every rule and prompt out."""
+    manifest = read_manifest(cfg.data)
+    if manifest["warp"]["temperature"] or manifest["draft_warp"]["temperature"]:
+        raise UserError(f"data: {cfg.data} is not greedy, so that a decode is another draw. Give a greedy harvest")
+    pair = load_pair(cfg.pair)
+    refuse_mismatch(manifest, {"pair": pair_identity(pair)}, f"data: {cfg.data}")
+    responses = read_responses(cfg.data, cfg.split)[: cfg.limit and checked_count("limit", cfg.limit)]
+    stops = {(name, level): stop_rule(cfg, name, level) for name in cfg.rules for level in cfg.settings[name]}
+    table = read_table(cfg.data, cfg.split, stops.values(), cfg.pair)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with tqdm(total=len(stops) * len(responses), desc="decode", unit="prompt") as bar:
+        for (name, level), stop in stops.items():
+            rows = found[f"{name} {level}"] = []
+            policy, replayer = policy_of(stop, table), Replayer(table, manifest["gamma"])
+            counts, steps = replayer.walk(policy, threshold_of(stop)[1])
+            for index, response in enumerate(responses):
+                trace = decode(pair, stop, response, manifest)
+                rows.append(compare(counts, index, trace) | {"prompt": response["prompt_id"]})
+                if not rows[-1]["equal"]:
+                    prompt = torch.tensor(response["prompt_tokens"])
+                    rows[-1]["reason"] = reason(pair, table, policy, steps, index, prompt, trace)
+                bar.update()
+    Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
+    write_json(Path(cfg.out), found)
+    print(f"\n{report(found)}\n\nsaved {cfg.out}")
+    sys.exit(any(not row["equal"] and not row["reason"]["near_tie"] for rows in found.values() for row in rows))
+
+
+def stop_rule(cfg: DictConfig, name: str, level: float) -> StopRule:
+    """The rule with this threshold."""
+    setting, _ = threshold_of(instantiate(cfg.rules[name]))
+    values = OmegaConf.create(OmegaConf.to_container(cfg.rules[name], resolve=True))
+    OmegaConf.update(values, setting, level)
+    stop: StopRule = instantiate(values)
+    return stop
+
+
+def decode(pair: ModelPair, stop: StopRule, response: Mapping[str, Any], manifest: Mapping[str, Any]) -> Trace:
+    chain: Any = Chain(manifest["gamma"])
+    verifier: Any = TokenVerifier()
+    engine = SerialEngine(pair, chain, stop, verifier, Warp(0.0), Warp(0.0), frozenset(pair.eos_ids))
+    return engine.decode(response["prompt_tokens"], manifest["max_new_tokens"], Sampler.seeded(0))
+
+
+# Comparing -----------------------------------------------------------------------------------------------------------
+
+
+def counted(trace: Trace) -> dict[str, float]:
+    """What `Counts.of` says, of a real decode."""
+    return {
+        "forwards": sum(round_.draft_forwards for round_ in trace.rounds),
+        "drafted": drafted_tokens(trace),
+        "accepted": accepted_tokens(trace),
+        "discarded": drafted_tokens(trace) - accepted_tokens(trace),
+        "calls": sum(len(round_.predicted) for round_ in trace.rounds),
+        "tokens": len(trace.tokens),
+        "rounds": len(trace.rounds),
+    }
+
+
+def compare(counts: Counts, index: int, trace: Trace) -> dict[str, Any]:
+    replayed, decoded = counts.of(index), counted(trace)
+    return {"equal": replayed == decoded, "replayed": replayed, "decoded": decoded}
+
+
+def reason(
+    pair: ModelPair,
+    table: RolloutTable,
+    policy: Policy,
+    steps: Sequence[Step],
+    index: int,
+    prompt: torch.Tensor,
+    trace: Trace,
+) -> dict[str, Any]:
+    """The first round that differs, and how close the decision was: between two tokens of the draft, between the rule's
+    value and its threshold, or between two tokens of the target."""
+    starts = [0, *accumulate(len(round_.tokens) for round_ in trace.rounds)]
+    rounds = [(start, len(r.draft_tokens), r.accepted) for start, r in zip(starts, trace.rounds, strict=False)]
+    replayed = [step.of(index) for step in steps if step.live[index]]
+    number = next(
+        (i for i, (ours, theirs) in enumerate(zip(replayed, rounds, strict=False)) if ours != theirs),
+        min(len(replayed), len(rounds)) - 1,
+    )
+    (start, drafted, accepted), round_ = replayed[number], trace.rounds[number]
+    text = torch.cat([prompt, torch.tensor(trace.tokens[:start], dtype=torch.long)])
+    recorded = table.tokens[index, start].tolist()
+    for depth, (token, other) in enumerate(zip(round_.draft_tokens, recorded, strict=False)):
+        if token != other:
+            before = torch.cat([text, torch.tensor(round_.draft_tokens[:depth], dtype=torch.long)])
+            return tie(number, "draft's tokens", logit_gap(pair.draft, before, token, other), LOGITS)
+    if len(round_.draft_tokens) != drafted:
+        depth = min(len(round_.draft_tokens), drafted)
+        reach = policy.reach[min(index, len(policy.reach) - 1), min(start, policy.reach.shape[1] - 1), depth]
+        return tie(
+            number, "value and threshold", abs(float(reach) - policy.sign * steps[number].threshold[index]), VALUES
+        )
+    position = min(round_.accepted, accepted)
+    before = torch.cat([text, torch.tensor(round_.tokens[:position], dtype=torch.long)])
+    return tie(number, "target's tokens", logit_gap(pair.target, before), LOGITS)
+
+
+def tie(number: int, between: str, gap: float, rounding: float) -> dict[str, Any]:
+    return {"round": number, "between": between, "gap": float(gap), "near_tie": bool(gap < rounding)}
+
+
+@torch.inference_mode()
+def logit_gap(lm: LM, text: torch.Tensor, token: int | None = None, other: int | None = None) -> float:
+    """Of two tokens after `text`, the two best ones unless they are given."""
+    lm.reset()
+    logits = lm.forward(text, logits="last").logits[-1]
+    first, second = logits.topk(2).values if token is None or other is None else (logits[token], logits[other])
+    return abs(float(first - second))
+
+
+def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    lines = [
+        f"{name}: {sum(row['equal'] for row in rows)} of {len(rows)} prompts equal" for name, rows in found.items()
+    ]
+    for name, rows in found.items():
+        for row in rows:
+            if not row["equal"]:
+                why = row["reason"]
+                excuse = "near tie" if why["near_tie"] else "NO NEAR TIE"
+                place = f"round {why['round']}, gap {why['gap']:.2g} between {why['between']}"
+                lines.append(f"  {name}, {row['prompt']}: {place}: {excuse}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

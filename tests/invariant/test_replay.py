@@ -1,0 +1,191 @@
+"""Replay = decode: the counts read off recorded rollouts are those of a real decode, prompt by prompt."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from data_gen.harvest import Progress, Recipe, harvest
+from data_gen.requests import Request
+from data_gen.rollout_table import read_table
+from decoding.engines.serial import SerialEngine
+from decoding.growth import StopRule
+from decoding.models import ModelPair
+from decoding.policies import policy_of, threshold_of
+from decoding.replay import Counts, Replayer
+from decoding.rollouts import RolloutTable
+from decoding.sampling import Sampler, Warp
+from decoding.structures.chain import Chain
+from decoding.trace import Trace
+from decoding.verifiers.token import TokenVerifier
+from scripts.check_replay import counted
+from scripts.gen_data import finish
+from tests.checkpoints import ONE_STATE, write_checkpoint
+from tests.rollout_tables import slow_table
+from tests.tiny_pair import EOS, VOCAB, tiny_pair
+
+CONF = Path(__file__).parents[2] / "conf" / "stop"
+GREEDY = Warp(0.0)
+GAMMA, MAX_NEW, WIDTH = 8, 26, 24
+PROMPTS = [torch.randint(1, VOCAB, (size,), generator=torch.Generator().manual_seed(size)) for size in (3, 4, 5, 6, 7)]
+
+RULES: list[tuple[str, dict[str, Any]]] = [
+    *(("fixed", {"gamma": gamma}) for gamma in (1, 3, 8, 20)),
+    *(("confidence", {"eps": eps}) for eps in (0.1, 0.35, 0.6)),
+    *(("confidence_before", {"eps": eps}) for eps in (0.2, 0.4, 0.7)),
+    *(("entropy", {"threshold": level, "step": step}) for level, step in ((0.2, 0.01), (0.35, 0.2), (0.5, 0.6))),
+    *(("acceptance", {"threshold": h, "bounds": [1, 20], "order": "paper"}) for h in (0.3, 0.55, 0.8)),
+    *(("acceptance", {"threshold": h, "bounds": [2, 6], "order": "code"}) for h in (0.3, 0.55, 0.8)),
+    ("acceptance", {"threshold": 0.4, "bounds": [3, 3]}),
+    *(("hrad", {"confidence": {"eps": eps}}) for eps in (0.1, 0.35, 0.6)),
+    (
+        "hrad",
+        {"confidence": {"_target_": "decoding.stopping.confidence.PredictableConfidence", "eps": 0.4}},
+    ),
+]
+IDS = [f"{name}-{values}" for name, values in RULES]
+
+
+@cache
+def models() -> ModelPair:
+    """The tiny pair with an end token that its greedy responses do run into."""
+    pair = tiny_pair()
+    pair.eos_ids = (EOS, 31)
+    return pair
+
+
+@cache
+def checkpoints() -> Path:
+    """Untrained predictors whose outputs are spread out."""
+    folder = Path(mkdtemp())
+    write_checkpoint(folder / "specdecpp", "specdecpp", WIDTH)
+    write_checkpoint(folder / "hrad", "hrad", 2 * WIDTH, gamma=5)
+    return folder
+
+
+def rule(name: str, values: dict[str, Any]) -> StopRule:
+    config = OmegaConf.merge(OmegaConf.load(CONF / f"{name}.yaml"), values)
+    if "checkpoint" in config:
+        config.checkpoint = str(checkpoints() / Path(config.checkpoint).name)
+    stop = instantiate(config)
+    if name == "hrad":  # an untrained classifier always says the same: make the classes take turns
+        stop.predictor.head.scale.fill_(0.01)
+    return stop
+
+
+@cache
+def table() -> RolloutTable:
+    return slow_table(
+        models(), PROMPTS, MAX_NEW, GAMMA, GREEDY, GREEDY, models().eos_ids, rule("acceptance", {}), rule("hrad", {})
+    )
+
+
+def decode(stop: StopRule, max_new: int, gamma_max: int) -> list[Trace]:
+    engine = SerialEngine(
+        models(), Chain(gamma_max), stop, TokenVerifier(), GREEDY, GREEDY, frozenset(models().eos_ids)
+    )
+    return [engine.decode(prompt, max_new, Sampler.seeded(0)) for prompt in PROMPTS]
+
+
+def replayed(found: RolloutTable, stop: StopRule, gamma_max: int) -> Counts:
+    return Replayer(found, gamma_max).replay(policy_of(stop, found), threshold_of(stop)[1])
+
+
+def test_the_instances_have_every_edge() -> None:
+    found = table()
+    assert (found.length < MAX_NEW).any() and (found.length == MAX_NEW).any(), "an end token, and the limit"
+    inside = np.arange(found.tokens.shape[1]) < found.length[:, None]
+    assert len(np.unique(found.outcome[inside])) == 3, "all classes"
+    assert (found.drawn[inside] < GAMMA).any(), "an end token inside a draft"
+    assert {0, 1, 2} <= set(found.accepted[inside])
+
+
+@pytest.mark.parametrize(("name", "values"), RULES, ids=IDS)
+def test_replay_is_decode(name: str, values: dict[str, Any]) -> None:
+    stop = rule(name, values)
+    counts, traces = replayed(table(), stop, GAMMA), decode(stop, MAX_NEW, GAMMA)
+    for prompt, trace in enumerate(traces):
+        assert counts.of(prompt) == counted(trace)
+        lengths = np.bincount([len(round_.draft_tokens) for round_ in trace.rounds], minlength=GAMMA + 1)
+        assert counts.by_length[prompt].tolist() == lengths.tolist()
+
+
+@pytest.mark.parametrize(("max_new", "gamma_max"), [(1, GAMMA), (2, GAMMA), (GAMMA, GAMMA), (GAMMA, 2)])
+@pytest.mark.parametrize(("name", "values"), RULES[1::3], ids=IDS[1::3])
+def test_replay_is_decode_where_the_output_ends(
+    name: str, values: dict[str, Any], max_new: int, gamma_max: int
+) -> None:
+    """A long harvest serves shorter outputs, with another gamma_max as well."""
+    stop = rule(name, values)
+    counts, traces = replayed(table().shortened(max_new), stop, gamma_max), decode(stop, max_new, gamma_max)
+    assert [counts.of(prompt) for prompt in range(len(PROMPTS))] == [counted(trace) for trace in traces]
+
+
+def test_a_walk_and_the_expectation_are_the_same_path() -> None:
+    for name, values in RULES[::2]:
+        stop = rule(name, values)
+        policy, level = policy_of(stop, table()), threshold_of(stop)[1]
+        replayer = Replayer(table(), GAMMA)
+        counts, steps = replayer.walk(policy, level)
+        expected = replayer.replay(policy, level)
+        assert steps[0].start.tolist() == [0] * len(PROMPTS)
+        for prompt in range(len(PROMPTS)):
+            assert counts.of(prompt) == expected.of(prompt)
+            assert sum(step.live[prompt] for step in steps) == counts.rounds[prompt]
+
+
+# From a harvest ------------------------------------------------------------------------------------------------------
+
+
+def recipe(warp: Warp, max_new: int, gamma: int) -> Recipe:
+    return Recipe(
+        gamma=gamma,
+        seed=0,
+        max_new_tokens=max_new,
+        batch_size=64,
+        mixing=0.15,
+        stride=1,
+        warp=warp,
+        draft_warp=warp,
+        specdecpp=ONE_STATE["specdecpp"],
+        hrad=ONE_STATE["hrad"],
+    )
+
+
+def harvested(prompts: list[torch.Tensor], how: Recipe, folder: Path) -> RolloutTable:
+    requests = [Request(f"{number:03}", "toy", prompt, "train") for number, prompt in enumerate(prompts)]
+    harvest(models(), requests, how, folder, Progress())
+    finish(models(), requests, how, folder)
+    return read_table(folder, "train", [rule("acceptance", {}), rule("hrad", {})])
+
+
+def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
+    found, slow = harvested(PROMPTS, recipe(GREEDY, MAX_NEW, GAMMA), tmp_path), table()
+    order = [found.prompt_ids.index(f"{number:03}") for number in range(len(PROMPTS))]
+    assert found.greedy and found.length[order].tolist() == slow.length.tolist()
+    room = slow.max_new[:, None] - np.arange(slow.tokens.shape[1])
+    inside = np.arange(slow.tokens.shape[1]) < slow.length[:, None]
+    assert np.array_equal(found.outcome[order][inside], slow.outcome[inside])
+    seen = inside[..., None] & (np.arange(GAMMA) < np.minimum(slow.drawn, room)[..., None])
+    for name in ("tokens", "accept", "max_q", "entropy", "confidence", "survival"):
+        ours, theirs = getattr(found, name)[order], getattr(slow, name)
+        assert np.allclose(ours[seen], theirs[seen], atol=1e-5), name
+
+
+@pytest.mark.parametrize(("name", "values"), RULES[1::3], ids=IDS[1::3])
+def test_replay_of_a_harvest_is_decode(name: str, values: dict[str, Any]) -> None:
+    stop, found = rule(name, values), greedy_harvest()
+    counts, traces = replayed(found, stop, GAMMA), decode(stop, MAX_NEW, GAMMA)
+    for place, prompt in enumerate(found.prompt_ids):
+        assert counts.of(place) == counted(traces[int(prompt)])
+
+
+@cache
+def greedy_harvest() -> RolloutTable:
+    return harvested(PROMPTS, recipe(GREEDY, MAX_NEW, GAMMA), Path(mkdtemp()))

@@ -1,0 +1,87 @@
+"""Rollout tables made the slow way: every model on every prefix, one token at a time, nothing cached."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.lm import LM, Pair
+from decoding.rollouts import RolloutTable, build
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.acceptance import AcceptanceStop
+from decoding.stopping.hrad import HRADStop
+from predictors.features import extract
+
+
+def slow_table(
+    pair: Pair,
+    prompts: Sequence[Tensor],
+    max_new: int,
+    gamma: int,
+    warp: Warp,
+    draft_warp: Warp,
+    eos_ids: Collection[int],
+    head: AcceptanceStop,
+    classes: HRADStop,
+) -> RolloutTable:
+    """One response and a rollout from each of its positions per prompt; head, classes: whose predictors are asked."""
+    rows = []
+    for number, prompt in enumerate(prompts):
+        sampler = Sampler.seeded(number)
+        engine = AutoregressiveEngine(pair, warp, frozenset(eos_ids))
+        response = engine.decode(prompt, max_new, sampler).tokens
+        text = torch.cat([prompt, torch.tensor(response)])
+        prefixes = [text[: len(prompt) + position] for position in range(len(response))]
+        rounds = [_round(pair, prefix, gamma, warp, draft_warp, eos_ids, sampler, head, classes) for prefix in prefixes]
+        facts = {"prompt_id": str(number), "length": len(response), "max_new": max_new}
+        rows.append(facts | {name: [found[name] for found in rounds] for name in rounds[0]})
+    return build(rows, warp.temperature == 0 == draft_warp.temperature)
+
+
+@torch.inference_mode()
+def _round(
+    pair: Pair,
+    prefix: Tensor,
+    gamma: int,
+    warp: Warp,
+    draft_warp: Warp,
+    eos_ids: Collection[int],
+    sampler: Sampler,
+    head: AcceptanceStop,
+    classes: HRADStop,
+) -> dict[str, Any]:
+    """Of the rollout after `prefix`, the columns of `RolloutTable`."""
+    found: dict[str, Any] = {name: [] for name in ("tokens", "accept", "confidence", "max_q", "entropy")}
+    text, scores = prefix, list[float]()
+    for _ in range(gamma):
+        p, (logits, _) = warp.probs(_run(pair.target, text)[0]), _run(pair.draft, text)
+        belief, q = Warp().probs(logits), draft_warp.probs(logits)
+        token = sampler.draw(q)
+        text = torch.cat([text, torch.tensor([token])])
+        features = extract(_run(pair.draft, text)[1][:, -1:], head.predictor.features)
+        found["tokens"].append(token)
+        found["accept"].append(min(1.0, float(p[token] / q[token])))
+        found["confidence"].append(float(belief[token]))
+        found["max_q"].append(float(belief.max()))
+        found["entropy"].append(float(torch.special.entr(belief).sum()))
+        scores.append(head.predictor.predict_proba(features).item())
+    found["accept"] = [value if all(found["accept"][:depth]) else 0.0 for depth, value in enumerate(found["accept"])]
+    found["survival"] = head.predictor.calibration.survival(torch.tensor(scores)).tolist()
+    ends = [place for place, token in enumerate(found["tokens"], 1) if token in eos_ids]
+    found["drawn"] = min([*ends, gamma])
+    coins = [sampler.accept(accept, 1.0) for accept in found["accept"][: found["drawn"]]]
+    found["accepted"] = [*coins, False].index(False)
+    hidden = _run(pair.target, prefix[:-1])[1][:, -1:]
+    features = extract(hidden, classes.predictor.features, pair.target.embed(int(prefix[-1]))[None])
+    found["outcome"] = int(classes.decide(features))
+    return found
+
+
+def _run(lm: LM, text: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [V] after `text` and hidden states [L + 1, n, H], from an empty cache."""
+    lm.reset()
+    output = lm.forward(text, hidden=True)
+    assert output.hidden is not None
+    return output.logits[-1], output.hidden
