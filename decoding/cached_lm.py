@@ -119,6 +119,11 @@ class CachedLM:
             self._cache.update(keys, values, layer)
         self.length = rows[0][0].shape[-2]
 
+    @property
+    def row_bytes(self) -> int:
+        """Keys and values of one cached row, all layers."""
+        return sum(part[:, :, 0].nbytes for layer in self._cache.layers for part in (layer.keys, layer.values))
+
     def reset(self) -> None:
         """Empty the cache (buffers are kept) and zero the counters."""
         self.crop(0)

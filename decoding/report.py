@@ -79,14 +79,15 @@ def overlap_table(metrics: Mapping[str, OverlapMetrics]) -> str:
 
 
 def modelled_table(speedups: Mapping[str, Mapping[str, float]]) -> str:
-    """Speed-ups over the first method by cost table: of counts that were measured, priced."""
+    """Speed-ups over the first method, by cost table."""
     tables = list(next(iter(speedups.values())))
-    header = ["method", *(table if table == "measured" else f"c = {table}" for table in tables)]
+    header = ["method", *(table if table.isalpha() else f"c = {table}" for table in tables)]
     rows = [[name, *(f"{found[table]:.2f}x" for table in tables)] for name, found in speedups.items()]
     note = (
-        "Modelled: the counts of this run, priced; no time for drawing, verification or the stop rule; models that run "
-        "side by side take as long as the slower one. measured: seconds per forward on this machine, each model alone; "
-        "c: a target forward costs c draft forwards, however many rows it has."
+        "Modelled: the counts of this run, priced; prefill, drawing, verification and the stop rule cost nothing; what "
+        "runs side by side takes as long as the slower one. measured: seconds per forward on this machine, each model "
+        "alone; pipeline: the same with the target split over two devices and the draft on the one that is idle; c: a "
+        "target forward costs c draft forwards, however many rows it has."
     )
     return f"{markdown(header, rows)}\n\n{note}"
 

@@ -1,7 +1,7 @@
 """What running draft and target side by side costs: the slowdown of an overlapped step, and the memory of branches."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from torch import Tensor
 from decoding.draft import RoundContext
 from decoding.engines.branching import Drafter, Pending
 from decoding.engines.workers import Workers, both
-from decoding.lm import LM, Pair
+from decoding.lm import Pair
+from decoding.models import CachedLM, ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import PredictableConfidence
 from decoding.stopping.hrad import ALL
@@ -79,7 +80,6 @@ def measure_step(
     k: int,
     draft_threads: int | None,
     repeats: int,
-    advance: Callable[[], object] = lambda: None,
 ) -> StepSeconds:
     """The three take turns, so that drift of the machine hits all of them alike. The first turn warms up."""
     step = _Step(pair, context, gamma, k)
@@ -100,29 +100,28 @@ def measure_step(
                     start = perf_counter()
                     run(which, pending)
                     found.append(perf_counter() - start)
-                advance()
     target, draft, together = (median(found[1:]) for found in times.values())
     return StepSeconds(target, draft, together)
 
 
 @torch.inference_mode()
-def branch_bytes(pair: Pair, context: Tensor, gamma: int, widths: Sequence[int]) -> dict[int, int]:
+def branch_bytes(pair: ModelPair, context: Tensor, gamma: int, widths: Sequence[int]) -> dict[int, int]:
     """Bytes held at the end of a branch stage with so many branches, over those held before it: cache rows, logits and
-    laws of every node. The peak inside a forward is not in it."""
+    laws of every node. The peak inside a forward is not in it, nor what the cache's buffers keep in reserve."""
     found = {}
-    for k in widths:
+    for k in (max(widths), *widths):  # after the widest the buffers grow no more
         step = _Step(pair, context, gamma, k)
         with step.pending() as pending:
-            before = tensor_bytes()
+            rows, before = pair.draft.length, tensor_bytes()
             branches = step.branch(pending)
-            found[k] = tensor_bytes() - before
+            found[k] = tensor_bytes() - before + (pair.draft.length - rows) * pair.draft.row_bytes
             del branches
-    return found
+    return {k: found[k] for k in widths}
 
 
-def model_bytes(lm: LM) -> int:
+def model_bytes(lm: CachedLM) -> int:
     """Of the parameters."""
-    return sum(weight.numel() * weight.element_size() for weight in lm.model.parameters())  # type: ignore[attr-defined]
+    return sum(weight.numel() * weight.element_size() for weight in lm.model.parameters())
 
 
 def tensor_bytes() -> int:

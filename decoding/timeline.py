@@ -45,23 +45,36 @@ def modelled_seconds(trace: Trace, devices: Devices) -> float:
     return sum(_overlapped(r, r.overlap, devices) if r.overlap else _in_turn(r, devices) for r in trace.rounds)
 
 
+def target_rows(round_: RoundTrace) -> int:
+    """Of the round's target call."""
+    drafted = round_.overlap.pending if round_.overlap else len(round_.draft_tokens)
+    return 1 + drafted + round_.extra_rows
+
+
 def _in_turn(round_: RoundTrace, devices: Devices) -> float:
     """A sum. The forwards of a draft share its tokens evenly."""
     nodes, forwards = len(round_.draft_tokens), round_.draft_forwards
     rows = -(-nodes // forwards) if forwards else 0
-    return forwards * devices.draft(max(1, rows)) + devices.target(nodes + 1)
+    return forwards * devices.draft(max(1, rows)) + devices.target(target_rows(round_))
 
 
 def _overlapped(round_: RoundTrace, stages: StageTrace, devices: Devices) -> float:
     """The draft stage, then the longer of what the two models do side by side."""
-    target = devices.target(stages.pending + 1)
-    forwards, step = round_.draft_forwards - stages.alone, devices.draft(max(1, len(stages.branches)))
-    return stages.alone * devices.draft(1) + _side_by_side(forwards, step, target, devices)
+    steps = [devices.draft(rows) for rows in branch_rows(stages, round_.draft_forwards - stages.alone)]
+    return stages.alone * devices.draft(1) + _side_by_side(steps, devices.target(target_rows(round_)), devices)
 
 
-def _side_by_side(forwards: int, step: float, target: float, devices: Devices) -> float:
+def branch_rows(stages: StageTrace, forwards: int) -> list[int]:
+    """Rows of each of the `forwards` of a branch stage: first the tip's where it is not known yet, then the branches'
+    that still grow."""
+    longest = max(map(len, stages.branches), default=0)
+    growing = [sum(len(branch) > depth for branch in stages.branches) for depth in range(1, longest)]
+    return [1] * (forwards - len(growing)) + growing
+
+
+def _side_by_side(steps: Sequence[float], target: float, devices: Devices) -> float:
     if not devices.pipeline:
-        return max(forwards * step, target)
+        return max(sum(steps), target)
     half = target / 2
-    best = min(max(half, n * step) + max(half, (forwards - n) * step) for n in range(forwards + 1))
+    best = min(max(half, sum(steps[:n])) + max(half, sum(steps[n:])) for n in range(len(steps) + 1))
     return best + 2 * devices.handover

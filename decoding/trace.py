@@ -96,7 +96,8 @@ class RoundTrace:
     length; tokens: committed, i.e. the accepted ones and usually one more; predicted: what the stop rule computed;
     draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone, "sample" is warping
     the draft's logits and drawing; where the models run side by side they add up to more than the wall time);
-    overlap: how the models shared the round; None for engines that run them in turn by design.
+    overlap: how the models shared the round; None for engines that run them in turn by design; extra_rows: of the
+    target's call, beyond the last committed token and the draft (Lookahead's window).
     """
 
     draft_tokens: list[int]
@@ -109,6 +110,7 @@ class RoundTrace:
     draft_forwards: int
     seconds: dict[Stage, float]
     overlap: StageTrace | None = None
+    extra_rows: int = 0
 
     @property
     def accepted_path(self) -> list[int]:
@@ -186,6 +188,6 @@ def read_traces(path: Path) -> list[Trace]:
         for number, line in enumerate(lines, 1):
             try:
                 traces.append(Trace.from_dict(json.loads(line)))
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(f"{path}:{number}: not a trace ({error}). Run scripts/evaluate.py again") from error
     return traces

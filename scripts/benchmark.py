@@ -4,7 +4,7 @@
     python scripts/benchmark.py warp=greedy draft_warp.temperature=0
     python scripts/benchmark.py what=overlap repeats=30   # a branch stage: side by side against each model alone
 
-The two ways take turns, and who goes first alternates, so that drift of the machine hits both alike.
+What is compared takes turns, so that drift of the machine hits all of it alike.
 """
 
 import time
@@ -149,14 +149,20 @@ def harvest_report(seconds: dict[str, list[float]], labels: dict[str, int], agre
 
 def benchmark_overlap(cfg: DictConfig) -> str:
     """A branch stage with so many branches: what overlapping costs in time, and branches in memory."""
-    settings, pair = cfg.overlap, load_pair(cfg.pair)
-    for key in ("gamma", "context"):
-        checked_count(f"overlap.{key}", settings[key])
+    settings = cfg.overlap
+    checked_count("overlap.gamma", settings.gamma)
+    if checked_count("overlap.context", settings.context) < 2:
+        raise UserError("overlap.context: 1 leaves nothing to prefill. Use 2 or more")
     if not (OmegaConf.is_list(settings.branches) and settings.branches and all(map(is_count, settings.branches))):
         raise UserError(f"overlap.branches: {settings.branches} must be whole numbers from 1 on, e.g. [1,4,16]")
+    pair = load_pair(cfg.pair)
+    room = min(lm.max_length for lm in (pair.target, pair.draft)) - 2 * settings.gamma
+    if settings.context > room:
+        raise UserError(f"overlap.context: {settings.context} and two drafts exceed the models' context. Use {room}")
     longest = max((prompt.text for prompt in load_prompts(cfg.dataset)), key=len)
-    context = pair.tokenizer(longest, return_tensors="pt").input_ids[0].repeat(settings.context)[: settings.context]
-    threads = threads_of_draft(pair, settings.draft_threads)
+    context = pair.tokenizer(longest, return_tensors="pt").input_ids[0]
+    context = context.repeat(-(-settings.context // len(context)))[: settings.context]
+    threads = threads_of_draft(pair, settings.draft_threads, "overlap.draft_threads")
     models = model_bytes(pair.target) + model_bytes(pair.draft)
     held = branch_bytes(pair, context, settings.gamma, settings.branches)
     rows = []

@@ -18,7 +18,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,14 @@ from decoding.lossless import broken_invariants, greedy_differences
 from decoding.metrics import Metrics, OverlapMetrics, measure, measure_overlap, profile, tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import BASELINE
-from decoding.timeline import Devices, modelled_speedup
+from decoding.timeline import Devices, modelled_speedup, target_rows
 from decoding.trace import Trace, write_traces
 from predictors.base import read_config, refuse_foreign, refuse_mismatch, replaced_folder, write_json
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count, is_count
 
 FIXED = "fixed"
-MEASURED = "measured"  # a cost table
+TABLES = ("measured", "pipeline")  # costs of `modelled` that are no ratios; pipeline: a target on two devices
 COST_ROWS, COST_REPEATS = (1, 2, 3, 4, 6, 9, 17, 33), 5
 MARKER = "results.json"  # what a folder of results is known by
 
@@ -97,16 +97,14 @@ def method_names(cfg: DictConfig) -> list[str]:
                 f"method.custom.{part}: the custom method takes the top-level {part}. Write {part}=... instead"
             )
     if "custom" in cfg.methods:
-        refuse_idle(cfg.method.custom.engine, HydraConfig.get().overrides.task)
+        refuse_idle(cfg, HydraConfig.get().overrides.task)
+    check_modelled(cfg.modelled)
     for key in ("repeats", "max_new_tokens", "limit"):
         if not (key == "limit" and cfg.limit is None):
             checked_count(key, cfg[key])
     gammas = cfg.gammas if OmegaConf.is_list(cfg.gammas) else []
     if FIXED in cfg.methods and not (gammas and all(map(is_count, gammas))):
         raise UserError(f"gammas: {cfg.gammas} must be one or more draft lengths of at least 1, e.g. gammas=[2,4]")
-    for c in cfg.modelled:
-        if c != MEASURED and not (isinstance(c, int | float) and not isinstance(c, bool) and 0 < c < math.inf):
-            raise UserError(f"modelled: {c!r} must be measured or a speed ratio, e.g. modelled=[measured,5,10]")
     if FIXED in cfg.methods and max(gammas) > cfg.method.fixed.structure.get("gamma_max", 0):
         raise UserError(
             f"gammas: {cfg.gammas} need structure=chain with a structure.gamma_max of {max(gammas)} or more"
@@ -114,12 +112,25 @@ def method_names(cfg: DictConfig) -> list[str]:
     return list(dict.fromkeys([BASELINE, *cfg.methods]))
 
 
-def refuse_idle(engine: DictConfig, overrides: Sequence[str]) -> None:
-    """A part that is asked for on the command line and that the engine does not take."""
-    asked = {override.lstrip("+~").split("=")[0].split(".")[0].split("@")[0] for override in overrides}
-    for part in sorted(asked & {"structure", "verifier", "stop"} - set(engine)):
-        kind = engine._target_.rpartition(".")[2]
-        raise UserError(f"{part}, engine: {kind} takes no {part}. Leave {part}=... away, or choose another engine")
+def refuse_idle(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """A part that is asked for on the command line and that no method takes: the custom engine has none."""
+    keys = [override.split("=")[0].lstrip("+") for override in overrides]
+    others = [cfg.method[name] for name in cfg.methods if name != "custom"]
+    for part in ("structure", "verifier", "stop"):
+        asked = any(key == part or key.startswith(f"{part}.") for key in keys)
+        taken = part in cfg.method.custom.engine or any(method.get(part) == cfg[part] for method in others)
+        if asked and not taken:
+            kind = cfg.method.custom.engine._target_.rpartition(".")[2]
+            raise UserError(f"{part}, engine: {kind} takes no {part}. Leave {part}=... away, or choose another engine")
+
+
+def check_modelled(tables: Any) -> None:
+    """Cost tables: names, or speed ratios."""
+    if not OmegaConf.is_list(tables):
+        raise UserError(f"modelled: {tables!r} is no list. Write modelled=[measured,5,10], or [] for nothing")
+    for c in tables:
+        if c not in TABLES and not (isinstance(c, int | float) and not isinstance(c, bool) and 0 < c < math.inf):
+            raise UserError(f"modelled: {c!r} must be {', '.join(TABLES)} or a speed ratio, e.g. modelled=[measured,5]")
 
 
 def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:
@@ -264,9 +275,10 @@ def modelled(
 ) -> dict[str, dict[str, float]]:
     """Speed-up of every method if draft and target had a device each, by cost table (`cfg.modelled`)."""
     pooled = {name: [trace for repeat in repeats for trace in repeat] for name, repeats in traces.items()}
-    tables = {str(c): Devices.of_ratio(c) for c in cfg.modelled if c != MEASURED}
-    if MEASURED in cfg.modelled:
-        tables = {MEASURED: measured_devices(pair, requests, pooled)} | tables
+    tables = {f"{c:g}": Devices.of_ratio(c) for c in cfg.modelled if c not in TABLES}
+    if asked := [name for name in TABLES if name in cfg.modelled]:
+        devices = measured_devices(pair, requests, pooled)
+        tables = {name: replace(devices, pipeline=name == "pipeline") for name in asked} | tables
     return {
         name: {table: modelled_speedup(found, pooled[BASELINE], devices) for table, devices in tables.items()}
         for name, found in pooled.items()
@@ -276,8 +288,9 @@ def modelled(
 def measured_devices(pair: ModelPair, requests: Sequence[Request], traces: Mapping[str, Sequence[Trace]]) -> Devices:
     """Seconds per forward of each model alone, with all of this machine's threads, after a text of median length."""
     texts = [[*r.tokens.tolist(), *t.tokens] for r, t in zip(requests, traces[BASELINE], strict=False)]
-    context = torch.tensor(sorted(texts, key=len)[len(texts) // 2])
-    widest = max(len(r.draft_tokens) + 1 for found in traces.values() for t in found for r in t.rounds)
+    room = min(lm.max_length for lm in (pair.draft, pair.target)) - 1
+    context = torch.tensor(sorted(texts, key=len)[len(texts) // 2][:room])
+    widest = max(target_rows(round_) for found in traces.values() for trace in found for round_ in trace.rounds)
     rows = [n for n in COST_ROWS if n < widest] + [widest]
     draft, target = (measure_cost(lm, context, rows, COST_REPEATS) for lm in (pair.draft, pair.target))
     return Devices(draft, target)

@@ -84,7 +84,7 @@ class LookaheadEngine:
             if fits:
                 pool.add(window.step(last, ahead.argmax(-1).tolist()))
             self._pool_text(pool, request.committed[-len(committed) - self.ngram :].tolist(), new=len(committed))
-        return _trace(draft, verdict, committed, watch)
+        return _trace(draft, verdict, committed, len(tokens), watch)
 
     def _draft(self, ngrams: Iterable[Sequence[int]], depth: int) -> Draft:
         """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is no q to read."""
@@ -212,7 +212,7 @@ def _ids(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.long)
 
 
-def _trace(draft: Draft, verdict: Verdict, tokens: list[int], watch: Stopwatch) -> RoundTrace:
+def _trace(draft: Draft, verdict: Verdict, tokens: list[int], guesses: int, watch: Stopwatch) -> RoundTrace:
     return RoundTrace(
         draft_tokens=draft.token.tolist(),
         draft_parents=draft.parent.tolist(),
@@ -223,4 +223,5 @@ def _trace(draft: Draft, verdict: Verdict, tokens: list[int], watch: Stopwatch) 
         predicted=[],
         draft_forwards=0,
         seconds=watch.lap(),
+        extra_rows=guesses,
     )

@@ -43,7 +43,7 @@ class OverlappedEngine:
     branch, all of it kept.
 
     a_priori: the class of the context at the start of a branch stage, one target call older, says how far its branches
-        go, and all of the accepted one is kept (appendix G.2): no draft step is wasted, the class knows less
+        go, and all of the accepted one is kept (appendix G.2): less is drawn in vain, and the class knows less
     stop: HRADStop, or a confidence rule ("without H-RAD", class "some" everywhere), or Never (class "all")
     verifier: of the pending tokens, token or block; branch_verifier: of the candidates, which also draws them
     overlap: side by side on two threads, a model on a GPU with a stream of its own, or in turn; either way a seed gives
@@ -151,7 +151,7 @@ class _Session:
     def _branch_stage(self, pending: Pending) -> tuple[Pending | None, RoundTrace]:
         """One target call. Returns what is pending next, None after a rejection."""
         context = self._context()
-        goes_on = self._classify(context) if self.engine.a_priori else ALL
+        goes_on = self._class_ahead(pending, context)
         forward = self.workers.target.submit("verify", self._run_target, context, pending)
         spawned = self.workers.draft.submit("branch stage", self.drafter.branch, pending, context, goes_on)
         both(forward, spawned)
@@ -160,7 +160,7 @@ class _Session:
             outcome = self._verify(pending, branches, WarpedRows(output.logits, self.engine.warp))
         tokens = self.request.commit(self._emitted(pending, branches, outcome))
         self.hidden = None if output.hidden is None else output.hidden[:, outcome.accepted]
-        following = self._settle(pending, branches, outcome)
+        following = self._settle(pending, branches, outcome, goes_on)
         return following, self._trace(pending, branches, outcome, tokens, following)
 
     def _run_target(self, context: RoundContext, pending: Pending) -> LMOutput:
@@ -194,7 +194,7 @@ class _Session:
             return [*accepted, pending.tree.token[branches.paths[outcome.branch][0] - 1]]
         return accepted if outcome.token is None else [*accepted, outcome.token]
 
-    def _settle(self, pending: Pending, branches: Branches, outcome: Outcome) -> Pending | None:
+    def _settle(self, pending: Pending, branches: Branches, outcome: Outcome, goes_on: int) -> Pending | None:
         """Roll both caches back after a rejection; after an accepted branch the draft keeps what posterior selection
         retains of it, and the target's cache is as it should be."""
         committed = len(self.request.committed)
@@ -205,8 +205,15 @@ class _Session:
             ).result()
             return None
         context, path = self._context(), branches.paths[outcome.branch]
-        kept = ALL if self.engine.a_priori else self._classify(context)
+        kept = goes_on if self.engine.a_priori else self._classify(context)
         return self.workers.draft.submit("keep", self.drafter.keep, pending, path, context, kept).result()
+
+    def _class_ahead(self, pending: Pending, context: RoundContext) -> int:
+        if not self.engine.a_priori:
+            return ALL
+        if pending.outcome is None or pending.continued:
+            return self._classify(context)
+        return pending.outcome  # a draft stage has just asked
 
     def _classify(self, context: RoundContext) -> int:
         with self.watch.stage("stop"):
@@ -267,22 +274,22 @@ class _Session:
         return {stage: ours[stage] + drafts[stage] for stage in STAGES}
 
 
-def threads_of_draft(pair: Pair, threads: int | None) -> int | None:
-    """Where both models are on the CPU; None elsewhere, where there is nothing to divide."""
+def threads_of_draft(pair: Pair, threads: int | None, key: str = "engine.draft_threads") -> int | None:
+    """Where both models are on the CPU; None elsewhere, where there is nothing to divide. key: named in errors."""
     if threads is not None:
-        checked_count("engine.draft_threads", threads)
+        checked_count(key, threads)
     for side, lm in (("target", pair.target), ("draft", pair.draft)):
         device = getattr(lm, "device", torch.device("cpu"))
         if device.type != "cpu" and threads is not None:
             raise UserError(
-                f"engine.draft_threads, pair.{side}_device: threads are divided between models on the CPU, and the "
-                f"{side} is on {device}. Set engine.draft_threads=null"
+                f"{key}, pair.{side}_device: threads are divided between models on the CPU, and the "
+                f"{side} is on {device}. Set {key}=null"
             )
         if device.type != "cpu":
             return None
     total = torch.get_num_threads()
     if threads is not None and threads >= max(2, total):
         raise UserError(
-            f"engine.draft_threads: {threads} leaves the target none of {total}. Lower it, or set OMP_NUM_THREADS"
+            f"{key}: {threads} leaves the target none of {total} threads. Lower it, or raise OMP_NUM_THREADS"
         )
     return threads or max(1, total // 4)

@@ -56,16 +56,15 @@ def test_law_of_what_posterior_selection_keeps(policy: Policy) -> None:
     assert kept == {0, 1, 2} and after_kept == {True, False}
 
 
-def test_a_class_known_before_drafting_wastes_no_step() -> None:
-    """And keeps what a predictable cut leaves: nothing, a part, or all of a branch."""
+def test_a_class_known_before_drafting_keeps_all_of_the_accepted_branch() -> None:
     policy = Policy("token", "rrsw", SOME, "before", 3, 2, a_priori=True)
-    traces = checked(policy.engine(toy_pair(2, 35)), 4)
-    drawn, kept = set[int](), set[int]()
+    traces, kept = checked(policy.engine(toy_pair(2, 35)), 4), set[int]()
     for before, after in (pair for trace in traces for pair in pairwise(trace.rounds)):
         if branch_taken(before):
-            drawn.add(before.overlap.draft_steps - before.overlap.alone)
+            branch = before.overlap.branches[before.row - before.overlap.pending - 1]
+            assert after.overlap.pending == len(branch) - 1 and after.overlap.outcome == SOME
             kept.add(after.overlap.pending)
-    assert len(drawn) > 1 and len(kept) > 1
+    assert len(kept) > 1
 
 
 @pytest.mark.parametrize("policy", named(MIXED + PEARL))

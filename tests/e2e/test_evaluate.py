@@ -137,6 +137,8 @@ def test_lookahead_needs_an_engine_and_nothing_else(
     assert "proven lossless" in capsys.readouterr().out
     modelled = json.loads(Path("runs/x/results.json").read_text())["modelled"]
     assert modelled["autoregressive"] == {"measured": 1, "5": 1} and modelled["custom"]["5"] > 1
+    rounds = [round_ for trace in read_traces(Path("runs/x/traces-custom.jsonl")) for round_ in trace.rounds]
+    assert max(round_.extra_rows for round_ in rounds) == 3 * 4 - 1, "a full window, without the last committed token"
     run(monkeypatch, *small, "~method.custom.structure", "~method.custom.verifier", "~method.custom.stop")
     assert "proven lossless" in capsys.readouterr().out
 
@@ -196,8 +198,9 @@ def test_missing_and_foreign_checkpoints(
         ("engine=lookahead engine.ngram=1 methods=[custom]", "engine.ngram: 1"),
         ("engine=lookahead stop=entropy methods=[custom]", "stop, engine: LookaheadEngine takes no stop"),
         ("engine=lookahead structure.gamma_max=3 methods=[custom]", "structure, engine: LookaheadEngine takes no"),
-        ("modelled=[fast]", "modelled: 'fast' must be measured or a speed ratio"),
-        ("modelled=[-1]", "modelled: -1 must be measured or a speed ratio"),
+        ("modelled=[fast]", "modelled: 'fast' must be measured, pipeline or a speed"),
+        ("modelled=[-1]", "modelled: -1 must be measured, pipeline or a speed"),
+        ("modelled=5", "modelled: 5 is no list"),
         ("engine=lookahead engine.prompt_pool=2 methods=[custom]", "engine.prompt_pool: 2"),
     ],
 )

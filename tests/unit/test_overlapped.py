@@ -80,7 +80,7 @@ def test_side_by_side_is_as_in_turn(pair: ModelPair, warp: Warp, rule: Verifier)
 PEARL = {"classes": Always(2, DrawnConfidence(0.0)), "pre_verify": True, "k_max": 1}
 
 
-@pytest.mark.parametrize("settings", [{}, {"rule": PointMassVerifier()}, PEARL])
+@pytest.mark.parametrize("settings", [{}, {"rule": PointMassVerifier()}, {"a_priori": True}, PEARL])
 def test_greedy_output_is_autoregressive(pair: ModelPair, settings: dict) -> None:
     plain = AutoregressiveEngine(pair, GREEDY, frozenset({EOS}))
     for first in range(1, 12):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoding.timeline import Devices, modelled_seconds, modelled_speedup
+from decoding.timeline import Devices, branch_rows, modelled_seconds, modelled_speedup
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
 
 C5 = Devices.of_ratio(5)
@@ -43,7 +43,17 @@ def test_the_draft_stage_comes_before() -> None:
 def test_rows_are_priced() -> None:
     devices = Devices(draft=lambda rows: rows / 10, target=lambda rows: 10.0 + rows)
     assert modelled_seconds(trace(chain(3, 1)), devices) == pytest.approx(3 * 0.1 + 14)
-    assert modelled_seconds(trace(overlapped(2, 1, 40, 4)), devices) == pytest.approx(0.1 + max(40 * 0.4, 13))
+    round_ = overlapped(2, 1, 3, 0)
+    round_.overlap.branches = [[1, 2, 3], [1], [1, 2]]  # the tip's own forward, then two that grow, then one
+    assert branch_rows(round_.overlap, 3) == [1, 2, 1]
+    assert modelled_seconds(trace(round_), devices) == pytest.approx(0.1 + 13)
+    assert modelled_seconds(trace(round_), Devices(devices.draft, lambda rows: 0.0)) == pytest.approx(0.1 + 0.4)
+
+
+def test_rows_beyond_the_draft_are_priced() -> None:
+    round_ = chain(3, 1)
+    round_.extra_rows = 20
+    assert modelled_seconds(trace(round_), Devices(lambda rows: 0.0, float)) == 24
 
 
 def test_a_tree_forward_has_the_nodes_of_its_layer() -> None:
