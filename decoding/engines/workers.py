@@ -59,7 +59,8 @@ class Workers:
     """One worker per model for the time of one request; none of their threads outlives it.
 
     Only an interrupt does not wait for the forwards in progress: `join` does, before the models are used again.
-    draft_threads: of torch's CPU threads, those of the draft; the target has the others. None: all for both.
+    draft_threads: of torch's CPU threads, those of the draft; the target has the others, and the thread that asks has one
+    while they run. None: all for everyone.
     """
 
     def __init__(self, target: LM, draft: LM, begin: float, overlap: bool, draft_threads: int | None = None) -> None:
@@ -70,6 +71,8 @@ class Workers:
         self._divided = overlap and draft_threads is not None
 
     def __enter__(self) -> "Workers":
+        if self._divided:  # idle helpers of the asking thread would spin on the workers' cores
+            _divide(1)
         return self
 
     def __exit__(
