@@ -59,8 +59,8 @@ class Workers:
     """One worker per model for the time of one request; none of their threads outlives it.
 
     Only an interrupt does not wait for the forwards in progress: `join` does, before the models are used again.
-    draft_threads: of torch's CPU threads, those of the draft; the target has the others, and the thread that asks has one
-    while they run. None: all for everyone.
+    draft_threads: of torch's CPU threads, those of the draft; the target has the others, the thread that asks has one.
+    None: all for everyone.
     """
 
     def __init__(self, target: LM, draft: LM, begin: float, overlap: bool, draft_threads: int | None = None) -> None:
