@@ -85,7 +85,7 @@ def test_side_by_side_is_in_turn(
         torch.set_num_threads(2 if overlap else 1)
         parts = BranchPoint(4, 6), ByTarget(), TokenVerifier(), rule, warp, warp
         engine = OverlappedEngine(pair, *parts, overlap=overlap, eos_ids=frozenset(pair.eos_ids))
-        return [engine.decode(ids, 24, Sampler.seeded(i)).tokens for i, ids in enumerate(prompts)]
+        return [engine.decode(ids, 16, Sampler.seeded(i)).tokens for i, ids in enumerate(prompts)]
 
     assert len(prompts) == 50
     assert decode(overlap=True) == decode(overlap=False)
@@ -96,7 +96,7 @@ def test_greedy_is_autoregressive(pair: ModelPair, prompts: list[torch.Tensor]) 
     greedy, eos_ids = Warp(0.0), frozenset(pair.eos_ids)
     parts = BranchPoint(4, 6), ByTarget(), TokenVerifier(), PointMassVerifier(), greedy, greedy
     ours, plain = OverlappedEngine(pair, *parts, eos_ids=eos_ids), AutoregressiveEngine(pair, greedy, eos_ids)
-    traces = [[engine.decode(ids, 32, Sampler.seeded(0)) for ids in prompts[:20]] for engine in (ours, plain)]
+    traces = [[engine.decode(ids, 24, Sampler.seeded(0)) for ids in prompts[:20]] for engine in (ours, plain)]
     differences = greedy_differences(pair.target, prompts[:20], *traces)
     print(*differences, sep="\n")
     assert all(found.excused for found in differences)
