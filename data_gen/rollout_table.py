@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from omegaconf import DictConfig
@@ -18,6 +18,7 @@ from decoding.stopping.hrad import HRADStop
 from predictors.base import Records
 from predictors.errors import UserError
 
+Asking = TypeVar("Asking", AcceptanceStop, HRADStop)
 CHUNK = 65536  # feature vectors a head is run on at once
 COLUMNS = ("anchor", "drafted", "accepted", "draft_tokens", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
 
@@ -25,10 +26,10 @@ COLUMNS = ("anchor", "drafted", "accepted", "draft_tokens", "draft_q", "draft_ma
 def read_table(
     folder: str | Path, split: str, stops: Iterable[StopRule] = (), pair: DictConfig | None = None
 ) -> RolloutTable:
-    """The rounds of one split, or of "all". stops: rules whose predictors are to be asked, one of each kind at most;
+    """The rounds of one split, or of "all". stops: rules whose predictors are to be asked, rules of one kind the same;
     pair: config of the harvested pair, only needed where the harvest stored no features.
 
-    Raises UserError where the harvest has no round at some position.
+    Raises UserError where the harvest has no round at some position, or two rules of one kind ask different predictors.
     """
     manifest = read_manifest(folder)
     if split not in ("all", *SPLITS):
@@ -39,14 +40,31 @@ def read_table(
             "Harvest them: python scripts/gen_data.py anchors.stride=1 out=<another folder>"
         )
     rules = list(stops)
-    head = next((rule for rule in rules if isinstance(rule, AcceptanceStop)), None)
-    classifier = next((rule for rule in rules if isinstance(rule, HRADStop)), None)
+    head, classifier = one_of(rules, AcceptanceStop), one_of(rules, HRADStop)
     features = {"rollout_features": head, "features": classifier}
     columns = [*COLUMNS, *(name for name, rule in features.items() if rule)]
     records = records_with_features(folder, "rounds", split, columns, pair)
     values = {**recorded(records, Warp.from_dict(manifest["draft_warp"])), **predicted(records, head, classifier)}
     greedy = manifest["warp"]["temperature"] == 0 == manifest["draft_warp"]["temperature"]
     return build(list(by_prompt(folder, split, values, records["group"], manifest["max_new_tokens"])), greedy)
+
+
+def one_of(rules: Iterable[StopRule], kind: type[Asking]) -> Asking | None:
+    """The rule of a kind that stands for all of them: what they predict is one column of the table."""
+    found = [rule for rule in rules if isinstance(rule, kind)]
+    if any(_asks(rule) != _asks(found[0]) for rule in found):
+        raise UserError(
+            f"rules: two {kind.__name__} differ in checkpoint or balance, a replay takes one. Replay them in "
+            "turn, e.g. methods=[specdecpp]"
+        )
+    return found[0] if found else None
+
+
+def _asks(rule: AcceptanceStop | HRADStop) -> Any:
+    """What its predictions depend on."""
+    predictor = rule.predictor
+    weights = {name: tensor.numpy().tobytes() for name, tensor in predictor.head.state_dict().items()}
+    return predictor.features, predictor.calibration.to_dict(), weights, getattr(rule, "balance", None)
 
 
 def recorded(records: Records, draft_warp: Warp) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
 """What decoding costs: seconds per forward and per prediction, measured or given, and the price of counts."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,13 +38,15 @@ class CostTable:
 
     draft: of one draft forward with the draw that follows; target: of a round's target forward by its rows (one more
     than the draft's tokens), with verification and bookkeeping; autoregressive: of one token without a draft; None: a
-    target forward of one row; calls: of one number a stop rule computes, by the rule's name; 0 where there is none
+    target forward of one row; calls: of one number a stop rule computes, by the rule's name; 0 where there is none;
+    pair: identity of the pair it was measured with; None: of none in particular
     """
 
     draft: float
     target: MeasuredCost
     autoregressive: float
     calls: Mapping[str, float] = field(default_factory=dict)
+    pair: Mapping[str, Any] | None = None
 
     def price(self, counts: Counts, rule: str = "") -> NDArray[np.float64]:
         """[B], of each response; prefill is left out."""
@@ -55,7 +58,14 @@ class CostTable:
         return counts.tokens * self.autoregressive
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "target": dict(zip(map(str, self.target.rows), self.target.seconds, strict=True))}
+        """The arguments of `cost_table`."""
+        target = dict(zip(map(str, self.target.rows), self.target.seconds, strict=True))
+        return {
+            "draft": self.draft,
+            "target": target,
+            "autoregressive": self.autoregressive,
+            "calls": dict(self.calls),
+        }
 
 
 def cost_table(
@@ -66,23 +76,38 @@ def cost_table(
 ) -> CostTable:
     """From numbers: `target` is one for every number of rows, or rows -> seconds.
 
-    Raises UserError for a number that is not positive.
+    Raises UserError, naming the key, for a number that is not positive (`calls`: or 0).
     """
     by_rows = (
-        {int(rows): float(value) for rows, value in target.items()} if isinstance(target, Mapping) else {1: target}
+        {_row_count(rows): value for rows, value in target.items()} if isinstance(target, Mapping) else {1: target}
     )
-    if not by_rows or min(draft, *by_rows.values()) <= 0:
-        raise UserError("cost: draft and target must be positive numbers, target also a mapping from rows to them")
+    if autoregressive is None and 1 not in by_rows:
+        raise UserError("cost.autoregressive: without cost.target.1 nothing says what a plain token costs. Give one")
+    alone, calls = by_rows[1] if autoregressive is None else autoregressive, calls or {}
+    given = {"draft": draft, **{f"target.{rows}": value for rows, value in by_rows.items()}, "autoregressive": alone}
+    for key, value in {**given, **{f"calls.{rule}": value for rule, value in calls.items()}}.items():
+        if not _is_cost(value, or_zero=key.startswith("calls.")):
+            raise UserError(f"cost.{key}: {value} is no positive number. Give seconds, or units of any kind")
     rows = sorted(by_rows)
-    measured = MeasuredCost(rows, [by_rows[count] for count in rows])
-    return CostTable(draft, measured, measured(1) if autoregressive is None else autoregressive, dict(calls or {}))
+    return CostTable(draft, MeasuredCost(rows, [by_rows[count] for count in rows]), alone, dict(calls))
+
+
+def _row_count(key: Any) -> int:
+    if not str(key).isdecimal() or int(str(key)) < 1:
+        raise UserError(f"cost.target.{key}: rows are whole numbers from 1 on. Give e.g. cost.target={{1:0.1,8:0.12}}")
+    return int(str(key))
+
+
+def _is_cost(value: Any, or_zero: bool) -> bool:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return known and (value > 0 or (or_zero and value == 0))
 
 
 def read_cost(file: str | Path) -> CostTable:
     """The table of a file that cost=measure has written. Raises UserError where there is none."""
     try:
-        values = json.loads(Path(file).read_text(encoding="utf-8"))["seconds"]
-        return cost_table(**values)
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+        return replace(cost_table(**found["seconds"]), pair=found["pair"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"cost.file: no measured cost in {file}. Measure it: python scripts/tune.py cost=measure"
@@ -95,7 +120,7 @@ def read_cost(file: str | Path) -> CostTable:
 def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Trace]) -> CostTable:
     """Medians over the rounds of real decodes, which contain what forwards timed alone leave out.
 
-    speculative: stop rule -> traces; plain: autoregressive ones.
+    speculative: stop rule -> traces; plain: autoregressive ones. Raises UserError for too few rounds.
     """
     rounds = {rule: [round_ for trace in traces for round_ in trace.rounds] for rule, traces in speculative.items()}
     drafting, by_rows = list[float](), dict[int, list[float]]()
@@ -106,9 +131,12 @@ def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Tr
         if round_.draft_forwards:
             drafting.append((seconds["draft"] + seconds["sample"]) / round_.draft_forwards)
     target = {rows: median(found) for rows, found in by_rows.items() if len(found) >= SAMPLES}
-    alone = median(sum(round_.seconds.values()) for trace in plain for round_ in trace.rounds)
+    alone = [sum(round_.seconds.values()) for trace in plain for round_ in trace.rounds]
+    if not (drafting and target and alone):
+        raise UserError("cost.limit: too few rounds to measure costs on. Raise cost.limit or cost.max_new_tokens")
     calls = {rule: [_per_call(round_) for round_ in found if round_.predicted] for rule, found in rounds.items()}
-    return cost_table(median(drafting), target, alone, {rule: median(found) for rule, found in calls.items() if found})
+    per_call = {rule: median(found) for rule, found in calls.items() if found}
+    return cost_table(median(drafting), target, median(alone), per_call)
 
 
 def _per_call(round_: RoundTrace) -> float:

@@ -57,13 +57,12 @@ class Lengths:
     calls: Ints
 
 
-def lengths(policy: Policy, threshold: float | Array, limit: Ints) -> Lengths:
+def lengths(policy: Policy, threshold: float, limit: Ints) -> Lengths:
     """What `Chain` draws with this rule.
 
     limit: [B, T], tokens at which nobody asks the rule any more: gamma_max, the end of the output, an end token.
-    threshold: a number, or one per anchor of shape [B, T].
     """
-    willing = (policy.reach >= policy.sign * np.asarray(threshold)[..., None]).sum(-1)
+    willing = (policy.reach >= policy.sign * threshold).sum(-1)
     return stop_at(policy, willing, np.minimum(limit, policy.most))
 
 
@@ -91,8 +90,13 @@ def policy_of(stop: StopRule, table: RolloutTable) -> Policy:
             return Policy(lowest(1 - np.sqrt(stop.kappa * table.entropy)), ahead=True, adaptive=stop)
         case AcceptanceStop():
             return acceptance(table, stop.least, stop.most, stop.order)
-        case HRADStop():
+        case HRADStop(confidence=DrawnConfidence() | PredictableConfidence()):
             return classes(table, stop.gamma, policy_of(stop.confidence, table))
+        case HRADStop():
+            raise UserError(
+                f"stop.confidence: {type(stop.confidence).__name__} below hrad cannot be replayed. Use confidence or "
+                "confidence_before"
+            )
     raise UserError(f"stop: {type(stop).__name__} cannot be replayed. {REMEDY}")
 
 
@@ -142,8 +146,6 @@ def classes(table: RolloutTable, gamma: int, confidence: Policy) -> Policy:
     """none: nothing is drawn; all: `gamma` tokens; some: what `confidence` says, `gamma` at most. One call a round."""
     if table.outcome is None:
         raise UserError("stop.checkpoint: the table holds no classes. Give the checkpoint to replay")
-    if confidence.adaptive:
-        raise UserError("stop.confidence: an adaptive rule below hrad is not replayed. Use a confidence rule")
     reach = np.where((table.outcome == ALL)[..., None], np.inf, confidence.reach)
     most = np.where(table.outcome == NONE, 0, gamma)
     return Policy(reach, most=most, ahead=confidence.ahead, first=2**31, per_round=1)

@@ -78,7 +78,7 @@ class Replayer:
 
     def __init__(self, table: RolloutTable, gamma_max: int) -> None:
         assert gamma_max <= table.gamma, "rollouts are shorter than the drafts to replay"
-        self.table = table
+        self.table, self.gamma_max = table, gamma_max
         self.limit = table.limit(gamma_max)
         batch, positions, gamma = table.tokens.shape
         self._survival = np.ones((batch, positions, gamma + 1))  # P(the first n tokens are accepted)
@@ -93,10 +93,6 @@ class Replayer:
         if policy.adaptive:
             return self._mean_walk(policy, threshold)
         return self._expected(lengths(policy, threshold, self.limit))
-
-    def at_lengths(self, drafted: Ints) -> Counts:
-        """The same for given draft lengths [B, T], which cost nothing to decide."""
-        return self._expected(Lengths(drafted, drafted, np.zeros_like(drafted)))
 
     def _expected(self, found: Lengths) -> Counts:
         visits = self._visits(found.drafted)

@@ -8,11 +8,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from predictors.base import write_json
+from decoding.tuning import span
+from predictors.base import damaged, write_json
 from predictors.errors import UserError
 
 FORMAT_VERSION = 1
-SERIAL = ("decoding.engines.serial.SerialEngine", "decoding.structures.chain.Chain")
+REPLAYED = {
+    "engine": "decoding.engines.serial.SerialEngine",
+    "structure": "decoding.structures.chain.Chain",
+    "verifier": "decoding.verifiers.token.TokenVerifier",
+}
 
 
 def write(path: Path, facts: Mapping[str, Any]) -> None:
@@ -27,11 +32,20 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if found["format_version"] == FORMAT_VERSION:
-            return found
+            return _whole(found)
         problem = f"format {found['format_version']}, this version reads {FORMAT_VERSION}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
     raise UserError(f"thresholds: {path} cannot be read ({problem}). Tune again: python scripts/tune.py")
+
+
+def _whole(found: dict[str, Any]) -> dict[str, Any]:
+    """`found`, if it holds what `apply` reads; else a KeyError or TypeError."""
+    chosen, _ = found["results"]["chosen"], [found[key] for key in ("pair", "warp", "draft_warp", "cost", "gamma")]
+    for name, choice in {"advice": chosen["advice"], **chosen}["rules"].items():
+        _ = [choice["threshold"] + choice["speedup"], span(choice["interval"])]
+        _ = [found["rules"][name][key] for key in ("setting", "stop", "checkpoint")]
+    return found
 
 
 def apply(cfg: DictConfig, found: Mapping[str, Any], run: Mapping[str, Any], given: Iterable[str]) -> list[str]:
@@ -45,23 +59,41 @@ def apply(cfg: DictConfig, found: Mapping[str, Any], run: Mapping[str, Any], giv
             return [f"thresholds: those of {cfg.thresholds} are for another {key}, left out"]
     chosen = found["results"]["chosen"]
     names = [name for name in chosen["rules"] if name in cfg.methods and name != "fixed"]  # its pass chooses its own
-    lines = [_apply_one(cfg, name, chosen["rules"][name], found["rules"][name], list(given)) for name in names]
-    return [f"thresholds: {cfg.thresholds}, whose advice is: {chosen['advice']}", *lines]
+    rules = {name: {**found["rules"][name], **chosen["rules"][name], "gamma": found["gamma"]} for name in names}
+    lines = [_apply_one(cfg, name, rule, list(given)) for name, rule in rules.items()]
+    return [f"thresholds: {cfg.thresholds}, for cost {found['cost']}, whose advice is: {chosen['advice']}", *lines]
 
 
-def _apply_one(cfg: DictConfig, name: str, choice: Mapping[str, Any], rule: Mapping[str, Any], given: list[str]) -> str:
+def _apply_one(cfg: DictConfig, name: str, rule: Mapping[str, Any], given: list[str]) -> str:
+    """rule: what was tuned, and what was found."""
     method, key = cfg.method[name], f"method.{name}.stop.{rule['setting']}"
-    engine, structure = (method.get(part, {}).get("_target_") for part in ("engine", "structure"))
-    if (engine, structure) != SERIAL or method.stop["_target_"] != rule["rule"]:
+    if not _as_tuned(method, rule):
         return f"{name}: built otherwise than it was tuned, thresholds left out"
     if any(key == other or key.startswith(f"{other}.") for other in given):
         return f"{name}: {key}={OmegaConf.select(cfg, key)}, as given"
     folder = method.stop.get("checkpoint")
-    if folder and checkpoint_hash(folder) != rule["checkpoint"]:
+    if folder and checkpoint_hash(folder, f"method.{name}.stop.checkpoint") != rule["checkpoint"]:
         return f"{name}: {folder} is not the checkpoint it was tuned with, thresholds left out"
-    OmegaConf.update(cfg, key, choice["threshold"])
-    low, high = choice["interval"]
-    return f"{name}: {key}={choice['threshold']:.3g}, tuned: {choice['speedup']:.2f}x ({low:.2f}-{high:.2f}) modelled"
+    OmegaConf.update(cfg, key, rule["threshold"])
+    speed = f"{rule['speedup']:.3f}x ({span(rule['interval'])}) modelled"
+    return f"{name}: {key}={rule['threshold']:.3g}, tuned: {speed}"
+
+
+def _as_tuned(method: DictConfig, rule: Mapping[str, Any]) -> bool:
+    """Whether a method is what was replayed: chains, verified token by token, and a rule of the same settings."""
+    parts = {part: method.get(part, {}).get("_target_") for part in REPLAYED}
+    if parts != REPLAYED or method.structure.gamma_max < rule["gamma"]:
+        return False
+    return rule_settings(method.stop, rule["setting"]) == rule["stop"]
+
+
+def rule_settings(stop: DictConfig, setting: str) -> dict[str, Any]:
+    """Of a rule's config, all but its threshold (a key, perhaps a nested one) and the folder of its checkpoint."""
+    settings = DictConfig(OmegaConf.to_container(stop, resolve=True))
+    OmegaConf.update(settings, setting, None)
+    settings.pop("checkpoint", None)
+    found: Any = OmegaConf.to_container(settings)
+    return dict(found)
 
 
 def _known(value: Any) -> Any:
@@ -73,7 +105,10 @@ def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def checkpoint_hash(folder: str | Path) -> str:
-    """Of the files that decide what a checkpoint predicts."""
-    names = ("config.json", "calibration.json", "model.safetensors")
-    return hashlib.sha256("".join(file_hash(Path(folder) / name) for name in names).encode()).hexdigest()[:16]
+def checkpoint_hash(folder: str | Path, key: str) -> str:
+    """Of the files that decide what a checkpoint predicts. Raises UserError naming `key` where one is missing."""
+    try:
+        hashes = [file_hash(Path(folder) / name) for name in ("config.json", "calibration.json", "model.safetensors")]
+    except OSError as error:
+        raise damaged(Path(folder), key, "specdecpp (or hrad)", error) from error
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]

@@ -1,5 +1,6 @@
 """Which stop rule with which threshold decodes fastest, judged by replay: sweeps, bounds, frontiers, intervals."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from decoding.cost import CostTable
 from decoding.policies import Policy
 from decoding.replay import Counts, Replayer
+from decoding.rollouts import RolloutTable
 
 Array = NDArray[np.float64]
 RESAMPLES = 1000
@@ -50,11 +52,19 @@ def best(candidates: Iterable[Candidate], cost: CostTable) -> Candidate:
 
 
 def interval(above: Array, below: Array, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval over responses of sum(above) / sum(below), both [B]."""
+    """95 % bootstrap interval over responses of sum(above) / sum(below), both [B]. NaN for a single one."""
     batch = len(above)
+    if batch < 2:
+        return math.nan, math.nan
     drawn = np.random.default_rng(seed).multinomial(batch, np.full(batch, 1 / batch), size=RESAMPLES)
     low, high = np.quantile((drawn @ above) / (drawn @ below), (0.025, 0.975))
     return float(low), float(high)
+
+
+def span(ends: Sequence[float | None]) -> str:
+    """An interval as text; "-" where it is not known (NaN, or None as JSON has it)."""
+    known = [end for end in ends if end is not None and not math.isnan(end)]
+    return "-".join(f"{end:.3f}" for end in known) or "-"
 
 
 # Bounds --------------------------------------------------------------------------------------------------------------
@@ -70,6 +80,13 @@ def oracle_calls(differs: Sequence[bool]) -> tuple[int, int]:
     """
     target = sum(differs) + (not differs[-1])
     return len(differs) - target, target
+
+
+def oracle_totals(table: RolloutTable) -> tuple[int, int]:
+    """`oracle_calls`, summed over the responses of a greedy target."""
+    rows = [table.accept[row, :length, 0] == 0 for row, length in enumerate(table.length)]
+    draft, target = zip(*(oracle_calls(differs.tolist()) for differs in rows), strict=True)
+    return sum(draft), sum(target)
 
 
 def hindsight(replayer: Replayer, cost: CostTable) -> Array:
@@ -123,11 +140,13 @@ def dominates(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
 class Choice:
     """The best threshold of a rule under one cost table, judged on prompts it was not chosen on.
 
-    speedup: modelled, with its 95 % interval over prompts; regret: seconds over those of `hindsight`, minus 1
+    expected: modelled speed-up on the prompts it was chosen on, where the best of many looks too good; speedup: on
+    those it is judged on, with its 95 % interval over prompts; regret: seconds over those of `hindsight` there, minus 1
     """
 
     rule: str
     threshold: float
+    expected: float
     speedup: float
     interval: tuple[float, float]
     regret: float
@@ -138,22 +157,23 @@ class Choice:
 def choose(
     chosen_on: Sequence[Candidate], judged_on: Sequence[Candidate], cost: CostTable, least: Array
 ) -> list[Choice]:
-    """One choice per rule, fastest first. Both lists hold the same candidates in the same order, counted on different
-    prompts; least: `hindsight` of the second."""
+    """One choice per rule, the one to advise first: fastest on the prompts of `chosen_on`. Both lists hold the same
+    candidates, counted on different prompts; least: `hindsight` of the second."""
     rules = dict.fromkeys(candidate.rule for candidate in chosen_on)
     found = []
     for rule in rules:
         pick = best((candidate for candidate in chosen_on if candidate.rule == rule), cost)
         judged = next(c for c in judged_on if (c.rule, c.threshold) == (rule, pick.threshold))
-        found.append(_judge(judged, cost, least))
-    return sorted(found, key=lambda choice: -choice.speedup)
+        found.append(_judge(judged, speedup(pick, cost), cost, least))
+    return sorted(found, key=lambda choice: -choice.expected)
 
 
-def _judge(candidate: Candidate, cost: CostTable, least: Array) -> Choice:
+def _judge(candidate: Candidate, expected: float, cost: CostTable, least: Array) -> Choice:
     plain, spent = cost.plain(candidate.counts), cost.price(candidate.counts, candidate.rule)
     return Choice(
         candidate.rule,
         candidate.threshold,
+        expected,
         speedup(candidate, cost),
         interval(plain, spent),
         float(spent.sum() / least.sum() - 1),

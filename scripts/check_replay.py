@@ -10,6 +10,7 @@ other shapes round differently, so two tokens, or a rule's value and its thresho
 other may change places. Exits with 1 where a difference has another reason.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -23,6 +24,7 @@ from tqdm import tqdm
 
 from data_gen.rollout_table import read_table
 from data_gen.shards import read_manifest, read_responses
+from data_gen.tuning_data import check_out, refuse_foreign_checkpoint, refuse_other_pair
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule
 from decoding.lm import LM
@@ -35,11 +37,12 @@ from decoding.sampling import Sampler, Warp
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
-from predictors.base import refuse_mismatch, write_json
+from predictors.base import write_json
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count
 
-LOGITS, VALUES = 1e-3, 5e-3  # gaps that rounding may close: of two logits; of a rule's value (bfloat16 features)
+# Gaps that rounding may close: of two logits; of a rule's value; of one predicted from harvested features (bfloat16).
+LOGITS, VALUES, PREDICTIONS = 1e-3, 1e-4, 5e-3
 
 
 @hydra_script("check_replay")
@@ -48,10 +51,12 @@ def main(cfg: DictConfig) -> None:
     manifest = read_manifest(cfg.data)
     if manifest["warp"]["temperature"] or manifest["draft_warp"]["temperature"]:
         raise UserError(f"data: {cfg.data} is not greedy, so that a decode is another draw. Give a greedy harvest")
+    check_out(Path(cfg.out))
+    limit = None if cfg.limit is None else checked_count("limit", cfg.limit)
+    stops = stop_rules(cfg, manifest)
     pair = load_pair(cfg.pair)
-    refuse_mismatch(manifest, {"pair": pair_identity(pair)}, f"data: {cfg.data}")
-    responses = read_responses(cfg.data, cfg.split)[: cfg.limit and checked_count("limit", cfg.limit)]
-    stops = {(name, level): stop_rule(cfg, name, level) for name in cfg.rules for level in cfg.settings[name]}
+    refuse_other_pair(pair_identity(pair), manifest, f"pair: {cfg.pair.name}")
+    responses = read_responses(cfg.data, cfg.split)[:limit]
     table = read_table(cfg.data, cfg.split, stops.values(), cfg.pair)
     found: dict[str, list[dict[str, Any]]] = {}
     with tqdm(total=len(stops) * len(responses), desc="decode", unit="prompt") as bar:
@@ -64,12 +69,24 @@ def main(cfg: DictConfig) -> None:
                 rows.append(compare(counts, index, trace) | {"prompt": response["prompt_id"]})
                 if not rows[-1]["equal"]:
                     prompt = torch.tensor(response["prompt_tokens"])
-                    rows[-1]["reason"] = reason(pair, table, policy, steps, index, prompt, trace)
+                    rounding = PREDICTIONS if stop.reads_hidden else VALUES
+                    rows[-1]["reason"] = reason(pair, table, policy, steps, index, prompt, trace, rounding)
                 bar.update()
-    Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
     write_json(Path(cfg.out), found)
     print(f"\n{report(found)}\n\nsaved {cfg.out}")
     sys.exit(any(not row["equal"] and not row["reason"]["near_tie"] for rows in found.values() for row in rows))
+
+
+def stop_rules(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[tuple[str, float], StopRule]:
+    """Every rule at every setting. Raises UserError where none is left or a checkpoint is not for the harvest."""
+    levels = {name: cfg.settings[name] for name in cfg.rules if cfg.settings.get(name)}
+    if not levels:
+        raise UserError("settings: no rule has a threshold to be checked at. Give some, e.g. settings.fixed=[1,4]")
+    for name in levels:
+        if "checkpoint" in cfg.rules[name]:
+            folder = Path(cfg.rules[name].checkpoint)
+            refuse_foreign_checkpoint(folder, manifest, f"rules.{name}.checkpoint", manifest["gamma"])
+    return {(name, level): stop_rule(cfg, name, level) for name, found in levels.items() for level in found}
 
 
 def stop_rule(cfg: DictConfig, name: str, level: float) -> StopRule:
@@ -117,16 +134,18 @@ def reason(
     index: int,
     prompt: torch.Tensor,
     trace: Trace,
+    rounding: float,
 ) -> dict[str, Any]:
     """The first round that differs, and how close the decision was: between two tokens of the draft, between the rule's
-    value and its threshold, or between two tokens of the target."""
+    value and its threshold (`rounding` apart is a near tie), or between two tokens of the target. Counts that differ
+    though no round does have no excuse."""
     starts = [0, *accumulate(len(round_.tokens) for round_ in trace.rounds)]
     rounds = [(start, len(r.draft_tokens), r.accepted) for start, r in zip(starts, trace.rounds, strict=False)]
     replayed = [step.of(index) for step in steps if step.live[index]]
-    number = next(
-        (i for i, (ours, theirs) in enumerate(zip(replayed, rounds, strict=False)) if ours != theirs),
-        min(len(replayed), len(rounds)) - 1,
-    )
+    differing = (i for i, (ours, theirs) in enumerate(zip(replayed, rounds, strict=False)) if ours != theirs)
+    number = next(differing, None)
+    if number is None:
+        return tie(min(len(replayed), len(rounds)), "rounds that agree", math.nan, 0.0)
     (start, drafted, accepted), round_ = replayed[number], trace.rounds[number]
     text = torch.cat([prompt, torch.tensor(trace.tokens[:start], dtype=torch.long)])
     recorded = table.tokens[index, start].tolist()
@@ -137,15 +156,15 @@ def reason(
     if len(round_.draft_tokens) != drafted:
         depth = min(len(round_.draft_tokens), drafted)
         reach = policy.reach[min(index, len(policy.reach) - 1), min(start, policy.reach.shape[1] - 1), depth]
-        return tie(
-            number, "value and threshold", abs(float(reach) - policy.sign * steps[number].threshold[index]), VALUES
-        )
+        gap = abs(float(reach) - policy.sign * steps[number].threshold[index])
+        return tie(number, "value and threshold", gap, rounding)
     position = min(round_.accepted, accepted)
     before = torch.cat([text, torch.tensor(round_.tokens[:position], dtype=torch.long)])
     return tie(number, "target's tokens", logit_gap(pair.target, before), LOGITS)
 
 
 def tie(number: int, between: str, gap: float, rounding: float) -> dict[str, Any]:
+    """gap: NaN where there is nothing to compare."""
     return {"round": number, "between": between, "gap": float(gap), "near_tie": bool(gap < rounding)}
 
 

@@ -16,12 +16,20 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from data_gen.shards import read_manifest
+from data_gen.tuning_data import (
+    candidates_of,
+    check_out,
+    check_sizes,
+    check_splits,
+    given_cost,
+    refuse_foreign_checkpoint,
+    replayer,
+)
 from decoding.cost import CostTable
-from decoding.tuning import Choice, choose, hindsight
-from predictors.base import read_config
+from decoding.tuning import Choice, choose, hindsight, span
+from predictors.base import damaged, read_config
 from predictors.cli import hydra_script
 from predictors.errors import UserError
-from scripts.tune import candidates_of, check_sizes, refuse_foreign_checkpoint, replayer
 
 SCORES = ("kl", "brier", "ece", "auroc")
 KEY = "folder"
@@ -32,11 +40,14 @@ def main(cfg: DictConfig) -> None:
     """Checkpoints and a harvest in, a table out."""
     manifest = read_manifest(cfg.data)
     check_sizes(cfg, manifest)
-    cost: CostTable = instantiate(cfg.cost)
-    rows = []
-    for folder in tqdm(checkpoints(Path(cfg.folder)), desc="replay", unit="checkpoint"):
-        refuse_foreign_checkpoint(folder, manifest, KEY)
-        rows.append(facts(folder) | judged(tune_one(cfg, manifest, folder, cost)))
+    check_splits(cfg)
+    cost, folders = given_cost(cfg.cost, manifest), checkpoints(Path(cfg.folder))
+    check_out(Path(cfg.out))
+    for folder in folders:
+        refuse_foreign_checkpoint(folder, manifest, KEY, cfg.gamma_max or manifest["gamma"])
+    known = [facts(folder) for folder in folders]
+    bar = tqdm(folders, desc="replay", unit="checkpoint")
+    rows = [row | judged(tune_one(cfg, manifest, folder, cost)) for row, folder in zip(known, bar, strict=True)]
     text = markdown(rows)
     Path(cfg.out).write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}\n\nsaved {cfg.out}")
@@ -51,11 +62,16 @@ def checkpoints(parent: Path) -> list[Path]:
 
 def facts(folder: Path) -> dict[str, Any]:
     """Settings and scores on the test split."""
-    config, metrics = read_config(folder, KEY), json.loads((folder / "metrics.json").read_text())
-    scores = metrics["test"][config["predictor"]]
+    config = read_config(folder, KEY)
+    try:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        scores, seconds = metrics["test"][config["predictor"]], f"{metrics['seconds']:.0f}"
+        shown = {name: "-" if scores[name] is None else f"{scores[name]:.4f}" for name in SCORES}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(folder, KEY, config["predictor"], error) from error
     layers = " ".join(map(str, config["features"]["layers"]))
     settings = {"checkpoint": folder.name, "predictor": config["predictor"], "layers": layers, **config["settings"]}
-    return settings | {score: f"{scores[score]:.4f}" for score in SCORES} | {"seconds": f"{metrics['seconds']:.0f}"}
+    return settings | shown | {"seconds": seconds}
 
 
 def tune_one(cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: CostTable) -> Choice:
@@ -69,10 +85,9 @@ def tune_one(cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: Cost
 
 
 def judged(choice: Choice) -> dict[str, str]:
-    low, high = choice.interval
     return {
         "threshold": f"{choice.threshold:.2f}",
-        "speed-up, modelled": f"{choice.speedup:.3f} ({low:.3f}-{high:.3f})",
+        "speed-up, modelled": f"{choice.speedup:.3f} ({span(choice.interval)})",
         "regret": f"{choice.regret:.1%}",
         "discard": f"{choice.discard_rate:.3f}",
         "verification": f"{choice.verification_rate:.3f}",

@@ -4,10 +4,10 @@
     python scripts/tune.py cost=measured
     python scripts/tune.py cost=a100 methods=[fixed,confidence]
 
-Needs a harvest with a round at every position (python scripts/gen_data.py anchors.stride=1) and, for specdecpp and
-hrad, their checkpoints (python train.py). cost=measure decodes a few prompts to learn what forwards cost here; with
-any other `cost` no model runs. Thresholds are chosen on one split and judged on another. Writes `out`, which
-evaluate.py reads.
+Needs a harvest with a round at every position (python scripts/gen_data.py anchors.stride=1 out=data/rounds) and, for
+specdecpp and hrad, their checkpoints (python train.py). cost=measure decodes a few prompts to learn what forwards cost
+here; with any other `cost` no model runs. Thresholds are chosen on one split and judged on another. Writes `out`:
+evaluate.py takes the thresholds of measured costs by itself, those of other costs where `thresholds` names the file.
 """
 
 import shlex
@@ -17,15 +17,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
-from data_gen.rollout_table import read_table
 from data_gen.shards import read_manifest
+from data_gen.tuning_data import (
+    candidates_of,
+    check_out,
+    check_sizes,
+    check_splits,
+    given_cost,
+    refuse_foreign_checkpoint,
+    refuse_other_pair,
+    replayer,
+)
 from decoding import thresholds
 from decoding.benchmark import Engine, request_seed
 from decoding.cost import CostTable, observed_cost, regress_traces
@@ -33,34 +42,52 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule
 from decoding.models import load_pair, pair_identity
-from decoding.policies import policy_of, threshold_of
+from decoding.policies import threshold_of
 from decoding.replay import Replayer
 from decoding.sampling import Sampler
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
-from decoding.tuning import Candidate, Choice, choose, dominated_share, frontier, hindsight, sweep
+from decoding.tuning import Candidate, Choice, choose, dominated_share, frontier, hindsight, oracle_totals, span
 from decoding.verifiers.token import TokenVerifier
-from predictors.base import read_config, refuse_mismatch, write_json
+from predictors.base import write_json
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count, is_count
 
 PLAIN = "autoregressive"
+MEASURED = ("measure", "measured")  # costs of this machine
+NO_ADVICE = "do not speculate"
 
 
 @hydra_script("tune")
 def main(cfg: DictConfig) -> None:
     """Harvest and costs in, thresholds out."""
-    manifest = read_manifest(cfg.data)
+    manifest, out = read_manifest(cfg.data), out_file(cfg)
     check(cfg, manifest)
+    check_out(out)
+    given = {"chosen": cfg.cost, **cfg.what_if}
+    tables = {name: given_cost(node, manifest) for name, node in given.items() if "_target_" in node}
     stops: dict[str, StopRule] = {name: instantiate(cfg.rules[name]) for name in cfg.methods}
-    costs = {"chosen": cost(cfg, manifest, stops), **{name: instantiate(node) for name, node in cfg.what_if.items()}}
     chosen_on, judged_on = (replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge))
     first, second = (candidates_of(cfg, stops, found) for found in (chosen_on, judged_on))
-    results = {name: tune(first, second, judged_on, table) for name, table in costs.items()}
+    if "chosen" not in tables:
+        tables = {"chosen": measured_cost(cfg, manifest, stops), **tables}
+    results = {name: tune(first, second, judged_on, table) for name, table in tables.items()}
     facts = {**about(cfg, manifest, stops), "results": results, "frontier": frontiers(second)}
-    thresholds.write(Path(cfg.out), facts)
-    print(f"\n{report(cfg, results, facts['frontier'])}\n\nsaved {cfg.out}")
+    facts["oracle_calls"] = oracle_totals(judged_on.table) if judged_on.table.greedy else None
+    thresholds.write(out, facts)
+    print(f"\n{report(cfg, facts)}\n\nsaved {out}")
+
+
+def cost_name() -> str:
+    """The choice of `cost`."""
+    return str(HydraConfig.get().runtime.choices["cost"])
+
+
+def out_file(cfg: DictConfig) -> Path:
+    """What a run with the costs of another machine finds is kept apart."""
+    suffix = "" if cost_name() in MEASURED else f"-{cost_name()}"
+    return Path(cfg.out or f"runs/{cfg.pair.name}-thresholds-T{cfg.warp.temperature}{suffix}.json")
 
 
 def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
@@ -71,46 +98,28 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
             f"methods: {list(cfg.methods)} must name some of {', '.join(cfg.rules)}, or define rules.<name>"
         )
     check_sizes(cfg, manifest)
+    check_splits(cfg)
+    if "_target_" not in cfg.cost:
+        check_measuring(cfg.cost)
     for key in ("warp", "draft_warp"):
         if instantiate(cfg[key]).to_dict() != manifest[key]:
             raise UserError(f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another data=")
     for name in cfg.methods:
         if "checkpoint" in cfg.rules[name]:
-            refuse_foreign_checkpoint(Path(cfg.rules[name].checkpoint), manifest, f"rules.{name}.checkpoint")
+            folder, gamma_max = Path(cfg.rules[name].checkpoint), cfg.gamma_max or manifest["gamma"]
+            refuse_foreign_checkpoint(folder, manifest, f"rules.{name}.checkpoint", gamma_max)
 
 
-def check_sizes(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
-    """The harvest must hold what is to be replayed."""
-    for key in ("points", *(key for key in ("gamma_max", "max_new_tokens") if cfg[key] is not None)):
-        checked_count(key, cfg[key])
-    for key in ("gamma_max", "max_new_tokens"):
-        harvested = manifest["gamma" if key == "gamma_max" else key]
-        if cfg[key] is not None and cfg[key] > harvested:
-            raise UserError(f"{key}: {cfg[key]} is more than the {harvested} harvested in {cfg.data}. Lower it")
+def check_measuring(cost: DictConfig) -> None:
+    """What cost=measure is told."""
+    if not (OmegaConf.is_list(cost.gammas) and cost.gammas and all(map(is_count, cost.gammas))):
+        raise UserError(f"cost.gammas: {cost.gammas} must be draft lengths from 1 on, e.g. cost.gammas=[1,4,16]")
+    for key in ("max_new_tokens", *(["limit"] if cost.limit is not None else [])):
+        checked_count(f"cost.{key}", cost[key])
+    check_out(Path(cost.file))
 
 
-def refuse_foreign_checkpoint(folder: Path, manifest: Mapping[str, Any], key: str) -> None:
-    """Raise UserError where it was trained for another pair or other laws than the harvest's."""
-    trained = {name: manifest[name] for name in ("pair", "warp", "draft_warp")}
-    refuse_mismatch(read_config(folder, key), trained, f"{key}: {folder}")
-
-
-# Replaying -----------------------------------------------------------------------------------------------------------
-
-
-def replayer(cfg: DictConfig, manifest: Mapping[str, Any], split: str, stops: Mapping[str, StopRule]) -> Replayer:
-    table = read_table(cfg.data, split, stops.values(), cfg.pair)
-    if cfg.max_new_tokens is not None:
-        table = table.shortened(cfg.max_new_tokens)
-    return Replayer(table, cfg.gamma_max or manifest["gamma"])
-
-
-def candidates_of(cfg: DictConfig, stops: Mapping[str, StopRule], replayer: Replayer) -> list[Candidate]:
-    policies = {name: policy_of(stop, replayer.table) for name, stop in stops.items()}
-    levels = np.linspace(0, 1, cfg.points + 1).tolist()
-    lengths = list(range(1, int(replayer.limit.max()) + 1))
-    grid = {name: lengths if isinstance(stop, Fixed) else levels for name, stop in stops.items()}
-    return sweep(replayer, policies, grid)
+# Judging --------------------------------------------------------------------------------------------------------------
 
 
 def tune(
@@ -119,11 +128,11 @@ def tune(
     """What is known about one cost table."""
     least = hindsight(replayer, table)
     choices = choose(chosen_on, judged_on, table, least)
-    plain = float(table.plain(judged_on[0].counts).sum())
+    plain, advised = float(table.plain(judged_on[0].counts).sum()), choices[0]
     return {
         "cost": table.to_dict(),
         "oracle_speedup": plain / float(least.sum()),
-        "advice": choices[0].rule if choices[0].speedup > 1 else "do not speculate",
+        "advice": advised.rule if advised.expected > 1 else NO_ADVICE,
         "rules": {choice.rule: asdict(choice) for choice in choices},
     }
 
@@ -145,16 +154,12 @@ def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
 # Costs ---------------------------------------------------------------------------------------------------------------
 
 
-def cost(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]) -> CostTable:
-    """The table of `cfg.cost`; where it says how to measure, from real decodes."""
-    if "_target_" in cfg.cost:
-        given: CostTable = instantiate(cfg.cost)
-        return given
+def measured_cost(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]) -> CostTable:
+    """From real decodes, saved for cost=measured."""
     traces, identity = decode_some(cfg, manifest, stops)
     plain = traces.pop(PLAIN)
     table = observed_cost(traces, plain)
     fit = regress_traces([trace for found in (plain, *traces.values()) for trace in found])
-    Path(cfg.cost.file).parent.mkdir(parents=True, exist_ok=True)
     seconds, command = table.to_dict(), shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
     facts = {"seconds": seconds, "regression": asdict(fit), "pair": identity, "command": command}
     write_json(Path(cfg.cost.file), facts)
@@ -166,11 +171,9 @@ def decode_some(
     cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]
 ) -> tuple[dict[str, list[Trace]], dict[str, Any]]:
     """Traces of plain decoding, of fixed draft lengths and of every rule, request by request in turn; the pair."""
-    if not (OmegaConf.is_list(cfg.cost.gammas) and cfg.cost.gammas and all(map(is_count, cfg.cost.gammas))):
-        raise UserError(f"cost.gammas: {cfg.cost.gammas} must be draft lengths from 1 on, e.g. cost.gammas=[1,4,16]")
     pair = load_pair(cfg.pair)
     identity = pair_identity(pair)
-    refuse_mismatch(manifest, {"pair": identity}, f"data: {cfg.data}")
+    refuse_other_pair(identity, manifest, f"pair: {cfg.pair.name}")
     warp, draft_warp, eos = instantiate(cfg.warp), instantiate(cfg.draft_warp), frozenset(pair.eos_ids)
     rules: dict[str, StopRule] = {f"fixed {gamma}": Fixed(gamma) for gamma in cfg.cost.gammas}
     rules |= {name: stop for name, stop in stops.items() if not isinstance(stop, Fixed)}
@@ -179,7 +182,7 @@ def decode_some(
     engines: dict[str, Engine] = {PLAIN: AutoregressiveEngine(pair, warp, eos)}
     for name, stop in rules.items():
         engines[name] = SerialEngine(pair, chain, stop, verifier, warp, draft_warp, eos)
-    tokens, shares = checked_count("cost.max_new_tokens", cfg.cost.max_new_tokens), cfg.splits
+    tokens, shares = cfg.cost.max_new_tokens, cfg.splits
     requests = requests_of_split(
         load_prompts(cfg.dataset), pair, tokens, "calibration", shares.calibration, shares.test, cfg.cost.limit
     )
@@ -198,17 +201,18 @@ def about(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, Stop
     """What the thresholds belong to."""
     rules = {}
     for name, stop in stops.items():
-        folder = cfg.rules[name].get("checkpoint")
+        folder, setting = cfg.rules[name].get("checkpoint"), threshold_of(stop)[0]
         rules[name] = {
-            "rule": cfg.rules[name]["_target_"],
-            "setting": threshold_of(stop)[0],
-            "checkpoint": thresholds.checkpoint_hash(folder) if folder else None,
+            "setting": setting,
+            "stop": thresholds.rule_settings(cfg.rules[name], setting),
+            "checkpoint": thresholds.checkpoint_hash(folder, f"rules.{name}.checkpoint") if folder else None,
         }
     return {
         **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
         "gamma": cfg.gamma_max or manifest["gamma"],
         "max_new_tokens": cfg.max_new_tokens or manifest["max_new_tokens"],
         "data": {"folder": str(cfg.data), "sha256": thresholds.file_hash(Path(cfg.data) / "manifest.json")},
+        "cost": cost_name(),
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,
         "rules": rules,
@@ -216,27 +220,37 @@ def about(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, Stop
     }
 
 
-def report(cfg: DictConfig, results: Mapping[str, Any], edges: Mapping[str, Any]) -> str:
+def report(cfg: DictConfig, facts: Mapping[str, Any]) -> str:
     """One table per cost table, and what the frontiers say."""
     parts = []
-    for name, found in results.items():
+    for name, found in facts["results"].items():
         lines = [
-            f"## cost {name}: {found['advice']}; oracle {found['oracle_speedup']:.2f}x",
+            f"## cost {name}{' (' + facts['cost'] + ')' if name == 'chosen' else ''}{heading(found)}",
             "| rule | threshold | speed-up, modelled | 95 % interval | regret to the oracle | discard | verification |",
             "|---|---|---|---|---|---|---|",
         ]
         parts.append("\n".join([*lines, *(row(Choice(**choice)) for choice in found["rules"].values())]))
-    for rule, edge in edges.items():
+    for rule, edge in facts["frontier"].items():
         if edge["fixed_dominated"] is not None:
             parts.append(f"{rule}: its frontier dominates {edge['fixed_dominated']:.0%} of that of fixed lengths")
-    parts.append(f"thresholds chosen on {cfg.choose}, judged on {cfg.judge}; prefill is left out")
+    if facts["oracle_calls"]:
+        draft, target = facts["oracle_calls"]
+        parts.append(f"oracle of SpecDec++, drafts of any length: {draft} draft and {target} target calls")
+    parts.append(f"thresholds and advice chosen on {cfg.choose}, figures of {cfg.judge}; prefill is left out")
     return "\n\n".join(parts)
 
 
+def heading(found: Mapping[str, Any]) -> str:
+    """The advice and how it does on the prompts it is judged on."""
+    advised = found["rules"].get(found["advice"])
+    speed = f" {advised['speedup']:.2f}x" if advised else ""
+    free = "" if found["cost"]["calls"] else "; predictions cost nothing here"
+    return f": {found['advice']}{speed}; oracle {found['oracle_speedup']:.2f}x{free}"
+
+
 def row(choice: Choice) -> str:
-    low, high = choice.interval
     rates = f"{choice.discard_rate:.3f} | {choice.verification_rate:.3f}"
-    speed = f"{choice.speedup:.3f} | {low:.3f}-{high:.3f}"
+    speed = f"{choice.speedup:.3f} | {span(choice.interval)}"
     return f"| {choice.rule} | {choice.threshold:.3g} | {speed} | {choice.regret:.1%} | {rates} |"
 
 

@@ -55,7 +55,7 @@ def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(harvest)
     for path in (harvest / "runs").glob("*"):
         path.unlink()
-    return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS]
+    return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS, f"out={FILE}"]
 
 
 def run(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -86,7 +86,13 @@ def test_tune_then_evaluate(
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c10")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
-    assert "## cost chosen" in printed and "its frontier dominates" in printed and f"saved {FILE}" in printed
+    assert "oracle of SpecDec++, drafts of any length: " in printed and sum(found["oracle_calls"]) > 0
+    assert (
+        "## cost chosen (c10)" in printed
+        and "predictions cost nothing here" in printed
+        and "its frontier dominates" in printed
+        and f"saved {FILE}" in printed
+    )
     assert set(found["results"]) == {"chosen", "a100", "c4", "c5", "c10", "c15"}
     assert found["results"]["chosen"] == found["results"]["c10"]
     chosen = found["results"]["chosen"]["rules"]
@@ -100,7 +106,7 @@ def test_tune_then_evaluate(
 
     method = evaluated(tiny_pair_dir, monkeypatch)["method"]
     printed = capsys.readouterr().out
-    assert f"thresholds: {FILE}, whose advice is: " in printed
+    assert f"thresholds: {FILE}, for cost c10, whose advice is: " in printed
     assert method["confidence"]["stop"]["eps"] == chosen["confidence"]["threshold"]
     assert method["adaedl"]["stop"]["threshold"] == chosen["adaedl"]["threshold"]
     assert method["specdecpp"]["stop"]["threshold"] == chosen["specdecpp"]["threshold"]
@@ -148,8 +154,20 @@ def test_costs_are_measured_saved_and_read_again(
     saved = json.loads(Path("runs/smollm2-cost-T0.0.json").read_text())
     assert saved["regression"]["rows"] == 3 * (1 + 2 + 5) and saved["pair"]["target"]
     assert set(saved["seconds"]["calls"]) == set(METHODS) - {"fixed"}
-    run(tune, monkeypatch, *arguments, "cost=measured")
+    run(tune, monkeypatch, *arguments[:-1], "cost=measured")
     assert json.loads(Path(FILE).read_text())["results"]["chosen"] == first["results"]["chosen"]
+    saved["pair"]["draft"] = "another"
+    Path("runs/smollm2-cost-T0.0.json").write_text(json.dumps(saved))
+    message = refused(tune, monkeypatch, capsys, *arguments, "cost=measured")
+    assert "cost.file: runs/smollm2-cost-T0.0.json belongs to another draft" in message
+
+
+def test_thresholds_for_another_machine_get_their_own_file(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tune, monkeypatch, *arguments[:-1], "cost=a100", "methods=[fixed]")
+    assert json.loads(Path(FILE.replace(".json", "-a100.json")).read_text())["cost"] == "a100"
+    assert not Path(FILE).exists()
 
 
 def test_collect_shows_what_checkpoints_differ_in(
@@ -165,6 +183,14 @@ def test_collect_shows_what_checkpoints_differ_in(
     assert len(lines) == 4 and lines[0].startswith("| checkpoint | predictor | layers |") and "w_rej" in lines[0]
     assert lines[2].startswith("| 0 | specdecpp | -1 |") and "0.2500" in lines[2] and "tie_blocks" in lines[0]
     assert "saved sweep/table.md" in capsys.readouterr().out
+    metrics = Path("sweep/0/metrics.json")
+    metrics.write_text(json.dumps({"test": {"specdecpp": scores | {"auroc": None}}, "seconds": 3.0}))
+    run(collect, monkeypatch, "folder=sweep", "data=data/greedy", "cost=c10", "points=5", "out=runs/new/table.md")
+    assert "| 0.2500 | - | 3 |" in Path("runs/new/table.md").read_text()
+    shutil.rmtree("runs/new")
+    metrics.write_text("{}")
+    message = refused(collect, monkeypatch, capsys, "folder=sweep", "data=data/greedy", "cost=c10")
+    assert "folder: sweep/0 is incomplete or damaged" in message
     assert "folder: no checkpoints" in refused(
         collect, monkeypatch, capsys, "folder=runs", "data=data/greedy", "cost=c10"
     )
@@ -174,7 +200,7 @@ def test_where_drafting_costs_too_much_the_advice_is_not_to(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
-    assert "## cost chosen: do not speculate; oracle 1.00x" in capsys.readouterr().out
+    assert "## cost chosen (c4): do not speculate; oracle 1.00x" in capsys.readouterr().out
 
 
 def test_check_replay(
@@ -195,6 +221,7 @@ def test_check_replay(
     [
         ({"accepted": 0, "tokens": 31}, "draft's tokens"),
         ({"confidence": 0.0}, "value and threshold"),
+        ({"confidence": 0.199}, "value and threshold"),
         ({"accepted": 0}, "target's tokens"),
     ],
 )
@@ -221,17 +248,69 @@ def test_check_replay_says_what_differs(
     assert f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
 
 
+def test_check_replay_has_no_excuse_where_the_rounds_agree(
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = check_replay.counted
+    monkeypatch.setattr(check_replay, "counted", lambda trace: original(trace) | {"forwards": -1.0})
+    only = [*(f"settings.{name}=[]" for name in ("confidence", "adaedl", "specdecpp", "hrad")), "settings.fixed=[2]"]
+    with pytest.raises(SystemExit) as exit_code:
+        run(check_replay, monkeypatch, *base(tiny_pair_dir)[:3], *only, "limit=1", "out=runs/check.json")
+    assert exit_code.value.code and "between rounds that agree: NO NEAR TIE" in capsys.readouterr().out
+
+
+def test_check_replay_refuses_what_it_cannot_check(
+    arguments: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = [f"rules.{name}.checkpoint=checkpoints/{name}" for name in ("specdecpp", "hrad")]
+    assert "limit: 0 is no whole number" in refused(check_replay, monkeypatch, capsys, *heads, "limit=0")
+    empty = [f"settings.{name}=[]" for name in ("fixed", "confidence", "adaedl", "specdecpp", "hrad")]
+    assert "settings: no rule has a threshold" in refused(check_replay, monkeypatch, capsys, *empty)
+    assert "out: data is a folder" in refused(check_replay, monkeypatch, capsys, *heads, "out=data")
+
+
+def test_a_checkpoint_for_other_features_is_refused(
+    arguments: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("checkpoints", "others", dirs_exist_ok=True)
+    config = json.loads(Path("others/hrad/config.json").read_text())
+    config["features"]["layers"] = [-3]
+    Path("others/hrad/config.json").write_text(json.dumps(config))
+    given = ["rules.specdecpp.checkpoint=others/specdecpp", "rules.hrad.checkpoint=others/hrad"]
+    for program, others in ((tune, [*arguments, "cost=c4"]), (check_replay, [])):
+        message = refused(program, monkeypatch, capsys, *others, *given)
+        assert "rules.hrad.checkpoint: others/hrad was trained with features.layers=[-3]" in message
+
+
+def test_two_rules_of_one_kind_with_different_checkpoints_are_refused(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("checkpoints/specdecpp", "other", dirs_exist_ok=True)
+    second = ["+stop@rules.second=acceptance", "methods=[specdecpp,second]", "cost=c4"]
+    run(tune, monkeypatch, *arguments, *second)
+    calibration = json.loads(Path("other/calibration.json").read_text())
+    Path("other/calibration.json").write_text(json.dumps(calibration | {"offset": [0.0, 1.0]}))
+    message = refused(tune, monkeypatch, capsys, *arguments, *second, "rules.second.checkpoint=other")
+    assert "rules: two AcceptanceStop differ in checkpoint" in message
+
+
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
         ("methods=[fastest]", "methods: ['fastest']"),
         ("points=0", "points: 0"),
+        ("rules.hrad.confidence.eps=2", "stop.eps: 2"),
         ("gamma_max=9", "gamma_max: 9 is more than the 5 harvested"),
         ("max_new_tokens=99", "max_new_tokens: 99"),
         ("warp.temperature=1", "warp: data/greedy was harvested with"),
         ("data=nowhere", "data: nowhere"),
         ("cost=measured", "cost.file: no measured cost"),
-        ("choose=dev", "split: 'dev'"),
+        ("cost.gammas=[]", "cost.gammas: []"),
+        ("choose=dev", "choose: 'dev'"),
+        ("choose=all", "choose: 'all'"),
+        ("judge=calibration", "judge: calibration is what thresholds are chosen on"),
+        ("out=data", "out: data is a folder"),
+        ("gamma_max=2", "rules.hrad.checkpoint: checkpoints/hrad drafts gamma=3 tokens, rounds of 2"),
         ("rules.hrad.checkpoint=nowhere", "rules.hrad.checkpoint: no checkpoint"),
     ],
 )

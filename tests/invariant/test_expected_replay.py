@@ -11,7 +11,7 @@ import torch
 
 from decoding.engines.serial import SerialEngine
 from decoding.lm import Pair
-from decoding.policies import lengths, policy_of, threshold_of
+from decoding.policies import policy_of, threshold_of
 from decoding.replay import Replayer
 from decoding.rollouts import RolloutTable
 from decoding.sampling import Sampler, Warp
@@ -94,12 +94,3 @@ def test_rounds_and_accepted_tokens_add_up_to_the_response(table: RolloutTable) 
         counts = Replayer(table, GAMMA).replay(policy_of(Fixed(gamma), table), gamma)
         beyond = counts.accepted + counts.rounds - counts.tokens
         assert (beyond > -1e-9).all() and (beyond < gamma + 1e-9).all()
-
-
-def test_one_threshold_for_each_anchor(table: RolloutTable, folder: Path) -> None:
-    policy = policy_of(stop_rule("confidence_before", folder, {}), table)
-    limit = table.limit(GAMMA)
-    levels = np.random.default_rng(0).choice([0.3, 0.7], limit.shape)
-    both = {level: lengths(policy, level, limit).drafted for level in (0.3, 0.7)}
-    found = lengths(policy, levels, limit).drafted
-    assert np.array_equal(found, np.where(levels == 0.3, both[0.3], both[0.7]))

@@ -29,6 +29,11 @@ def test_no_import_points_back(path: Path) -> None:
     assert not [name for name in imports(path) if name.split(".")[0] in later]
 
 
+@pytest.mark.parametrize("path", [TRAIN, *sorted((ROOT / "scripts").glob("*.py"))], ids=lambda path: path.name)
+def test_a_script_runs_on_what_is_installed(path: Path) -> None:
+    assert not [name for name in imports(path) if name.split(".")[0] in ("scripts", "train", "tests")]
+
+
 def test_train_reads_the_dataset_and_nothing_else_of_the_harvest() -> None:
     own = {name for name in imports(TRAIN) if name.split(".")[0] in ORDER}
     assert {name for name in own if not name.startswith("predictors.")} <= {"data_gen.samples", "data_gen.shards"}

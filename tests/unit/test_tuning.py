@@ -1,15 +1,21 @@
 """Cost tables, regression, the oracle, frontiers and intervals on cases whose answer is known."""
 
 import json
+import math
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from decoding.cost import CostTable, cost_table, observed_cost, read_cost, regress, regress_traces
-from decoding.policies import fixed
+from decoding.policies import fixed, policy_of
 from decoding.replay import Counts, Replayer
 from decoding.rollouts import RolloutTable, build
+from decoding.stopping.fixed import Fixed
+from decoding.stopping.hrad import HRADStop
 from decoding.trace import STAGES, RoundTrace, Trace
 from decoding.tuning import (
     Candidate,
@@ -21,10 +27,13 @@ from decoding.tuning import (
     hindsight,
     interval,
     oracle_calls,
+    oracle_totals,
+    span,
     speedup,
     sweep,
 )
 from predictors.errors import UserError
+from tests.checkpoints import write_checkpoint
 
 GAMMA = 6
 
@@ -97,10 +106,34 @@ def test_a_price_is_a_sum_over_rounds(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     with pytest.raises(UserError, match=r"cost\.file: no measured cost in .*python scripts/tune\.py cost=measure"):
         read_cost(file)
-    file.write_text(json.dumps({"seconds": table.to_dict()}))
-    assert read_cost(file) == table
-    with pytest.raises(UserError, match="cost: draft and target"):
-        cost_table(0.0, 1.0)
+    file.write_text(json.dumps({"seconds": table.to_dict(), "pair": {"target": "aa"}}))
+    assert read_cost(file) == replace(table, pair={"target": "aa"})
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"draft": 0.0, "target": 1.0}, "cost.draft: 0.0"),
+        ({"draft": math.nan, "target": 1.0}, "cost.draft: nan"),
+        ({"draft": "slow", "target": 1.0}, "cost.draft: slow"),
+        ({"draft": 1.0, "target": {1: 1.0, 4: math.inf}}, "cost.target.4: inf"),
+        ({"draft": 1.0, "target": {1: 1.0, 2.5: 1.0}}, "cost.target.2.5: rows"),
+        ({"draft": 1.0, "target": {1: 1.0, 0: 1.0}}, "cost.target.0: rows"),
+        ({"draft": 1.0, "target": {2: 1.0}}, "cost.autoregressive: "),
+        ({"draft": 1.0, "target": 1.0, "autoregressive": -1.0}, "cost.autoregressive: -1.0"),
+        ({"draft": 1.0, "target": 1.0, "calls": {"hrad": -0.1}}, "cost.calls.hrad: -0.1"),
+    ],
+)
+def test_a_cost_that_is_no_positive_number_is_named(values: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError, match=re.escape(key)):
+        cost_table(**values)
+    cost_table(1.0, {2: 1.0}, 0.5, {"hrad": 0.0})
+
+
+def test_too_few_rounds_are_no_measurement() -> None:
+    plain = [trace_of([round_of(0, 0, 0, target=0.8)])]
+    with pytest.raises(UserError, match=r"cost\.limit: too few rounds"):
+        observed_cost({"fixed 1": [trace_of([round_of(1, 1, 0, draft=0.1, target=1.0)])]}, plain)
 
 
 # Bounds --------------------------------------------------------------------------------------------------------------
@@ -130,6 +163,7 @@ def test_hindsight_is_the_oracle_where_drafting_pays() -> None:
     misses = random_misses(0)
     replayer = Replayer(table_of(misses, gamma=40), 40)
     for draft, target in ((1.0, 4.0), (0.0234, 0.112)):
+        assert oracle_totals(replayer.table) == tuple(map(sum, zip(*map(oracle_calls, misses), strict=True)))
         wanted = [np.dot(oracle_calls(row), (draft, target)) for row in misses]
         assert hindsight(replayer, cost_table(draft, target)) == pytest.approx(wanted)
 
@@ -141,6 +175,12 @@ def test_no_policy_beats_hindsight_and_useless_drafts_are_not_drawn() -> None:
         least = hindsight(replayer, cost)
         assert all((least <= cost.price(candidate.counts) + 1e-9).all() for candidate in found)
     assert hindsight(replayer, cost_table(9.0, 1.0)) == pytest.approx(40.0), "without a draft"
+
+
+def test_below_hrad_only_a_confidence_rule_is_replayed(tmp_path: Path) -> None:
+    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 4), Fixed(2))
+    with pytest.raises(UserError, match=r"stop\.confidence: Fixed below hrad cannot be replayed"):
+        policy_of(stop, table_of([[False]]))
 
 
 # Choosing ------------------------------------------------------------------------------------------------------------
@@ -184,7 +224,21 @@ def test_choices_are_judged_on_other_prompts() -> None:
     assert choice.threshold == best(first, cost).threshold
     judged = next(c for c in second if c.threshold == choice.threshold)
     assert choice.speedup == speedup(judged, cost) and choice.regret > 0
+    assert choice.expected == speedup(best(first, cost), cost)
     assert choice.interval[0] <= choice.speedup <= choice.interval[1]
+
+
+def test_the_rule_to_advise_is_the_best_where_thresholds_are_chosen() -> None:
+    by_choice, by_verdict = candidate("a", 0.5, 0, 40), candidate("b", 0.5, 0, 50)
+    swapped = [replace(by_verdict, rule="a"), replace(by_choice, rule="b")]
+    found = choose([by_choice, by_verdict], swapped, cost_table(1.0, 8.0), np.ones(1))
+    assert [choice.rule for choice in found] == ["a", "b"]
+    assert found[0].expected > found[1].expected and found[0].speedup < found[1].speedup
+
+
+def test_one_prompt_has_no_interval() -> None:
+    ends = interval(np.ones(1), np.ones(1))
+    assert all(map(math.isnan, ends)) and span(ends) == span([None, None]) == "-" and span((1.0, 2.0)) == "1.000-2.000"
 
 
 def test_interval_covers_the_ratio_of_sums() -> None:

@@ -1,0 +1,78 @@
+"""The file of tuned thresholds: what is used of it, and what is refused."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from decoding import thresholds
+from predictors.errors import UserError
+
+STOP = {"_target_": "decoding.stopping.entropy.AdaEDL", "threshold": 0.4, "kappa": 0.2}
+PAIR, WARP = {"name": "toy", "target": "aa"}, {"temperature": 0.0}
+RUN = {"pair": PAIR, "warp": WARP, "draft_warp": WARP}
+CHOICE = {"threshold": 0.25, "speedup": 1.5, "interval": [None, None]}
+FOUND: dict[str, Any] = {
+    "format_version": thresholds.FORMAT_VERSION,
+    **RUN,
+    "gamma": 8,
+    "cost": "a100",
+    "rules": {"adaedl": {"setting": "threshold", "stop": {**STOP, "threshold": None}, "checkpoint": None}},
+    "results": {"chosen": {"advice": "adaedl", "rules": {"adaedl": CHOICE}}},
+}
+METHOD = {
+    **{part: {"_target_": target} for part, target in thresholds.REPLAYED.items()},
+    "structure": {"_target_": thresholds.REPLAYED["structure"], "gamma_max": 8},
+    "stop": STOP,
+}
+
+
+def applied(**changed: Any) -> tuple[float, str]:
+    """The threshold of the method with other parts, and what is said of it."""
+    method = copy.deepcopy(METHOD) | changed
+    cfg = OmegaConf.create({"thresholds": "x.json", "methods": ["adaedl"], "method": {"adaedl": method}})
+    lines = thresholds.apply(cfg, FOUND, RUN, [])
+    assert lines[0] == "thresholds: x.json, for cost a100, whose advice is: adaedl"
+    return cfg.method.adaedl.stop.threshold, lines[1]
+
+
+def test_a_method_like_the_tuned_one_gets_its_threshold() -> None:
+    assert applied() == (0.25, "adaedl: method.adaedl.stop.threshold=0.25, tuned: 1.500x (-) modelled")
+    assert applied(stop=STOP | {"threshold": 0.9})[0] == 0.25
+    assert applied(structure=METHOD["structure"] | {"gamma_max": 20})[0] == 0.25
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"engine": {"_target_": "decoding.engines.lookahead.LookaheadEngine"}},
+        {"verifier": {"_target_": "decoding.verifiers.block.BlockVerifier"}},
+        {"structure": METHOD["structure"] | {"gamma_max": 7}},
+        {"stop": STOP | {"kappa": 0.3}},
+        {"stop": {**STOP, "_target_": "decoding.stopping.confidence.DrawnConfidence"}},
+    ],
+)
+def test_another_method_is_left_as_it_is(changed: dict[str, Any]) -> None:
+    assert applied(**changed) == (0.4, "adaedl: built otherwise than it was tuned, thresholds left out")
+
+
+@pytest.mark.parametrize("missing", [["cost"], ["gamma"], ["rules", "adaedl", "stop"], ["results", "chosen", "advice"]])
+def test_a_damaged_file_ends_with_one_line(missing: list[str], tmp_path: Path) -> None:
+    thresholds.write(tmp_path / "x.json", FOUND)
+    assert thresholds.read(tmp_path / "x.json") == FOUND
+    found = copy.deepcopy(FOUND)
+    node = found
+    for key in missing[:-1]:
+        node = node[key]
+    del node[missing[-1]]
+    (tmp_path / "x.json").write_text(json.dumps(found))
+    with pytest.raises(UserError, match=r"thresholds: .*cannot be read .*python scripts/tune\.py"):
+        thresholds.read(tmp_path / "x.json")
+
+
+def test_a_checkpoint_without_weights_ends_with_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rules\.hrad\.checkpoint: .*incomplete or damaged"):
+        thresholds.checkpoint_hash(tmp_path, "rules.hrad.checkpoint")
