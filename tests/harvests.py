@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from data_gen import shards
+from predictors.base import write_json
 
 DIM = 8
 PAIR = {"name": "toy", "target": "aa", "draft": "bb", "tokenizer": "cc"}
@@ -17,13 +18,15 @@ FEATURES = {
 PROMPTS = {"train": 12, "calibration": 4, "test": 4}
 
 
-def write_harvest(folder: Path, rows: int = 30, gamma: int = 4) -> Path:
-    """Acceptance follows feature 0; the classes are unbalanced in favour of "none"."""
+def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "", shared: int = 0) -> Path:
+    """Acceptance follows feature 0; the classes are unbalanced in favour of "none". names: what the ids of its prompts
+    begin with, but for the first `shared`."""
     generator = torch.Generator().manual_seed(0)
     lines: dict[str, list[dict[str, Any]]] = {kind: [] for kind in shards.SCHEMAS}
     for split, count in PROMPTS.items():
         for number in range(count):
-            head = {"prompt_id": f"{split}-{number}", "dataset": "toy", "split": split}
+            name = f"{names if len(lines['rounds']) >= shared else ''}{split}-{number}"
+            head = {"prompt_id": name, "dataset": "toy", "split": split}
             lines["responses"].append({**head, "prompt_tokens": torch.arange(3), "response_tokens": torch.arange(rows)})
             lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
             lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
@@ -40,7 +43,7 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4) -> Path:
         "features_stored": True,
         "shards": shards.shard_list(folder, 1),
     }
-    shards.write_json(folder / "manifest.json", manifest)
+    write_json(folder / "manifest.json", manifest)
     return folder
 
 
