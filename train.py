@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.samples import features_of, read_rounds, read_samples, refuse_short_rounds
-from data_gen.shards import SPLITS, read_manifest, read_prompt_ids
+from data_gen.shards import SPLITS, read_manifest, read_prompts
 from predictors.base import (
     Predictor,
     Records,
@@ -103,8 +104,8 @@ def unseen_prompts(data: str, trained_on: str, manifest: dict[str, Any], predict
     """
     refuse_other_laws(data, manifest)
     refuse_short_rounds(data, predictor)
-    known = set(read_prompt_ids(trained_on))
-    unseen = torch.tensor([prompt not in known for prompt in read_prompt_ids(data)])
+    known = set(prompt_texts(trained_on))
+    unseen = torch.tensor([prompt not in known for prompt in prompt_texts(data)])
     if not unseen.any():
         raise UserError(
             f"drift: {data} holds no prompts besides those of {trained_on}. Harvest others: "
@@ -112,6 +113,12 @@ def unseen_prompts(data: str, trained_on: str, manifest: dict[str, Any], predict
         )
     print(f"drift: {int(unseen.sum())} of {len(unseen)} prompts of {data} are not in {trained_on}")
     return unseen
+
+
+def prompt_texts(data: str) -> Iterator[tuple[int, ...]]:
+    """Tokens of every prompt, in the order of the groups of `read_samples`. Ids need not be unique across data sets."""
+    for row in read_prompts(data, "responses", "all", ["prompt_tokens"]):
+        yield tuple(row["prompt_tokens"].tolist())
 
 
 def refuse_other_laws(data: str, manifest: dict[str, Any]) -> None:

@@ -221,13 +221,6 @@ def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
     return [row for table in tables for row in _of_split(table, split).to_pylist()]
 
 
-def read_prompt_ids(folder: str | Path) -> list[str]:
-    """The prompts of all splits, in the order of the groups of `read_records`."""
-    folder = Path(folder)
-    entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
-    return [name for e in entries for name in _listed_shard(folder, e, ["prompt_id"])["prompt_id"].to_pylist()]
-
-
 def read_prompts(folder: str | Path, kind: str, split: str, columns: Collection[str]) -> Iterator[dict[str, Tensor]]:
     """Per prompt of a split, in the order of `read_records`, some columns of one kind: int64 or float32, as stored."""
     folder = Path(folder)

@@ -154,12 +154,6 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: s
         shards.read_manifest(folder)
 
 
-def test_prompt_ids_are_in_the_order_of_the_groups(folder: Path) -> None:
-    ids = shards.read_prompt_ids(folder)
-    assert ids == [row["prompt_id"] for row in shards.read_responses(folder, "all")]
-    assert len(ids) == sum(PROMPTS.values())
-
-
 def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
     shards.claim(tmp_path, {"gamma": 3})  # no shard was made: may be changed
     plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
