@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,8 +23,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.samples import read_rounds, read_samples
-from data_gen.shards import SPLITS, read_manifest
+from data_gen.samples import features_of, read_rounds, read_samples, refuse_short_rounds
+from data_gen.shards import SPLITS, read_manifest, read_prompts
 from predictors.base import (
     Predictor,
     Records,
@@ -62,24 +63,24 @@ def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out."""
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
+    unseen = {other: unseen_prompts(other, cfg.data, manifest, predictor) for other in drift_folders(cfg.drift)}
     splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in SPLITS}
     rounds = {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in ("calibration", "test")}
     out = Path(cfg.out or f"checkpoints/{predictor.name}")
     refuse_foreign(out, MARKER)
-    for other in cfg.drift:
-        refuse_other_laws(other, manifest)
     logger = instantiate(cfg.logger)
     logger.start("train", OmegaConf.to_container(cfg, resolve=True))
     try:
         trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=resume_file(out, cfg))
-        metrics = train(predictor, splits["train"], manifest, trainer)
+        metrics = train(predictor, splits["train"], features_of(manifest, predictor), trainer)
         calibrate_on(predictor, splits["calibration"], rounds["calibration"], cfg.calibration)
         metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
         metrics["reliability"] = {
             f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
-            **{other: drift(predictor, other, cfg.pair) for other in cfg.drift},
+            **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
         }
-        save(predictor, out, {**context(predictor, manifest), "provenance": provenance(cfg, splits)}, metrics)
+        facts = {"dim": splits["train"]["features"].shape[1], "provenance": provenance(cfg, splits)}
+        save(predictor, out, {**context(predictor, manifest), **facts}, metrics)
         trainer.forget()
         report(predictor, metrics, out)
         logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
@@ -88,11 +89,41 @@ def main(cfg: DictConfig) -> None:
         logger.finish()
 
 
+def drift_folders(value: Any) -> list[str]:
+    """`cfg.drift`: folders, or one of them."""
+    folders = [value] if isinstance(value, str) else list(value) if OmegaConf.is_list(value) else None
+    if folders is None or not all(isinstance(folder, str) for folder in folders):
+        raise UserError(f"drift: {value} is no list of folders. Write drift=[data/other], or [] for none")
+    return folders
+
+
+def unseen_prompts(data: str, trained_on: str, manifest: dict[str, Any], predictor: Predictor) -> torch.Tensor:
+    """[prompts] bool: which of the harvest `data` are not among those of the harvest `trained_on`, whatever the split.
+
+    Raises UserError where none is, where it differs in more than its prompts, or where its rounds are too short.
+    """
+    refuse_other_laws(data, manifest)
+    refuse_short_rounds(data, predictor)
+    known = set(prompt_texts(trained_on))
+    unseen = torch.tensor([prompt not in known for prompt in prompt_texts(data)])
+    if not unseen.any():
+        raise UserError(
+            f"drift: {data} holds no prompts besides those of {trained_on}. Harvest others: "
+            "python scripts/gen_data.py dataset=... out=..."
+        )
+    print(f"drift: {int(unseen.sum())} of {len(unseen)} prompts of {data} are not in {trained_on}")
+    return unseen
+
+
+def prompt_texts(data: str) -> Iterator[tuple[int, ...]]:
+    """Tokens of every prompt, in the order of the groups of `read_samples`. Ids need not be unique across data sets."""
+    for row in read_prompts(data, "responses", "all", ["prompt_tokens"]):
+        yield tuple(row["prompt_tokens"].tolist())
+
+
 def refuse_other_laws(data: str, manifest: dict[str, Any]) -> None:
-    """Raise UserError where the harvest `data` differs from the one trained on in more than its prompts, or is that."""
-    other = read_manifest(data)
-    if other == manifest:
-        raise UserError(f"drift: {data} is the harvest to train on. Give others: python scripts/gen_data.py out=...")
+    """Raise UserError where the harvest `data` differs from the one trained on in more than its prompts."""
+    other = read_manifest(data, "drift")
     for key in ("pair", "warp", "draft_warp", "features"):
         if {**other[key], "name": ""} != {**manifest[key], "name": ""}:
             raise UserError(
@@ -101,10 +132,10 @@ def refuse_other_laws(data: str, manifest: dict[str, Any]) -> None:
             )
 
 
-def train(predictor: Predictor, records: Records, manifest: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+def train(predictor: Predictor, records: Records, features: FeatureSpec, trainer: Trainer) -> dict[str, Any]:
     """Fit on the training split."""
     started = time.perf_counter()
-    predictor.fit(records, FeatureSpec.from_dict(manifest["features"][predictor.name]), trainer)
+    predictor.fit(records, features, trainer)
     return {
         "epochs": len(trainer.history),
         "seconds": time.perf_counter() - started,
@@ -122,9 +153,16 @@ def calibrate_on(predictor: Predictor, records: Records, rounds: Records | None,
         predictor.calibration = replace(predictor.calibration, survival=fit_survival(calibrated))
 
 
-def drift(predictor: Predictor, data: str, pair: DictConfig) -> dict[str, Any]:
-    """`measured` on all prompts of a harvest that nothing was fitted on."""
-    return measured(predictor, read_samples(data, predictor, "all", pair), read_rounds(data, predictor, "all", pair))
+def drift(predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tensor) -> dict[str, Any]:
+    """`measured` on those `prompts` [n] of a harvest that nothing was fitted on."""
+    samples, rounds = (read(data, predictor, "all", pair) for read in (read_samples, read_rounds))
+    assert samples is not None
+    return measured(predictor, of_prompts(samples, prompts), None if rounds is None else of_prompts(rounds, prompts))
+
+
+def of_prompts(records: Records, prompts: torch.Tensor) -> Records:
+    kept = prompts[records["group"]]
+    return {name: values[kept] for name, values in records.items()}
 
 
 def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str, dict[str, Any]]:
@@ -149,7 +187,6 @@ def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str
 def context(predictor: Predictor, manifest: dict[str, Any]) -> dict[str, Any]:
     """What the checkpoint is valid for."""
     return {
-        "dim": manifest["feature_dims"][predictor.name],
         "pair": manifest["pair"],
         "warp": manifest["warp"],
         "draft_warp": manifest["draft_warp"],

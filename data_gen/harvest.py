@@ -23,7 +23,7 @@ from data_gen.rollouts import Drawn, Rollouts, roll, roll_greedy, rollout_accept
 from decoding.cached_lm import CachedLM
 from decoding.models import ModelPair, pair_identity
 from decoding.sampling import Warp
-from predictors.errors import UserError, checked_switch
+from predictors.errors import UserError, checked_count, checked_switch
 from predictors.features import FeatureSpec, extract
 
 Row = dict[str, Any]
@@ -52,15 +52,11 @@ class Recipe:
     features_stored: bool = True
 
     def __post_init__(self) -> None:
-        counts = {"gamma": self.gamma, "batch_size": self.batch_size, "max_new_tokens": self.max_new_tokens}
-        for key, value in {**counts, "anchors.stride": self.stride, "seed": self.seed}.items():
-            if not isinstance(value, int):
-                raise UserError(f"{key}: {value!r} is no whole number. Give one, e.g. {key}=4")
-        for key, value in counts.items():
-            if value < 1:
-                raise UserError(f"{key}: {value} is below 1. Give a positive number")
-        if self.stride < 1:
-            raise UserError(f"anchors.stride: {self.stride} is below 1. Use 1 for every response position")
+        for key in ("gamma", "batch_size", "max_new_tokens"):
+            checked_count(key, getattr(self, key))
+        checked_count("anchors.stride", self.stride)
+        if type(self.seed) is not int:
+            raise UserError(f"seed: {self.seed!r} is no whole number. Give one, e.g. seed=4")
         if not 0 <= self.mixing < 1:
             raise UserError(f"mixing: {self.mixing} is not in [0, 1). SpecDec++ uses 0.15")
         checked_switch("features.stored", self.features_stored)

@@ -29,8 +29,7 @@ feature lists are empty and the manifest says `"features_stored": false`.
 """
 
 import json
-import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from predictors.base import write_atomically, write_json
 from predictors.errors import UserError
 
 SCHEMA_VERSION = 2
@@ -80,6 +80,7 @@ SCHEMAS = {
     ),
 }
 FEATURES = ("features", "rollout_features")
+NEEDED = ("pair", "warp", "draft_warp", "gamma", "features", "features_stored", "shards")  # of a manifest
 
 
 def shard_name(kind: str, index: int) -> str:
@@ -88,37 +89,6 @@ def shard_name(kind: str, index: int) -> str:
 
 
 # Writing -------------------------------------------------------------------------------------------------------------
-
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")  # of a killed run: written over
-    try:
-        write(temporary)
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write `value` as readable JSON, atomically."""
-    text = json.dumps(value, indent=1, sort_keys=True) + "\n"
-    write_atomically(path, lambda temporary: _write_text(temporary, text))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]]) -> None:
@@ -194,19 +164,24 @@ def shard_list(folder: Path, chunks: int) -> list[dict[str, Any]]:
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a finished harvest. Raises UserError when there is none, saying which command makes it."""
+def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
+    """The manifest of a finished harvest. Raises UserError when there is none, saying which command makes it.
+
+    key: config key named in errors.
+    """
     folder = Path(folder)
     path = folder / "manifest.json"
     if not path.exists():
         state = "is only half harvested" if (folder / "plan.json").exists() else "is no harvested dataset"
-        raise UserError(f"data: {folder} {state}. Run: python scripts/gen_data.py out={folder}")
-    manifest = _read_json(path)
+        raise UserError(f"{key}: {folder} {state}. Run: python scripts/gen_data.py out={folder}")
+    manifest = _read_json(path, key)
     if manifest.get("schema_version") != SCHEMA_VERSION:
         version = manifest.get("schema_version")
         raise UserError(
-            f"data: {folder} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest it again"
+            f"{key}: {folder} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest it again"
         )
+    if lacking := [name for name in NEEDED if name not in manifest]:
+        raise UserError(f"{key}: {path} lacks {', '.join(lacking)}. Run: python scripts/gen_data.py out={folder}")
     return manifest
 
 
@@ -319,10 +294,12 @@ def _all_finite(name: str, values: np.ndarray) -> bool:
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, key: str = "data") -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+        problem = f"it holds a {type(found).__name__}"
     except ValueError as error:
-        raise UserError(
-            f"data: {path} is damaged ({error}). Delete the folder {path.parent} and harvest again"
-        ) from error
+        problem = str(error)
+    raise UserError(f"{key}: {path} is damaged ({problem}). Delete the folder {path.parent} and harvest again")

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -35,14 +35,16 @@ Records = Mapping[str, torch.Tensor]
 class Predictor(Protocol):
     """A dataclass whose constructor arguments are its settings; `fit` sets `features` and `head`.
 
-    classes: names of the C columns `head` returns. label: what they mean. caveat: what calibration leaves wrong. Each
-    predictor is a module `predictors.<name>` with its class as `PREDICTOR`.
+    classes: names of the C columns `head` returns. label: what they mean. caveat: what calibration leaves wrong.
+    layers: those it reads of the harvested ones; None for all. Each predictor is a module `predictors.<name>` with its
+    class as `PREDICTOR`.
     """
 
     name: ClassVar[str]
     classes: ClassVar[tuple[str, ...]]
     label: ClassVar[str]
     caveat: ClassVar[str]
+    layers: Sequence[int] | None
     features: FeatureSpec
     calibration: Calibration
     head: nn.Module
@@ -190,8 +192,34 @@ def settings(predictor: Any) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """NaN, which JSON does not have, becomes null."""
-    path.write_text(json.dumps(_without_nan(value), indent=2) + "\n")
+    """Write `value` as readable JSON, atomically. NaN, which JSON does not have, becomes null."""
+    text = json.dumps(_without_nan(value), indent=2) + "\n"
+    write_atomically(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")  # of a killed run: written over
+    try:
+        write(temporary)
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _without_nan(value: Any) -> Any:

@@ -179,7 +179,7 @@ def calibrate(
 def _best(fit: Fit, kept: Calibration, logits: Tensor, targets: Tensor, group: Tensor) -> Calibration:
     """`kept`, a temperature or what `fit` finds. logits: with the offset that was kept."""
     loss = _nll(torch.softmax(logits, -1), targets)
-    for step in (fit_temperature, fit):
+    for step in dict.fromkeys((fit_temperature, fit)):
         found = step(logits, targets)
         after = float(_nll(found.apply(logits), targets).mean())
         held_out = _nll(_cross_fitted(step, logits, targets, group), targets)

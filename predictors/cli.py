@@ -65,7 +65,7 @@ def run_reporting_errors(program: Callable[[], Any]) -> None:
     try:
         program()
     except KeyboardInterrupt:
-        _exit("interrupted. Run the same command again: it goes on from what was saved", INTERRUPTED)
+        _exit("interrupted. Run the same command again: jobs that save as they go continue", INTERRUPTED)
     except Exception as error:
         message = explain(error)
         if message is None:

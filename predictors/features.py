@@ -5,7 +5,7 @@ the values are rounded to bfloat16, the precision of the harvested files, also w
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,38 @@ class FeatureSpec:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "FeatureSpec":
         return cls(**values)
+
+
+def checked_layers(layers: Any) -> tuple[int, ...] | None:
+    """`predictor.layers` as a tuple; None for all that were harvested."""
+    if layers is None:
+        return None
+    if isinstance(layers, str) or not isinstance(layers, Sequence) or not all(type(n) is int and n < 0 for n in layers):
+        raise UserError(f"predictor.layers: {layers} are no layers. Give negative ones, e.g. predictor.layers=[-2,-1]")
+    return tuple(layers)
+
+
+def narrowed(features: torch.Tensor, harvested: FeatureSpec, wanted: FeatureSpec) -> torch.Tensor:
+    """Feature vectors [..., D] of `harvested` -> those of `wanted` [..., D'], which reads some of its layers.
+
+    An embedding counts as one more layer: as wide as a hidden state, as in every model that is loaded here.
+    """
+    if wanted == harvested:
+        return features
+    refuse_unharvested(harvested, wanted)
+    kept = [layer in wanted.layers for layer in harvested.layers] + [True] * harvested.embedding
+    parts = features.unflatten(-1, (len(kept), -1))
+    return parts[..., torch.tensor(kept, device=features.device), :].flatten(-2)
+
+
+def refuse_unharvested(harvested: FeatureSpec, wanted: FeatureSpec) -> None:
+    """Raise UserError where `wanted` reads other things than `harvested`, or its layers in another order."""
+    have, want = list(harvested.layers), list(wanted.layers)
+    if replace(wanted, layers=have) != harvested or want != [layer for layer in have if layer in want]:
+        raise UserError(
+            f"predictor.layers: {want} are not some of the harvested layers {have}, in their order. Choose among them, "
+            "or harvest others: python scripts/gen_data.py features.hrad.layers=... (or features.specdecpp.layers)"
+        )
 
 
 def extract(hidden: torch.Tensor, spec: FeatureSpec, embedding: torch.Tensor | None = None) -> torch.Tensor:

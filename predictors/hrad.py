@@ -1,5 +1,6 @@
 """H-RAD of SpecBranch (arXiv 2506.01979): will the target accept none, some or all of the next round's draft?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -11,7 +12,7 @@ from torch import nn
 from predictors.base import Records
 from predictors.calibration import Calibration
 from predictors.errors import UserError, checked_count
-from predictors.features import FeatureSpec
+from predictors.features import FeatureSpec, checked_layers
 from predictors.losses import balanced_cross_entropy, smoothed_cross_entropy
 from predictors.resampling import balancing_weights, hold_out_prompts, smote, standardisation
 from predictors.trainer import Items, Trainer
@@ -60,7 +61,8 @@ class HRAD:
 
     gamma: draft tokens of the rounds whose outcome it predicts, at most those harvested.
     smote_neighbours: k of SMOTE, 0 switches it off. standardise: give the MLP standardised columns (constants of the
-    training fold, saved with the weights); the paper feeds the raw states.
+    training fold, saved with the weights); the paper feeds the raw states. layers: those of the harvest it reads; None
+    for all.
     """
 
     name: ClassVar[str] = "hrad"
@@ -82,6 +84,7 @@ class HRAD:
     label_smoothing: float = 0.1
     smote_neighbours: int = 5
     standardise: bool = True
+    layers: Sequence[int] | None = None
     features: FeatureSpec = field(init=False)
     calibration: Calibration = field(default=Calibration(), init=False)
     offset: tuple[float, ...] = field(default=(), init=False)
@@ -89,6 +92,7 @@ class HRAD:
 
     def __post_init__(self) -> None:
         checked_count("predictor.gamma", self.gamma)
+        self.layers = checked_layers(self.layers)
         if not (0 <= self.dropout < 1 and 0 <= self.label_smoothing < 1 and self.smote_neighbours >= 0):
             raise UserError("predictor: dropout and label_smoothing must lie in [0, 1), smote_neighbours be at least 0")
 

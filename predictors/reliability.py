@@ -33,14 +33,12 @@ def measured(predictor: Predictor, records: Records, rounds: Records | None) -> 
 def prefix_stages(predictor: Predictor, rounds: Records) -> dict[str, Any]:
     """Products of f as trained, products of calibrated f, and calibrated survival against prod min(1, p/q)."""
     as_trained, calibrated = rollout_prefixes(predictor, rounds)
+    survival = calibrated._replace(product=predictor.calibration.survival.of_prefixes(calibrated))
+    by_stage = {"as trained": as_trained, "calibrated": calibrated, "survival": survival}
     found = {}
-    for (name, raw), (_, rows) in zip(by_depth(as_trained), by_depth(calibrated), strict=True):
-        survival = {
-            "as trained": raw.product,
-            "calibrated": rows.product,
-            "survival": predictor.calibration.survival.of_product(rows.product, rows.k),
-        }
-        columns = {stage: two_columns(value) for stage, value in survival.items()}
+    for parts in zip(*map(by_depth, by_stage.values()), strict=True):
+        (name, rows), *_ = parts
+        columns = {stage: two_columns(part.product) for stage, (_, part) in zip(by_stage, parts, strict=True)}
         found[f"prefix {name}"] = stages(columns, two_columns(rows.accepted), rows.group)
     return found
 

@@ -1,6 +1,7 @@
 """The acceptance head of SpecDec++ (arXiv 2405.19715): will the target accept this draft token?"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -12,7 +13,7 @@ from torch import nn
 from predictors.base import Records
 from predictors.calibration import Calibration
 from predictors.errors import UserError
-from predictors.features import FeatureSpec
+from predictors.features import FeatureSpec, checked_layers
 from predictors.losses import weighted_soft_bce
 from predictors.resampling import hold_out_prompts
 from predictors.trainer import Items, Trainer
@@ -69,6 +70,7 @@ class SpecDecPP:
     depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss. Its minimum lies at
     log-odds log(s / (1 - s)) - log(w_rej / w_acc): softmax(head) is the paper's f, for which its threshold of 0.7 with
     w_rej = 6 is meant; `predict_proba` undoes the known shift before the temperature.
+    layers: those of the harvest it reads; None for all.
     """
 
     name: ClassVar[str] = "specdecpp"
@@ -84,6 +86,7 @@ class SpecDecPP:
     tie_blocks: bool = False
     w_rej: float = 6.0
     w_acc: float = 1.0
+    layers: Sequence[int] | None = None
     features: FeatureSpec = field(init=False)
     calibration: Calibration = field(default=Calibration(), init=False)
     head: nn.Module = field(init=False)
@@ -91,6 +94,7 @@ class SpecDecPP:
     def __post_init__(self) -> None:
         if self.recipe not in ("mixed", "rollouts"):
             raise UserError(f"predictor.recipe: {self.recipe!r} is unknown. Use mixed or rollouts")
+        self.layers = checked_layers(self.layers)
         if self.depth < 0 or self.w_rej <= 0 or self.w_acc <= 0:
             raise UserError("predictor.depth: must be at least 0, and predictor.w_rej and w_acc above 0")
 

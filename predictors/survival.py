@@ -20,7 +20,8 @@ DEPTHS = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 8), (9, math.inf))
 
 @dataclass(frozen=True)
 class Survival:
-    """log-odds(P(first k accepted)) = scale * log-odds(f_1 ... f_k) + bias + depth * log k, increasing in the product.
+    """log-odds(P(first k accepted)) = scale * log-odds(f_1 ... f_k) + bias + depth * log k, increasing in the product,
+    and at most what it is for any shorter prefix.
 
     The product is exact when f_i is the acceptance probability given everything before token i, and that the tokens
     before it were accepted (2405.19715, section 3.3). A head that knows less is wrong about the same stretch of text
@@ -41,16 +42,22 @@ class Survival:
     def __call__(self, f: Tensor) -> Tensor:
         """Acceptance probabilities of the tokens of a draft [..., gamma] -> survival of each of its prefixes, float64
         [..., gamma]."""
-        product = f.double().cumprod(-1)
-        if self.is_product:
-            return product
-        return self.of_product(product, torch.arange(1, f.shape[-1] + 1, dtype=torch.float64, device=f.device))
+        return self.of_products(f.double().cumprod(-1))
 
-    def of_product(self, product: Tensor, k: Tensor) -> Tensor:
-        """The same for products [...] of the first k [...] probabilities."""
+    def of_products(self, products: Tensor) -> Tensor:
+        """The same for the products [..., gamma] of the first 1, 2, ... probabilities. A running minimum over k: by a
+        positive `depth`, or below `CLIP`, a longer prefix would otherwise be more likely than its beginning."""
         if self.is_product:
-            return product
-        return torch.sigmoid(self.scale * torch.logit(product, CLIP) + self.bias + self.depth * k.log())
+            return products
+        k = torch.arange(1, products.shape[-1] + 1, dtype=products.dtype, device=products.device)
+        return torch.sigmoid(self.scale * torch.logit(products, CLIP) + self.bias + self.depth * k.log()).cummin(-1)[0]
+
+    def of_prefixes(self, rows: "Prefixes") -> Tensor:
+        """The same for whole rollouts, [n]."""
+        rollout, before = (rows.k == 1).cumsum(0) - 1, rows.k.long() - 1
+        products = rows.product.new_zeros(int(rollout[-1]) + 1, int(before.max()) + 1)
+        products[rollout, before] = rows.product
+        return self.of_products(products)[rollout, before]
 
     @property
     def is_product(self) -> bool:
@@ -58,8 +65,8 @@ class Survival:
 
 
 class Prefixes(NamedTuple):
-    """Every prefix that drafting would reach. All [n]: product f_1 ... f_k, its length k, the probability that the
-    target accepts all of it, and the prompt it came from."""
+    """Every prefix that drafting would reach, rollout by rollout, the shortest first. All [n]: product f_1 ... f_k, its
+    length k, the probability that the target accepts all of it, and the prompt it came from."""
 
     product: Tensor
     k: Tensor
@@ -102,9 +109,9 @@ def fit_survival(rows: Prefixes) -> Survival:
     if product.prompts < 2:
         return replace(product, note="product kept: a fit takes rollouts of two prompts")
     found = _minimum(rows)
-    after = float(binary_nll(found.of_product(rows.product, rows.k), rows.accepted).mean())
+    after = float(binary_nll(found.of_prefixes(rows), rows.accepted).mean())
     held_out = cross_fitted(
-        lambda kept: _minimum(Prefixes(*(column[kept] for column in rows))).of_product(rows.product, rows.k), rows.group
+        lambda kept: _minimum(Prefixes(*(column[kept] for column in rows))).of_prefixes(rows), rows.group
     )
     gain = before - binary_nll(held_out, rows.accepted)
     if after > before.mean() or not better(gain, rows.group):

@@ -3,7 +3,7 @@
     python scripts/gen_data.py                                   # starter prompts, the embedded pair
     python scripts/gen_data.py estimate=true                     # how long and how large, then stop
     python scripts/gen_data.py dataset=jsonl dataset.path=prompts.jsonl out=data/mine
-    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 out=data/greedy
+    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 out=data/greedy
 
 Interrupted, the same command continues after the last finished batch. `--help` lists every setting.
 """
@@ -25,6 +25,7 @@ from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
 from data_gen.statistics import estimate, statistics, summary
 from decoding.models import ModelPair, load_pair
+from predictors.base import write_json
 from predictors.cli import hydra_script
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
@@ -98,7 +99,7 @@ def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path) 
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
         "versions": {name: version(name) for name in PACKAGES},
     }
-    shards.write_json(out / "manifest.json", manifest)
+    write_json(out / "manifest.json", manifest)
     return manifest
 
 

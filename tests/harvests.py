@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from data_gen import shards
+from predictors.base import write_json
 
 DIM = 8
 PAIR = {"name": "toy", "target": "aa", "draft": "bb", "tokenizer": "cc"}
@@ -17,14 +18,16 @@ FEATURES = {
 PROMPTS = {"train": 12, "calibration": 4, "test": 4}
 
 
-def write_harvest(folder: Path, rows: int = 30, gamma: int = 4) -> Path:
-    """Acceptance follows feature 0; the classes are unbalanced in favour of "none"."""
+def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "", shared: int = 0) -> Path:
+    """Acceptance follows feature 0; the classes are unbalanced in favour of "none". names: what its prompts begin with,
+    but for the first `shared`."""
     generator = torch.Generator().manual_seed(0)
     lines: dict[str, list[dict[str, Any]]] = {kind: [] for kind in shards.SCHEMAS}
     for split, count in PROMPTS.items():
         for number in range(count):
+            name = f"{names if len(lines['rounds']) >= shared else ''}{split}-{number}"
             head = {"prompt_id": f"{split}-{number}", "dataset": "toy", "split": split}
-            lines["responses"].append({**head, "prompt_tokens": torch.arange(3), "response_tokens": torch.arange(rows)})
+            lines["responses"].append({**head, "prompt_tokens": letters(name), "response_tokens": torch.arange(rows)})
             lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
             lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
     for kind, table in lines.items():
@@ -40,8 +43,12 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4) -> Path:
         "features_stored": True,
         "shards": shards.shard_list(folder, 1),
     }
-    shards.write_json(folder / "manifest.json", manifest)
+    write_json(folder / "manifest.json", manifest)
     return folder
+
+
+def letters(name: str) -> torch.Tensor:
+    return torch.tensor(list(name.encode()))
 
 
 def _specdecpp(rows: int, generator: torch.Generator) -> dict[str, Any]:

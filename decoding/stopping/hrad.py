@@ -24,8 +24,9 @@ class HRADStop:
     trained for, and the limit in every class. While nothing has been verified yet the class is "some". It depends on
     the verified context alone, so any gamma, checkpoint and confidence rule is lossless.
     confidence: a stop rule that keeps what it has looked at.
-    balance: the class is the arg max of posterior / prior ** balance. 1 decides as the head was trained, with classes
-        of equal weight; at 0, the most probable class, one frequent class would decide nearly every round.
+    balance: the class is the arg max of posterior / prior ** balance. 1 gives classes equal weight, as in training: the
+        head's own arg max with calibration none or temperature, about that with platt or isotonic. At 0, the most
+        probable class, one frequent class would decide nearly every round.
     """
 
     reads_hidden: Literal["target"] = "target"

@@ -60,8 +60,10 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gamma=0"], "error: gamma: 0 is below 1"),
-        (["gamma=abc"], "error: gamma: 'abc' is no whole number"),
+        (["gamma=0"], "error: gamma: 0 is no whole number from 1 on"),
+        (["gamma=abc"], "error: gamma: abc is no whole number from 1 on"),
+        (["batch_size=true"], "error: batch_size: True is no whole number from 1 on"),
+        (["seed=false"], "error: seed: False is no whole number"),
         (["anchors.stride=1.5"], "error: anchors.stride: 1.5 is no whole number"),
         (["dataset.path=none.jsonl"], "error: dataset.path: there is no file"),
         (["pair.target=nowhere/at/all"], "error: pair.target: "),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -9,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 import train
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
-from tests.harvests import PAIR, WARP, write_harvest
+from tests.harvests import DIM, PAIR, WARP, write_harvest
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
 
@@ -79,7 +80,7 @@ def test_drift_is_measured_on_other_harvests(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_harvest(Path("data/toy"))
-    write_harvest(Path("data/other"), rows=20)
+    write_harvest(Path("data/other"), rows=20, names="other")
     run(monkeypatch, f"predictor={name}", "data=data/toy", "calibration=platt", "drift=[data/other]", *QUICK)
     metrics = json.loads(Path(f"checkpoints/{name}/metrics.json").read_text())
     here, there = metrics["reliability"].values()
@@ -88,22 +89,67 @@ def test_drift_is_measured_on_other_harvests(
     assert f"data/other: {what} " in capsys.readouterr().out
 
 
-def test_drift_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_that_were_trained_on_are_left_out_of_drift(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_harvest(Path("data/toy"))
+    write_harvest(Path("data/other"), rows=20, names="other", shared=15)
+    run(monkeypatch, "data=data/toy", "drift=data/other", *QUICK)
+    assert "drift: 5 of 20 prompts of data/other are not in data/toy" in capsys.readouterr().out
+    _, there = json.loads(Path("checkpoints/specdecpp/metrics.json").read_text())["reliability"].values()
+    assert {stage["calibrated"]["prompts"] for stage in there.values()} == {5}
+
+
+def test_drift_without_other_prompts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_harvest(Path("data/toy"))
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, "data=data/toy", "drift=[data/../data/toy]", *QUICK)
     assert exit_code.value.code == 2
-    assert "error: drift: data/../data/toy is the harvest to train on" in capsys.readouterr().err
+    assert "error: drift: data/../data/toy holds no prompts besides those of data/toy" in capsys.readouterr().err
 
 
-def test_drift_to_other_laws_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("changed", "drift", "says"),
+    [
+        ({"warp": {**WARP, "temperature": 0.5}}, "[data/other]", "drift: data/other was made with warp="),
+        ({"pair": {**PAIR, "draft": "dd"}}, "[data/other]", "drift: data/other was made with pair="),
+        ({"gamma": 2}, "[data/other]", "predictor.gamma: 3 is more than the 2 tokens per round of data/other"),
+        ({}, "[data/none]", "drift: data/none is no harvested dataset"),
+        ({}, "[1]", "drift: [1] is no list of folders"),
+        ({}, "null", "drift: None is no list of folders"),
+    ],
+)
+def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
+    changed: dict[str, Any],
+    drift: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     write_harvest(Path("data/toy"))
     manifest = json.loads((write_harvest(Path("data/other")) / "manifest.json").read_text())
-    Path("data/other/manifest.json").write_text(json.dumps({**manifest, "warp": {**WARP, "temperature": 0.5}}))
+    Path("data/other/manifest.json").write_text(json.dumps({**manifest, **changed}))
+    monkeypatch.setattr(train, "read_samples", None)
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "data=data/toy", "drift=[data/other]", *QUICK)
+        run(monkeypatch, "predictor=hrad", "data=data/toy", f"drift={drift}", *QUICK)
     assert exit_code.value.code == 2
-    assert "error: drift: data/other was made with warp=" in capsys.readouterr().err
+    assert f"error: {says}" in capsys.readouterr().err
+
+
+def test_one_harvest_serves_fewer_layers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_harvest(Path("data/toy")) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["features"]["hrad"] |= {"layers": [-3, -2, -1], "embedding": True}  # of the width DIM / 4
+    path.write_text(json.dumps(manifest))
+    run(monkeypatch, "predictor=hrad", "predictor.layers=[-3,-1]", "data=data/toy", *QUICK)
+    config = json.loads(Path("checkpoints/hrad/config.json").read_text())
+    assert config["features"]["layers"] == config["settings"]["layers"] == [-3, -1] and config["dim"] == DIM * 3 // 4
+    assert load_predictor("checkpoints/hrad").features.layers == (-3, -1)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "predictor=hrad", "predictor.layers=[-1,-3]", "data=data/toy", *QUICK)
+    assert "error: predictor.layers: [-1, -3] are not some of the harvested layers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["temperature", "platt", "isotonic", "none"])

@@ -15,7 +15,7 @@ from data_gen.requests import Request
 from data_gen.samples import read_samples
 from decoding.models import load_pair
 from decoding.sampling import Warp
-from predictors.base import Predictor
+from predictors.base import Predictor, write_json
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
 from predictors.hrad import HRAD
@@ -55,7 +55,7 @@ def folders(pair_cfg: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> d
         recipe, folder = replace(RECIPE, features_stored=stored), tmp_path_factory.mktemp("harvest")
         harvest(pair, requests, recipe, folder, Progress())
         manifest = {**plan(pair, requests, recipe), "shards": shards.shard_list(folder, 3)}
-        shards.write_json(folder / "manifest.json", manifest)
+        write_json(folder / "manifest.json", manifest)
         made[stored] = folder
     return made
 

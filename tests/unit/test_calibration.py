@@ -3,6 +3,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from predictors.calibration import (
     log_odds,
 )
 from predictors.errors import UserError
+from predictors.held_out import FOLDS
 from predictors.survival import Survival
 
 METHODS = {"temperature": fit_temperature, "platt": fit_platt, "isotonic": fit_isotonic}
@@ -131,6 +133,14 @@ def test_a_fit_that_does_not_carry_over_to_other_prompts_is_left_out() -> None:
     found = calibrate(fit_isotonic, logits, targets, torch.arange(240) // 20)
     assert found.method == "none" and "isotonic left out" in found.note
     assert torch.equal(found.apply(logits), torch.softmax(logits, -1))
+
+
+def test_a_temperature_that_is_asked_for_is_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = []
+    minimize = scipy.optimize.minimize_scalar
+    monkeypatch.setattr(scipy.optimize, "minimize_scalar", lambda *a, **kw: fits.append(1) or minimize(*a, **kw))
+    calibrate(fit_temperature, *world(lambda z: 3 * z, 2, hard=True)[:3])
+    assert len(fits) == 1 + FOLDS
 
 
 @each_method

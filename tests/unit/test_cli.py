@@ -56,7 +56,7 @@ def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         ("do=good", 0, ""),
         ("do=bad", 2, "error: do: cannot be 'bad'. Use do=good"),
         ("do=full", 2, "error: disk full: [Errno 28] No space left on device: 'out.bin'. Free some space"),
-        ("do=interrupt", 130, "error: interrupted. Run the same command again: it goes on from what was saved"),
+        ("do=interrupt", 130, "error: interrupted. Run the same command again: jobs that save as they go continue"),
         ("pair.unknown=1", 2, "error: Could not override 'pair.unknown'"),
         ("pair=nope", 2, "error: In 'job': Could not find 'pair/nope' Available options in 'pair': toy"),
     ],

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from predictors.errors import UserError
-from predictors.features import FeatureSpec, extract
+from predictors.features import FeatureSpec, checked_layers, extract, narrowed
 
 HIDDEN = torch.arange(4 * 2 * 3, dtype=torch.float32).view(4, 2, 3)  # [n_layers + 1, n, H]
 
@@ -46,3 +46,28 @@ def test_bad_specs_are_refused(arguments: tuple[str, list[int]], key: str) -> No
 def test_more_layers_than_the_model_has_are_refused() -> None:
     with pytest.raises(UserError, match="features.layers.*4 hidden states"):
         extract(HIDDEN, FeatureSpec("draft", [-5]))
+
+
+@pytest.mark.parametrize("embedding", [False, True])
+@pytest.mark.parametrize("layers", [[-3, -1], [-2], [-3, -2, -1]])
+def test_harvested_columns_of_some_layers_are_what_decoding_extracts(layers: list[int], embedding: bool) -> None:
+    hidden, token = torch.randn(4, 2, 3), torch.randn(2, 3)
+    harvested, wanted = FeatureSpec("target", [-3, -2, -1], embedding), FeatureSpec("target", layers, embedding)
+    rows = extract(hidden, harvested, token)
+    assert torch.equal(narrowed(rows, harvested, wanted), extract(hidden, wanted, token))
+    rounds = rows[:, None].expand(2, 5, -1)
+    assert narrowed(rounds, harvested, wanted).shape == (2, 5, wanted.dim(3, 3))
+
+
+@pytest.mark.parametrize(
+    "wanted", [FeatureSpec("target", [-4]), FeatureSpec("target", [-1, -2]), FeatureSpec("draft", [-1])]
+)
+def test_what_was_not_harvested_is_refused(wanted: FeatureSpec) -> None:
+    with pytest.raises(UserError, match=r"^predictor\.layers: .*not some of the harvested layers \[-2, -1\]"):
+        narrowed(torch.zeros(1, 4), FeatureSpec("target", [-2, -1]), wanted)
+
+
+@pytest.mark.parametrize("layers", [3, "-1", [0], [True], [-1.0]])
+def test_layers_that_are_none_are_refused(layers: object) -> None:
+    with pytest.raises(UserError, match=r"^predictor\.layers: .*are no layers"):
+        checked_layers(layers)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data_gen import shards
+from predictors.base import write_json
 from predictors.errors import UserError
 from tests.harvests import DIM, PROMPTS, write_harvest
 
@@ -50,7 +51,7 @@ def test_columns_are_read_on_demand(folder: Path) -> None:
 
 def test_a_harvest_without_features_reads_the_rest(folder: Path) -> None:
     manifest = shards.read_manifest(folder)
-    shards.write_json(folder / "manifest.json", {**manifest, "features_stored": False})
+    write_json(folder / "manifest.json", {**manifest, "features_stored": False})
     records = shards.read_records(folder, "rounds", "test")
     assert not records.keys() & set(shards.FEATURES) and len(records["group"]) == 5 * PROMPTS["test"]
 
@@ -138,8 +139,18 @@ def test_a_manifest_whose_shards_were_deleted_is_forgotten(folder: Path) -> None
 
 def test_another_schema_version_is_refused(folder: Path) -> None:
     manifest = shards.read_manifest(folder)
-    shards.write_json(folder / "manifest.json", {**manifest, "schema_version": 0})
+    write_json(folder / "manifest.json", {**manifest, "schema_version": 0})
     with pytest.raises(UserError, match="schema version 0"):
+        shards.read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("[]", "is damaged .it holds a list"), ("{", "is damaged"), ('{"schema_version": 2, "pair": {}}', "lacks warp")],
+)
+def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: str, says: str) -> None:
+    (folder / "manifest.json").write_text(content)
+    with pytest.raises(UserError, match=f"^data: .*manifest.json {says}"):
         shards.read_manifest(folder)
 
 

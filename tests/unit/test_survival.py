@@ -35,10 +35,10 @@ def test_dependent_tokens_are_seen_in_the_product(hard: bool) -> None:
     rows = rollouts(2.0, hard=hard)
     found = fit_survival(rows)
     assert not found.is_product and not found.note
-    calibrated = found.of_product(rows.product, rows.k)
-    for name, part in by_depth(Prefixes(rows.product, rows.k, rows.accepted, rows.group)):
+    calibrated = found.of_prefixes(rows)
+    for (name, part), (_, served) in zip(by_depth(rows), by_depth(rows._replace(product=calibrated)), strict=True):
         if name in ("3", "4", "5-8"):
-            after = float(found.of_product(part.product, part.k).mean() - part.accepted.mean())
+            after = float(served.product.mean() - part.accepted.mean())
             assert abs(after) < abs(float(part.product.mean() - part.accepted.mean())) / 3
     assert loss(calibrated, rows) < loss(rows.product, rows) - 0.01
     assert found.nll_before == pytest.approx(loss(rows.product, rows))
@@ -48,14 +48,22 @@ def test_dependent_tokens_are_seen_in_the_product(hard: bool) -> None:
 def test_a_product_that_is_right_is_kept() -> None:
     rows = rollouts(0.0)
     found = fit_survival(rows)
-    assert found.is_product or torch.allclose(found.of_product(rows.product, rows.k), rows.product, atol=0.02)
+    assert found.is_product or torch.allclose(found.of_prefixes(rows), rows.product, atol=0.02)
 
 
 def test_it_rises_with_the_product_at_every_depth() -> None:
     found = fit_survival(rollouts(2.0))
     product = torch.linspace(1e-5, 1 - 1e-5, 500, dtype=torch.float64)
-    for k in (1.0, 3.0, 20.0):
-        assert found.of_product(product, torch.full_like(product, k)).diff().min() > 0
+    assert found.of_products(product[:, None].expand(-1, 20)).diff(dim=0).min() > 0
+
+
+@pytest.mark.parametrize("survival", [Survival(depth=2.0), Survival(0.5, 0.1, 0.01), Survival(depth=-0.1)])
+def test_a_longer_prefix_is_never_more_likely(survival: Survival) -> None:
+    """A positive weight of the depth lifts long prefixes, and products below `CLIP` count as `CLIP`."""
+    f = torch.tensor([[0.9, 0.99, 0.99, 0.99], [1e-7, 0.5, 0.5, 1.0]])
+    assert survival(f).diff(dim=-1).max() <= 0
+    rows = prefixes(f, f, torch.tensor([3, 4]), torch.tensor([0, 1]))
+    assert torch.equal(survival.of_prefixes(rows), torch.cat([survival(f[0, :3]), survival(f[1])]))
 
 
 def test_one_way_of_reading_it() -> None:
@@ -66,8 +74,8 @@ def test_one_way_of_reading_it() -> None:
         assert batch.shape == (5, 4) and batch.dtype == torch.float64
         for row, expected in zip(f, batch, strict=True):
             assert torch.equal(torch.stack([survival(row[: k + 1])[-1] for k in range(4)]), expected)
-        k = torch.arange(1, 5).double().expand(5, 4)
-        assert torch.equal(survival.of_product(f.double().cumprod(1), k), batch)
+        rows = prefixes(f, f, torch.full((5,), 4), torch.arange(5))
+        assert torch.equal(survival.of_prefixes(rows), batch.flatten())
     assert torch.equal(Survival()(f), f.double().cumprod(1))
     assert torch.isfinite(Survival(2.0, 0.1)(torch.tensor([1.0, 0.0]))).all()
 
