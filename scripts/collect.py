@@ -70,7 +70,7 @@ def facts(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(folder, KEY, config["predictor"], error) from error
     layers = " ".join(map(str, config["features"]["layers"]))
-    settings = {"checkpoint": folder.name, "predictor": config["predictor"], "layers": layers, **config["settings"]}
+    settings = {"checkpoint": folder.name, "predictor": config["predictor"], **config["settings"], "layers": layers}
     return settings | shown | {"seconds": seconds}
 
 
