@@ -69,9 +69,9 @@ def facts(folder: Path) -> dict[str, Any]:
         shown = {name: "-" if scores[name] is None else f"{scores[name]:.4f}" for name in SCORES}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(folder, KEY, config["predictor"], error) from error
-    layers = " ".join(map(str, config["features"]["layers"]))
-    settings = {"checkpoint": folder.name, "predictor": config["predictor"], **config["settings"], "layers": layers}
-    return settings | shown | {"seconds": seconds}
+    read = {"layers": " ".join(map(str, config["features"]["layers"]))}
+    named = {"checkpoint": folder.name, "predictor": config["predictor"]}
+    return named | read | config["settings"] | read | shown | {"seconds": seconds}
 
 
 def tune_one(cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: CostTable) -> Choice:
