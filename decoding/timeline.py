@@ -18,14 +18,12 @@ class Devices:
     """Seconds of one forward of each model, alone on its device.
 
     pipeline: the target is split over two devices, and the draft runs on the half that is idle (SpecBranch, appendix
-        G.1): `handover` seconds for each time it moves from one to the other, which it does twice per target call.
-        The draft's own stages are as they are.
+        G.1); moving it from one to the other costs nothing. The draft's own stages are as they are.
     """
 
     draft: Seconds
     target: Seconds
     pipeline: bool = False
-    handover: float = 0.0
 
     @classmethod
     def of_ratio(cls, c: float) -> "Devices":
@@ -76,5 +74,4 @@ def _side_by_side(steps: Sequence[float], target: float, devices: Devices) -> fl
     if not devices.pipeline:
         return max(sum(steps), target)
     half = target / 2
-    best = min(max(half, sum(steps[:n])) + max(half, sum(steps[n:])) for n in range(len(steps) + 1))
-    return best + 2 * devices.handover
+    return min(max(half, sum(steps[:n])) + max(half, sum(steps[n:])) for n in range(len(steps) + 1))

@@ -70,11 +70,6 @@ def test_a_pipelined_target_leaves_halves_to_the_draft(forwards: int, seconds: f
     assert modelled_seconds(trace(overlapped(1, 0, forwards, 2)), devices) == seconds
 
 
-def test_handover_is_paid_twice_a_call() -> None:
-    devices = Devices(C5.draft, C5.target, pipeline=True, handover=0.25)
-    assert modelled_seconds(trace(overlapped(1, 0, 4, 2)), devices) == 5.5
-
-
 def test_speedup_is_per_token() -> None:
     plain = trace(*[chain(0, 1)] * 6)
     assert modelled_speedup([plain], [plain], C5) == 1
