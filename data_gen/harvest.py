@@ -209,14 +209,15 @@ def rounds(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe) ->
     rolled = rollouts(pair.draft, request, answer, anchors, recipe)
     tokens = rolled.drawn.token.cpu()
     known = torch.full_like(anchors, recipe.gamma)
+    drafted = labels.drafted_length(tokens, pair.eos_ids)
+    verdicts = uniforms(recipe.seed, request.prompt_id, "verdicts", *shape)
     if recipe.warp.temperature == 0:
         accept = labels.greedy_acceptance(tokens, response, anchors)
         if int(response[-1]) not in pair.eos_ids:
             known = labels.known_depth(anchors, len(response), recipe.gamma)
     else:
-        accept = rollout_acceptance(pair.target, rolled, laws.accept[anchors], recipe.warp).cpu()
-    drafted = labels.drafted_length(tokens, pair.eos_ids)
-    verdicts = uniforms(recipe.seed, request.prompt_id, "verdicts", *shape)
+        first = laws.accept[anchors]
+        accept = rollout_acceptance(pair.target, rolled, first, drafted, verdicts, recipe.warp).cpu()
     return {
         "anchor": anchors,
         "known": known,

@@ -78,11 +78,13 @@ def anchor_features(target: CachedLM, answer: Row, row: Row, spec: FeatureSpec) 
 def rollout_features(draft: CachedLM, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
     """[A, gamma, D] bfloat16 of the draft at every token of the rounds."""
     run(draft, torch.cat([answer["prompt_tokens"], answer["response_tokens"]]))
+    base = draft.length
     count = len(row["anchor"])
     last, tokens = row["anchor"] + len(answer["prompt_tokens"]) - 1, row["draft_tokens"].view(count, -1)
     parts = []
     for some in torch.arange(count).split(max(1, TOGETHER * 4 // tokens.shape[1])):
-        hidden = forward_along(draft, last[some], tokens[some], hidden=True, logits="none").hidden
+        hidden = forward_along(draft, last[some], tokens[some], base, hidden=True, logits="none").hidden
+        draft.crop(base)
         assert hidden is not None
         parts.append(extract(hidden, spec).bfloat16().view(tokens.shape[1], len(some), -1).transpose(0, 1))
     return torch.cat(parts)

@@ -2,7 +2,7 @@
 
 Speculative decoding token by token would run the draft gamma times per position. Here one draft forward advances all
 rollouts by one token: each row sees its own prefix of the response and its own rollout, nothing else. The target then
-runs on all rollouts in masked passes.
+runs on the rollouts in masked passes, a few tokens at a time, as long as they may still be accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,8 @@ from decoding.sampling import Warp
 from predictors.features import FeatureSpec, extract
 
 MAX_BYTES = 100 << 20  # of the logits of one forward
+NEGLIGIBLE = 1e-3  # probability that a rollout is still accepted, below which its later tokens are not looked at
+STAGES = (2, 3, 4, 5)  # tokens whose verdicts one target forward finds: few where many rollouts are still alive
 TOGETHER = 128  # rollouts advanced by one draft forward: full speed, and few rows of other rollouts to look past
 
 
@@ -129,40 +131,66 @@ def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
     return Drawn(token, at(q, token), belief.amax(-1), entropy(belief))
 
 
-def rollout_acceptance(target: CachedLM, rolled: Rollouts, first: Tensor, warp: Warp) -> Tensor:
-    """min(1, p / q) of every rollout token given its prefix and the tokens before, [A, gamma].
+def rollout_acceptance(
+    target: CachedLM, rolled: Rollouts, first: Tensor, drafted: Tensor, verdicts: Tensor, warp: Warp
+) -> Tensor:
+    """min(1, p / q) of every rollout token given its prefix and the tokens before, [A, gamma], as far as it matters.
 
-    first: [A], that of the first tokens, known from the answer. The cache is left as it was.
+    first: [A], that of the first tokens, known from the answer; drafted: [A], tokens that count; verdicts: [A, gamma],
+    the coins. The target runs in stages, each on a few more tokens of the rollouts that are still `alive`; the rest
+    stays 0: their product was below `NEGLIGIBLE`, and their verdict is known. The cache is left as it was.
     """
-    tokens, q = rolled.drawn.token, rolled.drawn.q
-    if tokens.shape[1] == 1:
-        return first[:, None]
-    size = max(1, rows_per_forward(target) // (tokens.shape[1] - 1))
-    parts = zip(rolled.rows.split(size), tokens.split(size), strict=True)
-    p = torch.cat([_later_p(target, rows, some, warp) for rows, some in parts])
-    return torch.cat([first[:, None], acceptance(p, q[:, 1:])], 1)
+    accept = torch.zeros(verdicts.shape, device=first.device)
+    accept[:, 0] = first
+    for some in torch.arange(len(first)).split(max(1, rows_per_forward(target) // STAGES[-1])):
+        _accept_in_stages(target, rolled, some, accept, drafted, verdicts, warp)
+    return accept
 
 
-def _later_p(target: CachedLM, rows: Tensor, tokens: Tensor, warp: Warp) -> Tensor:
-    """p of the tokens after the first, [A, gamma - 1]."""
-    logits = forward_along(target, rows, tokens[:, :-1]).logits
-    p = torch.cat([at(warp.probs(some), drawn) for some, drawn in blocks(logits, tokens[:, 1:].T.flatten())])
-    return p.view(-1, len(rows)).T
+def _accept_in_stages(
+    target: CachedLM, rolled: Rollouts, some: Tensor, accept: Tensor, drafted: Tensor, verdicts: Tensor, warp: Warp
+) -> None:
+    """Fill in `accept` of the rollouts `some`."""
+    base, done, tokens = target.length, 1, rolled.drawn.token
+    for size in (*STAGES, *[STAGES[-1]] * tokens.shape[1]):
+        going = alive(accept[some, :done].cpu(), drafted[some], verdicts[some, :done])
+        target.keep(base, _rows_of(going, len(some), done - 1))
+        some, until = some[going], min(done + size, tokens.shape[1])
+        if not len(some) or done == until:
+            break
+        logits = forward_along(target, rolled.rows[some], tokens[some, done - 1 : until - 1], base).logits
+        wanted = tokens[some, done:until]
+        p = torch.cat([at(warp.probs(rows), drawn) for rows, drawn in blocks(logits, wanted.T.flatten())])
+        accept[some, done:until] = acceptance(p.view(-1, len(some)).T, rolled.drawn.q[some, done:until])
+        done = until
+    target.crop(base)
+
+
+def alive(accept: Tensor, drafted: Tensor, verdicts: Tensor) -> Tensor:
+    """Which rollouts have more to tell after n tokens: their next token counts, and all n are accepted by the coins or
+    with a probability that is not negligible. accept, verdicts: [A, n]; drafted: [A]. Returns [n alive] indices."""
+    passed = (verdicts < accept).all(1) | (accept.prod(1) >= NEGLIGIBLE)
+    return (passed & (drafted > accept.shape[1])).nonzero()[:, 0]
+
+
+def _rows_of(kept: Tensor, count: int, depths: int) -> list[int]:
+    """Cached rows of the rollouts `kept` of `count`, all first tokens before all second ones."""
+    return (torch.arange(depths)[:, None] * count + kept).flatten().tolist()
 
 
 def forward_along(
-    lm: CachedLM, rows: Tensor, tokens: Tensor, hidden: bool = False, logits: LogitsFor = "all"
+    lm: CachedLM, rows: Tensor, tokens: Tensor, base: int, hidden: bool = False, logits: LogitsFor = "all"
 ) -> LMOutput:
-    """One pass over rollouts that are known, in which each row sees its prefix and its rollout.
+    """One pass over the next tokens of rollouts that are known, in which each row sees its prefix and its rollout.
 
-    rows: [A], as in `Rollouts`; tokens: [A, n]. The n * A rows of the output are those of depth 1, then of depth 2, ...
-    The cache is left as it was.
+    rows: [A], as in `Rollouts`; tokens: [A, n]. base: cached rows of the sequence; those behind it hold the A rollouts'
+    tokens before these, all first tokens, then all second ones. So do the n * A rows of the output, and the cache then.
     """
-    base, (count, depths) = lm.length, tokens.shape
+    count, depths = tokens.shape
+    before = (lm.length - base) // count
     depth = torch.arange(1, depths + 1).repeat_interleave(count)
     prefix = (torch.arange(base) <= rows[:, None]).repeat(depths, 1)
     path = torch.eye(count, dtype=torch.bool).repeat(depths, depths) & (depth <= depth[:, None])
-    visible = torch.cat([prefix, path], dim=1)
-    output = lm.forward_masked(tokens.T.flatten(), rows.repeat(depths) + depth, visible, hidden=hidden, logits=logits)
-    lm.crop(base)
-    return output
+    visible = torch.cat([prefix, torch.eye(count, dtype=torch.bool).repeat(depths, before), path], dim=1)
+    positions = rows.repeat(depths) + before + depth
+    return lm.forward_masked(tokens.T.flatten(), positions, visible, hidden=hidden, logits=logits)

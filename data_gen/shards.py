@@ -12,8 +12,9 @@ on past any stop point and any end token.
 
 - `drafted`: tokens up to and including the first drafted end token, at most gamma. Beyond it values mean nothing.
 - `accepted`: of those, by token-wise verification with coins of the harvest (exact for a greedy target).
-- `accept_prob`: min(1, p / q) of each token given that those before it were accepted; greedy: 1 while the rollout is
-  what the target says, then 0.
+- `accept_prob`: min(1, p / q) of each token given that those before it were accepted; 0 where that is out of the
+  question: after a token that the coins reject, once all tokens so far have a probability below 0.001 of being accepted
+  (the target is not run there), and behind an end token. Greedy: 1 while the rollout is what the target says, then 0.
 - `known`: tokens whose verdict is known: gamma, except near the end of a greedy response that was cut at
   max_new_tokens. What the target would have said next was never computed there: it is T - t, and `accept_prob` is 0
   beyond. A decode of T tokens drafts at most T - t - 1 tokens from t, so replaying it needs nothing else; training

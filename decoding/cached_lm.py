@@ -106,7 +106,11 @@ class CachedLM:
 
     def keep_path(self, rows: list[int]) -> None:
         """Of the tree (or chain) of the last call keep only ``rows``, a path in order; the cache before it stays."""
-        start, self._tree = self._block_start, None
+        self.keep(self._block_start, rows)
+
+    def keep(self, start: int, rows: list[int]) -> None:
+        """Of the cached rows from ``start`` on keep only ``start + rows``, in increasing order."""
+        self._tree = None
         if rows == list(range(len(rows))):
             return self.crop(start + len(rows))
         self._cache.keep(start, rows)

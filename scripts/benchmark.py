@@ -23,6 +23,7 @@ from data_gen.one_by_one import Coins, OneByOne
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests, spread
 from data_gen.responses import read_answers
+from data_gen.rollouts import NEGLIGIBLE
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models import ModelPair, load_pair
 from decoding.report import markdown
@@ -71,7 +72,8 @@ class Agreement:
     difference: float = 0.0
 
     def add(self, ours: Row, theirs: Row) -> None:
-        """One round. Acceptance is compared as the probability that a token and all before it are accepted."""
+        """One round. Acceptance is compared as the probability that a token and all before it are accepted, which the
+        harvest writes as 0 from where it may be `NEGLIGIBLE`."""
         drafted = int(ours["drafted"])
         self.rounds += 1
         if ours["draft_tokens"][:drafted].tolist() != theirs["draft_tokens"].tolist():
@@ -81,7 +83,8 @@ class Agreement:
         self.same_accepted += min(known, theirs["accepted"]) == int(ours["accepted"])
         for name in ("draft_q", "draft_max_q", "draft_entropy"):
             self._compare(ours[name][:drafted], theirs[name])
-        self._compare(ours["accept_prob"][:known].cumprod(0), theirs["accept_prob"][:known].cumprod(0))
+        survival, expected = (row["accept_prob"][:known].cpu().cumprod(0) for row in (ours, theirs))
+        self._compare(survival, expected.where((survival > 0) | (expected >= NEGLIGIBLE), 0.0))
 
     def _compare(self, ours: Tensor, theirs: Tensor) -> None:
         self.difference = max(self.difference, float((ours.cpu() - theirs.cpu()).abs().max()))

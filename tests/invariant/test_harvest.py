@@ -11,10 +11,10 @@ from torch import Tensor
 
 from data_gen import shards
 from data_gen.harvest import Progress, Recipe, draws, harvest, label
-from data_gen.labels import entropy
+from data_gen.labels import accepted_length, entropy
 from data_gen.requests import Request
 from data_gen.responses import Answer, Laws, at, read_answers, uniforms
-from data_gen.rollouts import Drawn, roll, roll_greedy, rollout_acceptance, shared_tokens
+from data_gen.rollouts import Drawn, Rollouts, roll, roll_greedy, rollout_acceptance, shared_tokens
 from decoding.draft import RoundContext
 from decoding.engines.serial import SerialEngine
 from decoding.growth import DraftStep
@@ -115,7 +115,7 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
     before = pair.draft.length, pair.target.length
     first = first_draws(laws, anchors)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
-    accept = rollout_acceptance(pair.target, rolled, laws.accept[anchors], RECIPE.warp)
+    accept = verdicts_of_all(pair, rolled, laws.accept[anchors])
     assert (pair.draft.length, pair.target.length) == before
     for a, t in enumerate(anchors.tolist()):
         known = torch.cat([request.tokens, laws.response[:t]])
@@ -132,6 +132,13 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
             torch.testing.assert_close(rolled.features[a, d], feature, atol=1e-6, rtol=0.01)
 
 
+def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Tensor) -> Tensor:
+    """With coins that accept everything, so that no token is out of the question."""
+    count, gamma = rolled.drawn.token.shape
+    coins, drafted = torch.zeros(count, gamma, dtype=torch.float64), torch.full((count,), gamma)
+    return rollout_acceptance(pair.target, rolled, first, drafted, coins, RECIPE.warp)
+
+
 def first_draws(laws: Laws, anchors: Tensor) -> Drawn:
     return Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
 
@@ -143,9 +150,33 @@ def test_many_rollouts_are_verified_in_parts(pair: ModelPair, monkeypatch: pytes
     first = first_draws(laws, torch.arange(len(rows)))
     uniform = uniforms(0, "x", "r", len(rows), 3)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
-    at_once = rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp)
+    at_once = verdicts_of_all(pair, rolled, laws.accept)
     monkeypatch.setattr("data_gen.rollouts.MAX_BYTES", 10 * 4 * VOCAB)
-    torch.testing.assert_close(rollout_acceptance(pair.target, rolled, laws.accept, RECIPE.warp), at_once)
+    torch.testing.assert_close(verdicts_of_all(pair, rolled, laws.accept), at_once)
+
+
+@pytest.mark.parametrize("negligible", [0.02, 0.3])
+def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, negligible: float
+) -> None:
+    request, gamma = some_requests()[0], 9
+    laws = answers(pair, [request], RECIPE)[request.prompt_id].laws
+    rows = torch.arange(len(laws.response)) + len(request.tokens) - 1
+    first, count = first_draws(laws, torch.arange(len(rows))), len(rows)
+    uniform = uniforms(0, "x", "r", count, gamma - 1)
+    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
+    everything, coins = verdicts_of_all(pair, rolled, laws.accept), uniforms(0, "x", "verdicts", count, gamma)
+    drafted = torch.arange(count) % gamma + 1
+    monkeypatch.setattr("data_gen.rollouts.NEGLIGIBLE", negligible)
+    forwards = pair.target.forwards
+    accept = rollout_acceptance(pair.target, rolled, laws.accept, drafted, coins, RECIPE.warp)
+    assert 0 < pair.target.forwards - forwards <= 3, "stages of 2, 3 and 4 tokens"
+    left_out = accept == 0
+    assert 0 < left_out.sum() < accept.numel()
+    torch.testing.assert_close(accept[~left_out], everything[~left_out])
+    counts = torch.arange(gamma) < drafted[:, None]
+    assert (everything.cumprod(1)[left_out & counts] < negligible).all()
+    assert accepted_length(accept, coins, drafted).tolist() == accepted_length(everything, coins, drafted).tolist()
 
 
 def test_many_rollouts_are_drafted_in_parts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
