@@ -1,0 +1,88 @@
+"""Records survive the disk, whatever they hold; damaged files are noticed."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_gen import shards
+from data_gen.labels import accepted_length, drafted_length, known_depth
+from predictors.errors import UserError
+from tests.harvests import write_harvest
+
+SMALL = st.integers(0, 4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**31))
+def test_rounds_come_back_as_they_were(rows: int, gamma: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    floats = torch.rand(rows, gamma, generator=generator)
+    whole = torch.randint(0, 2**31 - 1, (rows,), generator=generator)
+    features = torch.randn(rows, gamma, 3, generator=generator) * 1e3
+    record = {
+        **{"prompt_id": "é\n|", "dataset": "", "split": "test"},
+        **dict.fromkeys(("anchor", "known", "drafted", "accepted"), whole),
+        "draft_tokens": whole[:, None].expand(-1, gamma),
+        **dict.fromkeys(("draft_q", "draft_max_q", "draft_entropy", "accept_prob"), floats),
+        "features": shards.pack_features(features[:, 0]),
+        "rollout_features": shards.pack_features(features),
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_harvest(Path(name), rows=2, gamma=gamma)
+        shards.write_shard(folder, "rounds", 0, [record])
+        row = shards.read_shard(folder / shards.shard_name("rounds", 0), "rounds").to_pylist()[0]
+    assert row["prompt_id"] == "é\n|" and row["accepted"] == whole.tolist()
+    assert torch.equal(torch.tensor(row["accept_prob"]), floats.flatten())
+    bits = torch.tensor(row["rollout_features"], dtype=torch.int16).view(torch.bfloat16)
+    assert torch.equal(bits, features.bfloat16().flatten())
+
+
+@given(st.lists(st.lists(SMALL, min_size=3, max_size=3), min_size=1, max_size=5), st.sets(SMALL), st.data())
+def test_lengths_keep_their_order(tokens: list[list[int]], ends: set[int], data: st.DataObject) -> None:
+    drafted = drafted_length(torch.tensor(tokens), ends)
+    chance = st.lists(st.floats(0, 1), min_size=3, max_size=3)
+    accept, coins = (torch.tensor([data.draw(chance) for _ in tokens], dtype=torch.float64) for _ in range(2))
+    accepted = accepted_length(accept, coins, drafted)
+    assert (0 <= accepted).all() and (accepted <= drafted).all() and (drafted <= 3).all()
+    for row, count in zip(tokens, drafted.tolist(), strict=True):
+        assert not ends & set(row[: count - 1]) and (count == 3 or row[count - 1] in ends)
+
+
+@given(st.integers(1, 30), st.integers(1, 8))
+def test_what_is_known_ends_with_the_response(length: int, gamma: int) -> None:
+    known = known_depth(torch.arange(length), length, gamma)
+    assert (known >= 1).all() and (known <= gamma).all() and known[-1] == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_a_damaged_harvest_is_read_right_or_refused(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_harvest(Path(name), rows=2, gamma=2)
+        whole = read(folder)
+        path = data.draw(st.sampled_from(sorted(folder.iterdir())))
+        damage(path, data)
+        try:
+            found = read(folder)
+        except UserError as error:
+            assert "\n" not in str(error).strip()
+            return
+        for kind in whole:
+            assert all(torch.equal(whole[kind][column], found[kind][column]) for column in whole[kind])
+
+
+def damage(path: Path, data: st.DataObject) -> None:
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        path.write_bytes(content[:place])
+    else:
+        content[place] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+
+
+def read(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {kind: shards.read_records(folder, kind, "all") for kind in ("specdecpp", "rounds")}
