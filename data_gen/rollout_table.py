@@ -1,6 +1,6 @@
 """From a harvest to the table that replay reads, with what the predictors say at each of its rounds."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from decoding.stopping.acceptance import AcceptanceStop
 from decoding.stopping.hrad import HRADStop
 from predictors.base import Records
 from predictors.errors import UserError
+from predictors.features import FeatureSpec, narrowed
 
 Asking = TypeVar("Asking", AcceptanceStop, HRADStop)
 CHUNK = 65536  # feature vectors a head is run on at once
@@ -44,7 +45,8 @@ def read_table(
     features = {"rollout_features": head, "features": classifier}
     columns = [*COLUMNS, *(name for name, rule in features.items() if rule)]
     records = records_with_features(folder, "rounds", split, columns, pair)
-    values = {**recorded(records, Warp.from_dict(manifest["draft_warp"])), **predicted(records, head, classifier)}
+    specs = {name: FeatureSpec.from_dict(spec) for name, spec in manifest["features"].items()}
+    values = recorded(records, Warp.from_dict(manifest["draft_warp"])) | predicted(records, specs, head, classifier)
     greedy = manifest["warp"]["temperature"] == 0 == manifest["draft_warp"]["temperature"]
     return build(list(by_prompt(folder, split, values, records["group"], manifest["max_new_tokens"])), greedy)
 
@@ -82,20 +84,26 @@ def recorded(records: Records, draft_warp: Warp) -> dict[str, Tensor]:
     }
 
 
-def predicted(records: Records, head: AcceptanceStop | None, classifier: HRADStop | None) -> dict[str, Tensor]:
-    """The columns that the rules' predictors give."""
+def predicted(
+    records: Records, harvested: Mapping[str, FeatureSpec], head: AcceptanceStop | None, classifier: HRADStop | None
+) -> dict[str, Tensor]:
+    """The columns that the rules' predictors give. harvested: predictor -> what the features of `records` are; a
+    predictor may read some of the layers."""
     found = {}
     if head:
-        f = in_chunks(head.predictor.predict_proba, records["rollout_features"])
+        f = in_chunks(head.predictor.predict_proba, records["rollout_features"], harvested["specdecpp"], head)
         found["survival"] = head.predictor.calibration.survival(f)
     if classifier:
-        found["outcome"] = in_chunks(classifier.decide, records["features"])
+        found["outcome"] = in_chunks(classifier.decide, records["features"], harvested["hrad"], classifier)
     return found
 
 
-def in_chunks(head: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-    """What `head` says of float32 rows [n, D], for bfloat16 features [..., D]."""
-    found = torch.cat([head(part.float()) for part in features.flatten(0, -2).split(CHUNK)])
+def in_chunks(
+    ask: Callable[[Tensor], Tensor], features: Tensor, harvested: FeatureSpec, rule: AcceptanceStop | HRADStop
+) -> Tensor:
+    """What `rule` says, asked for float32 rows [n, D'] of the layers it reads, of `harvested` bfloat16 [..., D]."""
+    wanted = rule.predictor.features
+    found = torch.cat([ask(narrowed(part, harvested, wanted).float()) for part in features.flatten(0, -2).split(CHUNK)])
     return found.view(features.shape[:-1])
 
 

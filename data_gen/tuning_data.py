@@ -18,6 +18,7 @@ from decoding.stopping.fixed import Fixed
 from decoding.tuning import Candidate, sweep
 from predictors.base import read_config, refuse_mismatch
 from predictors.errors import UserError, checked_count
+from predictors.features import FeatureSpec, refuse_unharvested
 
 # Checks --------------------------------------------------------------------------------------------------------------
 
@@ -52,12 +53,15 @@ def check_out(out: Path) -> None:
 
 
 def refuse_foreign_checkpoint(folder: Path, manifest: Mapping[str, Any], key: str, gamma_max: int) -> None:
-    """Raise UserError where it was trained for another pair, other laws or other features than the harvest's, or for
-    longer drafts than are replayed."""
+    """Raise UserError where it was trained for another pair, other laws or other features than the harvest's (some of
+    its layers will do), or for longer drafts than are replayed."""
     config = read_config(folder, key)
     trained = {name: manifest[name] for name in ("pair", "warp", "draft_warp")}
-    features = {"features": manifest["features"].get(config["predictor"])}
+    harvested = manifest["features"][config["predictor"]]
+    features = {"features": {name: harvested[name] for name in ("side", "embedding")}}
     refuse_mismatch(config, trained | features, f"{key}: {folder}")
+    read = FeatureSpec.from_dict(config["features"])
+    refuse_unharvested(FeatureSpec.from_dict(harvested), read, f"{key}: {folder} reads layers that replay lacks")
     if (config.get("gamma") or 0) > gamma_max:
         raise UserError(
             f"{key}: {folder} drafts gamma={config['gamma']} tokens, rounds of {gamma_max} are replayed. Train it "

@@ -69,12 +69,13 @@ def narrowed(features: torch.Tensor, harvested: FeatureSpec, wanted: FeatureSpec
     return parts[..., torch.tensor(kept, device=features.device), :].flatten(-2)
 
 
-def refuse_unharvested(harvested: FeatureSpec, wanted: FeatureSpec) -> None:
-    """Raise UserError where `wanted` reads other things than `harvested`, or its layers in another order."""
+def refuse_unharvested(harvested: FeatureSpec, wanted: FeatureSpec, where: str = "predictor.layers") -> None:
+    """Raise UserError where `wanted` reads other things than `harvested`, or its layers in another order. where: config
+    key, and what it names."""
     have, want = list(harvested.layers), list(wanted.layers)
     if replace(wanted, layers=have) != harvested or want != [layer for layer in have if layer in want]:
         raise UserError(
-            f"predictor.layers: {want} are not some of the harvested layers {have}, in their order. Choose among them, "
+            f"{where}: {want} are not some of the harvested layers {have}, in their order. Choose among them, "
             "or harvest others: python scripts/gen_data.py features.hrad.layers=... (or features.specdecpp.layers)"
         )
 

@@ -18,12 +18,14 @@ from tests.checkpoints import write_checkpoint
 
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 METHODS = ["fixed", "confidence", "confidence_before", "adaedl", "specdecpp", "hrad"]
+WIDTH = 24  # of a hidden state
 FILE = "runs/smollm2-thresholds-T0.0.json"
 
 
 @pytest.fixture(scope="module")
 def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with prompts, a greedy harvest of them, and untrained checkpoints made for it."""
+    """A folder with prompts, a greedy harvest of them, and untrained checkpoints made for it: H-RAD's reads two of the
+    four harvested layers."""
     folder = tmp_path_factory.mktemp("harvest")
     prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 25)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
@@ -33,9 +35,9 @@ def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         run(gen_data, patch, *base(tiny_pair_dir), *GREEDY, *small)
     manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
     context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
-    for name in ("specdecpp", "hrad"):
-        features, dim = manifest["features"][name], manifest["feature_dims"][name]
-        spec = FeatureSpec.from_dict(features)
+    for name, layers in (("specdecpp", [-1]), ("hrad", [-3, -1])):
+        spec = replace(FeatureSpec.from_dict(manifest["features"][name]), layers=layers)
+        dim = spec.dim(WIDTH, WIDTH)
         write_checkpoint(folder / "checkpoints" / name, name, dim, gamma=3, features=spec, context=context)
     return folder
 
@@ -274,12 +276,15 @@ def test_a_checkpoint_for_other_features_is_refused(
 ) -> None:
     shutil.copytree("checkpoints", "others", dirs_exist_ok=True)
     config = json.loads(Path("others/hrad/config.json").read_text())
-    config["features"]["layers"] = [-3]
-    Path("others/hrad/config.json").write_text(json.dumps(config))
     given = ["rules.specdecpp.checkpoint=others/specdecpp", "rules.hrad.checkpoint=others/hrad"]
-    for program, others in ((tune, [*arguments, "cost=c4"]), (check_replay, [])):
-        message = refused(program, monkeypatch, capsys, *others, *given)
-        assert "rules.hrad.checkpoint: others/hrad was trained with features.layers=[-3]" in message
+    for changed, words in (
+        ({"layers": [-5, -1]}, "reads layers that replay lacks: [-5, -1] are not some of the harvested layers [-4, -3"),
+        ({"embedding": False}, "was trained with features.embedding=False"),
+    ):
+        Path("others/hrad/config.json").write_text(json.dumps(config | {"features": config["features"] | changed}))
+        for program, others in ((tune, [*arguments, "cost=c4"]), (check_replay, [])):
+            message = refused(program, monkeypatch, capsys, *others, *given)
+            assert f"rules.hrad.checkpoint: others/hrad {words}" in message
 
 
 def test_two_rules_of_one_kind_with_different_checkpoints_are_refused(
