@@ -39,7 +39,7 @@ class CostTable:
     draft: of one draft forward with the draw that follows; target: of a round's target forward by its rows (one more
     than the draft's tokens), with verification and bookkeeping; autoregressive: of one token without a draft; None: a
     target forward of one row; calls: of one number a stop rule computes, by the rule's name; 0 where there is none;
-    pair: identity of the pair it was measured with; None: of none in particular
+    pair: identity of the pair it was measured with; measured_on: `setup_facts` then; None: of none in particular
     """
 
     draft: float
@@ -47,6 +47,7 @@ class CostTable:
     autoregressive: float
     calls: Mapping[str, float] = field(default_factory=dict)
     pair: Mapping[str, Any] | None = None
+    measured_on: Mapping[str, Any] | None = None
 
     def price(self, counts: Counts, rule: str = "") -> NDArray[np.float64]:
         """[B], of each response; prefill is left out."""
@@ -107,7 +108,7 @@ def read_cost(file: str | Path) -> CostTable:
     """The table of a file that cost=measure has written. Raises UserError where there is none."""
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
-        return replace(cost_table(**found["seconds"]), pair=found["pair"])
+        return replace(cost_table(**found["seconds"]), pair=found["pair"], measured_on=found["measured_on"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"cost.file: no measured cost in {file}. Measure it: python scripts/tune.py cost=measure"

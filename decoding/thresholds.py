@@ -2,17 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from decoding.machine import other_machine
 from decoding.tuning import span
 from predictors.base import damaged, write_json
 from predictors.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 REPLAYED = {
     "engine": "decoding.engines.serial.SerialEngine",
     "structure": "decoding.structures.chain.Chain",
@@ -41,18 +43,24 @@ def read(path: Path) -> dict[str, Any]:
 
 def _whole(found: dict[str, Any]) -> dict[str, Any]:
     """`found`, if it holds what `apply` reads; else a KeyError or TypeError."""
-    chosen, _ = found["results"]["chosen"], [found[key] for key in ("pair", "warp", "draft_warp", "cost", "gamma")]
+    chosen, _ = (
+        found["results"]["chosen"],
+        [found[key] for key in ("pair", "warp", "draft_warp", "cost", "gamma", "measured_on", "command")],
+    )
     for name, choice in {"advice": chosen["advice"], **chosen}["rules"].items():
         _ = [choice["threshold"] + choice["speedup"], span(choice["interval"])]
         _ = [found["rules"][name][key] for key in ("setting", "stop", "checkpoint")]
     return found
 
 
-def apply(cfg: DictConfig, found: Mapping[str, Any], run: Mapping[str, Any], given: Iterable[str]) -> list[str]:
-    """Set the tuned thresholds in `cfg.method` and say which, a line each.
+def apply(
+    cfg: DictConfig, found: Mapping[str, Any], run: Mapping[str, Any], overrides: Sequence[str], here: Mapping[str, Any]
+) -> list[str]:
+    """Set the tuned thresholds in `cfg.method` and say which, a line each; and whether they were tuned for another
+    machine than `here` (`setup_facts`).
 
-    run: pair identity, warp and draft_warp of this run; with others nothing is set. given: keys set on the command
-    line, which win.
+    run: pair identity, warp and draft_warp of this run; with others nothing is set. overrides: of the command line;
+    what they set wins.
     """
     for key, value in run.items():
         if _known(found[key]) != _known(value):
@@ -60,8 +68,26 @@ def apply(cfg: DictConfig, found: Mapping[str, Any], run: Mapping[str, Any], giv
     chosen = found["results"]["chosen"]
     names = [name for name in chosen["rules"] if name in cfg.methods and name != "fixed"]  # its pass chooses its own
     rules = {name: {**found["rules"][name], **chosen["rules"][name], "gamma": found["gamma"]} for name in names}
-    lines = [_apply_one(cfg, name, rule, list(given)) for name, rule in rules.items()]
-    return [f"thresholds: {cfg.thresholds}, for cost {found['cost']}, whose advice is: {chosen['advice']}", *lines]
+    lines = [_apply_one(cfg, name, rule, keys(overrides)) for name, rule in rules.items()]
+    lines = [f"thresholds: {cfg.thresholds}, for cost {found['cost']}, whose advice is: {chosen['advice']}", *lines]
+    other = other_machine(found["measured_on"], here) if found["measured_on"] else None
+    if other:
+        anew = command_anew(found["command"], overrides)
+        lines.append(f"warning: {cfg.thresholds} was tuned on another machine: {other}. Tune anew: {anew}")
+    return lines
+
+
+def keys(overrides: Iterable[str]) -> list[str]:
+    """What they set."""
+    return [override.split("=")[0].lstrip("+~").split("@")[-1] for override in overrides]
+
+
+def command_anew(command: str, overrides: Iterable[str]) -> str:
+    """The command that has tuned, made to measure costs, with the pair as this run's `overrides` have it."""
+    kept = [
+        word for word in shlex.split(command) if word != "cost=measured" and not word.startswith(("pair=", "pair."))
+    ]
+    return shlex.join([*kept, *(override for override in overrides if override.startswith(("pair=", "pair.")))])
 
 
 def _apply_one(cfg: DictConfig, name: str, rule: Mapping[str, Any], given: list[str]) -> str:

@@ -13,13 +13,11 @@ results.json, table.md and the traces of every method to `out`. An interrupted r
 import copy
 import json
 import math
-import platform
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
 from decoding.cost import measure_cost
 from decoding.journal import Journal, file_hashes, journal_path
 from decoding.lossless import broken_invariants, greedy_differences
+from decoding.machine import setup_facts
 from decoding.metrics import Metrics, OverlapMetrics, measure, measure_overlap, profile, tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import BASELINE
@@ -163,11 +162,12 @@ def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str
 
 def use_thresholds(cfg: DictConfig, pair: ModelPair) -> None:
     """Put tuned thresholds into `cfg.method` where `cfg.thresholds` has some for this run, and say which."""
-    given = [override.split("=")[0].lstrip("+~").split("@")[-1] for override in HydraConfig.get().overrides.task]
-    if cfg.thresholds is None or not ("thresholds" in given or Path(cfg.thresholds).is_file()):
+    overrides = list(HydraConfig.get().overrides.task)
+    if cfg.thresholds is None or not ("thresholds" in thresholds.keys(overrides) or Path(cfg.thresholds).is_file()):
         return
     run = {"pair": pair_identity(pair), **{key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}}
-    print("\n".join(thresholds.apply(cfg, thresholds.read(Path(cfg.thresholds)), run, given)))
+    found = thresholds.read(Path(cfg.thresholds))
+    print("\n".join(thresholds.apply(cfg, found, run, overrides, setup_facts(pair))))
 
 
 def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
@@ -381,22 +381,6 @@ def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
         "pair": pair_identity(pair),
         **setup_facts(pair),
         "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def setup_facts(pair: ModelPair) -> dict[str, Any]:
-    """Where and with what it runs: speeds, and the last bits of logits, depend on it."""
-    sides = {"target": pair.target, "draft": pair.draft}
-    return {
-        "devices": {side: str(lm.device) for side, lm in sides.items()},
-        "dtypes": {side: str(lm.model.dtype) for side, lm in sides.items()},
-        "eos_ids": sorted(pair.eos_ids),
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.processor() or platform.machine()}, {platform.node()}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers")},
-        },
     }
 
 

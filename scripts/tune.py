@@ -13,7 +13,7 @@ evaluate.py takes the thresholds of measured costs by itself, those of other cos
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ from decoding.cost import CostTable, observed_cost, regress_traces
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule
-from decoding.models import load_pair, pair_identity
+from decoding.machine import setup_facts
+from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.policies import threshold_of
 from decoding.replay import Replayer
 from decoding.sampling import Sampler
@@ -73,7 +74,12 @@ def main(cfg: DictConfig) -> None:
     if "chosen" not in tables:
         tables = {"chosen": measured_cost(cfg, manifest, stops), **tables}
     results = {name: tune(first, second, judged_on, table) for name, table in tables.items()}
-    facts = {**about(cfg, manifest, stops), "results": results, "frontier": frontiers(second)}
+    facts = {
+        **about(cfg, manifest, stops),
+        "measured_on": tables["chosen"].measured_on,
+        "results": results,
+        "frontier": frontiers(second),
+    }
     facts["oracle_calls"] = oracle_totals(judged_on.table) if judged_on.table.greedy else None
     thresholds.write(out, facts)
     print(f"\n{report(cfg, facts)}\n\nsaved {out}")
@@ -156,28 +162,28 @@ def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
 
 def measured_cost(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]) -> CostTable:
     """From real decodes, saved for cost=measured."""
-    traces, identity = decode_some(cfg, manifest, stops)
+    pair = load_pair(cfg.pair)
+    identity, setup = pair_identity(pair), setup_facts(pair)
+    refuse_other_pair(identity, manifest, f"pair: {cfg.pair.name}")
+    traces = decode_some(cfg, pair, cfg.gamma_max or manifest["gamma"], stops)
     plain = traces.pop(PLAIN)
-    table = observed_cost(traces, plain)
+    table = replace(observed_cost(traces, plain), pair=identity, measured_on=setup)
     fit = regress_traces([trace for found in (plain, *traces.values()) for trace in found])
     seconds, command = table.to_dict(), shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
-    facts = {"seconds": seconds, "regression": asdict(fit), "pair": identity, "command": command}
-    write_json(Path(cfg.cost.file), facts)
+    facts = {"pair": identity, "measured_on": setup, "command": command}
+    write_json(Path(cfg.cost.file), {"seconds": seconds, "regression": asdict(fit), **facts})
     print(f"{cost_lines(table)}\n{fit}; saved {cfg.cost.file}")
     return table
 
 
 def decode_some(
-    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]
-) -> tuple[dict[str, list[Trace]], dict[str, Any]]:
-    """Traces of plain decoding, of fixed draft lengths and of every rule, request by request in turn; the pair."""
-    pair = load_pair(cfg.pair)
-    identity = pair_identity(pair)
-    refuse_other_pair(identity, manifest, f"pair: {cfg.pair.name}")
+    cfg: DictConfig, pair: ModelPair, gamma_max: int, stops: Mapping[str, StopRule]
+) -> dict[str, list[Trace]]:
+    """Traces of plain decoding, of fixed draft lengths and of every rule, request by request in turn."""
     warp, draft_warp, eos = instantiate(cfg.warp), instantiate(cfg.draft_warp), frozenset(pair.eos_ids)
     rules: dict[str, StopRule] = {f"fixed {gamma}": Fixed(gamma) for gamma in cfg.cost.gammas}
     rules |= {name: stop for name, stop in stops.items() if not isinstance(stop, Fixed)}
-    chain: Any = Chain(max(cfg.gamma_max or manifest["gamma"], *cfg.cost.gammas))
+    chain: Any = Chain(max(gamma_max, *cfg.cost.gammas))
     verifier: Any = TokenVerifier()
     engines: dict[str, Engine] = {PLAIN: AutoregressiveEngine(pair, warp, eos)}
     for name, stop in rules.items():
@@ -191,7 +197,7 @@ def decode_some(
         for name, engine in engines.items():
             sampler = Sampler.seeded(request_seed(cfg.seed, request, 0))
             traces[name].append(engine.decode(request.tokens, tokens, sampler))
-    return traces, identity
+    return traces
 
 
 # Reporting -----------------------------------------------------------------------------------------------------------

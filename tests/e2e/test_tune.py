@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from data_gen.rollout_table import read_table
+from decoding.machine import processor
 from decoding.rollouts import RolloutTable
 from predictors.features import FeatureSpec
 from scripts import check_replay, collect, evaluate, gen_data, tune
@@ -131,11 +133,13 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     assert "thresholds" not in capsys.readouterr().out
     found = json.loads(Path(FILE).read_text())
     found["rules"]["hrad"]["checkpoint"] = "another"
-    Path(FILE).write_text(json.dumps(found))
+    setup = {key: {"target": "other", "draft": "other"} for key in ("hardware", "dtypes")}
+    Path(FILE).write_text(json.dumps(found | {"measured_on": setup | {"threads": torch.get_num_threads()}}))
     evaluated(tiny_pair_dir, monkeypatch, only)
-    assert (
-        "hrad: checkpoints/hrad is not the checkpoint it was tuned with, thresholds left out" in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "hrad: checkpoints/hrad is not the checkpoint it was tuned with, thresholds left out" in printed
+    assert f"warning: {FILE} was tuned on another machine: hardware other, here " in printed
+    assert "; dtypes other, here torch.float64. Tune anew: python scripts/tune.py " in printed
     Path(FILE).write_text(json.dumps(found | {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}}))
     evaluated(tiny_pair_dir, monkeypatch, only)
     assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
@@ -156,8 +160,13 @@ def test_costs_are_measured_saved_and_read_again(
     saved = json.loads(Path("runs/smollm2-cost-T0.0.json").read_text())
     assert saved["regression"]["rows"] == 3 * (1 + 2 + 5) and saved["pair"]["target"]
     assert set(saved["seconds"]["calls"]) == set(METHODS) - {"fixed"}
+    setup = saved["measured_on"]
+    assert setup["threads"] == torch.get_num_threads() and setup["hardware"]["draft"] == processor()
+    assert setup["dtypes"] == {"target": "torch.float64", "draft": "torch.float64"} and setup["versions"]["torch"]
     run(tune, monkeypatch, *arguments[:-1], "cost=measured")
-    assert json.loads(Path(FILE).read_text())["results"]["chosen"] == first["results"]["chosen"]
+    again = json.loads(Path(FILE).read_text())
+    assert again["results"]["chosen"] == first["results"]["chosen"]
+    assert again["measured_on"] == first["measured_on"] == setup
     saved["pair"]["draft"] = "another"
     Path("runs/smollm2-cost-T0.0.json").write_text(json.dumps(saved))
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=measured")

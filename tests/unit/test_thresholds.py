@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from decoding import thresholds
 from predictors.errors import UserError
@@ -20,6 +20,8 @@ FOUND: dict[str, Any] = {
     **RUN,
     "gamma": 8,
     "cost": "a100",
+    "measured_on": None,
+    "command": "python scripts/tune.py",
     "rules": {"adaedl": {"setting": "threshold", "stop": {**STOP, "threshold": None}, "checkpoint": None}},
     "results": {"chosen": {"advice": "adaedl", "rules": {"adaedl": CHOICE}}},
 }
@@ -30,13 +32,25 @@ METHOD = {
 }
 
 
+HERE = {
+    "hardware": {"target": "Xeon", "draft": "Xeon"},
+    "dtypes": {"target": "torch.float32", "draft": "torch.float32"},
+    "threads": 2,
+    "versions": {"torch": "2.9"},
+}
+
+
 def applied(**changed: Any) -> tuple[float, str]:
     """The threshold of the method with other parts, and what is said of it."""
-    method = copy.deepcopy(METHOD) | changed
-    cfg = OmegaConf.create({"thresholds": "x.json", "methods": ["adaedl"], "method": {"adaedl": method}})
-    lines = thresholds.apply(cfg, FOUND, RUN, [])
+    cfg = config(**changed)
+    lines = thresholds.apply(cfg, FOUND, RUN, [], HERE)
     assert lines[0] == "thresholds: x.json, for cost a100, whose advice is: adaedl"
     return cfg.method.adaedl.stop.threshold, lines[1]
+
+
+def config(**changed: Any) -> DictConfig:
+    method = copy.deepcopy(METHOD) | changed
+    return OmegaConf.create({"thresholds": "x.json", "methods": ["adaedl"], "method": {"adaedl": method}})
 
 
 def test_a_method_like_the_tuned_one_gets_its_threshold() -> None:
@@ -59,7 +73,38 @@ def test_another_method_is_left_as_it_is(changed: dict[str, Any]) -> None:
     assert applied(**changed) == (0.4, "adaedl: built otherwise than it was tuned, thresholds left out")
 
 
-@pytest.mark.parametrize("missing", [["cost"], ["gamma"], ["rules", "adaedl", "stop"], ["results", "chosen", "advice"]])
+@pytest.mark.parametrize("same", [{}, {"versions": {"torch": "2.5"}, "machine": "another"}])
+def test_thresholds_of_this_machine_come_without_a_warning(same: dict[str, Any]) -> None:
+    lines = thresholds.apply(config(), FOUND | {"measured_on": HERE | same}, RUN, [], HERE)
+    assert not any("warning" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ({"threads": 1}, "threads 1, here 2"),
+        ({"hardware": {"target": "H200", "draft": "H200"}}, "hardware H200, here Xeon"),
+        (
+            {"dtypes": {"target": "torch.bfloat16", "draft": "torch.float32"}},
+            "dtypes target torch.bfloat16, draft torch.float32, here torch.float32",
+        ),
+    ],
+)
+def test_thresholds_of_another_machine_are_used_with_a_warning(there: dict[str, Any], words: str) -> None:
+    cfg = config()
+    found = FOUND | {
+        "measured_on": HERE | there,
+        "command": "python scripts/tune.py cost=measured pair.dtype=auto seed=1",
+    }
+    *_, warning = thresholds.apply(cfg, found, RUN, ["pair.dtype=float32", "limit=9"], HERE)
+    anew = "python scripts/tune.py seed=1 pair.dtype=float32"
+    assert warning == f"warning: x.json was tuned on another machine: {words}. Tune anew: {anew}"
+    assert cfg.method.adaedl.stop.threshold == 0.25
+
+
+@pytest.mark.parametrize(
+    "missing", [["cost"], ["gamma"], ["measured_on"], ["rules", "adaedl", "stop"], ["results", "chosen", "advice"]]
+)
 def test_a_damaged_file_ends_with_one_line(missing: list[str], tmp_path: Path) -> None:
     thresholds.write(tmp_path / "x.json", FOUND)
     assert thresholds.read(tmp_path / "x.json") == FOUND

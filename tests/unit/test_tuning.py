@@ -106,8 +106,8 @@ def test_a_price_is_a_sum_over_rounds(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     with pytest.raises(UserError, match=r"cost\.file: no measured cost in .*python scripts/tune\.py cost=measure"):
         read_cost(file)
-    file.write_text(json.dumps({"seconds": table.to_dict(), "pair": {"target": "aa"}}))
-    assert read_cost(file) == replace(table, pair={"target": "aa"})
+    file.write_text(json.dumps({"seconds": table.to_dict(), "pair": {"target": "aa"}, "measured_on": {"threads": 3}}))
+    assert read_cost(file) == replace(table, pair={"target": "aa"}, measured_on={"threads": 3})
 
 
 @pytest.mark.parametrize(
