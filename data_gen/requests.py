@@ -1,17 +1,19 @@
 """From prompts to requests: tokens that fit the models, and a split for every prompt."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
 from data_gen.prompts import Prompt
 from data_gen.prompts.prompt import select
 from data_gen.prompts.render import prompt_ids
-from data_gen.shards import SPLITS
+from data_gen.shards import SPLITS, read_manifest
 from decoding import benchmark
 from decoding.models import ModelPair
+from decoding.thresholds import file_hash
 from predictors.errors import UserError
 
 
@@ -68,6 +70,24 @@ def requests_of_split(
         benchmark.Request(prompt.id, prompt.dataset, prompt_ids(prompt, pair.tokenizer, room))
         for prompt in select(prompts, limit)
     ]
+
+
+def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], where: str) -> None:
+    """Raise UserError where a harvest was split by other shares than these: what it kept for tests, and what it trained
+    on, are not what they are here.
+
+    data: `folder` of the harvest and `sha256` of its manifest. One that is gone, or was made anew since, is not asked.
+    where: what was made of it.
+    """
+    path = Path(data["folder"]) / "manifest.json"
+    if not path.is_file() or file_hash(path) != data["sha256"]:
+        return
+    for name, theirs in read_manifest(data["folder"]).get("shares", {}).items():
+        if shares[name] != theirs:
+            raise UserError(
+                f"splits.{name}: {shares[name]} here, {theirs} in {data['folder']}, on which {where}: what is kept for "
+                f"tests differs. Set splits.{name}={theirs}, or split=all where it has seen none of the prompts"
+            )
 
 
 def spread(requests: Sequence[Request], count: int) -> list[Request]:

@@ -45,7 +45,7 @@ def _whole(found: dict[str, Any]) -> dict[str, Any]:
     """`found`, if it holds what `apply` reads; else a KeyError or TypeError."""
     chosen, _ = (
         found["results"]["chosen"],
-        [found[key] for key in ("pair", "warp", "draft_warp", "cost", "gamma", "measured_on", "command")],
+        [found[key] for key in ("pair", "warp", "draft_warp", "cost", "gamma", "measured_on", "command", "data")],
     )
     for name, choice in {"advice": chosen["advice"], **chosen}["rules"].items():
         _ = [choice["threshold"] + choice["speedup"], span(choice["interval"])]
@@ -53,18 +53,15 @@ def _whole(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def apply(
-    cfg: DictConfig, found: Mapping[str, Any], run: Mapping[str, Any], overrides: Sequence[str], here: Mapping[str, Any]
-) -> list[str]:
-    """Set the tuned thresholds in `cfg.method` and say which, a line each; and whether they were tuned for another
-    machine than `here` (`setup_facts`).
+def misfit(found: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
+    """What thresholds are for another one of. run: pair identity, warp and draft_warp."""
+    return next((key for key, value in run.items() if _known(found[key]) != _known(value)), None)
 
-    run: pair identity, warp and draft_warp of this run; with others nothing is set. overrides: of the command line;
-    what they set wins.
+
+def apply(cfg: DictConfig, found: Mapping[str, Any], overrides: Sequence[str], here: Mapping[str, Any]) -> list[str]:
+    """Set the tuned thresholds in `cfg.method` and say which, a line each; and whether they were tuned for another
+    machine than `here` (`setup_facts`). overrides: of the command line; what they set wins.
     """
-    for key, value in run.items():
-        if _known(found[key]) != _known(value):
-            return [f"thresholds: those of {cfg.thresholds} are for another {key}, left out"]
     chosen = found["results"]["chosen"]
     names = [name for name in chosen["rules"] if name in cfg.methods and name != "fixed"]  # its pass chooses its own
     rules = {name: {**found["rules"][name], **chosen["rules"][name], "gamma": found["gamma"]} for name in names}

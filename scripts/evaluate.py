@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
-from data_gen.requests import requests_of_split
+from data_gen.requests import refuse_other_shares, requests_of_split
 from decoding import report, thresholds
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
 from decoding.cost import measure_cost
@@ -152,6 +152,7 @@ def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str
             continue
         key = f"method.{name}.stop.checkpoint: {cfg.method[name].stop.checkpoint}"
         refuse_mismatch(trained, expect, key)
+        check_splits(cfg, trained.get("provenance", {}).get("data"), f"{cfg.method[name].stop.checkpoint} was trained")
         gamma, longest = trained.get("gamma") or 0, cfg.method[name].structure.get("gamma_max", math.inf)
         if gamma > longest:
             raise UserError(
@@ -167,7 +168,17 @@ def use_thresholds(cfg: DictConfig, pair: ModelPair) -> None:
         return
     run = {"pair": pair_identity(pair), **{key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}}
     found = thresholds.read(Path(cfg.thresholds))
-    print("\n".join(thresholds.apply(cfg, found, run, overrides, setup_facts(pair))))
+    if other := thresholds.misfit(found, run):
+        print(f"thresholds: those of {cfg.thresholds} are for another {other}, left out")
+        return
+    check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
+    print("\n".join(thresholds.apply(cfg, found, overrides, setup_facts(pair))))
+
+
+def check_splits(cfg: DictConfig, data: Mapping[str, str] | None, where: str) -> None:
+    """Refuse test prompts that the harvest `data` has not kept for tests. where: what was made of it."""
+    if data and cfg.split != "all":
+        refuse_other_shares(data, cfg.splits, where)
 
 
 def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:

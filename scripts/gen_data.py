@@ -46,7 +46,7 @@ def main(cfg: DictConfig) -> None:
     start = time.perf_counter()
     with progress_bar(requests, recipe) as bar:
         harvest(pair, requests, recipe, out, watch(bar, recipe))
-    manifest = finish(pair, requests, recipe, out)
+    manifest = finish(pair, requests, recipe, out, cfg.splits)
     print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}\nsaved {out}")
 
 
@@ -86,12 +86,13 @@ def watch(bar: tqdm, recipe: Recipe) -> Progress:
     return Progress(sampled=bar.update, finished=finished)
 
 
-def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path) -> dict:
+def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, shares: DictConfig) -> dict:
     """Write the manifest, which makes the folder a dataset. Returns it."""
     count = len(chunks(requests, recipe.batch_size))
     listed = shards.shard_list(out, count)
     manifest = {
         **plan(pair, requests, recipe),
+        "shares": {"calibration": shares.calibration, "test": shares.test},
         "statistics": statistics(out, count, recipe.gamma),
         "feature_dims": feature_dims(pair, recipe),
         "shards": listed,

@@ -1,5 +1,6 @@
 """scripts/tune.py from its command line on a tiny harvest, and scripts/evaluate.py with the thresholds it found."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -37,6 +38,8 @@ def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         run(gen_data, patch, *base(tiny_pair_dir), *GREEDY, *small)
     manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
     context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
+    digest = hashlib.sha256((folder / "data/greedy/manifest.json").read_bytes()).hexdigest()
+    context["provenance"] = {"data": {"folder": "data/greedy", "sha256": digest}}
     for name, layers in (("specdecpp", [-1]), ("hrad", [-3, -1])):
         spec = replace(FeatureSpec.from_dict(manifest["features"][name]), layers=layers)
         dim = spec.dim(WIDTH, WIDTH)
@@ -144,10 +147,25 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     evaluated(tiny_pair_dir, monkeypatch, only)
     assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
     Path(FILE).write_text("{}")
-    message = refused(evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, only, "logger=none")
+    message = refused(evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none")
     assert "thresholds: " in message and "python scripts/tune.py" in message
-    message = refused(evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, only, "thresholds=nowhere.json")
+    message = refused(
+        evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, *SPLITS, only, "thresholds=nowhere.json"
+    )
     assert "thresholds: nowhere.json" in message
+
+
+def test_the_test_split_is_that_of_the_harvest(
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tune, monkeypatch, *arguments, "cost=c10", "methods=[confidence]")
+    small = (*base(tiny_pair_dir), *GREEDY, "logger=none", "out=runs_x", *SPLITS)
+    message = refused(evaluate, monkeypatch, capsys, *small, "methods=[hrad]", "splits.test=0.2")
+    assert "splits.test: 0.2 here, 0.3 in data/greedy, on which checkpoints/hrad was trained" in message
+    message = refused(evaluate, monkeypatch, capsys, *small, "methods=[confidence]", "splits.calibration=0.2")
+    assert f"splits.calibration: 0.2 here, 0.3 in data/greedy, on which thresholds={FILE} was tuned" in message
+    assert "Set splits.calibration=0.3" in message
+    evaluated(tiny_pair_dir, monkeypatch, "methods=[hrad]", "splits.test=0.2", "split=all")
 
 
 def test_costs_are_measured_saved_and_read_again(

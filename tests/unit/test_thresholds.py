@@ -21,6 +21,7 @@ FOUND: dict[str, Any] = {
     "gamma": 8,
     "cost": "a100",
     "measured_on": None,
+    "data": {"folder": "data/toy", "sha256": "00"},
     "command": "python scripts/tune.py",
     "rules": {"adaedl": {"setting": "threshold", "stop": {**STOP, "threshold": None}, "checkpoint": None}},
     "results": {"chosen": {"advice": "adaedl", "rules": {"adaedl": CHOICE}}},
@@ -43,7 +44,7 @@ HERE = {
 def applied(**changed: Any) -> tuple[float, str]:
     """The threshold of the method with other parts, and what is said of it."""
     cfg = config(**changed)
-    lines = thresholds.apply(cfg, FOUND, RUN, [], HERE)
+    lines = thresholds.apply(cfg, FOUND, [], HERE)
     assert lines[0] == "thresholds: x.json, for cost a100, whose advice is: adaedl"
     return cfg.method.adaedl.stop.threshold, lines[1]
 
@@ -73,9 +74,16 @@ def test_another_method_is_left_as_it_is(changed: dict[str, Any]) -> None:
     assert applied(**changed) == (0.4, "adaedl: built otherwise than it was tuned, thresholds left out")
 
 
+def test_thresholds_are_for_a_pair_and_its_laws() -> None:
+    renamed = {"name": "mine", "target": "aa"}
+    assert thresholds.misfit(FOUND, RUN) is None and thresholds.misfit(FOUND, RUN | {"pair": renamed}) is None
+    assert thresholds.misfit(FOUND, RUN | {"pair": {"name": "toy", "target": "bb"}}) == "pair"
+    assert thresholds.misfit(FOUND, RUN | {"draft_warp": {"temperature": 1.0}}) == "draft_warp"
+
+
 @pytest.mark.parametrize("same", [{}, {"versions": {"torch": "2.5"}, "machine": "another"}])
 def test_thresholds_of_this_machine_come_without_a_warning(same: dict[str, Any]) -> None:
-    lines = thresholds.apply(config(), FOUND | {"measured_on": HERE | same}, RUN, [], HERE)
+    lines = thresholds.apply(config(), FOUND | {"measured_on": HERE | same}, [], HERE)
     assert not any("warning" in line for line in lines)
 
 
@@ -96,7 +104,7 @@ def test_thresholds_of_another_machine_are_used_with_a_warning(there: dict[str, 
         "measured_on": HERE | there,
         "command": "python scripts/tune.py cost=measured pair.dtype=auto seed=1",
     }
-    *_, warning = thresholds.apply(cfg, found, RUN, ["pair.dtype=float32", "limit=9"], HERE)
+    *_, warning = thresholds.apply(cfg, found, ["pair.dtype=float32", "limit=9"], HERE)
     anew = "python scripts/tune.py seed=1 pair.dtype=float32"
     assert warning == f"warning: x.json was tuned on another machine: {words}. Tune anew: {anew}"
     assert cfg.method.adaedl.stop.threshold == 0.25
