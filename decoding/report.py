@@ -1,11 +1,44 @@
 """Tables in words and Markdown from metrics."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
 
 from decoding.lossless import TOLERANCE, Difference
 from decoding.metrics import Metrics, OverlapMetrics, Spread
 
 BASELINE = "autoregressive"
+
+
+def page(cfg: DictConfig, results: Mapping[str, Any], fixed: str) -> str:
+    """Everything a comparison of methods says. cfg: of scripts/evaluate.py; fixed: the best fixed length's name."""
+    parts = [f"# {cfg.pair.name}: {cfg.dataset.name}, {setting(cfg)}"]
+    for name, metrics in results["metrics"].items():
+        parts += [f"## {name}: {metrics[BASELINE].requests // cfg.repeats} prompts, {cfg.repeats} repeats"]
+        parts += [speed_table(metrics, fixed), summary(metrics, cfg.repeats), draft_table(metrics)]
+    if results["resumed"]:
+        parts += [
+            f"Decoded in more than one sitting ({results['resumed']} turns before the last one). The methods of a turn "
+            "ran next to each other; tokens/s mix the sittings."
+        ]
+    if len(results["fixed_grid"]) > 1:
+        grid = ", ".join(f"{gamma}: {speed:.1f}" for gamma, speed in results["fixed_grid"].items())
+        parts += [f"Fixed draft lengths, tokens/s in the one pass that chose among them: {grid}"]
+    if results["overlap"]:
+        parts += ["## Draft and target side by side", overlap_table(results["overlap"])]
+    if cfg.modelled:
+        parts += ["## Speed-up, modelled: a device for each model", modelled_table(results["modelled"])]
+    parts += ["## Lossless", *results["lossless"]]
+    if cfg.profile:
+        parts += ["## Share of decode time", profile_table(results["profile"])]
+    return "\n\n".join(parts)
+
+
+def setting(cfg: DictConfig) -> str:
+    draft = "" if cfg.draft_warp == cfg.warp else f" (draft {cfg.draft_warp.temperature})"
+    filters = f", top-k {cfg.warp.top_k}, top-p {cfg.warp.top_p}" if cfg.warp.top_k or cfg.warp.top_p < 1 else ""
+    return f"temperature {cfg.warp.temperature}{draft}{filters}, up to {cfg.max_new_tokens} tokens"
 
 
 def speed_table(metrics: Mapping[str, Metrics], fixed: str | None) -> str:

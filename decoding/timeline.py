@@ -4,11 +4,22 @@ Counts are those of the run that was traced, seconds those of a cost table; draw
 nothing. Prefill is left out. Every figure from here is *modelled*.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from decoding.cost import measure_cost
+from decoding.lm import Pair
 from decoding.trace import RoundTrace, StageTrace, Trace
+from predictors.errors import UserError
 
+TABLES = ("measured", "pipeline")  # cost tables that are no ratios; pipeline: a target on two devices
+COST_ROWS, COST_REPEATS = (1, 2, 3, 4, 6, 9, 17, 33), 5
 Seconds = Callable[[int], float]
 """Of one forward, by its number of rows."""
 
@@ -75,3 +86,41 @@ def _side_by_side(steps: Sequence[float], target: float, devices: Devices) -> fl
         return max(sum(steps), target)
     half = target / 2
     return min(max(half, sum(steps[:n])) + max(half, sum(steps[n:])) for n in range(len(steps) + 1))
+
+
+# Cost tables by name --------------------------------------------------------------------------------------------------
+
+
+def checked_tables(tables: Any) -> None:
+    """Raise UserError where `modelled` is no list of cost tables: names, or speed ratios."""
+    if not OmegaConf.is_list(tables):
+        raise UserError(f"modelled: {tables!r} is no list. Write modelled=[measured,5,10], or [] for nothing")
+    for c in tables:
+        if c not in TABLES and not (isinstance(c, int | float) and not isinstance(c, bool) and 0 < c < math.inf):
+            raise UserError(f"modelled: {c!r} must be {', '.join(TABLES)} or a speed ratio, e.g. modelled=[measured,5]")
+
+
+def modelled(
+    names: Sequence[Any], pair: Pair, prompts: Sequence[Tensor], traces: Mapping[str, Sequence[Trace]], baseline: str
+) -> dict[str, dict[str, float]]:
+    """Speed-up of every method if draft and target had a device each, by cost table. names: of the tables, checked;
+    prompts [n]: what the first traces of each method begin with."""
+    tables = {f"{c:g}": Devices.of_ratio(c) for c in names if c not in TABLES}
+    if asked := [name for name in TABLES if name in names]:
+        texts = [[*prompt.tolist(), *trace.tokens] for prompt, trace in zip(prompts, traces[baseline], strict=False)]
+        rows = {target_rows(round_) for found in traces.values() for trace in found for round_ in trace.rounds}
+        devices = measured_devices(pair, sorted(texts, key=len)[len(texts) // 2], max(rows))
+        tables = {name: replace(devices, pipeline=name == "pipeline") for name in asked} | tables
+    return {
+        name: {table: modelled_speedup(found, traces[baseline], devices) for table, devices in tables.items()}
+        for name, found in traces.items()
+    }
+
+
+def measured_devices(pair: Pair, text: Sequence[int], widest: int) -> Devices:
+    """Seconds per forward of up to `widest` rows of each model alone, with all of this machine's threads, after `text`
+    or what fits of it."""
+    context = torch.tensor(text[: min(lm.max_length for lm in (pair.draft, pair.target)) - 1])
+    rows = [n for n in COST_ROWS if n < widest] + [widest]
+    draft, target = (measure_cost(lm, context, rows, COST_REPEATS) for lm in (pair.draft, pair.target))
+    return Devices(draft, target)

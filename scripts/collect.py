@@ -7,7 +7,7 @@ All of them are trained and replayed on one harvest. Only settings in which they
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from data_gen.tuning_data import (
     replayer,
 )
 from decoding.cost import CostTable
+from decoding.report import markdown
 from decoding.tuning import Choice, choose, hindsight, span
 from predictors.base import damaged, read_config
 from predictors.cli import hydra_script
@@ -48,7 +49,7 @@ def main(cfg: DictConfig) -> None:
     known = [facts(folder) for folder in folders]
     bar = tqdm(folders, desc="replay", unit="checkpoint")
     rows = [row | judged(tune_one(cfg, manifest, folder, cost)) for row, folder in zip(known, bar, strict=True)]
-    text = markdown(rows)
+    text = table(rows)
     Path(cfg.out).write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}\n\nsaved {cfg.out}")
 
@@ -94,13 +95,12 @@ def judged(choice: Choice) -> dict[str, str]:
     }
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Columns in which every row says the same are left out, but for the first and the figures."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     figures = {"checkpoint", *SCORES, "seconds", *list(rows[0])[-5:]}
     shown = [name for name in names if name in figures or len({str(row.get(name)) for row in rows}) > 1]
-    lines = [shown, ["---"] * len(shown), *([str(row.get(name, "")) for name in shown] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(shown, [[str(row.get(name, "")) for name in shown] for row in rows])
 
 
 if __name__ == "__main__":

@@ -10,18 +10,15 @@ the thresholds of scripts/tune.py where there are some for this pair and these w
 results.json, table.md and the traces of every method to `out`. An interrupted run goes on when started again.
 """
 
-import copy
 import json
-import math
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -31,33 +28,33 @@ from data_gen.prompts import load_prompts
 from data_gen.requests import refuse_other_shares, requests_of_split
 from decoding import report, thresholds
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
-from decoding.cost import measure_cost
 from decoding.journal import Journal, file_hashes, journal_path
 from decoding.lossless import broken_invariants, greedy_differences
 from decoding.machine import setup_facts
-from decoding.metrics import Metrics, OverlapMetrics, measure, measure_overlap, profile, tokens_per_second
+from decoding.methods import FIXED, check_checkpoints, checkpoint_config, engine, is_lossless, method_names
+from decoding.metrics import Metrics, measure, measure_overlap, profile, tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import BASELINE
-from decoding.timeline import Devices, modelled_speedup, target_rows
+from decoding.timeline import modelled
 from decoding.trace import Trace, write_traces
-from predictors.base import read_config, refuse_foreign, refuse_mismatch, replaced_folder, write_json
+from predictors.base import refuse_foreign, replaced_folder, write_json
 from predictors.cli import hydra_script
-from predictors.errors import UserError, checked_count, is_count
 
-FIXED = "fixed"
-TABLES = ("measured", "pipeline")  # costs of `modelled` that are no ratios; pipeline: a target on two devices
-COST_ROWS, COST_REPEATS = (1, 2, 3, 4, 6, 9, 17, 33), 5
 MARKER = "results.json"  # what a folder of results is known by
 
 
 @hydra_script("evaluate")
 def main(cfg: DictConfig) -> None:
     """Models and prompts in, tables out."""
-    names = method_names(cfg)
+    names = method_names(cfg, HydraConfig.get().overrides.task)
     refuse_foreign(Path(cfg.out), MARKER)
     checkpoints = {name: checkpoint_config(cfg, name) for name in names}
     pair = load_pair(cfg.pair)
     check_checkpoints(cfg, pair, checkpoints)
+    for name, trained in checkpoints.items():
+        if trained:
+            data = trained.get("provenance", {}).get("data")
+            check_splits(cfg, data, f"{cfg.method[name].stop.checkpoint} was trained")
     use_thresholds(cfg, pair)
     requests = load_requests(cfg, pair)
     for name in names:
@@ -70,8 +67,9 @@ def main(cfg: DictConfig) -> None:
             engines = {label(name, grid): engine(cfg, name, pair, best_gamma(grid)) for name in names}
             traces = decode(cfg, engines, requests, cfg.repeats, f"methods, gamma {best_gamma(grid)}", journal)
             results = evaluate(cfg, pair, requests, traces, grid)
-            text = tables(cfg, {**results, "resumed": journal.resumed}, traces, label(FIXED, grid))
-            save(cfg, pair, {**results, "checkpoints": checkpoints, "resumed": journal.resumed}, text, traces)
+            results["resumed"] = journal.resumed
+            text = report.page(cfg, results, label(FIXED, grid))
+            save(cfg, pair, {**results, "checkpoints": checkpoints}, text, traces)
             journal.remove()
             print(f"\n{text}\n\nsaved in {cfg.out}")
             metrics = results["metrics"]["all"].items()
@@ -82,83 +80,6 @@ def main(cfg: DictConfig) -> None:
 
 
 # Setting up ----------------------------------------------------------------------------------------------------------
-
-
-def method_names(cfg: DictConfig) -> list[str]:
-    """`cfg.methods`, the baseline first."""
-    known = ", ".join(cfg.method)
-    for name in cfg.methods:
-        if name not in cfg.method:
-            raise UserError(f"methods: {name!r} is not defined. Choose from {known}, or define method.{name}")
-    for part in cfg.method.custom:
-        if "custom" in cfg.methods and cfg.method.custom[part] != cfg[part]:
-            raise UserError(
-                f"method.custom.{part}: the custom method takes the top-level {part}. Write {part}=... instead"
-            )
-    if "custom" in cfg.methods:
-        refuse_idle(cfg, HydraConfig.get().overrides.task)
-    check_modelled(cfg.modelled)
-    for key in ("repeats", "max_new_tokens", "limit"):
-        if not (key == "limit" and cfg.limit is None):
-            checked_count(key, cfg[key])
-    gammas = cfg.gammas if OmegaConf.is_list(cfg.gammas) else []
-    if FIXED in cfg.methods and not (gammas and all(map(is_count, gammas))):
-        raise UserError(f"gammas: {cfg.gammas} must be one or more draft lengths of at least 1, e.g. gammas=[2,4]")
-    if FIXED in cfg.methods and max(gammas) > cfg.method.fixed.structure.get("gamma_max", 0):
-        raise UserError(
-            f"gammas: {cfg.gammas} need structure=chain with a structure.gamma_max of {max(gammas)} or more"
-        )
-    return list(dict.fromkeys([BASELINE, *cfg.methods]))
-
-
-def refuse_idle(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """A part that is asked for on the command line and that no method takes: the custom engine has none."""
-    keys = [override.split("=")[0].lstrip("+") for override in overrides]
-    others = [cfg.method[name] for name in cfg.methods if name != "custom"]
-    for part in ("structure", "verifier", "stop"):
-        asked = any(key == part or key.startswith(f"{part}.") for key in keys)
-        taken = part in cfg.method.custom.engine or any(method.get(part) == cfg[part] for method in others)
-        if asked and not taken:
-            kind = cfg.method.custom.engine._target_.rpartition(".")[2]
-            raise UserError(f"{part}, engine: {kind} takes no {part}. Leave {part}=... away, or choose another engine")
-
-
-def check_modelled(tables: Any) -> None:
-    """Cost tables: names, or speed ratios."""
-    if not OmegaConf.is_list(tables):
-        raise UserError(f"modelled: {tables!r} is no list. Write modelled=[measured,5,10], or [] for nothing")
-    for c in tables:
-        if c not in TABLES and not (isinstance(c, int | float) and not isinstance(c, bool) and 0 < c < math.inf):
-            raise UserError(f"modelled: {c!r} must be {', '.join(TABLES)} or a speed ratio, e.g. modelled=[measured,5]")
-
-
-def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:
-    """What the method's checkpoint was trained for; None for a method without one. Cheap: no weights are read."""
-    stop = cfg.method[name].get("stop")
-    if stop is None or "checkpoint" not in stop:
-        return None
-    key = f"method.{name}.stop.checkpoint"
-    if not stop.checkpoint:
-        raise UserError(f"{key}: no folder given. Train one: python train.py predictor=specdecpp (or hrad)")
-    return read_config(Path(stop.checkpoint), key)
-
-
-def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str, dict[str, Any] | None]) -> None:
-    """Refuse a checkpoint of another pair, of other sampling settings, or of longer drafts than the method can have."""
-    warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
-    expect = {"pair": pair_identity(pair), **warps}
-    for name, trained in checkpoints.items():
-        if trained is None:
-            continue
-        key = f"method.{name}.stop.checkpoint: {cfg.method[name].stop.checkpoint}"
-        refuse_mismatch(trained, expect, key)
-        check_splits(cfg, trained.get("provenance", {}).get("data"), f"{cfg.method[name].stop.checkpoint} was trained")
-        gamma, longest = trained.get("gamma") or 0, cfg.method[name].structure.get("gamma_max", math.inf)
-        if gamma > longest:
-            raise UserError(
-                f"{key} drafts gamma={gamma} tokens, structure.gamma_max is {longest}. Raise that, in an experiment "
-                f"method.{name}.structure.gamma_max"
-            )
 
 
 def use_thresholds(cfg: DictConfig, pair: ModelPair) -> None:
@@ -185,15 +106,6 @@ def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
     """`cfg.limit` prompts of the split, evenly spaced."""
     prompts, shares = load_prompts(cfg.dataset), cfg.splits
     return requests_of_split(prompts, pair, cfg.max_new_tokens, cfg.split, shares.calibration, shares.test, cfg.limit)
-
-
-def engine(cfg: DictConfig, name: str, pair: ModelPair, gamma: int | None = None) -> Engine:
-    """The method's engine; `gamma` is the draft length of the fixed method."""
-    cfg = copy.deepcopy(cfg)
-    if name == FIXED and gamma is not None:
-        cfg.method[name].stop.gamma = gamma
-    built: Engine = instantiate(cfg.method[name].engine)(pair=pair, eos_ids=frozenset(pair.eos_ids))
-    return built
 
 
 def open_journal(cfg: DictConfig, names: Sequence[str], pair: ModelPair, requests: Sequence[Request]) -> Journal:
@@ -262,6 +174,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metrics per dataset and method, the evidence for losslessness, and where time went."""
     datasets = sorted({request.dataset for request in requests})
+    pooled = {name: [trace for repeat in repeats for trace in repeat] for name, repeats in traces.items()}
+    overlaps = {name: found for name, repeats in pooled.items() if (found := measure_overlap(repeats))}
     metrics = {"all": measure_all(traces)}
     if len(datasets) > 1:
         metrics |= {d: measure_all({name: of_dataset(t, d) for name, t in traces.items()}) for d in datasets}
@@ -269,42 +183,10 @@ def evaluate(
         "metrics": metrics,
         "fixed_grid": dict(grid),
         "lossless": lossless(cfg, pair, requests, traces),
-        "overlap": overlaps(traces),
-        "modelled": modelled(cfg, pair, requests, traces),
-        "profile": {name: profile([t for repeat in repeats for t in repeat]) for name, repeats in traces.items()},
+        "overlap": overlaps,  # of the methods whose models run side by side
+        "modelled": modelled(cfg.modelled, pair, [request.tokens for request in requests], pooled, BASELINE),
+        "profile": {name: profile(found) for name, found in pooled.items()},
     }
-
-
-def overlaps(traces: Traces) -> dict[str, OverlapMetrics]:
-    """Of the methods whose models run side by side."""
-    found = {name: measure_overlap([t for repeat in repeats for t in repeat]) for name, repeats in traces.items()}
-    return {name: metrics for name, metrics in found.items() if metrics}
-
-
-def modelled(
-    cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], traces: Traces
-) -> dict[str, dict[str, float]]:
-    """Speed-up of every method if draft and target had a device each, by cost table (`cfg.modelled`)."""
-    pooled = {name: [trace for repeat in repeats for trace in repeat] for name, repeats in traces.items()}
-    tables = {f"{c:g}": Devices.of_ratio(c) for c in cfg.modelled if c not in TABLES}
-    if asked := [name for name in TABLES if name in cfg.modelled]:
-        devices = measured_devices(pair, requests, pooled)
-        tables = {name: replace(devices, pipeline=name == "pipeline") for name in asked} | tables
-    return {
-        name: {table: modelled_speedup(found, pooled[BASELINE], devices) for table, devices in tables.items()}
-        for name, found in pooled.items()
-    }
-
-
-def measured_devices(pair: ModelPair, requests: Sequence[Request], traces: Mapping[str, Sequence[Trace]]) -> Devices:
-    """Seconds per forward of each model alone, with all of this machine's threads, after a text of median length."""
-    texts = [[*r.tokens.tolist(), *t.tokens] for r, t in zip(requests, traces[BASELINE], strict=False)]
-    room = min(lm.max_length for lm in (pair.draft, pair.target)) - 1
-    context = torch.tensor(sorted(texts, key=len)[len(texts) // 2][:room])
-    widest = max(target_rows(round_) for found in traces.values() for trace in found for round_ in trace.rounds)
-    rows = [n for n in COST_ROWS if n < widest] + [widest]
-    draft, target = (measure_cost(lm, context, rows, COST_REPEATS) for lm in (pair.draft, pair.target))
-    return Devices(draft, target)
 
 
 def measure_all(traces: Traces) -> dict[str, Metrics]:
@@ -334,42 +216,7 @@ def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: 
     return [*lines, *report.lossless_lines(found, len(requests) * cfg.repeats)]
 
 
-def is_lossless(method: DictConfig) -> bool:
-    """Whether the method's verifier claims to be; an engine without one to choose is."""
-    return "verifier" not in method or bool(instantiate(method.verifier).lossless)
-
-
 # Reporting -----------------------------------------------------------------------------------------------------------
-
-
-def tables(cfg: DictConfig, results: dict[str, Any], traces: Traces, fixed: str) -> str:
-    """What is printed and saved as table.md."""
-    parts = [f"# {cfg.pair.name}: {cfg.dataset.name}, {setting(cfg)}"]
-    for name, metrics in results["metrics"].items():
-        parts += [f"## {name}: {metrics[BASELINE].requests // cfg.repeats} prompts, {cfg.repeats} repeats"]
-        parts += [report.speed_table(metrics, fixed), report.summary(metrics, cfg.repeats), report.draft_table(metrics)]
-    if results["resumed"]:
-        parts += [
-            f"Decoded in more than one sitting ({results['resumed']} turns before the last one). The methods of a turn "
-            "ran next to each other; tokens/s mix the sittings."
-        ]
-    if len(results["fixed_grid"]) > 1:
-        grid = ", ".join(f"{gamma}: {speed:.1f}" for gamma, speed in results["fixed_grid"].items())
-        parts += [f"Fixed draft lengths, tokens/s in the one pass that chose among them: {grid}"]
-    if results["overlap"]:
-        parts += ["## Draft and target side by side", report.overlap_table(results["overlap"])]
-    if cfg.modelled:
-        parts += ["## Speed-up, modelled: a device for each model", report.modelled_table(results["modelled"])]
-    parts += ["## Lossless", *results["lossless"]]
-    if cfg.profile:
-        parts += ["## Share of decode time", report.profile_table(results["profile"])]
-    return "\n\n".join(parts)
-
-
-def setting(cfg: DictConfig) -> str:
-    draft = "" if cfg.draft_warp == cfg.warp else f" (draft {cfg.draft_warp.temperature})"
-    filters = f", top-k {cfg.warp.top_k}, top-p {cfg.warp.top_p}" if cfg.warp.top_k or cfg.warp.top_p < 1 else ""
-    return f"temperature {cfg.warp.temperature}{draft}{filters}, up to {cfg.max_new_tokens} tokens"
 
 
 def save(cfg: DictConfig, pair: ModelPair, results: dict[str, Any], text: str, traces: Traces) -> None:

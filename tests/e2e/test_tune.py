@@ -1,83 +1,24 @@
 """scripts/tune.py from its command line on a tiny harvest, and scripts/evaluate.py with the thresholds it found."""
 
-import hashlib
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 
-from data_gen.rollout_table import read_table
 from decoding.machine import processor
-from decoding.rollouts import RolloutTable
-from predictors.features import FeatureSpec
-from scripts import check_replay, collect, evaluate, gen_data, tune
-from tests.checkpoints import write_checkpoint
+from scripts import check_replay, evaluate, tune
+from tests.programs import GREEDY, SPLITS, base, refused, run
 
-GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 METHODS = ["fixed", "confidence", "confidence_before", "adaedl", "specdecpp", "hrad"]
-WIDTH = 24  # of a hidden state
 FILE = "runs/smollm2-thresholds-T0.0.json"
 
 
-@pytest.fixture(scope="module")
-def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with prompts, a greedy harvest of them, and untrained checkpoints made for it: H-RAD's reads two of the
-    four harvested layers."""
-    folder = tmp_path_factory.mktemp("harvest")
-    prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 25)]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        small = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/greedy", *SPLITS)
-        run(gen_data, patch, *base(tiny_pair_dir), *GREEDY, *small)
-    manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
-    context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
-    digest = hashlib.sha256((folder / "data/greedy/manifest.json").read_bytes()).hexdigest()
-    context["provenance"] = {"data": {"folder": "data/greedy", "sha256": digest}}
-    for name, layers in (("specdecpp", [-1]), ("hrad", [-3, -1])):
-        spec = replace(FeatureSpec.from_dict(manifest["features"][name]), layers=layers)
-        dim = spec.dim(WIDTH, WIDTH)
-        write_checkpoint(folder / "checkpoints" / name, name, dim, gamma=3, features=spec, context=context)
-    return folder
-
-
-SPLITS = ("splits.calibration=0.3", "splits.test=0.3")
-
-
-def base(pair: Path) -> list[str]:
-    return [
-        *(f"pair.{side}={pair / side}" for side in ("target", "draft")),
-        *("pair.dtype=float64", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"),
-    ]
-
-
 @pytest.fixture
-def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.chdir(harvest)
-    for path in (harvest / "runs").glob("*"):
-        path.unlink()
-    return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS, f"out={FILE}"]
-
-
-def run(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr("sys.argv", [f"{program.__name__.rpartition('.')[2]}.py", *arguments])
-    program.main()
-
-
-def refused(program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as exit_code:
-        run(program, monkeypatch, *arguments)
-    assert exit_code.value.code == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message.startswith("error: ")
-    return message
+def arguments(replaying: list[str]) -> list[str]:
+    return [*replaying, f"out={FILE}"]
 
 
 def evaluated(pair: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
@@ -199,103 +140,11 @@ def test_thresholds_for_another_machine_get_their_own_file(
     assert not Path(FILE).exists()
 
 
-def test_collect_shows_what_checkpoints_differ_in(
-    arguments: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scores = {name: 0.25 for name in ("kl", "brier", "ece", "auroc")}
-    for number, name in enumerate(("specdecpp", "hrad")):
-        folder = Path("sweep") / str(number)
-        shutil.copytree(harvest / "checkpoints" / name, folder)
-        (folder / "metrics.json").write_text(json.dumps({"test": {name: scores}, "seconds": 3.0}))
-    run(collect, monkeypatch, "folder=sweep", "data=data/greedy", "cost=c10", "points=5")
-    lines = Path("sweep/table.md").read_text().splitlines()
-    assert len(lines) == 4 and lines[0].startswith("| checkpoint | predictor | layers |") and "w_rej" in lines[0]
-    assert lines[2].startswith("| 0 | specdecpp | -1 |") and "0.2500" in lines[2] and "tie_blocks" in lines[0]
-    assert "saved sweep/table.md" in capsys.readouterr().out
-    metrics = Path("sweep/0/metrics.json")
-    metrics.write_text(json.dumps({"test": {"specdecpp": scores | {"auroc": None}}, "seconds": 3.0}))
-    run(collect, monkeypatch, "folder=sweep", "data=data/greedy", "cost=c10", "points=5", "out=runs/new/table.md")
-    assert "| 0.2500 | - | 3 |" in Path("runs/new/table.md").read_text()
-    shutil.rmtree("runs/new")
-    metrics.write_text("{}")
-    message = refused(collect, monkeypatch, capsys, "folder=sweep", "data=data/greedy", "cost=c10")
-    assert "folder: sweep/0 is incomplete or damaged" in message
-    assert "folder: no checkpoints" in refused(
-        collect, monkeypatch, capsys, "folder=runs", "data=data/greedy", "cost=c10"
-    )
-
-
 def test_where_drafting_costs_too_much_the_advice_is_not_to(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
     assert "## cost chosen (c4): do not speculate; oracle 1.00x" in capsys.readouterr().out
-
-
-def test_check_replay(
-    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pair = base(tiny_pair_dir)[:3]
-    heads = [f"rules.{name}.checkpoint=checkpoints/{name}" for name in ("specdecpp", "hrad")]
-    with pytest.raises(SystemExit) as exit_code:
-        run(check_replay, monkeypatch, *pair, *heads, "limit=4", "out=runs/check.json")
-    assert not exit_code.value.code
-    assert capsys.readouterr().out.count("4 of 4 prompts equal") == 15
-    rows = json.loads(Path("runs/check.json").read_text())["fixed 4"]
-    assert [row["equal"] for row in rows] == [True] * 4 and rows[0]["decoded"]["tokens"] > 0
-
-
-@pytest.mark.parametrize(
-    ("changed", "between"),
-    [
-        ({"accepted": 0, "tokens": 31}, "draft's tokens"),
-        ({"confidence": 0.0}, "value and threshold"),
-        ({"confidence": 0.199}, "value and threshold"),
-        ({"accepted": 0}, "target's tokens"),
-    ],
-)
-def test_check_replay_says_what_differs(
-    changed: dict[str, float],
-    between: str,
-    arguments: list[str],
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A table that is wrong in one way."""
-
-    def wrong(*given: Any) -> RolloutTable:
-        table = read_table(*given)
-        return replace(table, **{name: np.full_like(getattr(table, name), value) for name, value in changed.items()})
-
-    monkeypatch.setattr(check_replay, "read_table", wrong)
-    others = [f"settings.{name}=[]" for name in ("fixed", "adaedl", "specdecpp", "hrad")]
-    with pytest.raises(SystemExit) as exit_code:
-        run(check_replay, monkeypatch, *base(tiny_pair_dir)[:3], *others, "settings.confidence=[0.2]", "limit=6")
-    assert exit_code.value.code
-    printed = capsys.readouterr().out
-    assert f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
-
-
-def test_check_replay_has_no_excuse_where_the_rounds_agree(
-    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    original = check_replay.counted
-    monkeypatch.setattr(check_replay, "counted", lambda trace: original(trace) | {"forwards": -1.0})
-    only = [*(f"settings.{name}=[]" for name in ("confidence", "adaedl", "specdecpp", "hrad")), "settings.fixed=[2]"]
-    with pytest.raises(SystemExit) as exit_code:
-        run(check_replay, monkeypatch, *base(tiny_pair_dir)[:3], *only, "limit=1", "out=runs/check.json")
-    assert exit_code.value.code and "between rounds that agree: NO NEAR TIE" in capsys.readouterr().out
-
-
-def test_check_replay_refuses_what_it_cannot_check(
-    arguments: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    heads = [f"rules.{name}.checkpoint=checkpoints/{name}" for name in ("specdecpp", "hrad")]
-    assert "limit: 0 is no whole number" in refused(check_replay, monkeypatch, capsys, *heads, "limit=0")
-    empty = [f"settings.{name}=[]" for name in ("fixed", "confidence", "adaedl", "specdecpp", "hrad")]
-    assert "settings: no rule has a threshold" in refused(check_replay, monkeypatch, capsys, *empty)
-    assert "out: data is a folder" in refused(check_replay, monkeypatch, capsys, *heads, "out=data")
 
 
 def test_a_checkpoint_for_other_features_is_refused(

@@ -1,0 +1,46 @@
+"""A tiny greedy harvest that replay can be tried on."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from predictors.features import FeatureSpec
+from scripts import gen_data
+from tests.checkpoints import write_checkpoint
+from tests.programs import GREEDY, SPLITS, base, run
+
+WIDTH = 24  # of a hidden state
+
+
+@pytest.fixture(scope="session")
+def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with prompts, a greedy harvest of them, and untrained checkpoints made for it: H-RAD's reads two of the
+    four harvested layers."""
+    folder = tmp_path_factory.mktemp("harvest")
+    prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 25)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        small = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/greedy", *SPLITS)
+        run(gen_data, patch, *base(tiny_pair_dir), *GREEDY, *small)
+    manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
+    context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
+    digest = hashlib.sha256((folder / "data/greedy/manifest.json").read_bytes()).hexdigest()
+    context["provenance"] = {"data": {"folder": "data/greedy", "sha256": digest}}
+    for name, layers in (("specdecpp", [-1]), ("hrad", [-3, -1])):
+        spec = replace(FeatureSpec.from_dict(manifest["features"][name]), layers=layers)
+        dim = spec.dim(WIDTH, WIDTH)
+        write_checkpoint(folder / "checkpoints" / name, name, dim, gamma=3, features=spec, context=context)
+    return folder
+
+
+@pytest.fixture
+def replaying(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of a program that replays it, run in its folder."""
+    monkeypatch.chdir(harvest)
+    for path in (harvest / "runs").glob("*"):
+        path.unlink()
+    return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS]

@@ -1,0 +1,32 @@
+"""Programs run in this process, from their command line, on a tiny pair."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+GREEDY = ("warp=greedy", "draft_warp.temperature=0")
+SPLITS = ("splits.calibration=0.3", "splits.test=0.3")
+
+
+def base(pair: Path) -> list[str]:
+    return [
+        *(f"pair.{side}={pair / side}" for side in ("target", "draft")),
+        *("pair.dtype=float64", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"),
+    ]
+
+
+def run(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr("sys.argv", [f"{program.__name__.rpartition('.')[2]}.py", *arguments])
+    program.main()
+
+
+def refused(program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_code:
+        run(program, monkeypatch, *arguments)
+    assert exit_code.value.code == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("error: ")
+    return message
