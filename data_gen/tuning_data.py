@@ -1,6 +1,6 @@
 """What scripts that replay a harvest share: checks of their settings, the harvest as replays, rules at thresholds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,12 @@ def replayer(cfg: DictConfig, manifest: Mapping[str, Any], split: str, stops: Ma
     return Replayer(table, cfg.gamma_max or manifest["gamma"])
 
 
-def candidates_of(cfg: DictConfig, stops: Mapping[str, StopRule], replayer: Replayer) -> list[Candidate]:
-    """Every rule at every threshold: the same ones for every split."""
+def candidates_of(
+    cfg: DictConfig, stops: Mapping[str, StopRule], replayer: Replayer, thresholds: Sequence[float] | None = None
+) -> list[Candidate]:
+    """Every rule at every threshold, or at those given: the same ones for every split."""
     policies = {name: policy_of(stop, replayer.table) for name, stop in stops.items()}
-    levels, lengths = np.linspace(0, 1, cfg.points + 1).tolist(), range(1, replayer.gamma_max + 1)
+    levels = np.linspace(0, 1, cfg.points + 1).tolist() if thresholds is None else list(thresholds)
+    lengths = range(1, replayer.gamma_max + 1)
     grid = {name: lengths if isinstance(stop, Fixed) else levels for name, stop in stops.items()}
     return sweep(replayer, policies, grid)

@@ -2,17 +2,20 @@
 
     python train.py -m predictor.depth=0,1,2,3,4 predictor.w_rej=1,3,6,12 'out=checkpoints/sweep/${hydra:job.num}'
     python scripts/collect.py folder=checkpoints/sweep data=data/rounds
+    python scripts/collect.py folder=checkpoints/sweep thresholds=[0.2,0.4,0.6]
+    python scripts/collect.py folder=checkpoints/sweep data=null
 
-All of them are trained and replayed on one harvest. Only settings in which they differ are shown.
+All of them are trained on one harvest, and replayed on one with a round at every position (data=null: scores alone).
+Only settings in which they differ are shown.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.shards import read_manifest
@@ -32,62 +35,92 @@ from predictors.base import damaged, read_config
 from predictors.cli import hydra_script
 from predictors.errors import UserError
 
-SCORES = ("kl", "brier", "ece", "auroc")
+SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
+Cells = dict[str, str]
+LEGEND = "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. Everything else: by replay."
 
 
 @hydra_script("collect")
 def main(cfg: DictConfig) -> None:
     """Checkpoints and a harvest in, a table out."""
-    manifest = read_manifest(cfg.data)
-    check_sizes(cfg, manifest)
-    check_splits(cfg)
-    cost, folders = given_cost(cfg.cost, manifest), checkpoints(Path(cfg.folder))
+    folders = checkpoints(Path(cfg.folder))
     check_out(Path(cfg.out))
-    for folder in folders:
-        refuse_foreign_checkpoint(folder, manifest, KEY, cfg.gamma_max or manifest["gamma"])
-    known = [facts(folder) for folder in folders]
-    bar = tqdm(folders, desc="replay", unit="checkpoint")
-    rows = [row | judged(tune_one(cfg, manifest, folder, cost)) for row, folder in zip(known, bar, strict=True)]
+    check_thresholds(cfg.thresholds)
+    known = [(settings(folder), scores(folder)) for folder in folders]
+    tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
+    rows = [(named, measured | found) for (named, measured), each in zip(known, tuned, strict=True) for found in each]
     text = table(rows)
     Path(cfg.out).write_text(text + "\n", encoding="utf-8")
-    print(f"\n{text}\n\nsaved {cfg.out}")
+    print(f"\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
 
 
 def checkpoints(parent: Path) -> list[Path]:
-    found = sorted(path.parent for path in parent.glob("*/metrics.json"))
+    """Folders of checkpoints, 2 before 10."""
+    found = [path.parent for path in parent.glob("*/metrics.json")]
     if not found:
         raise UserError(f"{KEY}: no checkpoints in {parent}. Train some: python train.py -m ... (see --help)")
-    return found
+    return sorted(found, key=lambda folder: (len(folder.name), folder.name))
 
 
-def facts(folder: Path) -> dict[str, Any]:
-    """Settings and scores on the test split."""
+def check_thresholds(thresholds: Any) -> None:
+    if thresholds is None:
+        return
+    listed = list(thresholds) if OmegaConf.is_list(thresholds) else []
+    if not listed or not all(type(level) in (int, float) and 0 <= level <= 1 for level in listed):
+        raise UserError(
+            f"thresholds: {thresholds} must be numbers from 0 to 1, e.g. thresholds=[0.2,0.4]; null: the best"
+        )
+
+
+def settings(folder: Path) -> Cells:
     config = read_config(folder, KEY)
+    named = {"checkpoint": folder.name, "predictor": config["predictor"]}
+    read = {"layers": " ".join(map(str, config["features"]["layers"]))}
+    return {name: str(value) for name, value in (named | read | config["settings"] | read).items()}
+
+
+def scores(folder: Path) -> Cells:
+    """On the test split of the harvest trained on, calibrated. nll: cross-entropy with the label, also a soft one."""
+    name = read_config(folder, KEY)["predictor"]
     try:
         metrics = json.loads((folder / "metrics.json").read_text())
-        scores, seconds = metrics["test"][config["predictor"]], f"{metrics['seconds']:.0f}"
-        shown = {name: "-" if scores[name] is None else f"{scores[name]:.4f}" for name in SCORES}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged(folder, KEY, config["predictor"], error) from error
-    read = {"layers": " ".join(map(str, config["features"]["layers"]))}
-    named = {"checkpoint": folder.name, "predictor": config["predictor"]}
-    return named | read | config["settings"] | read | shown | {"seconds": seconds}
+        reliability = next(iter(metrics["reliability"].values()))
+        stages = reliability.get("token") or reliability["class"]
+        found = {"nll": list(stages.values())[-1]["log_loss"][0]} | {key: metrics["test"][name][key] for key in SCORES}
+        seconds = {"seconds": f"{metrics['seconds']:.0f}"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, IndexError) as error:
+        raise damaged(folder, KEY, name, error) from error
+    return {key: "-" if value is None else f"{value:.4f}" for key, value in found.items()} | seconds
 
 
-def tune_one(cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: CostTable) -> Choice:
-    """The best threshold of the rule that asks this checkpoint."""
+def replayed(cfg: DictConfig, folders: Sequence[Path]) -> list[list[Cells]]:
+    """For each checkpoint, a row for its best threshold, or for each of `cfg.thresholds`."""
+    manifest = read_manifest(cfg.data)
+    check_sizes(cfg, manifest)
+    check_splits(cfg)
+    cost = given_cost(cfg.cost, manifest)
+    for folder in folders:
+        refuse_foreign_checkpoint(folder, manifest, KEY, cfg.gamma_max or manifest["gamma"])
+    bar = tqdm(folders, desc="replay", unit="checkpoint")
+    return [[judged(choice) for choice in tune_one(cfg, manifest, folder, cost)] for folder in bar]
+
+
+def tune_one(cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: CostTable) -> list[Choice]:
+    """The best threshold of the rule that asks this checkpoint, or each that is given."""
     name = read_config(folder, KEY)["predictor"]
     stops = {name: instantiate(cfg.rules[name], checkpoint=str(folder))}
     first, second = (replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge))
-    chosen_on, judged_on = (candidates_of(cfg, stops, found) for found in (first, second))
-    (choice,) = choose(chosen_on, judged_on, cost, hindsight(second, cost))
-    return choice
+    chosen_on, judged_on = (candidates_of(cfg, stops, found, cfg.thresholds) for found in (first, second))
+    least = hindsight(second, cost)
+    if cfg.thresholds is None:
+        return choose(chosen_on, judged_on, cost, least)
+    return [choose([one], [other], cost, least)[0] for one, other in zip(chosen_on, judged_on, strict=True)]
 
 
-def judged(choice: Choice) -> dict[str, str]:
+def judged(choice: Choice) -> Cells:
     return {
-        "threshold": f"{choice.threshold:.2f}",
+        "threshold": f"{choice.threshold:.3g}",
         "speed-up, modelled": f"{choice.speedup:.3f} ({span(choice.interval)})",
         "regret": f"{choice.regret:.1%}",
         "discard": f"{choice.discard_rate:.3f}",
@@ -95,12 +128,12 @@ def judged(choice: Choice) -> dict[str, str]:
     }
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns in which every row says the same are left out, but for the first and the figures."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    figures = {"checkpoint", *SCORES, "seconds", *list(rows[0])[-5:]}
-    shown = [name for name in names if name in figures or len({str(row.get(name)) for row in rows}) > 1]
-    return markdown(shown, [[str(row.get(name, "")) for name in shown] for row in rows])
+def table(rows: Sequence[tuple[Cells, Cells]]) -> str:
+    """rows: settings and figures; of the settings, besides the checkpoint's name, those in which rows differ."""
+    names = list(dict.fromkeys(name for known, _ in rows for name in known))
+    shown = [name for name in names if name == "checkpoint" or len({known.get(name) for known, _ in rows}) > 1]
+    lines = [[*(known.get(name, "") for name in shown), *figures.values()] for known, figures in rows]
+    return markdown([*shown, *rows[0][1]], lines)
 
 
 if __name__ == "__main__":

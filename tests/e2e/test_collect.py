@@ -1,4 +1,4 @@
-"""scripts/collect.py from its command line on a tiny harvest."""
+"""scripts/collect.py from its command line on checkpoints of a sweep over a tiny harvest."""
 
 import json
 import shutil
@@ -6,36 +6,88 @@ from pathlib import Path
 
 import pytest
 
+import train
 from scripts import collect
 from tests.programs import refused, run
 
-
-def squeezed(path: str) -> list[str]:
-    """The lines of a table, without what makes its columns line up."""
-    return [" ".join(line.split()) for line in Path(path).read_text().splitlines()]
+QUICK = ("data=data/greedy", "trainer.epochs=1", "logger=none")
+REPLAY = ("data=data/greedy", "cost=c10", "points=5")
 
 
-def test_collect_shows_what_checkpoints_differ_in(
+def swept(monkeypatch: pytest.MonkeyPatch, name: str, *grid: str) -> str:
+    """The folder of the checkpoints of a Hydra multirun."""
+    shutil.rmtree(name, ignore_errors=True)
+    run(train, monkeypatch, "-m", *QUICK, *grid, f"out={name}/${{hydra:job.num}}")
+    return f"folder={name}"
+
+
+def cells(path: str) -> list[dict[str, str]]:
+    """The rows of a table, by column."""
+    header, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in Path(path).read_text().splitlines()
+    ]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_a_sweep_of_heads_is_one_table(
+    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = swept(monkeypatch, "heads", "predictor=specdecpp", "predictor.depth=0,1", "predictor.w_rej=1,6")
+    run(collect, monkeypatch, folder, *REPLAY)
+    assert "saved heads/table.md" in capsys.readouterr().out
+    rows = cells("heads/table.md")
+    assert [(row["depth"], row["w_rej"]) for row in rows] == [("0", "1"), ("0", "6"), ("1", "1"), ("1", "6")]
+    assert list(rows[0])[:4] == ["checkpoint", "depth", "w_rej", "nll"], "no column in which they are the same"
+    for row in rows:
+        metrics = json.loads(Path("heads", row["checkpoint"], "metrics.json").read_text())
+        test = metrics["test"]["specdecpp"]
+        assert row["ece"] == f"{test['ece']:.4f}" and float(row["nll"]) > test["kl"], "the label's entropy is in it"
+        assert float(row["speed-up, modelled"].split()[0]) > 0 and row["threshold"]
+
+
+def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
+    replaying: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = ("predictor=hrad", "predictor.layers=[-1],[-3,-1],null", "predictor.gamma=2,3")
+    folder = swept(monkeypatch, "layers", *grid)
+    run(collect, monkeypatch, folder, *REPLAY)
+    rows = cells("layers/table.md")
+    assert [row["layers"] for row in rows[::2]] == ["-1", "-3 -1", "-4 -3 -2 -1"]
+    assert [row["gamma"] for row in rows] == ["2", "3"] * 3
+    assert all(float(row["speed-up, modelled"].split()[0]) > 0 for row in rows)
+    run(collect, monkeypatch, folder, *REPLAY, "thresholds=[0.2,0.9]")
+    every = cells("layers/table.md")
+    assert [(row["checkpoint"], row["threshold"]) for row in every[:3]] == [("0", "0.2"), ("0", "0.9"), ("1", "0.2")]
+    assert len(every) == 12
+    run(collect, monkeypatch, folder, "data=null")
+    alone = cells("layers/table.md")
+    assert list(alone[0]) == ["checkpoint", "layers", "gamma", "nll", "brier", "ece", "auroc", "seconds"]
+    assert [row["nll"] for row in alone] == [row["nll"] for row in rows]
+
+
+def test_checkpoints_are_counted_as_people_do(tmp_path: Path) -> None:
+    for name in ("10", "9", "0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.json").touch()
+    assert [folder.name for folder in collect.checkpoints(tmp_path)] == ["0", "9", "10"]
+
+
+def test_what_cannot_be_collected_ends_with_one_line(
     replaying: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scores = {name: 0.25 for name in ("kl", "brier", "ece", "auroc")}
-    for number, name in enumerate(("specdecpp", "hrad")):
-        folder = Path("sweep") / str(number)
-        shutil.copytree(harvest / "checkpoints" / name, folder)
-        (folder / "metrics.json").write_text(json.dumps({"test": {name: scores}, "seconds": 3.0}))
-    run(collect, monkeypatch, "folder=sweep", "data=data/greedy", "cost=c10", "points=5")
-    lines = squeezed("sweep/table.md")
-    assert len(lines) == 4 and lines[0].startswith("| checkpoint | predictor | layers |") and "w_rej" in lines[0]
-    assert lines[2].startswith("| 0 | specdecpp | -1 |") and "0.2500" in lines[2] and "tie_blocks" in lines[0]
-    assert "saved sweep/table.md" in capsys.readouterr().out
-    metrics = Path("sweep/0/metrics.json")
-    metrics.write_text(json.dumps({"test": {"specdecpp": scores | {"auroc": None}}, "seconds": 3.0}))
-    run(collect, monkeypatch, "folder=sweep", "data=data/greedy", "cost=c10", "points=5", "out=runs/new/table.md")
-    assert "| 0.2500 | - | 3 |" in squeezed("runs/new/table.md")[2]
+    shutil.copytree(harvest / "checkpoints", "broken", dirs_exist_ok=True)
+    score = {"log_loss": [0.25, None, None]}
+    whole = {"test": {}, "reliability": {"x": {"token": {"as trained": score}}}, "seconds": 3.0}
+    for name in ("specdecpp", "hrad"):
+        test = {name: {"brier": 0.5, "ece": 0.25, "auroc": None}}
+        Path("broken", name, "metrics.json").write_text(json.dumps(whole | {"test": test}))
+    run(collect, monkeypatch, "folder=broken", "data=null", "out=runs/new/table.md")
+    assert cells("runs/new/table.md")[1]["auroc"] == "-" and cells("runs/new/table.md")[1]["nll"] == "0.2500"
     shutil.rmtree("runs/new")
-    metrics.write_text("{}")
-    message = refused(collect, monkeypatch, capsys, "folder=sweep", "data=data/greedy", "cost=c10")
-    assert "folder: sweep/0 is incomplete or damaged" in message
-    assert "folder: no checkpoints" in refused(
-        collect, monkeypatch, capsys, "folder=runs", "data=data/greedy", "cost=c10"
-    )
+    for argument in ("[]", "[2]", "0.5"):
+        message = refused(collect, monkeypatch, capsys, "folder=broken", *REPLAY, f"thresholds={argument}")
+        assert message.startswith("error: thresholds: ")
+    Path("broken/hrad/metrics.json").write_text(json.dumps(whole))
+    message = refused(collect, monkeypatch, capsys, "folder=broken", *REPLAY)
+    assert "folder: broken/hrad is incomplete or damaged" in message
+    assert "folder: no checkpoints" in refused(collect, monkeypatch, capsys, "folder=runs", *REPLAY)
