@@ -90,7 +90,7 @@ PRIOR = [  # class "all" keeps the same tokens with and without it
 ]
 PEARL = [Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True) for chain in CHAIN_RULES for gamma in (2, 3)]
 KEEPING = {  # branches of three tokens, cut where none is likely, and how many tokens to decode
-    Policy("block", "rrsw", SOME, "before", 3, 1, pre_verify=True): 5,
+    Policy("block", "rrsw", SOME, "before", 3, 1, pre_verify=True): 4,
     Policy("token", "rrsw", SOME, "before", 3, 2, pre_verify=True): 4,
     Policy("token", "point_mass", SOME, "before", 3, 2, pre_verify=True): 5,
 }

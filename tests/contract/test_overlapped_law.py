@@ -106,6 +106,12 @@ def test_law_of_larger_sizes(policy: Policy) -> None:
     checked(policy.engine(toy_pair(2, 5)), 5)
 
 
+@pytest.mark.slow
+def test_law_of_what_posterior_selection_keeps_of_longer_texts() -> None:
+    policy = next(policy for policy in KEEPING if policy.chain_rule == "block")
+    checked(policy.engine(toy_pair(2, 35)), KEEPING[policy] + 1)
+
+
 @pytest.mark.parametrize("policy", named(MIXED))
 def test_law_under_classes_read_off_the_target(policy: Policy) -> None:
     """Its states at the last verified position, and, for a branch, the embedding of the branch's first token."""

@@ -1,5 +1,8 @@
 """The overlapped step and the memory of branches, measured on a pair small enough to know what must come out."""
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -8,6 +11,15 @@ from decoding.side_by_side import StepSeconds, branch_bytes, measure_step, model
 from tests.tiny_pair import VOCAB, tiny_pair
 
 CONTEXT = torch.arange(1, 13)
+
+
+@pytest.fixture(autouse=True)
+def out_of_sight() -> Iterator[None]:
+    """What other tests have left is not to be walked: that takes seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
