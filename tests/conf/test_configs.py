@@ -3,6 +3,7 @@
 import inspect
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def composed(program: str, *overrides: str) -> DictConfig:
         return compose(program, list(overrides))
 
 
+@cache
 def groups(program: str) -> dict[str, str]:
     """The config groups `program` chooses from, such as ``engine``, and the first place where each is used, such as
     ``engine@method.fixed.engine``."""

@@ -23,11 +23,11 @@ from decoding.trace import Trace
 from predictors.errors import UserError
 from tests.checkpoints import ONE_STATE, write_checkpoint
 from tests.contract.enumeration import Law, autoregressive_law, largest_error, law_of
+from tests.contract.rules import FIRST
 
 CONF = Path(__file__).parents[2] / "conf"
-STOPS, STRUCTURES, VERIFIERS = (
-    sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("stop", "structure", "verifier")
-)
+STOPS, STRUCTURES = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("stop", "structure"))
+VERIFIERS = [name for name, first in FIRST.items() if name == first]
 PROMPT = (1, 0, 1, 0)  # it repeats itself, so that lookup finds something
 OFF = Warp()
 

@@ -1,4 +1,5 @@
-"""The verifiers under test: one per YAML, and the second rule `parallel` can be set to."""
+"""The verifiers under test: one per YAML, and the second rule `parallel` can be set to. Two YAMLs that say the same are
+one verifier under two names, and enumerated once."""
 
 from pathlib import Path
 
@@ -17,7 +18,9 @@ def load(name: str, **values: str) -> Verifier:
     return instantiate(OmegaConf.load(CONF / f"{name}.yaml"), **values)
 
 
-RULES: dict[str, Verifier] = {path.stem: load(path.stem) for path in sorted(CONF.glob("*.yaml"))}
+CONFIGS = {path.stem: OmegaConf.load(path) for path in sorted(CONF.glob("*.yaml"))}
+FIRST = {name: next(other for other in CONFIGS if CONFIGS[other] == config) for name, config in CONFIGS.items()}
+RULES: dict[str, Verifier] = {name: load(name) for name, first in FIRST.items() if name == first}
 RULES["parallel_token"] = load("parallel", rule="token")
 
 
