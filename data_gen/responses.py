@@ -20,7 +20,7 @@ from torch import Tensor
 from data_gen.labels import acceptance, entropy, overlap
 from decoding.batched_lm import BatchedLM
 from decoding.cached_lm import CachedLM
-from decoding.sampling import Warp, pick
+from decoding.sampling import Warp, largest, pick
 from predictors.features import FeatureSpec, extract
 
 LAW_ROWS = 4  # laws worked on at once on a CPU: so many fit a core's cache, a whole batch takes three times as long
@@ -197,7 +197,7 @@ def compare(warp: Warp, draft_warp: Warp, p_logits: Tensor, q_logits: Tensor, un
 
 def draw_from(warp: Warp, probs: Tensor, uniform: Tensor) -> Tensor:
     """The tokens that `uniform` [n] stands for under laws [n, V] of `warp`: int64 [n]."""
-    return probs.max(-1).indices if warp.temperature == 0 else pick(probs, uniform.to(probs.device))
+    return largest(probs) if warp.temperature == 0 else pick(probs, uniform.to(probs.device))
 
 
 def at(probs: Tensor, tokens: Tensor) -> Tensor:

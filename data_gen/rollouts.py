@@ -125,10 +125,12 @@ def _roll(
 
 def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
     """One token per row of the draft's logits [n, V]. uniform: [n]."""
-    q = warp.probs(logits)
-    belief = q if warp == Warp() else Warp().probs(logits)
-    token = draw_from(warp, q, uniform)
-    return Drawn(token, at(q, token), belief.amax(-1), entropy(belief))
+    law = warp.probs(logits)
+    token = draw_from(warp, law, uniform)
+    q = at(law, token)
+    if warp != Warp():
+        law = Warp().probs(logits)  # in place of the other: both would not fit a core's cache
+    return Drawn(token, q, law.amax(-1), entropy(law))
 
 
 def rollout_acceptance(

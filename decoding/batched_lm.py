@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from decoding.cached_lm import CachedLM
-from decoding.kv_cache import BufferCache
+from decoding.cached_lm import CachedLM, rows_to_keep
+from decoding.kv_cache import BufferCache, BufferLayer
 from decoding.lm import LMOutput
+
+TOGETHER = 512  # tokens of one forward of the prefill: more are no faster
 
 
 class BatchedLM:
@@ -31,13 +34,14 @@ class BatchedLM:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, hidden: bool = False) -> LMOutput:
-        """Append tokens [B], one to each sequence. Returns logits [B, V] and, if asked, hidden [n_layers + 1, B, H]."""
+        """Append tokens [B], one to each sequence. Returns logits [B, V], of `CachedLM.narrow` dtype, and, if
+        asked, hidden [n_layers + 1, B, H]."""
         positions = self._lengths[:, None]
         self._width += 1
         self._lengths = self._lengths + 1
         output = self._run(tokens[:, None], positions, self._real[:, None, : self._width], hidden)
         assert output.logits is not None
-        logits = output.logits[:, -1, : self._lm.vocab_size].float().to(self._lm.output_device)
+        logits = output.logits[:, -1, : self._lm.vocab_size].to(self._lm.output_device, self._lm.narrow)
         if output.hidden_states is None:
             return LMOutput(logits, None)
         states = torch.stack([layer[:, 0] for layer in output.hidden_states])
@@ -58,13 +62,30 @@ class BatchedLM:
 
     @torch.no_grad()
     def _prefill(self, sequences: Sequence[Tensor]) -> None:
-        tokens = torch.zeros(len(sequences), self._width, dtype=torch.long)
-        for row, sequence in enumerate(sequences):
-            tokens[row, self._width - len(sequence) :] = sequence
-        real = self._real[:, : self._width]
-        causal = torch.ones(self._width, self._width, dtype=torch.bool, device=real.device).tril()
-        itself = torch.eye(self._width, dtype=torch.bool, device=real.device)  # so that padding sees something
-        self._run(tokens, (real.cumsum(1) - 1).clamp(min=0), (real[:, None] & causal) | itself, False)
+        """A few sequences of similar length at a time, padded on the right: that leaves attention plainly causal."""
+        for rows in _groups([len(sequence) for sequence in sequences]):
+            cache = BufferCache()
+            self._lm.model(
+                input_ids=pad_sequence([sequences[row] for row in rows], batch_first=True).to(self._lm.device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=rows_to_keep("none", self._lm.device),
+            )
+            for index, layer in enumerate(cache.layers):
+                self._take_over(rows, index, layer)
+
+    def _take_over(self, rows: Sequence[int], index: int, layer: BufferLayer) -> None:
+        """Copy the cached rows of some sequences into the batch, where all end in the same column."""
+        if index == len(self._cache.layers):
+            shape = len(self._lengths), layer.keys.shape[1], self._width
+            keys, values = (states.new_zeros(*shape, states.shape[-1]) for states in (layer.keys, layer.values))
+            self._cache.update(keys, values, index)
+        ours = self._cache.layers[index]
+        for place, row in enumerate(rows):
+            length = int(self._lengths[row])
+            columns = slice(self._width - length, self._width)
+            ours.keys[row, :, columns] = layer.keys[place, :, :length]
+            ours.values[row, :, columns] = layer.values[place, :, :length]
 
     def _run(self, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: bool) -> CausalLMOutputWithPast:
         mask = torch.zeros(visible.shape, dtype=self._lm.model.dtype, device=visible.device)
@@ -77,3 +98,13 @@ class BatchedLM:
             output_hidden_states=hidden,
             logits_to_keep=1,
         )
+
+
+def _groups(lengths: Sequence[int]) -> list[list[int]]:
+    """Which sequences to run together, shortest first: with padding at most `TOGETHER` tokens, unless one is longer."""
+    groups: list[list[int]] = [[]]
+    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: lengths[row]):
+        if groups[-1] and lengths[row] * (len(groups[-1]) + 1) > TOGETHER:
+            groups.append([])
+        groups[-1].append(row)
+    return groups

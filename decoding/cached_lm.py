@@ -93,10 +93,11 @@ class CachedLM:
     ) -> LMOutput:
         """The general form: row i at ``positions[i]`` sees exactly ``visible[i]`` of the ``length + n`` rows.
 
-        tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself.
+        tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself. Logits are of `narrow`
+        dtype: where there are many, they are best converted a few rows at a time.
         """
         self._check_room(int(positions.max()) + 1)
-        return self._run(tokens, positions.to(self.device), visible, hidden, logits)
+        return self._run(tokens, positions.to(self.device), visible, hidden, logits, self.narrow)
 
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""
@@ -124,6 +125,11 @@ class CachedLM:
         self.length = rows[0][0].shape[-2]
 
     @property
+    def narrow(self) -> torch.dtype:
+        """The model's dtype, at most float32."""
+        return self.model.dtype if self.model.dtype.itemsize < 4 else torch.float32
+
+    @property
     def row_bytes(self) -> int:
         """Keys and values of one cached row, all layers."""
         return sum(part[:, :, 0].nbytes for layer in self._cache.layers for part in (layer.keys, layer.values))
@@ -147,6 +153,7 @@ class CachedLM:
         visible: torch.Tensor | None,
         hidden: bool,
         logits: LogitsFor,
+        dtype: torch.dtype = torch.float32,
     ) -> LMOutput:
         n = len(tokens)
         start = time.perf_counter()
@@ -158,10 +165,10 @@ class CachedLM:
                 past_key_values=self._cache,
                 use_cache=True,
                 output_hidden_states=hidden,
-                logits_to_keep=_rows_to_keep(logits, self.device),
+                logits_to_keep=rows_to_keep(logits, self.device),
             )
             output = LMOutput(
-                result.logits[0, :, : self.vocab_size].float().to(self.output_device),
+                result.logits[0, :, : self.vocab_size].to(self.output_device, dtype),
                 torch.cat(result.hidden_states).to(self.output_device) if hidden else None,
             )
         self._block_start, self._tree = self.length, None
@@ -214,7 +221,7 @@ class Tree:
         return Tree(depth, visible)
 
 
-def _rows_to_keep(logits: LogitsFor, device: torch.device) -> int | torch.Tensor:
+def rows_to_keep(logits: LogitsFor, device: torch.device) -> int | torch.Tensor:
     """As transformers has it: the last so many rows (0 is all of them), or which."""
     if logits == "all" or logits == "last":
         return int(logits == "last")

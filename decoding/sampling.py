@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
+from torch.nn.functional import pad, threshold
 
 from predictors.errors import UserError
 
@@ -49,7 +49,7 @@ class Warp:
         if not torch.isfinite(peak).all():
             raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
         if self.temperature == 0:
-            return torch.zeros_like(logits).scatter_(-1, logits.max(-1, keepdim=True).indices, 1.0)
+            return torch.zeros_like(logits).scatter_(-1, largest(logits)[..., None], 1.0)
         if self.temperature != 1:
             logits = (logits - peak).div_(self.temperature)
         if 0 < self.top_k < logits.shape[-1]:
@@ -89,11 +89,35 @@ def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
 def pick(probs: Tensor, uniform: Tensor) -> Tensor:
     """The token each number of `uniform` [...] in [0, 1) stands for under `probs` [..., V]: int64 [...].
 
-    Inverse of the cumulative sum, in float64. Rows need not sum to exactly one; no token of probability 0 is drawn.
+    Inverse of the cumulative sum, searched in two steps as in `Pool`; sums of blocks have the precision of `probs`, all
+    other sums are float64. Rows need not sum to exactly one; no token of probability 0 is drawn.
     """
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    parts = _blocks(probs, 0.0)
+    cumulative = parts.sum(-1).cumsum(-1, dtype=torch.float64)
     point = (uniform * BELOW_ONE).unsqueeze(-1) * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, point, right=True).squeeze(-1)
+    block = torch.searchsorted(cumulative, point, right=True)
+    rest = point - torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp_min(0)), 0.0)
+    inner = _block(parts, block).cumsum(-1, dtype=torch.float64)
+    below = inner[..., -1:].nextafter(inner.new_zeros(()))  # rounding may have put the point a little outside
+    return (block * BLOCK + torch.searchsorted(inner, rest.minimum(below), right=True)).squeeze(-1)
+
+
+def largest(values: Tensor) -> Tensor:
+    """Index of the largest of `values` [..., V], the lowest on ties: int64 [...]. Twice as fast as `values.max`."""
+    parts = _blocks(values, -math.inf)
+    block = parts.amax(-1).max(-1, keepdim=True).indices
+    return (block * BLOCK + _block(parts, block).max(-1, keepdim=True).indices).squeeze(-1)
+
+
+def _blocks(rows: Tensor, fill: float) -> Tensor:
+    """[..., V] -> [..., n, BLOCK], filled up behind the end."""
+    missing = -rows.shape[-1] % BLOCK
+    return (pad(rows, (0, missing), value=fill) if missing else rows).unflatten(-1, (-1, BLOCK))
+
+
+def _block(parts: Tensor, index: Tensor) -> Tensor:
+    """Of [..., n, BLOCK] the block `index` [..., 1]: [..., BLOCK]."""
+    return parts.take_along_dim(index[..., None], -2).squeeze(-2)
 
 
 class Pool:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoding.batched_lm import BatchedLM
+from decoding.batched_lm import BatchedLM, _groups
 from decoding.cached_lm import CachedLM
 from tests.invariant.test_cached_lm import build, random_tokens
 
@@ -28,6 +28,23 @@ def test_batch_equals_single_sequences(kind: str) -> None:
             logits, hidden = alone[row]
             torch.testing.assert_close(output.logits[place], logits[LENGTHS[row] + step], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(output.hidden[:, place], hidden[:, LENGTHS[row] + step], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("together", [1, 8, 14])
+def test_a_prefill_in_groups_is_the_same(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = CachedLM(build("llama"))
+    prefixes = [random_tokens(length, seed) for seed, length in enumerate(LENGTHS)]
+    expected = BatchedLM(lm, prefixes, room=1).step(torch.tensor([5, 6, 7, 8])).logits
+    monkeypatch.setattr("decoding.batched_lm.TOGETHER", together)
+    found = BatchedLM(lm, prefixes, room=1).step(torch.tensor([5, 6, 7, 8])).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_groups_hold_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decoding.batched_lm.TOGETHER", 14)
+    assert _groups(LENGTHS) == [[2, 0], [3]]
+    assert _groups([20, 0, 30]) == [[0], [2]]
+    assert _groups([4, 5, 5, 1]) == [[3, 0], [1, 2]]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from decoding.packing import FEW_ROWS, FEWEST_ROWS, PackedLinear, pack_linears
+from decoding.packing import FEW_ROWS, FEWEST_ROWS, PackedLinear, _multiplies, pack_linears
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -17,6 +17,20 @@ def test_same_product(rows: int, bias: bool) -> None:
         x = torch.randn(shape)
         with torch.no_grad():
             torch.testing.assert_close(packed(x), linear(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not _multiplies(torch.bfloat16), reason="oneDNN has no bfloat16 on this processor")
+@pytest.mark.parametrize("rows", [1, 2, 21, 256, 257])
+def test_same_product_in_bfloat16(rows: int) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 40).bfloat16()
+    model = nn.Sequential(linear)
+    pack_linears(model)
+    assert isinstance(model[0], PackedLinear)
+    x = torch.randn(rows, 24).bfloat16()
+    with torch.no_grad():
+        exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
+        torch.testing.assert_close(model(x).double(), exact, atol=1e-3, rtol=2**-8)
 
 
 def test_parameters_and_gradients_stay() -> None:

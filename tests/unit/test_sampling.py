@@ -4,7 +4,7 @@ from itertools import islice
 import pytest
 import torch
 
-from decoding.sampling import Pool, Sampler, Warp, draw, hub_pair, iid, pick, top_tokens, without_replacement
+from decoding.sampling import Pool, Sampler, Warp, draw, hub_pair, iid, largest, pick, top_tokens, without_replacement
 from predictors.errors import UserError
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
@@ -101,6 +101,35 @@ def test_a_pool_picks_what_the_cumulative_sum_says(vocab: int, dtype: torch.dtyp
         pool.take(picked[3])
         left[picked[3]] = 0
     assert pool.empty and torch.equal(probs, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [3, 256, 600, 1024])
+def test_pick_in_two_steps_is_the_inverse_of_the_whole_sum(vocab: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    probs = torch.rand(3, 40, vocab, dtype=torch.float64, generator=generator) ** 8
+    probs[..., vocab // 3 : vocab // 3 + 260] = 0  # a block without mass
+    probs[0, 0] = torch.eye(vocab)[-1]
+    law = (probs + torch.eye(vocab)[0] * 1e-3).to(dtype)
+    uniform = torch.rand(3, 40, dtype=torch.float64, generator=generator)
+    uniform[0, :2], uniform[1, 0] = 1 - 2.0**-53, 0.0
+    cumulative = law.cumsum(-1, dtype=torch.float64)
+    point = uniform[..., None] * cumulative[..., -1:]
+    found = pick(law, uniform)
+    assert (law.gather(-1, found[..., None]) > 0).all()
+    above = cumulative.gather(-1, found[..., None]) - point
+    below = point - (cumulative - law).gather(-1, found[..., None])
+    slack = 1e-6 if dtype == torch.float32 else 1e-12
+    assert (above > -slack * vocab).all() and (below > -slack * vocab).all()
+    assert (found == (cumulative <= point).sum(-1).clamp(max=vocab - 1)).float().mean() > 0.98
+
+
+def test_largest_takes_the_lowest_of_tied_tokens() -> None:
+    values = torch.full((2, 700), -5.0)
+    values[0, [300, 310, 650]] = 2.0
+    values[1, 699] = -4.0
+    assert largest(values).tolist() == [300, 699] and largest(values[0, 320:]) == 330
+    assert largest(torch.full((5,), -math.inf)) == 0
 
 
 def test_draws_follow_the_law() -> None:
