@@ -3,15 +3,17 @@
     python train.py predictor=specdecpp
     python train.py predictor=hrad data=data/starter
     python train.py calibration=platt drift=[data/gsm8k]
+    python train.py -m predictor.depth=0,1,2 predictor.w_rej=1,6 hydra/launcher=joblib
+    accelerate launch --multi_gpu --num_processes 2 train.py predictor=hrad
 
-Needs a harvest (python scripts/gen_data.py). Interrupted, the same command continues after the last full epoch.
+Needs a harvest (python scripts/gen_data.py). Interrupted, the same command continues after the last full epoch. A sweep
+skips finished jobs. Several processes share every batch and give the same result as one, up to rounding.
 """
 
 import hashlib
 import json
 import platform
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,6 +31,9 @@ from data_gen.shards import SPLITS, read_manifest, read_prompts
 from predictors.base import (
     Predictor,
     Records,
+    differences,
+    load_predictor,
+    read_config,
     refuse_foreign,
     replaced_folder,
     save_predictor,
@@ -48,9 +54,13 @@ from predictors.card import (
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_switch
 from predictors.features import FeatureSpec
+from predictors.logging import NullLogger
 from predictors.metrics import scores
+from predictors.processes import this_process
 from predictors.reliability import measured, rollout_prefixes
+from predictors.resume import ResumeFile
 from predictors.survival import fit_survival
+from predictors.sweep import is_job, job_folder
 from predictors.trainer import Trainer, logits_in_chunks
 from predictors.trivial import CONFIDENCES, base_rate, confidence, constant
 
@@ -63,23 +73,30 @@ def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out."""
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
-    unseen = {other: unseen_prompts(other, cfg.data, manifest, predictor) for other in drift_folders(cfg.drift)}
-    splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in SPLITS}
-    rounds = {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in ("calibration", "test")}
-    out = Path(cfg.out or f"checkpoints/{predictor.name}")
+    out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, manifest)
+    if is_job() and not checked_switch("overwrite", cfg.overwrite) and finished(out, run):
+        return
     refuse_foreign(out, MARKER)
-    logger = instantiate(cfg.logger)
+    process = this_process()
+    unseen = {other: unseen_prompts(other, cfg.data, manifest, predictor) for other in drift_folders(cfg.drift)}
+    wanted = SPLITS if process.is_main_process else SPLITS[:1]
+    splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in wanted}
+    rounds = {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in wanted[1:]}
+    logger: Any = instantiate(cfg.logger) if process.is_main_process else NullLogger()
     logger.start("train", OmegaConf.to_container(cfg, resolve=True))
     try:
-        trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=resume_file(out, cfg))
+        trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"]))
         metrics = train(predictor, splits["train"], features_of(manifest, predictor), trainer)
+        process.destroy_process_group()
+        if not process.is_main_process:
+            return
         calibrate_on(predictor, splits["calibration"], rounds["calibration"], cfg.calibration)
         metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
         metrics["reliability"] = {
             f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
             **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
         }
-        facts = {"dim": splits["train"]["features"].shape[1], "provenance": provenance(cfg, splits)}
+        facts = {"dim": splits["train"]["features"].shape[1], "provenance": {**provenance(cfg, splits), "run": run}}
         save(predictor, out, {**context(predictor, manifest), **facts}, metrics)
         trainer.forget()
         report(predictor, metrics, out)
@@ -200,7 +217,7 @@ def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
         for split, records in splits.items()
     }
     return {
-        "command": shlex.join(["python", "train.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "train.py", *HydraConfig.get().overrides.task]),
         "config": OmegaConf.to_container(cfg, resolve=True),
         "data": {"folder": str(cfg.data), "sha256": manifest_hash(cfg.data), "splits": counts},
         "date": time.strftime("%Y-%m-%d"),
@@ -213,11 +230,39 @@ def manifest_hash(data: str) -> str:
     return hashlib.sha256((Path(data) / "manifest.json").read_bytes()).hexdigest()
 
 
-def resume_file(out: Path, cfg: DictConfig) -> Path:
-    """Where an interrupted run of exactly this configuration on this data is kept."""
-    run = [OmegaConf.to_container(cfg[group], resolve=True) for group in ("predictor", "trainer")]
-    name = hashlib.sha256(json.dumps([run, cfg.seed, manifest_hash(cfg.data)]).encode()).hexdigest()[:12]
-    return out.with_name(f".{out.name}-{name}.resume")
+def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What decides the content of the checkpoint; `training`: what decides that of the head alone."""
+    groups = ("predictor", "trainer") if manifest["features_stored"] else ("predictor", "trainer", "pair")
+    settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
+    drift = {other: manifest_hash(other) for other in drift_folders(cfg.drift) if read_manifest(other, "drift")}
+    return {
+        "training": {**settings, "seed": cfg.seed, "data": manifest_hash(cfg.data)},
+        "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),
+        "drift": drift,
+    }
+
+
+def checkpoint_folder(cfg: DictConfig, predictor: Predictor) -> Path:
+    """`out`; for a job of a sweep one in it."""
+    if is_job():
+        return job_folder(Path(cfg.out or f"checkpoints/{predictor.name}-sweep"), MARKER)
+    return Path(cfg.out or f"checkpoints/{predictor.name}")
+
+
+def finished(out: Path, run: dict[str, Any]) -> bool:
+    """Whether `out` is a whole checkpoint of this run. Says in one line that it is, or why it has to be made again."""
+    if not out.exists():
+        return False
+    try:
+        load_predictor(out, key="out")
+        made = read_config(out, "out")["provenance"].get("run", {})
+        reason = differences(made, run)
+        if not reason:
+            json.loads((out / MARKER).read_text())
+    except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error)
+    print(f"out: {out} is trained again: {reason}" if reason else f"out: {out} is finished, overwrite=true redoes it")
+    return not reason
 
 
 def save(predictor: Predictor, out: Path, config: dict[str, Any], metrics: dict[str, Any]) -> None:

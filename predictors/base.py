@@ -4,6 +4,7 @@ A checkpoint folder holds `config.json` (what it was trained for), `model.safete
 `metrics.json` and `README.md`. Nothing in it is executable.
 """
 
+import hashlib
 import importlib
 import json
 import math
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from predictors.trainer import Trainer
 
 FORMAT_VERSION = 2
+UNREADABLE = (
+    *(SafetensorError, UserError, OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    *(RuntimeError, ImportError, MemoryError),
+)
+"""What reading a damaged file may end in."""
 Records = Mapping[str, torch.Tensor]
 """Columns of one split of a harvest, row-aligned; `group` [n] is the prompt index of each row."""
 
@@ -98,8 +104,9 @@ def load_predictor(
     config = read_config(folder, key)
     refuse_mismatch(config, expect or {}, f"{key}: {folder}")
     try:
+        refuse_changed(folder, config)
         predictor = _restore(folder, config)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except UNREADABLE as error:
         raise damaged(folder, key, config["predictor"], error) from error
     predictor.head.to(device).eval()
     return predictor
@@ -109,8 +116,15 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
     predictor: Predictor = importlib.import_module(f"predictors.{config['predictor']}").PREDICTOR(**config["settings"])
     predictor.features = FeatureSpec.from_dict(config["features"])
     predictor.calibration = Calibration.from_dict(json.loads((folder / "calibration.json").read_text()))
-    predictor.head = predictor.build(config["dim"])
-    predictor.head.load_state_dict(load_file(folder / "model.safetensors"))
+    weights = load_file(folder / "model.safetensors")
+    if not all(tensor.dtype == torch.float32 and torch.isfinite(tensor).all() for tensor in weights.values()):
+        raise ValueError("model.safetensors holds NaN, infinite or other than float32 values")
+    with torch.device("meta"):  # a wrong shape is found before anything is allocated
+        predictor.head = predictor.build(config["dim"])
+    predictor.head.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+    probe = predictor.predict_proba(torch.zeros(1, config["dim"]))
+    if not (torch.isfinite(probe).all() and torch.isfinite(predictor.calibration.survival(probe)).all()):
+        raise ValueError("calibration.json gives no probabilities")
     return predictor
 
 
@@ -122,14 +136,18 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads(path.read_text())
         version, name = config["format_version"], config["predictor"]
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise damaged(folder, key, "specdecpp (or hrad)", error) from error
-    if version != FORMAT_VERSION or importlib.util.find_spec(f"predictors.{name}") is None:
+    if version != FORMAT_VERSION or not _is_predictor(name):
         raise UserError(
             f"{key}: {folder} holds predictor {name!r} in format {version}, this version reads {FORMAT_VERSION}. "
             "Train it again: python train.py"
         )
     return config
+
+
+def _is_predictor(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier() and importlib.util.find_spec(f"predictors.{name}") is not None
 
 
 def damaged(folder: Path, key: str, name: str, error: Exception) -> UserError:
@@ -161,6 +179,13 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The leaves in which they differ, ``warp.top_k=50, here 0``, in one line."""
+    old, new = _leaves(before), _leaves(now)
+    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    return ", ".join(f"{name}={old.get(name)}, here {new.get(name)}" for name in names)
+
+
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"warp": {"top_k": 0}} -> {"warp.top_k": 0}."""
     leaves: dict[str, Any] = {}
@@ -181,9 +206,24 @@ def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any
         **context,
     }
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in predictor.head.state_dict().items()}
-    save_file(state, folder / "model.safetensors")
-    write_json(folder / "config.json", config)
+    write_atomically(folder / "model.safetensors", lambda temporary: save_file(state, temporary))
     write_json(folder / "calibration.json", predictor.calibration.to_dict())
+    write_json(folder / "config.json", {**config, "sha256": _checksums(folder, _plain(_without_nan(config)))})
+
+
+def _checksums(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of the files of a checkpoint; of `config.json`, which keeps them, without them."""
+    contents = {name: (folder / name).read_bytes() for name in ("model.safetensors", "calibration.json")}
+    rest = {name: value for name, value in config.items() if name != "sha256"}
+    contents["config.json"] = json.dumps(rest, sort_keys=True).encode()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def refuse_changed(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ValueError naming the file that is not as it was written. Older checkpoints have no checksums."""
+    for name, found in _checksums(folder, config).items():
+        if config.get("sha256", {}).get(name, found) != found:
+            raise ValueError(f"{name} is not as it was written")
 
 
 def settings(predictor: Any) -> dict[str, Any]:
@@ -203,15 +243,28 @@ def _write_text(path: Path, text: str) -> None:
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")  # of a killed run: written over
+    with _said(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """What keeps `path` from being written, in one line."""
     try:
-        write(temporary)
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"out: {path} cannot be written ({error}). Free some space, or choose another out=<folder>, and run the "
+            "same command again"
+        ) from error
 
 
 def _sync(path: Path) -> None:
@@ -236,29 +289,47 @@ def refuse_foreign(folder: Path, marker: str) -> None:
     parent = next(above for above in folder.resolve().parents if above.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"out: {folder} cannot be made, {parent} is no folder to write in. Choose another out=<folder>")
+    _put_back(folder.resolve())
     if folder.exists() and not (folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))):
         raise UserError(f"out: {folder} holds something else, which would be lost. Choose another out=<folder>")
+    if folder.exists() and not os.access(folder, os.W_OK):
+        raise UserError(f"out: {folder} is read-only. Make it writable or choose another out=<folder>")
 
 
 @contextmanager
 def replaced_folder(folder: Path, marker: str) -> Iterator[Path]:
-    """Write into a new folder that takes `folder`'s place when the block ends without an error.
+    """Write into a new folder that takes `folder`'s place when the block ends without an error, and is on disk.
 
-    marker: a file by which a folder written earlier is known (`refuse_foreign`).
+    marker: a file by which a folder written earlier is known (`refuse_foreign`). Killed at the worst moment, between
+    the two renames, it leaves the earlier folder as ``.<name>.old``, and the next call puts it back.
     """
     refuse_foreign(folder, marker)
     folder = folder.resolve()
-    fresh = folder.with_name(f".{folder.name}.writing")
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    fresh, old = folder.with_name(f".{folder.name}.writing"), _old(folder)
+    with _said(folder):
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
     try:
         yield fresh
+        with _said(folder):
+            for path in (*fresh.iterdir(), fresh):
+                _sync(path)
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                folder.rename(old)
+            fresh.rename(folder)
+            _sync(folder.parent)
     except BaseException:
+        _put_back(folder)
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _put_back(folder: Path) -> None:
+    if _old(folder).is_dir() and not folder.exists():
+        _old(folder).rename(folder)

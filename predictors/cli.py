@@ -4,12 +4,15 @@ import functools
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -17,6 +20,8 @@ from predictors.errors import UserError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+SILENT = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 
@@ -26,6 +31,9 @@ def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], C
     The ``conf`` folder is looked for beside the script and in the folders above it. Bad input (`UserError`, an unknown
     or missing key, a full disk) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130; anything else
     is a bug and keeps its traceback. The working directory stays where the user is.
+
+    Of several processes of `accelerate launch` only the first prints and keeps a run folder. A sweep (``-m``) goes on
+    after a job that failed, and ends with its exit code.
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -35,9 +43,13 @@ def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], C
 
         @functools.wraps(main)
         def job(cfg: DictConfig) -> None:
-            run_reporting_errors(lambda: checked(cfg))
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                run_in_sweep(lambda: checked(cfg))
+            else:
+                run_reporting_errors(lambda: checked(cfg))
 
         def program() -> None:
+            share_the_terminal()
             if {"-h", "--help"} & set(sys.argv):
                 print(inspect.getdoc(sys.modules[main.__module__]))  # Hydra then adds the options
             folder = _conf_folder(main, config_name)
@@ -73,6 +85,31 @@ def run_reporting_errors(program: Callable[[], Any]) -> None:
         _exit(message, BAD_INPUT)
 
 
+def run_in_sweep(program: Callable[[], Any]) -> None:
+    """Run one job of a sweep. A failure is printed at once and raised, in a form that survives the way back from a
+    worker; Hydra raises it again when all jobs have had their turn."""
+    try:
+        program()
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            traceback.print_exc()
+        name = " ".join(HydraConfig.get().overrides.task)
+        print(f"failed: {name}: {message or type(error).__name__}", file=sys.stderr)
+        if message is None:
+            raise
+        raise UserError(message) from error
+
+
+def share_the_terminal() -> None:
+    """Silence every process but the first, and keep it from writing a run folder. Errors are still said."""
+    if PROCESSES > 1 and {"-m", "--multirun"} & set(sys.argv):
+        raise UserError("-m: a sweep runs its jobs in one process each. Run it without accelerate launch")
+    if RANK > 0:
+        sys.argv += SILENT
+        sys.stdout = open(os.devnull, "w")
+
+
 def explain(error: Exception) -> str | None:
     """One line for the user, or None when `error` is a bug that deserves its traceback."""
     for cause in _causes(error):
@@ -97,7 +134,7 @@ def _one_line(text: str) -> str:
 
 
 def _exit(message: str, code: int) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error in process {RANK}: {message}" if RANK else f"error: {message}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from predictors.base import Records
+from predictors.batches import Items, RowDropout
 from predictors.calibration import Calibration
 from predictors.errors import UserError, checked_count
 from predictors.features import FeatureSpec, checked_layers
 from predictors.losses import balanced_cross_entropy, smoothed_cross_entropy
 from predictors.resampling import balancing_weights, hold_out_prompts, smote, standardisation
-from predictors.trainer import Items, Trainer
+from predictors.trainer import Trainer
 
 
 class ClassMLP(nn.Module):
@@ -29,8 +30,8 @@ class ClassMLP(nn.Module):
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(dim))
         self.layers = nn.Sequential(
-            *(nn.Linear(dim, 256), nn.ReLU(), nn.Dropout(dropout)),
-            *(nn.Linear(256, 64), nn.ReLU(), nn.Dropout(dropout)),
+            *(nn.Linear(dim, 256), nn.ReLU(), RowDropout(dropout)),
+            *(nn.Linear(256, 64), nn.ReLU(), RowDropout(dropout)),
             nn.Linear(64, 3),
         )
 

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from predictors.base import Records
+from predictors.batches import Items
 from predictors.calibration import Calibration
 from predictors.errors import UserError
 from predictors.features import FeatureSpec, checked_layers
 from predictors.losses import weighted_soft_bce
 from predictors.resampling import hold_out_prompts
-from predictors.trainer import Items, Trainer
+from predictors.trainer import Trainer
 
 
 class AcceptanceHead(nn.Module):

@@ -1,26 +1,27 @@
 """The one training loop, run through `accelerate`: schedule, clipping, early stopping, resume after an interruption."""
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import broadcast, broadcast_object_list
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from predictors.batches import Items, Part, RowDropout, part_of
 from predictors.errors import UserError
+from predictors.losses import Pairs, mean_loss
+from predictors.processes import this_process
 from predictors.resampling import EpochSampler
+from predictors.resume import ResumeFile, Tensors
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-State = dict[str, torch.Tensor]
+Loss = Callable[[torch.Tensor, torch.Tensor], Pairs]
 CHUNK = 8192
 
 
@@ -28,29 +29,15 @@ class Logger(Protocol):
     def log(self, values: dict[str, float], step: int) -> None: ...
 
 
-class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Rows x [n, D] (served as float32) and y [n], in items: one row each, or with `group` [n] all rows of a prompt."""
-
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, group: torch.Tensor | None = None) -> None:
-        self.x, self.y = x, y
-        self.rows = None if group is None else [torch.nonzero(group == g).flatten() for g in torch.unique(group)]
-
-    def __len__(self) -> int:
-        return len(self.x) if self.rows is None else len(self.rows)
-
-    def __getitems__(self, items: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = torch.as_tensor(items) if self.rows is None else torch.cat([self.rows[item] for item in items])
-        return self.x[rows].float(), self.y[rows]
-
-
 @dataclass
 class Trainer:
     """AdamW with gradient clipping; the weights of the epoch with the lowest validation loss are kept.
 
-    batch_size: items per micro-batch (`Items`). accumulate: micro-batches per optimiser step. schedule: ``"cosine"``
-    (per step, after `warmup_ratio` of the steps) or ``"plateau"`` (ReduceLROnPlateau, factor 0.5, patience 2 epochs).
-    patience: epochs without a lower validation loss before training ends. validation_fraction: share of the training
-    prompts held out for that; no other split is looked at. state: file the run can continue from, written every epoch.
+    batch_size: items per micro-batch (`Items`), of all processes together. accumulate: micro-batches per optimiser
+    step. schedule: ``"cosine"`` (per step, after `warmup_ratio` of the steps) or ``"plateau"`` (ReduceLROnPlateau,
+    factor 0.5, patience 2 epochs). patience: epochs without a lower validation loss before training ends.
+    validation_fraction: share of the training prompts held out for that; no other split is looked at. state: the file
+    the run can continue from, written every epoch. logger: of the main process.
     """
 
     epochs: int
@@ -65,7 +52,7 @@ class Trainer:
     validation_fraction: float = 0.1
     seed: int = 0
     logger: Logger | None = None
-    state: Path | None = None
+    state: ResumeFile | None = None
     history: list[dict[str, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -91,43 +78,53 @@ class Trainer:
         one dict per epoch.
         """
         run = _Run(self, module, EpochSampler(len(items), self.seed, weights), items)
-        self.history, best = _resume(self.state, run)
+        self.history, best = run.resume(self.state)
+        for row in self.history:
+            self._log(row)
         with _progress(self, run) as bar:
             for epoch in range(len(self.history), self.epochs):
                 if _since_best(self.history) >= self.patience:
                     break
                 row = {"epoch": epoch + 1, "train_loss": run.epoch(epoch, loss, bar.update), "lr": run.lr()}
-                logits = logits_in_chunks(run.module, held_out.x)
-                row["validation_loss"] = _finite(float(held_out_loss(logits, held_out.y)))
+                row["validation_loss"] = run.held_out(held_out, held_out_loss)
                 run.end_epoch(row["validation_loss"])
                 self.history.append(row)
                 if _since_best(self.history) == 0:
                     best = run.weights()
-                _store(self.state, run, best, self.history)
+                if self.state is not None and run.accelerator.is_main_process:
+                    self.state.write(*run.state(best, self.history))
                 bar.set_postfix(train=f"{row['train_loss']:.4f}", validation=f"{row['validation_loss']:.4f}")
-                if self.logger is not None:
-                    self.logger.log({f"train/{name}": value for name, value in row.items()}, step=epoch + 1)
+                self._log(row)
         module = run.module.cpu()
         module.load_state_dict(best)
         return module.eval()
 
+    def _log(self, row: dict[str, float]) -> None:
+        if self.logger is not None:
+            self.logger.log({f"train/{name}": value for name, value in row.items()}, step=int(row["epoch"]))
+
     def forget(self) -> None:
         """Remove the resume file; call it once the trained model is saved."""
         if self.state is not None:
-            self.state.unlink(missing_ok=True)
+            self.state.forget()
 
 
 class _Run:
-    """Everything that changes while training."""
+    """Everything that changes while training. Every process holds the same."""
 
     def __init__(self, trainer: Trainer, module: torch.nn.Module, sampler: EpochSampler, items: Items) -> None:
         self.clip, self.seed, self.sampler = trainer.clip, trainer.seed, sampler
+        this_process()
         self.accelerator = Accelerator(gradient_accumulation_steps=trainer.accumulate)
-        if self.accelerator.num_processes > 1:
-            raise UserError("train.py: a head this small trains in one process. Run: python train.py")
-        loader = DataLoader(items, batch_size=trainer.batch_size, sampler=sampler, collate_fn=_already_a_batch)
+        self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
+        self.dropouts = [layer for layer in module.modules() if isinstance(layer, RowDropout)]
         optimizer = torch.optim.AdamW(module.parameters(), lr=trainer.lr, weight_decay=trainer.weight_decay)
-        self.prepared, self.optimizer, self.loader = self.accelerator.prepare(module, optimizer, loader)
+        self.prepared, self.optimizer = self.accelerator.prepare(module, optimizer)
+        part = Part(items, self.rank, self.processes)
+        loader = DataLoader(part, batch_size=trainer.batch_size, sampler=sampler, collate_fn=_already_a_batch)
+        self.loader = prepare_data_loader(
+            loader, self.accelerator.device, 1, 0, put_on_device=True
+        )  # divided by `Part`
         self.steps = trainer.epochs * math.ceil(len(self.loader) / trainer.accumulate)
         self.scheduler: LambdaLR | ReduceLROnPlateau
         if trainer.schedule == "cosine":
@@ -147,15 +144,19 @@ class _Run:
         self.sampler.epoch = epoch
         self.prepared.train()
         total = torch.zeros((), device=self.accelerator.device)
-        for x, y in self.loader:
+        for x, y, before, rows in self.loader:
+            for layer in self.dropouts:
+                layer.part = before, rows
             total += self.step(loss, x, y)
             advance()
-        return _finite(float(total) / len(self.loader))
+        return _finite(float(self.accelerator.reduce(total)) / len(self.loader))
 
     def step(self, loss: Loss, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Returns what this process adds to the loss of the micro-batch."""
         with self.accelerator.accumulate(self.prepared):
-            value = loss(self.prepared(x), y)
-            self.accelerator.backward(value)
+            sums, counts = loss(self.prepared(x), y)
+            value = mean_loss(sums, self.accelerator.reduce(counts))
+            self.accelerator.backward(value * self.processes)  # gradients are averaged over processes
             if self.accelerator.sync_gradients:
                 self.accelerator.clip_grad_norm_(self.prepared.parameters(), self.clip)
             self.optimizer.step()
@@ -164,6 +165,13 @@ class _Run:
             self.scheduler.step()
         return value.detach()
 
+    def held_out(self, items: Items, loss: Loss) -> float:
+        """The loss of all rows of `items`, to the bit the same in every process: what follows from it is too."""
+        part = part_of(len(items.x), self.rank, self.processes)
+        pairs = torch.stack(loss(logits_in_chunks(self.module, items.x[part]), items.y[part]))
+        value = mean_loss(*self.accelerator.reduce(pairs.to(self.accelerator.device)))
+        return _finite(float(broadcast(value)))
+
     def end_epoch(self, validation_loss: float) -> None:
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(validation_loss)
@@ -171,8 +179,36 @@ class _Run:
     def lr(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def weights(self) -> State:
+    def weights(self) -> Tensors:
         return {name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()}
+
+    def state(self, best: Tensors, history: list[dict[str, float]]) -> tuple[Tensors, dict[str, Any]]:
+        """(tensors, plain values) from which `resume` goes on. Generators are seeded anew in each epoch."""
+        moments = self.optimizer.state_dict()["state"]
+        tensors = {f"optimizer.{i}.{name}": value for i, state in moments.items() for name, value in state.items()}
+        tensors |= {f"module.{name}": value for name, value in self.weights().items()}
+        if _since_best(history):  # else they are the weights
+            tensors |= {f"best.{name}": value for name, value in best.items()}
+        scheduler = {name: value for name, value in self.scheduler.state_dict().items() if name != "lr_lambdas"}
+        return tensors, {"history": history, "scheduler": scheduler, "lr": self.lr()}
+
+    def resume(self, file: ResumeFile | None) -> tuple[list[dict[str, float]], Tensors]:
+        """(history, best weights) of an interrupted run after going to where it stopped; else an empty history."""
+        found = [file.read() if file is not None and self.accelerator.is_main_process else None]
+        (state,) = broadcast_object_list(found)  # the others may not see the file
+        if file is None or state is None:
+            return [], self.weights()
+        tensors, progress = state
+        self.module.load_state_dict(_part(tensors, "module."))
+        moments: dict[int, Tensors] = {}
+        for name, tensor in _part(tensors, "optimizer.").items():
+            index, key = name.split(".")
+            moments.setdefault(int(index), {})[key] = tensor
+        groups = [{**group, "lr": progress["lr"]} for group in self.optimizer.state_dict()["param_groups"]]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.scheduler.load_state_dict({**self.scheduler.state_dict(), **progress["scheduler"]})
+        print(f"resuming after epoch {len(progress['history'])} from {file.path}")
+        return progress["history"], _part(tensors, "best.") or self.weights()
 
 
 def cosine(step: int, warmup: int, total: int) -> float:
@@ -190,9 +226,8 @@ def logits_in_chunks(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([module(rows.to(device).float()).cpu() for rows in x.split(CHUNK)])
 
 
-def _already_a_batch(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = batch  # `Items.__getitems__` has put the rows together
-    return x, y
+def _already_a_batch(batch: Any) -> Any:
+    return batch  # `Part.__getitems__` has put the rows together
 
 
 def _since_best(history: list[dict[str, float]]) -> int:
@@ -210,50 +245,10 @@ def _finite(value: float) -> float:
 @contextmanager
 def _progress(trainer: Trainer, run: _Run) -> Iterator[tqdm]:
     done = len(trainer.history) * len(run.loader)
-    with tqdm(total=trainer.epochs * len(run.loader), initial=done, desc="train", unit="batch", mininterval=1) as bar:
+    total, hidden = trainer.epochs * len(run.loader), not run.accelerator.is_main_process
+    with tqdm(total=total, initial=done, desc="train", unit="batch", mininterval=1, disable=hidden) as bar:
         yield bar
 
 
-def _store(path: Path | None, run: _Run, best: State, history: list[dict[str, float]]) -> None:
-    """Replace the resume file: weights, best weights and optimiser moments as tensors, the rest as JSON metadata."""
-    if path is None:
-        return
-    moments = run.optimizer.state_dict()["state"]
-    tensors = {f"optimizer.{i}.{name}": value for i, state in moments.items() for name, value in state.items()}
-    tensors |= {f"best.{name}": value for name, value in best.items()}
-    tensors |= {f"module.{name}": value for name, value in run.weights().items()}
-    scheduler = {name: value for name, value in run.scheduler.state_dict().items() if name != "lr_lambdas"}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".writing")
-    contents = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    progress = {"history": history, "scheduler": scheduler, "lr": run.lr()}
-    save_file(contents, fresh, metadata={"progress": json.dumps(progress)})
-    fresh.replace(path)
-
-
-def _resume(path: Path | None, run: _Run) -> tuple[list[dict[str, float]], State]:
-    """(history, best weights) of an interrupted run after putting `run` where it stopped; else an empty history."""
-    if path is None or not path.is_file():
-        return [], run.weights()
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors: State = {name: file.get_tensor(name) for name in file.keys()}
-            progress = json.loads(file.metadata()["progress"])
-    except SafetensorError as error:
-        raise UserError(f"out: {path} is damaged ({error}). Delete it to train from the start") from error
-    run.module.load_state_dict(_part(tensors, "module."))
-    moments: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in _part(tensors, "optimizer.").items():
-        index, key = name.split(".")
-        moments.setdefault(int(index), {})[key] = tensor
-    groups = run.optimizer.state_dict()["param_groups"]
-    run.optimizer.load_state_dict(
-        {"state": moments, "param_groups": [{**group, "lr": progress["lr"]} for group in groups]}
-    )
-    run.scheduler.load_state_dict({**run.scheduler.state_dict(), **progress["scheduler"]})
-    print(f"resuming after epoch {len(progress['history'])} from {path}")
-    return progress["history"], _part(tensors, "best.")
-
-
-def _part(tensors: State, prefix: str) -> State:
+def _part(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

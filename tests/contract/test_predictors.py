@@ -159,7 +159,13 @@ def test_damaged_checkpoints_are_refused(checkpoint: Path, name: str, damage: st
 def test_weights_of_other_settings_are_refused(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "dim": DIM + 1}))
-    with pytest.raises(UserError, match="incomplete or damaged"):
+    with pytest.raises(UserError, match="incomplete or damaged .*config.json is not as it was written"):
+        load_predictor(checkpoint)
+    del config["sha256"]
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    load_predictor(checkpoint)
+    (checkpoint / "config.json").write_text(json.dumps({**config, "dim": DIM + 1}))
+    with pytest.raises(UserError, match="incomplete or damaged .*state_dict"):
         load_predictor(checkpoint)
 
 

@@ -3,7 +3,15 @@ import math
 import pytest
 import torch
 
-from predictors.losses import balanced_cross_entropy, smoothed_cross_entropy, weighted_soft_bce
+from predictors import losses
+
+
+def weighted_soft_bce(logits: torch.Tensor, s: torch.Tensor, w_rej: float) -> torch.Tensor:
+    return losses.mean_loss(*losses.weighted_soft_bce(logits, s, w_rej))
+
+
+def smoothed_cross_entropy(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return losses.mean_loss(*losses.smoothed_cross_entropy(logits, label, 0.1))
 
 
 def logits_of(f: float) -> list[float]:
@@ -39,10 +47,30 @@ def test_smoothed_cross_entropy_by_hand() -> None:
     logits = torch.tensor([[2.0, 0.0, -1.0]])
     log_p = [v - math.log(math.exp(2) + 1 + math.exp(-1)) for v in (2.0, 0.0, -1.0)]
     expected = -(0.9 + 0.1 / 3) * log_p[0] - 0.1 / 3 * (log_p[1] + log_p[2])
-    assert smoothed_cross_entropy(logits, torch.tensor([0]), 0.1).item() == pytest.approx(expected, rel=1e-5)
+    assert smoothed_cross_entropy(logits, torch.tensor([0])).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_balanced_cross_entropy_is_the_mean_over_classes() -> None:
     logits, label = torch.randn(5, 3), torch.tensor([0, 0, 0, 2, 2])
-    by_class = [smoothed_cross_entropy(logits[label == c], label[label == c], 0.1).item() for c in (0, 2)]
-    assert balanced_cross_entropy(logits, label, 0.1).item() == pytest.approx(sum(by_class) / 2, rel=1e-5)
+    by_class = [smoothed_cross_entropy(logits[label == c], label[label == c]).item() for c in (0, 2)]
+    found = losses.mean_loss(*losses.balanced_cross_entropy(logits, label, 0.1))
+    assert found.item() == pytest.approx(sum(by_class) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("cut", [0, 2, 5])
+def test_parts_add_up_to_the_whole(cut: int) -> None:
+    """In value and gradient, an empty part included."""
+    x, w, soft = torch.randn(5, 4), torch.randn(4, 3, requires_grad=True), torch.rand(5)
+    label = torch.tensor([0, 0, 1, 0, 2])
+    for loss, y, classes in (
+        (lambda logits, s: losses.weighted_soft_bce(logits, s, 6.0), soft, 2),
+        (lambda logits, c: losses.smoothed_cross_entropy(logits, c, 0.1), label, 3),
+        (lambda logits, c: losses.balanced_cross_entropy(logits, c, 0.1), label, 3),
+    ):
+        whole = losses.mean_loss(*loss((x @ w)[:, :classes], y))
+        parts = [loss((x[rows] @ w)[:, :classes], y[rows]) for rows in (slice(0, cut), slice(cut, 5))]
+        counts = sum(part[1] for part in parts)
+        values = [losses.mean_loss(sums, counts) for sums, _ in parts]
+        assert sum(values).item() == pytest.approx(whole.item(), rel=1e-5)
+        (wanted,) = torch.autograd.grad(whole, w)
+        assert torch.allclose(torch.autograd.grad(sum(values), w)[0], wanted, atol=1e-6)

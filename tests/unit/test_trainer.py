@@ -5,8 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from predictors.batches import Items
 from predictors.errors import UserError
-from predictors.trainer import Items, Trainer, cosine, logits_in_chunks
+from predictors.losses import Pairs, smoothed_cross_entropy
+from predictors.resume import ResumeFile
+from predictors.trainer import Trainer, cosine, logits_in_chunks
 
 SETTINGS = {"epochs": 5, "batch_size": 3, "lr": 0.05, "schedule": "cosine", "accumulate": 2, "warmup_ratio": 0.1}
 
@@ -23,9 +26,13 @@ def model(dropout: float = 0.2) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 2))
 
 
+def cross_entropy(logits: torch.Tensor, label: torch.Tensor) -> Pairs:
+    return smoothed_cross_entropy(logits, label, smoothing=0.0)
+
+
 def fit(trainer: Trainer, module: nn.Module | None = None) -> nn.Module:
     train, held_out = problem()
-    return trainer.train(module or model(), train, held_out, nn.functional.cross_entropy, nn.functional.cross_entropy)
+    return trainer.train(module or model(), train, held_out, cross_entropy, cross_entropy)
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
@@ -65,21 +72,36 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path, schedule: 
             if step == 3:
                 raise KeyboardInterrupt
 
-    state = tmp_path / "run.resume"
+    state = ResumeFile(tmp_path / "run", {"seed": 0})
     with pytest.raises(KeyboardInterrupt):
         fit(Trainer(**settings, state=state, logger=Interrupt()))
-    resumed = Trainer(**settings, state=state)
+    logger = Curves()
+    resumed = Trainer(**settings, state=state, logger=logger)
     assert same(fit(resumed), expected)
     assert resumed.history == whole.history
+    assert logger.steps == [1, 2, 3, 4, 5], "a new logger gets the curves of the earlier run too"
     resumed.forget()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_resume_file_is_named(tmp_path: Path) -> None:
-    state = tmp_path / "run.resume"
-    state.write_bytes(b"half")
-    with pytest.raises(UserError, match="run.resume"):
-        fit(Trainer(**SETTINGS, state=state))
+class Curves:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.steps.append(step)
+
+
+def test_a_finished_run_that_was_not_saved_trains_no_more(tmp_path: Path) -> None:
+    state = ResumeFile(tmp_path / "run", {"seed": 0})
+    first, again = Trainer(**SETTINGS, state=state), Trainer(**SETTINGS, state=state)
+    expected = fit(first)
+    assert same(again.train(model(), *problem(), never, cross_entropy), expected)
+    assert again.history == first.history
+
+
+def never(logits: torch.Tensor, y: torch.Tensor) -> Pairs:
+    raise AssertionError("no step is left to take")
 
 
 def test_early_stopping_keeps_the_best_weights() -> None:
@@ -87,12 +109,12 @@ def test_early_stopping_keeps_the_best_weights() -> None:
     falling_then_rising = iter([3.0, 1.0, 2.0, 2.0, 2.0])
     kept = []
 
-    def held_out_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def held_out_loss(logits: torch.Tensor, y: torch.Tensor) -> Pairs:
         kept.append(logits.clone())
-        return torch.tensor(next(falling_then_rising))
+        return torch.tensor([next(falling_then_rising)]), torch.ones(1)
 
     trainer = Trainer(**{**SETTINGS, "epochs": 9}, patience=3)
-    module = trainer.train(model(), train, held_out, nn.functional.cross_entropy, held_out_loss)
+    module = trainer.train(model(), train, held_out, cross_entropy, held_out_loss)
     assert [row["validation_loss"] for row in trainer.history] == [3.0, 1.0, 2.0, 2.0, 2.0]
     assert torch.equal(logits_in_chunks(module, held_out.x), kept[1])
 
@@ -100,7 +122,7 @@ def test_early_stopping_keeps_the_best_weights() -> None:
 def test_plateau_halves_the_rate_after_three_epochs_without_progress() -> None:
     train, held_out = problem()
     trainer = Trainer(epochs=6, batch_size=3, lr=0.1, schedule="plateau", patience=9)
-    trainer.train(model(), train, held_out, nn.functional.cross_entropy, lambda logits, y: torch.tensor(1.0))
+    trainer.train(model(), train, held_out, cross_entropy, lambda logits, y: (torch.ones(1), torch.ones(1)))
     assert [row["lr"] for row in trainer.history] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05]
 
 
@@ -121,7 +143,7 @@ def test_a_diverging_run_says_so() -> None:
     with pytest.raises(UserError, match="trainer.lr"):
         train, held_out = problem()
         Trainer(**SETTINGS).train(
-            model(), train, held_out, lambda logits, y: logits.sum() * math.nan, nn.functional.cross_entropy
+            model(), train, held_out, lambda logits, y: (logits.sum()[None] * math.nan, torch.ones(1)), cross_entropy
         )
 
 
