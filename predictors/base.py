@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from predictors.calibration import Calibration
+from predictors.calibration import Calibration, balanced
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
 
@@ -122,10 +122,21 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
     with torch.device("meta"):  # a wrong shape is found before anything is allocated
         predictor.head = predictor.build(config["dim"])
     predictor.head.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
-    probe = predictor.predict_proba(torch.zeros(1, config["dim"]))
-    if not (torch.isfinite(probe).all() and torch.isfinite(predictor.calibration.survival(probe)).all()):
+    predictor.predict_proba(torch.zeros(1, config["dim"]))
+    if not _gives_probabilities(predictor.calibration, len(predictor.classes)):
         raise ValueError("calibration.json gives no probabilities")
     return predictor
+
+
+def _gives_probabilities(calibration: Calibration, classes: int) -> bool:
+    """Tried at logits far out and in the middle, for `classes` classes and for a draft of three tokens."""
+    one = torch.nn.functional.one_hot(torch.tensor(0), classes).float()
+    probs = calibration.apply(torch.stack([100 * one, 0 * one, -100 * one]))
+    survival = calibration.survival(torch.tensor([[1.0, 0.5, 0.1], [0.0, 0.0, 0.0]]))
+    if calibration.offset:
+        balanced(probs, calibration.log_prior)
+    knots = all(0 < y <= 1 for _, curve in calibration.curves for y in curve)
+    return knots and bool(torch.isfinite(probs).all() and torch.isfinite(survival).all())
 
 
 def read_config(folder: Path, key: str) -> dict[str, Any]:
@@ -221,8 +232,9 @@ def _checksums(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 def refuse_changed(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise ValueError naming the file that is not as it was written. Older checkpoints have no checksums."""
+    written = config.get("sha256")
     for name, found in _checksums(folder, config).items():
-        if config.get("sha256", {}).get(name, found) != found:
+        if written is not None and written.get(name) != found:
             raise ValueError(f"{name} is not as it was written")
 
 
@@ -332,4 +344,5 @@ def _old(folder: Path) -> Path:
 
 def _put_back(folder: Path) -> None:
     if _old(folder).is_dir() and not folder.exists():
-        _old(folder).rename(folder)
+        with suppress(FileNotFoundError):  # another process has done it
+            _old(folder).rename(folder)

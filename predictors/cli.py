@@ -1,6 +1,7 @@
 """What every script shares: Hydra composition, and errors that fit on one line."""
 
 import functools
+import importlib.util
 import inspect
 import os
 import sys
@@ -37,16 +38,7 @@ def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], C
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
-        def checked(cfg: DictConfig) -> None:
-            refuse_missing(cfg)
-            main(cfg)
-
-        @functools.wraps(main)
-        def job(cfg: DictConfig) -> None:
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                run_in_sweep(lambda: checked(cfg))
-            else:
-                run_reporting_errors(lambda: checked(cfg))
+        job = Job(main)
 
         def program() -> None:
             share_the_terminal()
@@ -59,9 +51,39 @@ def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], C
         def run() -> None:
             run_reporting_errors(program)
 
+        run.job = job  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+class Job:
+    """``main(cfg)`` as Hydra calls it, in this process or in a worker of a launcher, which loads the script's file."""
+
+    def __init__(self, main: Callable[[DictConfig], None]) -> None:
+        functools.update_wrapper(self, main)
+        self.main = main
+
+    def __call__(self, cfg: DictConfig) -> None:
+        reporting = run_in_sweep if HydraConfig.get().mode == RunMode.MULTIRUN else run_reporting_errors
+        reporting(lambda: self.checked(cfg))
+
+    def checked(self, cfg: DictConfig) -> None:
+        refuse_missing(cfg)
+        self.main(cfg)
+
+    def __reduce__(self) -> tuple[Callable[[str], "Job"], tuple[str]]:
+        return job_of, (str(Path(inspect.getfile(self.main)).resolve()),)
+
+
+def job_of(script: str) -> Job:
+    """The job of the program in the file `script`."""
+    spec = importlib.util.spec_from_file_location(Path(script).stem, script)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    job: Job = module.main.job
+    return job
 
 
 def refuse_missing(cfg: DictConfig) -> None:

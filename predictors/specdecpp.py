@@ -19,6 +19,8 @@ from predictors.losses import weighted_soft_bce
 from predictors.resampling import hold_out_prompts
 from predictors.trainer import Trainer
 
+DEEPEST = 64  # of AcceptanceHead; the paper has 3
+
 
 class AcceptanceHead(nn.Module):
     """`depth` residual blocks x <- x + SiLU(W x + b), then a linear map to the logits (reject, accept).
@@ -96,8 +98,8 @@ class SpecDecPP:
         if self.recipe not in ("mixed", "rollouts"):
             raise UserError(f"predictor.recipe: {self.recipe!r} is unknown. Use mixed or rollouts")
         self.layers = checked_layers(self.layers)
-        if self.depth < 0 or self.w_rej <= 0 or self.w_acc <= 0:
-            raise UserError("predictor.depth: must be at least 0, and predictor.w_rej and w_acc above 0")
+        if type(self.depth) is not int or not 0 <= self.depth <= DEEPEST or self.w_rej <= 0 or self.w_acc <= 0:
+            raise UserError(f"predictor.depth: must lie in 0 to {DEEPEST}, and predictor.w_rej and w_acc be above 0")
 
     @property
     def gamma(self) -> None:

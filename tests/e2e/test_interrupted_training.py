@@ -1,0 +1,130 @@
+"""Trainings killed at any moment: the same command goes on, and the result is that of an uninterrupted one."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictors.base import load_predictor
+from predictors.errors import UserError
+from tests.harvests import write_harvest
+from tests.trainings import finish, kill_after, result, start
+
+KILLS = 20
+TRAIN = {
+    "specdecpp": ("predictor=specdecpp", "predictor.depth=1", "trainer.epochs=12", "data=data/toy", "logger=none"),
+    "hrad": ("predictor=hrad", "trainer.epochs=6", "data=data/toy", "logger=none"),
+}
+some, slow = [pytest.param(n) for n in range(3)], [pytest.param(n, marks=pytest.mark.slow) for n in range(3, KILLS)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, Any]]:
+    """Seconds and result of each training in one go."""
+    found = {}
+    for name, arguments in TRAIN.items():
+        folder = tmp_path_factory.mktemp(name)
+        write_harvest(folder / "data" / "toy")
+        assert finish(folder, *arguments, "trainer.epochs=1", "out=checkpoints/first") == 0  # warm: files, imports
+        started = time.perf_counter()
+        assert finish(folder, *arguments) == 0
+        found[name] = time.perf_counter() - started, result(folder / "checkpoints" / name)
+    return found
+
+
+@pytest.mark.parametrize("kill", [*some, *slow])
+def test_killed_at_a_random_moment(kill: int, uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path) -> None:
+    name = sorted(TRAIN)[kill % 2]
+    seconds, expected = uninterrupted[name]
+    write_harvest(tmp_path / "data" / "toy")
+    kill_after(random.Random(kill).uniform(0, seconds), tmp_path, *TRAIN[name])
+    assert finish(tmp_path, *TRAIN[name]) == 0
+    assert result(tmp_path / "checkpoints" / name) == expected
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [name]
+
+
+def test_what_was_trained_is_not_trained_again(uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path) -> None:
+    """Killed four times on the way, each time after some more epochs."""
+    write_harvest(tmp_path / "data" / "toy")
+    checkpoints = tmp_path / "checkpoints"
+    for _ in range(4):
+        process, before = start(tmp_path, *TRAIN["specdecpp"]), states(checkpoints)
+        while states(checkpoints) == before and process.is_alive():
+            time.sleep(0.002)
+        process.kill()
+        process.join()
+    assert not (checkpoints / "specdecpp").exists()
+    assert finish(tmp_path, *TRAIN["specdecpp"]) == 0
+    assert result(checkpoints / "specdecpp") == uninterrupted["specdecpp"][1]
+    said = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "resuming after epoch" in line]
+    epochs = [int(line.split("resuming after epoch ")[1].split()[0]) for line in said]
+    assert len(epochs) == 4 and epochs == sorted(set(epochs)) and epochs[0] >= 1
+
+
+def states(checkpoints: Path) -> set[tuple[str, int]]:
+    return {(path.name, path.stat().st_mtime_ns) for path in checkpoints.glob(".*.resume")}
+
+
+@pytest.mark.parametrize("last", [6, 44, pytest.param(-1, marks=pytest.mark.slow)])
+def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
+    """A good checkpoint is there all the time, the earlier one or the new one; at the end nothing else is.
+
+    last: the step it dies at; -1 for each of them. The earlier checkpoint is out of its place between two renames; the
+    next run puts it back.
+    """
+    write_harvest(tmp_path / "data" / "toy")
+    quick = (*TRAIN["specdecpp"], "trainer.epochs=2")
+    out = tmp_path / "checkpoints" / "specdecpp"
+    assert finish(tmp_path, *quick) == 0
+    new = result(out)
+    earlier = (*quick, "predictor.w_rej=2")
+    for step in range(1000) if last < 0 else [last]:
+        assert finish(tmp_path, *earlier) == 0
+        old = result(out)
+        assert old != new
+        code = finish(tmp_path, *quick, last_step=step)
+        where = out if out.exists() else out.with_name(".specdecpp.old")
+        load_predictor(where)
+        assert result(where) in (old, new)
+        assert finish(tmp_path, *quick) == 0
+        assert result(out) == new and [path.name for path in out.parent.iterdir()] == ["specdecpp"]
+        if code == 0:
+            break
+    assert last >= 0 or step > 40
+
+
+def test_other_settings_do_not_continue_it(uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path) -> None:
+    write_harvest(tmp_path / "data" / "toy")
+    checkpoints = tmp_path / "checkpoints"
+    process = start(tmp_path, *TRAIN["hrad"], "trainer.lr=1e-3")
+    while not states(checkpoints):
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    (kept,) = checkpoints.glob(".*.resume")
+    assert finish(tmp_path, *TRAIN["hrad"]) == 0
+    assert result(checkpoints / "hrad") == uninterrupted["hrad"][1]
+    (line,) = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "out: " in line]
+    assert f"{kept.name} holds an interrupted training with other settings (trainer.lr=0.001, here 5e-05)" in line
+    assert sorted(path.name for path in checkpoints.iterdir()) == sorted([kept.name, "hrad"])
+
+
+def test_other_data_do_not_continue_it(tmp_path: Path) -> None:
+    for rows in (30, 31):
+        write_harvest(tmp_path / "data" / "toy", rows=rows)
+        kill = start(tmp_path, *TRAIN["hrad"])
+        while len(states(tmp_path / "checkpoints")) < rows - 29 and kill.is_alive():
+            time.sleep(0.002)
+        kill.kill()
+        kill.join()
+    assert len(states(tmp_path / "checkpoints")) == 2
+    assert "resuming" not in (tmp_path / "log.txt").read_text()
+
+
+def test_nobody_can_load_a_training_that_is_not_done(tmp_path: Path) -> None:
+    write_harvest(tmp_path / "data" / "toy")
+    assert finish(tmp_path, *TRAIN["hrad"], last_step=3) == -9
+    with pytest.raises(UserError, match="no checkpoint"):
+        load_predictor(tmp_path / "checkpoints" / "hrad")

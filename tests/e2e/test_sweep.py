@@ -1,0 +1,99 @@
+"""``python train.py -m``: a folder per job, finished jobs skipped, failed ones named, with every launcher."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import train
+from predictors.base import load_predictor
+from predictors.sweep import job_name
+from tests.harvests import write_harvest
+from tests.trainings import result
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEP = ("predictor.depth=0,-1,1", "trainer.epochs=1", "logger=none", "data=data/toy")
+FOLDERS = [f"data=data%2Ftoy+predictor.depth={depth}+trainer.epochs=1" for depth in (0, 1)]
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_harvest(tmp_path / "data" / "toy")
+
+
+def sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", *arguments])
+    try:
+        train.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_jobs_have_folders_and_are_done_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path("checkpoints/specdecpp-sweep")
+    assert sweep(monkeypatch, *SWEEP) == 2, "one of the three fails, the others are trained"
+    said = capsys.readouterr()
+    assert "failed: predictor.depth=-1 trainer.epochs=1 logger=none data=data/toy: predictor.depth: must" in said.err
+    assert "error: predictor.depth: must" in said.err and said.out.count("saved checkpoints/") == 2
+    assert sorted(path.name for path in root.iterdir()) == FOLDERS
+    before = [result(root / name) for name in FOLDERS]
+    assert "predictor.depth=1" in (root / FOLDERS[1] / "config.json").read_text()
+
+    (root / FOLDERS[0] / "model.safetensors").write_bytes(b"half")
+    assert sweep(monkeypatch, *SWEEP) == 2
+    said = capsys.readouterr()
+    assert f"out: {root / FOLDERS[1]} is finished, overwrite=true redoes it" in said.out
+    assert f"out: {root / FOLDERS[0]} is trained again: out: {root / FOLDERS[0]} is incomplete or damaged" in said.out
+    assert said.out.count("saved checkpoints/") == 1 and [result(root / name) for name in FOLDERS] == before
+
+    write_harvest(Path("data/toy"), rows=31)
+    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
+    said = capsys.readouterr()
+    assert "is trained again: training.data=" in said.out and said.out.count("saved checkpoints/") == 1
+    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0", "overwrite=true") == 0
+    assert capsys.readouterr().out.count("saved checkpoints/") == 1
+
+
+def test_a_single_run_is_not_a_place_for_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("checkpoints/x").mkdir(parents=True)
+    Path("checkpoints/x/metrics.json").write_text("{}")
+    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0", "out=checkpoints/x") == 2
+    assert "error: out: checkpoints/x is the result of a single run" in capsys.readouterr().err
+
+
+def test_names_of_jobs() -> None:
+    assert job_name(["predictor.w_rej=3", "out=x", "logger=none", "predictor.depth=1"]) == job_name(
+        ["predictor.depth=1", "predictor.w_rej=3", "overwrite=true", "logger.project=y"]
+    )
+    assert job_name(["data=a/b"]) != job_name(["data=a_b"]) and "/" not in job_name(["data=a/b"])
+    assert job_name([]) == "defaults"
+    long = [job_name([f"data={'x' * 200}{n}"]) for n in range(2)]
+    assert long[0] != long[1] and max(map(len, long)) < 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+def test_every_launcher(launcher: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), "-m", *SWEEP, f"hydra/launcher={launcher}"]
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
+        logs = [path.read_text() for path in tmp_path.glob("outputs/*/*/.submitit/*/*_log.out")]
+        outputs.append(done.stdout + "".join(logs))
+        assert done.returncode == 2 and "error: predictor.depth: must" in done.stderr, done.stderr
+    root = tmp_path / "checkpoints" / "specdecpp-sweep"
+    assert sorted(path.name for path in root.iterdir()) == FOLDERS
+    for name in FOLDERS:
+        load_predictor(root / name)
+        assert f"{name} is finished, overwrite=true redoes it" in outputs[1]

@@ -1,0 +1,175 @@
+"""Saving and loading checkpoints where something is wrong: one line that names the file; what was good stays."""
+
+import errno
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from predictors import base
+from predictors.base import load_predictor, refuse_foreign, replaced_folder, save_predictor
+from predictors.errors import UserError
+from tests.checkpoints import write_checkpoint
+
+DIM = 6
+WEIGHTS = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "checkpoints" / "hrad", "hrad", DIM)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def unchecked(folder: Path) -> None:
+    """Take the checksums out, so that what comes after them is tested."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["sha256"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+NAN, INF = float("nan"), float("inf")
+WRONG: dict[str, Callable[[WEIGHTS], WEIGHTS]] = {
+    "NaN": lambda w: {**w, "layers.0.bias": w["layers.0.bias"] * NAN},
+    "infinite": lambda w: {**w, "layers.6.weight": w["layers.6.weight"] + INF},
+    "wider": lambda w: {**w, "layers.0.weight": torch.zeros(256, DIM + 1)},
+    "half precision": lambda w: {name: tensor.half() for name, tensor in w.items()},
+    "integers": lambda w: {name: tensor.int() for name, tensor in w.items()},
+    "one missing": lambda w: {name: tensor for name, tensor in w.items() if name != "mean"},
+    "one too many": lambda w: {**w, "extra": torch.zeros(1)},
+    "none": lambda w: {"x": torch.zeros(0)},
+}
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_weights_are_refused(checkpoint: Path, wrong: str, checksums: bool) -> None:
+    path = checkpoint / "model.safetensors"
+    save_file(WRONG[wrong](load_file(path)), path)
+    if not checksums:
+        unchecked(checkpoint)
+    with pytest.raises(
+        UserError, match="^stop.checkpoint: .*checkpoints/hrad is incomplete or damaged.*train.py"
+    ) as no:
+        load_predictor(checkpoint, key="stop.checkpoint")
+    assert ("model.safetensors is not as it was written" in str(no.value)) == checksums
+
+
+SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a list": lambda c: [c],
+    "no settings": lambda c: {name: value for name, value in c.items() if name != "settings"},
+    "unknown setting": lambda c: {**c, "settings": {**c["settings"], "width": 3}},
+    "bad setting": lambda c: {**c, "settings": {**c["settings"], "gamma": 0}},
+    "huge": lambda c: {**c, "dim": 10**12},
+    "negative": lambda c: {**c, "dim": -1},
+    "no features": lambda c: {**c, "features": {}},
+    "endless layer": lambda c: {**c, "features": {**c["features"], "layers": [INF]}},
+    "a module that is none": lambda c: {**c, "predictor": "a.b"},
+    "no name": lambda c: {**c, "predictor": ""},
+    "a number": lambda c: {**c, "predictor": 7},
+}
+
+
+@pytest.mark.parametrize("wrong", SETTINGS)
+def test_wrong_configs_are_refused(checkpoint: Path, wrong: str) -> None:
+    unchecked(checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(SETTINGS[wrong](config)))
+    with pytest.raises(UserError, match="^checkpoint: .*python train.py") as refusal:
+        load_predictor(checkpoint)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scale": ["x"] * 3},
+        {"scale": [1.0, 2.0]},
+        {"bias": [1e308, -1e308, 0.0]},
+        {"offset": [NAN] * 3},
+        {"curves": [[[0.0], [9.0]]]},
+    ],
+    ids=str,
+)
+def test_wrong_calibrations_are_refused(checkpoint: Path, change: dict[str, Any]) -> None:
+    unchecked(checkpoint)
+    path = checkpoint / "calibration.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match="^checkpoint: .*incomplete or damaged"):
+        load_predictor(checkpoint)
+
+
+def full(*arguments: object, **options: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("step", ["save_file", "_write_text", "_sync", "mkdir", "replace", "rename"])
+def test_a_full_disk_keeps_the_earlier_checkpoint(checkpoint: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, predictor = content(checkpoint), load_predictor(checkpoint)
+    monkeypatch.setattr(Path if step in ("mkdir", "replace", "rename") else base, step, full)
+    with pytest.raises(
+        UserError, match=r"^out: \S*hrad\S* cannot be written .*No space left on device.*Free some"
+    ) as no:
+        with replaced_folder(checkpoint, "config.json") as folder:
+            save_predictor(predictor, folder, {"dim": DIM})
+    assert "\n" not in str(no.value)
+    monkeypatch.undo()
+    assert content(checkpoint) == before and [path.name for path in checkpoint.parent.iterdir()] == ["hrad"]
+    load_predictor(checkpoint)
+
+
+def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(checkpoint: Path) -> None:
+    """Real writes that fail in the middle of model.safetensors."""
+    before, predictor = content(checkpoint), load_predictor(checkpoint)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(UserError, match="^out: .*model.safetensors cannot be written .*File too large"):
+            with replaced_folder(checkpoint, "config.json") as folder:
+                save_predictor(predictor, folder, {"dim": DIM})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert content(checkpoint) == before and [path.name for path in checkpoint.parent.iterdir()] == ["hrad"]
+
+
+def test_the_last_rename_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earlier checkpoint has left its place; it is put back."""
+    before, predictor, rename = content(checkpoint), load_predictor(checkpoint), Path.rename
+
+    def second_fails(self: Path, target: Path) -> Path:
+        return full() if self.name == ".hrad.writing" else rename(self, target)  # type: ignore[return-value, func-returns-value]
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with pytest.raises(UserError, match="^out: .* cannot be written"):
+        with replaced_folder(checkpoint, "config.json") as folder:
+            save_predictor(predictor, folder, {"dim": DIM})
+    assert content(checkpoint) == before and [path.name for path in checkpoint.parent.iterdir()] == ["hrad"]
+
+
+def test_a_checkpoint_out_of_its_place_is_put_back(checkpoint: Path) -> None:
+    before = content(checkpoint)
+    checkpoint.rename(checkpoint.with_name(".hrad.old"))
+    refuse_foreign(checkpoint, "config.json")
+    assert content(checkpoint) == before
+
+
+@pytest.mark.parametrize("read_only", ["hrad", "checkpoints"])
+def test_a_read_only_folder_is_refused_at_once(
+    checkpoint: Path, read_only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != read_only and access(path, mode))
+    with pytest.raises(
+        UserError, match="^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose"
+    ):
+        refuse_foreign(checkpoint, "config.json")
+    load_predictor(checkpoint)

@@ -1,0 +1,106 @@
+"""Whatever happens to the bytes of a checkpoint, loading it works or ends in one line."""
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from predictors.base import load_predictor
+from predictors.calibration import Calibration
+from predictors.errors import UserError
+from predictors.survival import Survival
+from tests.checkpoints import write_checkpoint
+from tests.damage import damage_one_file
+
+DIM = 6
+ISOTONIC = Calibration("isotonic", curves=(((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),), survival=Survival(0.9, 0.2, -0.1))
+VECTOR = Calibration("platt", (0.1, 0.0, -0.1), (1.0, 1.1, 0.9), (0.0, 0.1, -0.2), rows=9, nll_after=0.5)
+
+
+@pytest.fixture(scope="module", params=["specdecpp", "hrad"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    calibration = ISOTONIC if request.param == "specdecpp" else VECTOR
+    write_checkpoint(folder, request.param, DIM, calibration=calibration)
+    return Whole({path.name: path.read_bytes() for path in folder.iterdir()})
+
+
+def loads(folder: Path, whole: dict[str, bytes], seed: int) -> bool:
+    """Whether the checkpoint loads after damage number `seed`; anything but a UserError of one line is raised. In three
+    cases of four there are no checksums, so that the damage gets as far as the parsers."""
+    chance = random.Random(seed)
+    for name, content in whole.items():
+        (folder / name).write_bytes(content)
+    if chance.random() < 0.75:
+        config = json.loads(whole["config.json"])
+        del config["sha256"]
+        (folder / "config.json").write_text(json.dumps(config))
+    for _ in range(chance.choice([1, 1, 2])):
+        damage_one_file(folder, chance)
+    try:
+        predictor = load_predictor(folder)
+    except UserError as error:
+        assert "\n" not in str(error) and str(error).startswith("checkpoint: ")
+        return False
+    probs = predictor.predict_proba(torch.randn(3, DIM))
+    assert torch.isfinite(probs).all() and torch.isfinite(predictor.calibration.survival(torch.rand(2, 4))).all()
+    return True
+
+
+class Whole(dict[str, bytes]):
+    """Files of a checkpoint; what a failing example prints of them is short."""
+
+    __repr__ = object.__repr__
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_a_damaged_checkpoint_loads_or_is_refused(tmp_path: Path, whole: dict[str, bytes], seed: int) -> None:
+    loads(tmp_path, whole, seed)
+
+
+@pytest.mark.slow
+def test_for_as_long_as_asked(tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]) -> None:
+    """FUZZ_SECONDS=600 pytest -m slow tests/unit/test_checkpoint_fuzz.py"""
+    ends, seed, loaded = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "20")), 0, 0
+    while time.monotonic() < ends:
+        seed += 1
+        try:
+            loaded += loads(tmp_path, whole, -seed)
+        except BaseException as error:
+            error.add_note(f"seed {-seed}")
+            raise
+    with capsys.disabled():
+        print(f"\n{seed} damaged checkpoints, {loaded} of them loaded")
+    assert 0 < loaded < seed
+
+
+def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    for name, content in whole.items():
+        (tmp_path / name).write_bytes(content)
+    load_predictor(tmp_path)
+    for name in ("model.safetensors", "calibration.json", "config.json"):
+        for seed in range(30):
+            at = random.Random(seed).randrange(len(whole[name]))
+            content = bytearray(whole[name])
+            content[at] ^= 1
+            (tmp_path / name).write_bytes(content)
+            if name == "config.json" and only_checksums_differ(bytes(content), whole[name]):
+                continue
+            with pytest.raises(UserError, match="^checkpoint: "):
+                load_predictor(tmp_path)
+        (tmp_path / name).write_bytes(whole[name])
+
+
+def only_checksums_differ(a: bytes, b: bytes) -> bool:
+    try:
+        values, whole = json.loads(a), json.loads(b)
+    except ValueError:
+        return False
+    return all(values.get(key) == whole[key] for key in whole if key != "sha256")

@@ -1,0 +1,118 @@
+"""The file an interrupted training is kept in: what is in it is found again, and damage is named."""
+
+import errno
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from predictors import base, resume
+from predictors.errors import UserError
+from predictors.resume import ResumeFile
+
+RUN = {"predictor": {"depth": 1}, "seed": 0, "data": "aa"}
+TENSORS = {"module.w": torch.arange(6.0).view(2, 3), "optimizer.0.step": torch.tensor(3.0)}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ResumeFile:
+    written = ResumeFile(tmp_path / "specdecpp", RUN)
+    written.write(TENSORS, {"history": [{"epoch": 1}]})
+    return written
+
+
+def test_what_was_written_is_read(file: ResumeFile) -> None:
+    found = ResumeFile(file.path.with_name("specdecpp"), dict(reversed(RUN.items()))).read()
+    assert found is not None
+    tensors, progress = found
+    assert tensors.keys() == TENSORS.keys() and all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+    assert progress["history"] == [{"epoch": 1}]
+    file.forget()
+    assert file.read() is None and not list(file.path.parent.iterdir())
+
+
+def flip(at: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[:at] + bytes([content[at] ^ 1]) + content[at:][1:]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "a few bytes": lambda content: content[:5],
+    "half": lambda content: content[: len(content) // 2],
+    "all but a byte": lambda content: content[:-1],
+    "a byte more": lambda content: content + b"\0",
+    "other header size": flip(0),
+    "flip in the settings": lambda content: content.replace(b'depth\\":', b'deptH\\":'),
+    "flip in the history": lambda content: content.replace(b'epoch\\": 1', b'epoch\\": 2'),
+    "flip in a name": lambda content: content.replace(b"module.w", b"module.v"),
+    "other type": lambda content: content.replace(b'"F32","shape":[2,3]', b'"I32","shape":[2,3]'),
+    "other shape": lambda content: content.replace(b"[2,3]", b"[3,2]"),
+    "flip in a value": flip(-3),
+    "no JSON": lambda content: b"{" * len(content),
+    "zeros": lambda content: bytes(len(content)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_and_the_file_stays(file: ResumeFile, damage: str) -> None:
+    whole = file.path.read_bytes()
+    content = DAMAGE[damage](whole)
+    assert content != whole
+    file.path.write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"^out: \S+/\.specdecpp-\w+\.resume is damaged \(.*\)\. Delete it to"
+    ) as refusal:
+        file.read()
+    assert "\n" not in str(refusal.value) and file.path.read_bytes() == content
+
+
+def test_the_file_of_another_run_under_this_name_is_refused(file: ResumeFile) -> None:
+    other = ResumeFile(file.path.with_name("specdecpp"), {**RUN, "seed": 1})
+    file.path.rename(other.path)
+    with pytest.raises(UserError, match="is of another run .seed=0, here 1.*Delete it"):
+        other.read()
+
+
+def test_a_folder_in_its_place_is_named(file: ResumeFile) -> None:
+    file.path.unlink()
+    file.path.mkdir()
+    with pytest.raises(UserError, match="^out: .* is damaged"):
+        file.read()
+
+
+def test_files_of_other_runs_are_mentioned(file: ResumeFile, capsys: pytest.CaptureFixture[str]) -> None:
+    other = ResumeFile(file.path.with_name("specdecpp"), {**RUN, "predictor": {"depth": 2}})
+    assert other.read() is None
+    assert "other settings (predictor.depth=1, here 2). It is not used" in capsys.readouterr().out
+    file.path.write_bytes(b"half")
+    assert other.read() is None
+    assert "holds something unreadable" in capsys.readouterr().out
+    assert ResumeFile(file.path.with_name("specdec"), RUN).read() is None and not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("step", ["save_file", "_sync", "replace"])
+def test_a_full_disk_keeps_the_last_state(file: ResumeFile, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    holder = {"save_file": resume, "_sync": base, "replace": Path}[step]
+    monkeypatch.setattr(holder, step, full)
+    with pytest.raises(UserError, match=r"^out: \S+\.resume cannot be written .*No space left.*Free some space"):
+        file.write({"module.w": torch.zeros(2, 3)}, {"history": []})
+    monkeypatch.undo()
+    found = file.read()
+    assert found is not None and torch.equal(found[0]["module.w"], TENSORS["module.w"])
+    assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
+
+
+def test_a_disk_that_takes_no_more_keeps_the_last_state(file: ResumeFile) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(UserError, match="^out: .*resume cannot be written .*File too large"):
+            file.write({"module.w": torch.zeros(3000)}, {"history": []})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read() is not None
