@@ -122,7 +122,9 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
     with torch.device("meta"):  # a wrong shape is found before anything is allocated
         predictor.head = predictor.build(config["dim"])
     predictor.head.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
-    predictor.predict_proba(torch.zeros(1, config["dim"]))
+    ones = torch.ones(1, config["dim"])
+    if not torch.isfinite(predictor.predict_proba(torch.cat([-ones, 0 * ones, ones]))).all():
+        raise ValueError("model.safetensors gives no probabilities")
     if not _gives_probabilities(predictor.calibration, len(predictor.classes)):
         raise ValueError("calibration.json gives no probabilities")
     return predictor

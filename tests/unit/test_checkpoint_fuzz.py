@@ -48,8 +48,8 @@ def loads(folder: Path, whole: dict[str, bytes], seed: int) -> bool:
     except UserError as error:
         assert "\n" not in str(error) and str(error).startswith("checkpoint: ")
         return False
-    probs = predictor.predict_proba(torch.randn(3, DIM))
-    assert torch.isfinite(probs).all() and torch.isfinite(predictor.calibration.survival(torch.rand(2, 4))).all()
+    assert torch.isfinite(predictor.predict_proba(torch.ones(3, DIM))).all()
+    assert torch.isfinite(predictor.calibration.survival(torch.rand(2, 4))).all()
     return True
 
 
