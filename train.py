@@ -23,8 +23,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from data_gen.dataset import read_manifest, read_prompts
 from data_gen.samples import features_of, read_rounds, read_samples, refuse_short_rounds
-from data_gen.shards import SPLITS, read_manifest, read_prompts
+from data_gen.shards import SPLITS
 from predictors.base import (
     Predictor,
     Records,

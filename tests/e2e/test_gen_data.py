@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from data_gen.shards import SPLITS, read_manifest, read_records
+from data_gen.dataset import read_manifest, read_records
+from data_gen.shards import SPLITS
 from scripts import gen_data
 from tests.tiny_pair import save_tiny_pair
 
