@@ -69,7 +69,10 @@ class Locks:
     """Exclusive locks on the plan and on each chunk of the dataset in `folder`, freed when the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(f"out: {folder} is no folder and cannot become one. Choose another out=...") from error
         self._folder = folder
         self._file = (folder / ".lock").open("a+b")
 

@@ -210,6 +210,9 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
