@@ -54,7 +54,7 @@ def claim(folder: Path, plan: dict[str, Any]) -> None:
         write_sealed(path, plan)
         return
     try:
-        made_with = read_sealed(path, "out", f"The shards beside it are not those of this run. {_AGAIN}")
+        made_with = read_sealed(path, "out", f"The shards beside it may have other settings. {_AGAIN}")
     except UserError:
         if {seal["plan"] for seal in _readable_seals(folder)} != {plan_id(plan)}:
             raise

@@ -217,6 +217,35 @@ def test_shards_that_belong_to_no_chunk(pair: ModelPair, folder: Path) -> None:
     assert verify(folder) == [f"{folder / 'rounds-00007.parquet'} belongs to no chunk. Delete it"]
 
 
+def test_nothing_but_shards_is_left(pair: ModelPair, folder: Path) -> None:
+    """Nobody knows what they are: nothing is said to be superfluous, nothing is overwritten."""
+    for path in (folder / "plan.json", folder / "manifest.json", *folder.glob("chunk-*")):
+        path.write_text("{")
+    before = files(folder)
+    assert len(verify(folder)) == 2 + CHUNKS
+    with pytest.raises(UserError, match=r"plan\.json is damaged .* Choose another out="):
+        make_dataset(pair, folder)
+    assert files(folder) == before
+
+
+def test_a_harvest_of_an_older_version(pair: ModelPair, folder: Path) -> None:
+    for path in (folder / "plan.json", folder / "manifest.json"):
+        path.write_text('{"schema_version": 2}')
+    for path in folder.glob("chunk-*"):
+        path.unlink()
+    assert [line.split(" ", 1)[1] for line in verify(folder)] == [
+        "has the older schema version 2. Harvest it again"
+    ] * 2
+    with pytest.raises(UserError, match="has the older schema version 2"):
+        make_dataset(pair, folder)
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match="is no harvested dataset"):
+            verify(folder)
+
+
 def test_several_at_once(pair: ModelPair, folder: Path, original: Path) -> None:
     (folder / "rounds-00000.parquet").unlink()
     (folder / "specdecpp-00002.parquet").write_bytes(b"PAR1")
@@ -232,7 +261,7 @@ def test_what_the_settings_were_is_known_from_the_seals(
     for name in lost:
         (folder / name).unlink()
     assert {line.split(" ")[0] for line in verify(folder)} >= {str(folder / name) for name in lost[:2]}
-    with pytest.raises(UserError, match=r"plan\.json is missing\. The shards beside it are not those of this run"):
+    with pytest.raises(UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"):
         make_dataset(pair, folder, recipe=replace(RECIPE, gamma=2))
     before = files(folder)
     assert make_dataset(pair, folder)["content"] == read_manifest(original)["content"]
