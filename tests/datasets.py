@@ -15,6 +15,7 @@ from predictors.features import FeatureSpec
 from scripts.gen_data import finish
 from tests.tiny_pair import VOCAB
 
+SHARES = {"calibration": 0.1, "test": 0.1}
 RECIPE = Recipe(
     gamma=3,
     seed=3,
@@ -47,4 +48,4 @@ def make_dataset(
     """Harvest `count` prompts and write the manifest, which is returned."""
     requests = some_requests(count)
     harvest(pair, requests, recipe, folder, progress or Progress(), place)
-    return finish(pair, requests, recipe, folder) if place.rank == 0 else {}
+    return finish(pair, requests, recipe, folder, SHARES) if place.rank == 0 else {}
