@@ -80,8 +80,10 @@ class Locks:
     def plan(self) -> Iterator[None]:
         """Waits until it is free."""
         self._lock(0, fcntl.LOCK_EX)
-        yield
-        self._free(0)
+        try:
+            yield
+        finally:
+            self._free(0)
 
     @contextmanager
     def chunk(self, index: int) -> Iterator[bool]:

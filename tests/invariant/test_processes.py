@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 
 from data_gen import ledger, shards
 from data_gen.dataset import read_manifest
@@ -156,6 +157,25 @@ def test_other_settings_are_refused_while_a_harvest_runs(pair: ModelPair, tmp_pa
     assert [child.wait() for child in team(pair, tmp_path, 2, lambda rank: Progress())] == [0, 0]
     with pytest.raises(UserError, match=r"was made with prompts\.count=18, .* this run has prompts\.count=9"):
         make_dataset(pair, tmp_path, 9)
+
+
+def test_a_launcher_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Place.of_launcher() == ALONE
+    for name, value in {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    assert Place.of_launcher() == Place(5, 8, 4)
+
+
+@pytest.mark.parametrize(("cores", "size", "threads"), [(8, 4, 2), (2, 2, 1), (2, 3, 1)])
+def test_processes_of_a_machine_divide_its_cores(
+    cores: int, size: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    ALONE.share_cores()
+    Place(0, 2 * size, size).share_cores()
+    assert chosen == [threads]
 
 
 STEPS = ((Path, "write_bytes"), (Path, "replace"), (Path, "unlink"), (os, "fsync"))
