@@ -26,8 +26,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from data_gen.dataset import read_manifest, read_prompts
 from data_gen.samples import features_of, read_rounds, read_samples, refuse_short_rounds
-from data_gen.shards import SPLITS, read_manifest, read_prompts
+from data_gen.shards import SPLITS
 from predictors.base import (
     Predictor,
     Records,

@@ -1,8 +1,8 @@
 """Pair x prompts -> records: the target answers, both models are run along the answers, labels are written as shards.
 
-The prompts, shortest first, are cut into chunks of one generation batch; a chunk is three shards (`data_gen.shards`)
-and the unit of resuming. What is written depends on the plan only: an interrupted and resumed harvest equals an
-uninterrupted one.
+The prompts, shortest first, are cut into chunks of one generation batch; a chunk is three shards (`data_gen.ledger`)
+and the unit of resuming and of sharing work (`data_gen.workers`). What is written depends on the plan only: a harvest
+that was interrupted, or made by several processes, equals any other.
 """
 
 import hashlib
@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from data_gen import labels, shards
+from data_gen.ledger import plan_id, save_chunk
 from data_gen.requests import Request
 from data_gen.responses import Answer, Reading, read_answers, uniforms
 from data_gen.rollouts import Drawn, Rollouts, roll, roll_greedy, rollout_acceptance
+from data_gen.workers import ALONE, Place, open_chunks
 from decoding.cached_lm import CachedLM
 from decoding.models import ModelPair, pair_identity
 from decoding.sampling import Warp
@@ -96,19 +98,33 @@ class Progress:
     sampled: Callable[[int], object] = lambda tokens: None
     finished: Callable[[int, int], object] = lambda prompts, tokens: None
 
+    def earlier(self, seal: dict[str, Any]) -> None:
+        """A chunk was made by an earlier run."""
+        self.finished(seal["prompts"], 0)
 
-def harvest(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, out: Path, progress: Progress) -> None:
-    """Write every chunk of the dataset in `out` that is not there yet.
+    def elsewhere(self, seal: dict[str, Any]) -> None:
+        """A chunk was made by another process of this run."""
+        self.sampled(seal["tokens"])
+        self.finished(seal["prompts"], seal["tokens"])
+
+
+def harvest(
+    pair: ModelPair,
+    requests: Sequence[Request],
+    recipe: Recipe,
+    out: Path,
+    progress: Progress,
+    place: Place = ALONE,
+) -> None:
+    """Write every chunk of the dataset in `out` that is not there yet, together with other processes that do the same.
 
     Raises UserError when `out` holds a dataset made with other settings, or when a model returns NaN.
     """
-    shards.claim(out, plan(pair, requests, recipe))
+    settings, batches = plan(pair, requests, recipe), chunks(requests, recipe.batch_size)
     pair.target.output_device = pair.draft.output_device = pair.target.device
-    for index, chunk in enumerate(chunks(requests, recipe.batch_size)):
-        if shards.finished(out, index):
-            progress.finished(len(chunk), 0)
-        else:
-            write_chunk(pair, chunk, recipe, out, index, progress)
+    for index in open_chunks(out, settings, place, progress.earlier, progress.elsewhere):
+        rows = label_chunk(pair, batches[index], recipe, progress)
+        save_chunk(out, plan_id(settings), index, rows)
 
 
 def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[str, Any]:
@@ -137,10 +153,8 @@ def chunks(requests: Sequence[Request], size: int) -> list[list[Request]]:
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def write_chunk(
-    pair: ModelPair, chunk: Sequence[Request], recipe: Recipe, out: Path, index: int, progress: Progress
-) -> None:
-    """Answer and label the prompts of one chunk and write its shards."""
+def label_chunk(pair: ModelPair, chunk: Sequence[Request], recipe: Recipe, progress: Progress) -> dict[str, list[Row]]:
+    """Answer and label the prompts of one chunk. Returns its records by kind, one per prompt."""
     records: dict[int, dict[str, Row]] = {}
     for answer in read_answers(
         pair.target,
@@ -152,8 +166,7 @@ def write_chunk(
     ):
         records[answer.index] = label(pair, chunk[answer.index], answer, recipe)
         progress.finished(1, len(answer.laws.response))
-    for kind in shards.SCHEMAS:
-        shards.write_shard(out, kind, index, [records[row][kind] for row in sorted(records)])
+    return {kind: [records[row][kind] for row in sorted(records)] for kind in shards.SCHEMAS}
 
 
 def draws(chunk: Sequence[Request], recipe: Recipe) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from data_gen.dataset import read_manifest, read_prompts
 from data_gen.rollouts import TOGETHER, forward_along
-from data_gen.shards import read_manifest, read_prompts
 from decoding.cached_lm import CachedLM
 from decoding.models import ModelPair, load_pair, pair_identity
 from predictors.errors import UserError

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from data_gen.dataset import read_manifest
 from data_gen.prompts import Prompt
 from data_gen.prompts.prompt import select
 from data_gen.prompts.render import prompt_ids
-from data_gen.shards import SPLITS, read_manifest
+from data_gen.shards import SPLITS
 from decoding import benchmark
 from decoding.models import ModelPair
 from decoding.thresholds import file_hash

@@ -8,8 +8,9 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from data_gen.dataset import read_manifest, read_responses
 from data_gen.samples import records_with_features
-from data_gen.shards import SPLITS, read_manifest, read_responses
+from data_gen.shards import SPLITS
 from decoding.growth import StopRule
 from decoding.rollouts import RolloutTable, build
 from decoding.sampling import Warp

@@ -7,7 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from data_gen.shards import FEATURES, read_manifest, read_records
+from data_gen.dataset import read_manifest, read_records
+from data_gen.shards import FEATURES
 from predictors.base import Predictor, Records
 from predictors.errors import UserError
 from predictors.features import FeatureSpec, narrowed, refuse_unharvested

@@ -1,9 +1,7 @@
-"""The harvested dataset on disk: parquet shards, a plan, a manifest.
+"""One shard of a harvested dataset: a parquet file of known hash.
 
-A folder holds, for chunk i of the prompts, `responses-0000i.parquet`, `specdecpp-0000i.parquet` and
-`rounds-0000i.parquet` (one row per prompt, readable by the `datasets` package), `plan.json` (the settings every shard
-was made with) and, once all chunks are there, `manifest.json`. Files appear under their final name only when complete
-and on disk, so a run can be killed at any moment and resumed.
+Chunk i of the prompts is three shards, `responses-0000i.parquet`, `specdecpp-0000i.parquet` and `rounds-0000i.parquet`,
+one row per prompt, readable by the `datasets` package. `data_gen.ledger` says what else lies in the folder.
 
 `responses` holds token ids. `specdecpp` has one sample per response position whose candidate was kept by token mixing
 (2405.19715, section 3.2). `rounds` has one sample per anchor t = 0, stride, 2 stride, ... below the length T of the
@@ -29,59 +27,58 @@ as int16 bits; draft columns and `accept_prob`: n * gamma; `rollout_features`: n
 feature lists are empty and the manifest says `"features_stored": false`.
 """
 
-import json
-from collections.abc import Collection, Iterator
+import hashlib
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from predictors.base import write_atomically, write_json
+from predictors.base import write_atomically
 from predictors.errors import UserError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SPLITS = ("train", "calibration", "test")
-_INT, _FLOAT, _BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
-_PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
+INTEGERS, FLOATS, BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
+PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
 SCHEMAS = {
-    "responses": pa.schema({**_PROMPT, "prompt_tokens": _INT, "response_tokens": _INT}),
+    "responses": pa.schema({**PROMPT, "prompt_tokens": INTEGERS, "response_tokens": INTEGERS}),
     "specdecpp": pa.schema(
         {
-            **_PROMPT,
-            "position": _INT,
-            "token_ids": _INT,
-            "soft_label": _FLOAT,
-            "overlap": _FLOAT,
-            "q_token": _FLOAT,
-            "draft_max_q": _FLOAT,
-            "draft_entropy": _FLOAT,
-            "features": _BITS,
+            **PROMPT,
+            "position": INTEGERS,
+            "token_ids": INTEGERS,
+            "soft_label": FLOATS,
+            "overlap": FLOATS,
+            "q_token": FLOATS,
+            "draft_max_q": FLOATS,
+            "draft_entropy": FLOATS,
+            "features": BITS,
         }
     ),
     "rounds": pa.schema(
         {
-            **_PROMPT,
-            "anchor": _INT,
-            "known": _INT,
-            "drafted": _INT,
-            "accepted": _INT,
-            "draft_tokens": _INT,
-            "draft_q": _FLOAT,
-            "draft_max_q": _FLOAT,
-            "draft_entropy": _FLOAT,
-            "accept_prob": _FLOAT,
-            "features": _BITS,
-            "rollout_features": _BITS,
+            **PROMPT,
+            "anchor": INTEGERS,
+            "known": INTEGERS,
+            "drafted": INTEGERS,
+            "accepted": INTEGERS,
+            "draft_tokens": INTEGERS,
+            "draft_q": FLOATS,
+            "draft_max_q": FLOATS,
+            "draft_entropy": FLOATS,
+            "accept_prob": FLOATS,
+            "features": BITS,
+            "rollout_features": BITS,
         }
     ),
 }
 FEATURES = ("features", "rollout_features")
-NEEDED = ("pair", "warp", "draft_warp", "gamma", "features", "features_stored", "shards")  # of a manifest
 
 
 def shard_name(kind: str, index: int) -> str:
@@ -92,18 +89,50 @@ def shard_name(kind: str, index: int) -> str:
 # Writing -------------------------------------------------------------------------------------------------------------
 
 
-def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]]) -> None:
+def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Write one shard: `rows` has one dict per prompt with the columns of ``SCHEMAS[kind]``.
 
-    Raises UserError when a number is NaN or infinite: such a shard is never written.
+    Returns its entry: name, kind, rows, bytes, sha256 of the file, and a digest of every row. Raises UserError when a
+    number is NaN or infinite: such a shard is never written.
     """
     table = pa.Table.from_pylist([{key: _plain(value) for key, value in row.items()} for row in rows], SCHEMAS[kind])
     path = folder / shard_name(kind, index)
     if problem := _not_finite(table):
         raise UserError(f"pair: {problem} while making {path.name}. Check the models, or set pair.dtype=float32")
-    # Values are close to random bits: dictionaries would only cost time. Checksums find later damage.
-    options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary, **options))
+    sink = pa.BufferOutputStream()
+    # Values are close to random bits: dictionaries would only cost time.
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    content = sink.getvalue()
+    write_atomically(path, lambda temporary: _write(temporary, content))
+    return {
+        "name": path.name,
+        "kind": kind,
+        "rows": len(rows),
+        "bytes": content.size,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "records": record_digests(table, kind),
+    }
+
+
+def record_digests(table: pa.Table, kind: str) -> list[str]:
+    """One digest per row, of its values: the parquet encoding and the rows beside it do not matter."""
+    columns = {name: table[name].to_pylist() if name in PROMPT else _slices(table[name]) for name in table.schema.names}
+    rows = zip(*columns.values(), strict=True)
+    return [_record_digest(kind, zip(columns, row, strict=True)) for row in rows]
+
+
+def _record_digest(kind: str, values: Iterable[tuple[str, Any]]) -> str:
+    found = hashlib.sha256(kind.encode())
+    for name, value in values:
+        content = value.encode() if isinstance(value, str) else value.tobytes()
+        found.update(f"/{name}/{len(content)}/".encode())
+        found.update(content)
+    return found.hexdigest()[:32]
+
+
+def _slices(column: pa.ChunkedArray) -> list[np.ndarray]:
+    """The list of every row, as an array."""
+    return [row.values.to_numpy(zero_copy_only=False) for chunk in column.chunks for row in chunk]
 
 
 def pack_features(features: Tensor) -> np.ndarray:
@@ -115,170 +144,8 @@ def _plain(value: Any) -> Any:
     return value.flatten().cpu().numpy() if isinstance(value, Tensor) else value
 
 
-def claim(folder: Path, plan: dict[str, Any]) -> None:
-    """Make `folder` the home of `plan`'s dataset, or check that it already is.
-
-    Raises UserError naming the settings that differ from those the shards in the folder were made with.
-    """
-    path = folder / "plan.json"
-    if not any(folder.glob("*.parquet")):  # nothing made yet, or deleted
-        (folder / "manifest.json").unlink(missing_ok=True)
-        write_json(path, plan)
-        return
-    if not path.exists():
-        raise UserError(f"out: {folder} holds shards but no plan.json. Delete the folder or choose another out=")
-    before, now = dict(_flat(_read_json(path))), dict(_flat(json.loads(json.dumps(plan))))
-    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    if changed:
-        old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (before, now))
-        raise UserError(f"out: {folder} was made with {old}, this run has {new}. Choose another out=... or delete it")
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from _flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
-
-
-def finished(folder: Path, index: int) -> bool:
-    """Whether every shard of chunk `index` is present and undamaged (otherwise the chunk is to be made again)."""
-    try:
-        counts = {read_shard(folder / shard_name(kind, index), kind).num_rows for kind in SCHEMAS}
-    except UserError:
-        return False
-    return len(counts) == 1
-
-
-def shard_list(folder: Path, chunks: int) -> list[dict[str, Any]]:
-    """What the manifest says about each shard: name, kind, rows, bytes."""
-    found = []
-    for kind in SCHEMAS:
-        for index in range(chunks):
-            path = folder / shard_name(kind, index)
-            rows = pq.read_metadata(path).num_rows
-            found.append({"name": path.name, "kind": kind, "rows": rows, "bytes": path.stat().st_size})
-    return found
-
-
-# Reading -------------------------------------------------------------------------------------------------------------
-
-
-def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
-    """The manifest of a finished harvest. Raises UserError when there is none, saying which command makes it.
-
-    key: config key named in errors.
-    """
-    folder = Path(folder)
-    path = folder / "manifest.json"
-    if not path.exists():
-        state = "is only half harvested" if (folder / "plan.json").exists() else "is no harvested dataset"
-        raise UserError(f"{key}: {folder} {state}. Run: python scripts/gen_data.py out={folder}")
-    manifest = _read_json(path, key)
-    if manifest.get("schema_version") != SCHEMA_VERSION:
-        version = manifest.get("schema_version")
-        raise UserError(
-            f"{key}: {folder} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest it again"
-        )
-    if lacking := [name for name in NEEDED if name not in manifest]:
-        raise UserError(f"{key}: {path} lacks {', '.join(lacking)}. Run: python scripts/gen_data.py out={folder}")
-    return manifest
-
-
-def read_records(
-    folder: str | Path, kind: str, split: str, columns: Collection[str] | None = None
-) -> dict[str, Tensor]:
-    """All samples of one kind ("specdecpp" or "rounds") and split ("train", "calibration", "test" or "all").
-
-    Returns one tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample first: integers int64,
-    floats float32, [N], or [N, gamma] in `rounds` where every token of a round has a value; `features` bfloat16 [N, D],
-    `rollout_features` bfloat16 [N, gamma, D]; and `group` int64 [N], the number of the prompt a sample came from (to
-    check or make splits by prompt). Features are left out where the harvest stored none.
-    Raises UserError naming the shard when one is missing or damaged, or when the split is empty.
-    """
-    folder = Path(folder)
-    manifest = read_manifest(folder)
-    stored = [name for name in SCHEMAS[kind].names if name not in FEATURES or manifest["features_stored"]]
-    names = [name for name in stored if name not in _PROMPT and (columns is None or name in columns)]
-    counted = "anchor" if kind == "rounds" else "position"  # one value per sample
-    entries = [entry for entry in manifest["shards"] if entry["kind"] == kind]
-    tables = [_listed_shard(folder, entry, ["split", counted, *names]) for entry in entries]
-    table = pa.concat_tables([_of_split(table, split) for table in tables])
-    counts = pc.list_value_length(table[counted]).to_numpy()
-    samples = int(counts.sum())
-    if samples == 0:
-        raise UserError(f"data: {folder} has no {kind} records in split {split}. Harvest more prompts")
-    values = {name: _shaped(_values(table[name]), name, kind, samples, manifest["gamma"]) for name in names}
-    return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
-
-
-def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
-    """`prompt_id`, `dataset`, `split`, `prompt_tokens` and `response_tokens` of the prompts of a split, in the order of
-    the groups of `read_records`."""
-    folder = Path(folder)
-    entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
-    tables = [_listed_shard(folder, entry, SCHEMAS["responses"].names) for entry in entries]
-    return [row for table in tables for row in _of_split(table, split).to_pylist()]
-
-
-def read_prompts(folder: str | Path, kind: str, split: str, columns: Collection[str]) -> Iterator[dict[str, Tensor]]:
-    """Per prompt of a split, in the order of `read_records`, some columns of one kind: int64 or float32, as stored."""
-    folder = Path(folder)
-    dtypes = {name: torch.int64 if SCHEMAS[kind].field(name).type == _INT else torch.float32 for name in columns}
-    for entry in read_manifest(folder)["shards"]:
-        if entry["kind"] == kind:
-            table = _listed_shard(folder, entry, ["split", *columns])
-            for row in _of_split(table, split).select(list(columns)).to_pylist():
-                yield {name: torch.tensor(values, dtype=dtypes[name]) for name, values in row.items()}
-
-
-def _of_split(table: pa.Table, split: str) -> pa.Table:
-    return table if split == "all" else table.filter(pc.equal(table["split"], split))
-
-
-def _shaped(values: Tensor, name: str, kind: str, samples: int, gamma: int) -> Tensor:
-    if name == "rollout_features":
-        return values.view(torch.bfloat16).view(samples, gamma, -1)
-    if name == "features":
-        return values.view(torch.bfloat16).view(samples, -1)
-    each_token = kind == "rounds" and (name.startswith("draft_") or name == "accept_prob")
-    return values.view(samples, gamma) if each_token else values
-
-
-def read_shard(path: Path, kind: str, columns: Collection[str] | None = None) -> pa.Table:
-    """One shard, or some of its columns, as an Arrow table. Raises UserError naming it when it is missing, truncated,
-    or holds NaN."""
-    remedy = f"Run the harvest again with out={path.parent}: it remakes this shard only"
-    if not path.exists():
-        raise UserError(f"data: shard {path} is missing. {remedy}")
-    try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
-        whole = file.schema_arrow.equals(SCHEMAS[kind])
-        table = file.read(columns=None if columns is None or not whole else list(dict.fromkeys(columns)))
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"data: shard {path} is damaged ({reason}). {remedy}") from error
-    if not whole:
-        raise UserError(f"data: shard {path} does not have the columns of {kind} records. {remedy}")
-    if problem := _not_finite(table):
-        raise UserError(f"data: shard {path} holds {problem}. {remedy}")
-    return table
-
-
-def _listed_shard(folder: Path, entry: dict[str, Any], columns: Collection[str]) -> pa.Table:
-    table = read_shard(folder / entry["name"], entry["kind"], columns)
-    if table.num_rows != entry["rows"]:
-        raise UserError(
-            f"data: shard {folder / entry['name']} has {table.num_rows} rows, the manifest says {entry['rows']}. "
-            f"Run the harvest again with out={folder}"
-        )
-    return table
-
-
-def _values(column: pa.ChunkedArray) -> Tensor:
-    values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks])
-    return torch.from_numpy(values if values.dtype in (np.int16, np.float32) else values.astype(np.int64))
+def _write(path: Path, content: pa.Buffer) -> None:
+    path.write_bytes(content)
 
 
 def _not_finite(table: pa.Table) -> str | None:
@@ -295,12 +162,47 @@ def _all_finite(name: str, values: np.ndarray) -> bool:
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
-def _read_json(path: Path, key: str = "data") -> dict[str, Any]:
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def read_shard(folder: Path, entry: dict[str, Any], columns: Collection[str]) -> pa.Table:
+    """Some columns of the shard of a manifest's entry. Raises UserError naming it when it is not the file that the
+    entry describes: no damaged byte reaches the parquet reader."""
+    path = folder / entry["name"]
+    if problem := fault(path, entry, _known_hash):
+        raise UserError(f"data: shard {path} {problem}. Run the harvest again with out={folder}: it remakes bad shards")
+    return pq.read_table(path, columns=list(dict.fromkeys(columns)))
+
+
+def fault(path: Path, entry: dict[str, Any], hashing: Callable[[Path], str] | None = None) -> str | None:
+    """What is wrong with the file of an entry, None where nothing is. hashing: instead of `file_hash`."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-        problem = f"it holds a {type(found).__name__}"
-    except ValueError as error:
-        problem = str(error)
-    raise UserError(f"{key}: {path} is damaged ({problem}). Delete the folder {path.parent} and harvest again")
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            return f"is damaged: {size} bytes instead of {entry['bytes']}"
+        right = (hashing or file_hash)(path) == entry["sha256"]
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if right else "is damaged, or another than the one that was written: its hash differs"
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, a few megabytes at a time."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _known_hash(path: Path) -> str:
+    """`file_hash`, once per process as long as the file is not replaced."""
+    stat = path.stat()
+    return _hash_of(path.absolute(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@cache
+def _hash_of(path: Path, *identity: int) -> str:
+    return file_hash(path)

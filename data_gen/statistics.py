@@ -19,20 +19,19 @@ from decoding.models import ModelPair
 
 def statistics(out: Path, chunk_count: int, gamma: int) -> dict[str, Any]:
     """Counts and label statistics of a finished harvest (JSON values), one pass over its shards."""
-    tokens, lengths = 0, np.zeros(gamma + 1, int)
-    overlap, soft_label = [], []
+    tokens, lengths, sums = 0, np.zeros(gamma + 1, int), np.zeros(3)
     for index in range(chunk_count):
         tokens += len(_values(_columns(out, "responses", index, "response_tokens")["response_tokens"]))
         candidates = _columns(out, "specdecpp", index, "overlap", "soft_label")
-        overlap.append(_values(candidates["overlap"]))
-        soft_label.append(_values(candidates["soft_label"]))
+        overlap, soft_label = (_values(candidates[name]).astype(float) for name in ("overlap", "soft_label"))
+        sums += (len(overlap), overlap.sum(), soft_label.sum())
         rounds = _columns(out, "rounds", index, "accepted")
         lengths += np.bincount(_values(rounds["accepted"]), minlength=gamma + 1)
     return {
         "response_tokens": tokens,
-        "records": {"specdecpp": int(sum(map(len, overlap))), "rounds": int(lengths.sum())},
-        "overlap": float(np.concatenate(overlap).mean(dtype=float)),
-        "soft_label": float(np.concatenate(soft_label).mean(dtype=float)),
+        "records": {"specdecpp": int(sums[0]), "rounds": int(lengths.sum())},
+        "overlap": float(sums[1] / max(sums[0], 1)),
+        "soft_label": float(sums[2] / max(sums[0], 1)),
         "accepted_lengths": lengths.tolist(),
     }
 
@@ -62,6 +61,7 @@ def summary(manifest: dict[str, Any]) -> str:
         "  mean accepted length": f"{mean:.2f} of {manifest['gamma']}",
         "  accepted lengths": shares,
         "disk": f"{manifest['bytes'] / 1e6:.1f} MB",
+        "content": manifest["content"],
     }
     return "\n".join(f"{name:24}{value}" for name, value in rows.items())
 
@@ -124,6 +124,5 @@ def _padded(batch: Sequence[Request]) -> int:
 def _shard_bytes(records: list[dict[str, Row]]) -> int:
     """On disk, of one chunk."""
     with TemporaryDirectory() as folder:
-        for kind in shards.SCHEMAS:
-            shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records])
-        return sum(entry["bytes"] for entry in shards.shard_list(Path(folder), 1))
+        made = [shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records]) for kind in shards.SCHEMAS]
+        return sum(entry["bytes"] for entry in made)

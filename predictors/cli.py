@@ -1,5 +1,6 @@
 """What every script shares: Hydra composition, and errors that fit on one line."""
 
+import errno
 import functools
 import importlib.util
 import inspect
@@ -23,6 +24,14 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 SILENT = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+_REMEDIES = {
+    errno.EDQUOT: "Free some space and run the same command again",
+    errno.EFBIG: "Raise the limit on file sizes, or choose another folder",
+    errno.EIO: "Check the disk and run the same command again",
+    errno.EROFS: "Make it writable, or choose another folder",
+    errno.EACCES: "Allow access to it, or choose another folder",
+    errno.EPERM: "Allow access to it, or choose another folder",
+}
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 
@@ -30,8 +39,8 @@ def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], C
     """Turn ``main(cfg)`` into a command line program configured by ``conf/<config_name>.yaml``.
 
     The ``conf`` folder is looked for beside the script and in the folders above it. Bad input (`UserError`, an unknown
-    or missing key, a full disk) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130; anything else
-    is a bug and keeps its traceback. The working directory stays where the user is.
+    or missing key, a full disk, a folder without access) ends with one line on stderr and exit code 2, Ctrl-C with exit
+    code 130; anything else is a bug and keeps its traceback. The working directory stays where the user is.
 
     Of several processes of `accelerate launch` only the first prints and keeps a run folder. A sweep (``-m``) goes on
     after a job that failed, and ends with its exit code.
@@ -137,6 +146,9 @@ def explain(error: Exception) -> str | None:
     for cause in _causes(error):
         if isinstance(cause, UserError):
             return _one_line(str(cause))
+        if isinstance(cause, OSError) and (remedy := _REMEDIES.get(cause.errno or 0)):
+            what = f"{cause.strerror}: {cause.filename}" if cause.filename else cause.strerror
+            return f"{what}. {remedy}"
         if "No space left on device" in str(cause):
             return f"disk full: {_one_line(str(cause))}. Free some space and run the same command again"
     if isinstance(error, HydraException | OmegaConfBaseException):

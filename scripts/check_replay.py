@@ -22,8 +22,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
+from data_gen.dataset import read_manifest, read_responses
 from data_gen.rollout_table import read_table
-from data_gen.shards import read_manifest, read_responses
 from data_gen.tuning_data import check_out, refuse_foreign_checkpoint, refuse_other_pair
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule

@@ -18,7 +18,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.shards import read_manifest
+from data_gen.dataset import read_manifest
 from data_gen.tuning_data import (
     candidates_of,
     check_out,

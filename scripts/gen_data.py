@@ -2,16 +2,20 @@
 
     python scripts/gen_data.py                                   # starter prompts, the embedded pair
     python scripts/gen_data.py estimate=true                     # how long and how large, then stop
+    python scripts/gen_data.py verify=true out=data/starter      # is every byte of it what was written?
+    accelerate launch --num_processes 8 scripts/gen_data.py      # several processes, or machines with a shared folder
     python scripts/gen_data.py dataset=jsonl dataset.path=prompts.jsonl out=data/mine
     python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 out=data/greedy
 
-Interrupted, the same command continues after the last finished batch. `--help` lists every setting.
+Interrupted, the same command continues after the last finished batch; it also makes anew what is missing or damaged.
+On CPUs `accelerate launch` wants `--multi_gpu` to start more than one process. `--help` lists every setting.
 """
 
 import shlex
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,14 +23,18 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from data_gen import shards
-from data_gen.harvest import Progress, Recipe, chunks, feature_dims, harvest, plan
+from data_gen import ledger
+from data_gen.dataset import read_manifest
+from data_gen.harvest import Progress, Recipe, feature_dims, harvest, plan
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
+from data_gen.sealed import write_sealed
 from data_gen.statistics import estimate, statistics, summary
+from data_gen.verify import verify
+from data_gen.workers import Place
 from decoding.models import ModelPair, load_pair
-from predictors.base import write_json
 from predictors.cli import hydra_script
+from predictors.errors import UserError, checked_switch
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
 
@@ -34,20 +42,40 @@ PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
 @hydra_script("gen_data")
 def main(cfg: DictConfig) -> None:
     """Prompts and a pair in, a dataset folder out."""
+    place, out = Place.of_launcher(), Path(cfg.out)
+    if checked_switch("verify", cfg.verify):
+        report_faults(out, place)
+        return
     recipe = make_recipe(cfg)
     prompts = load_prompts(cfg.dataset)
+    place.share_cores()
     pair = load_pair(cfg.pair)
     new_tokens = recipe.max_new_tokens + recipe.gamma
     requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
-    out = Path(cfg.out)
-    if cfg.estimate:
-        print_estimate(pair, requests, recipe, out)
+    if checked_switch("estimate", cfg.estimate):
+        print_estimate(pair, requests, recipe, out, place)
         return
     start = time.perf_counter()
-    with progress_bar(requests, recipe) as bar:
-        harvest(pair, requests, recipe, out, watch(bar, recipe))
-    manifest = finish(pair, requests, recipe, out, cfg.splits)
-    print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}\nsaved {out}")
+    with place.reporting(), progress_bar(requests, recipe, place) as bar:
+        harvest(pair, requests, recipe, out, watch(bar, recipe), place)
+    if place.rank == 0:
+        manifest = finish(pair, requests, recipe, out, cfg.splits)
+        print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}\nsaved {out}")
+
+
+def report_faults(out: Path, place: Place) -> None:
+    """Print every bad file. Raises UserError where there is one."""
+    if place.rank > 0:
+        return
+    bad = verify(out)
+    print(*bad, sep="\n", end="\n" if bad else "")
+    if bad:
+        raise UserError(
+            f"out: {len(bad)} bad files in {out}. Run the command that harvested it again: it makes anew what is bad"
+        )
+    manifest = read_manifest(out, "out")
+    print(f"{out} is whole: {len(manifest['shards'])} shards, {manifest['prompts']['count']} prompts")
+    print(f"content {manifest['content']}")
 
 
 def make_recipe(cfg: DictConfig) -> Recipe:
@@ -67,11 +95,13 @@ def make_recipe(cfg: DictConfig) -> Recipe:
     )
 
 
-def progress_bar(requests: list[Request], recipe: Recipe) -> tqdm:
-    """Counts response tokens, at most `max_new_tokens` per prompt; sparing with lines where there is no terminal."""
+def progress_bar(requests: list[Request], recipe: Recipe, place: Place) -> tqdm:
+    """Counts response tokens, at most `max_new_tokens` per prompt; sparing with lines where there is no terminal. Of
+    several processes the first shows it, for all of them."""
     interval = 0.5 if sys.stderr.isatty() else 30.0
     total = len(requests) * recipe.max_new_tokens
-    return tqdm(total=total, unit=" tokens", desc="harvest", mininterval=interval, dynamic_ncols=True)
+    shown = {"unit": " tokens", "desc": "harvest", "mininterval": interval, "dynamic_ncols": True}
+    return tqdm(total=total, disable=place.rank > 0, **shown)
 
 
 def watch(bar: tqdm, recipe: Recipe) -> Progress:
@@ -86,25 +116,25 @@ def watch(bar: tqdm, recipe: Recipe) -> Progress:
     return Progress(sampled=bar.update, finished=finished)
 
 
-def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, shares: DictConfig) -> dict:
+def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, shares: Mapping[str, float]) -> dict:
     """Write the manifest, which makes the folder a dataset. Returns it."""
-    count = len(chunks(requests, recipe.batch_size))
-    listed = shards.shard_list(out, count)
+    settings = plan(pair, requests, recipe)
     manifest = {
-        **plan(pair, requests, recipe),
-        "shares": {"calibration": shares.calibration, "test": shares.test},
-        "statistics": statistics(out, count, recipe.gamma),
+        **settings,
+        "shares": {"calibration": shares["calibration"], "test": shares["test"]},
+        "statistics": statistics(out, ledger.chunk_count(settings), recipe.gamma),
         "feature_dims": feature_dims(pair, recipe),
-        "shards": listed,
-        "bytes": sum(entry["bytes"] for entry in listed),
+        **ledger.inventory(out, settings),
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
         "versions": {name: version(name) for name in PACKAGES},
     }
-    write_json(out / "manifest.json", manifest)
+    write_sealed(out / ledger.MANIFEST, manifest)
     return manifest
 
 
-def print_estimate(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path) -> None:
+def print_estimate(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, place: Place) -> None:
+    if place.rank > 0:
+        return
     expected = estimate(pair, requests, recipe)
     out.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out.parent).free

@@ -22,9 +22,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
+from data_gen.dataset import read_manifest
 from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
-from data_gen.shards import read_manifest
 from data_gen.tuning_data import (
     candidates_of,
     check_out,

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from data_gen import shards
-from predictors.base import write_json
+from data_gen import ledger, shards
+from data_gen.sealed import write_sealed
 
 DIM = 8
 PAIR = {"name": "toy", "target": "aa", "draft": "bb", "tokenizer": "cc"}
@@ -30,9 +30,10 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "",
             lines["responses"].append({**head, "prompt_tokens": letters(name), "response_tokens": torch.arange(rows)})
             lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
             lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
-    for kind, table in lines.items():
-        shards.write_shard(folder, kind, 0, table)
+    settings = {"prompts": {"count": sum(PROMPTS.values())}, "batch_size": sum(PROMPTS.values())}
+    ledger.save_chunk(folder, ledger.plan_id(settings), 0, lines)
     manifest = {
+        **settings,
         "schema_version": shards.SCHEMA_VERSION,
         "pair": PAIR,
         "warp": WARP,
@@ -41,9 +42,9 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "",
         "features": FEATURES,
         "feature_dims": {"specdecpp": DIM, "hrad": DIM},
         "features_stored": True,
-        "shards": shards.shard_list(folder, 1),
+        **ledger.inventory(folder, settings),
     }
-    write_json(folder / "manifest.json", manifest)
+    write_sealed(folder / "manifest.json", manifest)
     return folder
 
 

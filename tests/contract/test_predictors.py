@@ -10,8 +10,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from data_gen.dataset import read_manifest
 from data_gen.samples import read_samples
-from data_gen.shards import read_manifest
 from predictors.base import Predictor, load_predictor, replaced_folder, save_predictor, settings
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
 from predictors.errors import UserError

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from data_gen.shards import SPLITS, read_manifest, read_records
+from data_gen.dataset import read_manifest, read_records
+from data_gen.shards import SPLITS
 from scripts import gen_data
 from tests.tiny_pair import save_tiny_pair
 
@@ -57,12 +58,40 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert read_manifest("data/jsonl") == manifest
 
 
+def test_verify_names_every_bad_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_pair(tmp_path / "pair")
+    run(monkeypatch)
+    manifest, folder = read_manifest("data/jsonl"), Path("data/jsonl")
+    run(monkeypatch, "verify=true")
+    printed = capsys.readouterr().out
+    assert "data/jsonl is whole: 9 shards, 9 prompts" in printed and manifest["content"] in printed
+
+    (folder / "rounds-00000.parquet").write_bytes(b"")
+    (folder / "chunk-00002.json").unlink()
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, "verify=true", "pair.target=not/loaded/at/all")
+    said = capsys.readouterr()
+    assert exit_code.value.code == 2
+    assert said.out.splitlines() == [
+        f"data/jsonl/rounds-00000.parquet is damaged: 0 bytes instead of {manifest['shards'][6]['bytes']}",
+        "data/jsonl/chunk-00002.json is missing",
+    ]
+    assert said.err.strip().splitlines()[-1].startswith("error: out: 2 bad files in data/jsonl. Run the command that")
+    run(monkeypatch)
+    run(monkeypatch, "verify=true")
+    assert read_manifest("data/jsonl")["content"] == manifest["content"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["gamma=0"], "error: gamma: 0 is no whole number from 1 on"),
         (["gamma=abc"], "error: gamma: abc is no whole number from 1 on"),
         (["batch_size=true"], "error: batch_size: True is no whole number from 1 on"),
+        (["verify=maybe"], "error: verify: maybe is neither true nor false"),
+        (["verify=true"], "error: out: data/jsonl is no harvested dataset"),
         (["seed=false"], "error: seed: False is no whole number"),
         (["anchors.stride=1.5"], "error: anchors.stride: 1.5 is no whole number"),
         (["dataset.path=none.jsonl"], "error: dataset.path: there is no file"),

@@ -8,6 +8,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import train
+from data_gen.dataset import read_manifest
+from data_gen.sealed import write_sealed
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
 from tests.harvests import DIM, PAIR, WARP, write_harvest
@@ -129,8 +131,8 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_harvest(Path("data/toy"))
-    manifest = json.loads((write_harvest(Path("data/other")) / "manifest.json").read_text())
-    Path("data/other/manifest.json").write_text(json.dumps({**manifest, **changed}))
+    manifest = read_manifest(write_harvest(Path("data/other")))
+    write_sealed(Path("data/other/manifest.json"), {**manifest, **changed})
     monkeypatch.setattr(train, "read_samples", None)
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, "predictor=hrad", "data=data/toy", f"drift={drift}", *QUICK)
@@ -170,6 +172,21 @@ def test_no_harvest_names_the_command(monkeypatch: pytest.MonkeyPatch, capsys: p
         run(monkeypatch, "data=data/none")
     assert exit_code.value.code == 2
     assert "python scripts/gen_data.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["specdecpp-00000.parquet", "manifest.json"])
+def test_a_damaged_harvest_is_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_harvest(Path("data/toy")) / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, "predictor=specdecpp", "data=data/toy", *QUICK)
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert exit_code.value.code == 2 and error.startswith("error: data: ")
+    assert f"{path} is damaged" in error and "gain with out=data/toy" in error or "gen_data.py out=data/toy" in error
+    assert not Path("checkpoints").exists()
 
 
 def test_out_holds_other_things(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -337,17 +337,6 @@ def test_resumed_equals_uninterrupted(pair: ModelPair, tmp_path: Path) -> None:
     assert len(content(tmp_path / "once")) == 9
 
 
-def test_a_damaged_shard_is_made_again(pair: ModelPair, tmp_path: Path) -> None:
-    requests = some_requests()
-    harvest(pair, requests, RECIPE, tmp_path, Progress())
-    whole = content(tmp_path)
-    path = tmp_path / shards.shard_name("specdecpp", 1)
-    path.write_bytes(path.read_bytes()[:100])
-    (tmp_path / shards.shard_name("rounds", 0)).unlink()
-    harvest(pair, requests, RECIPE, tmp_path, Progress())
-    assert content(tmp_path) == whole
-
-
 def test_settings_do_not_mix(pair: ModelPair, tmp_path: Path) -> None:
     requests = some_requests()
     harvest(pair, requests, RECIPE, tmp_path, Progress())

@@ -11,11 +11,13 @@ from omegaconf import DictConfig
 
 from data_gen import shards
 from data_gen.harvest import Progress, Recipe, harvest, plan
+from data_gen.ledger import inventory
 from data_gen.requests import Request
 from data_gen.samples import read_samples
+from data_gen.sealed import write_sealed
 from decoding.models import load_pair
 from decoding.sampling import Warp
-from predictors.base import Predictor, write_json
+from predictors.base import Predictor
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
 from predictors.hrad import HRAD
@@ -54,8 +56,8 @@ def folders(pair_cfg: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> d
     for stored in (True, False):
         recipe, folder = replace(RECIPE, features_stored=stored), tmp_path_factory.mktemp("harvest")
         harvest(pair, requests, recipe, folder, Progress())
-        manifest = {**plan(pair, requests, recipe), "shards": shards.shard_list(folder, 3)}
-        write_json(folder / "manifest.json", manifest)
+        settings = plan(pair, requests, recipe)
+        write_sealed(folder / "manifest.json", {**settings, **inventory(folder, settings)})
         made[stored] = folder
     return made
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_gen import shards
+from data_gen.dataset import read_records
 from data_gen.labels import accepted_length, drafted_length, known_depth
 from predictors.errors import UserError
 from tests.harvests import write_harvest
@@ -32,8 +33,8 @@ def test_rounds_come_back_as_they_were(rows: int, gamma: int, seed: int) -> None
     }
     with tempfile.TemporaryDirectory() as name:
         folder = write_harvest(Path(name), rows=2, gamma=gamma)
-        shards.write_shard(folder, "rounds", 0, [record])
-        row = shards.read_shard(folder / shards.shard_name("rounds", 0), "rounds").to_pylist()[0]
+        entry = shards.write_shard(folder, "rounds", 0, [record])
+        row = shards.read_shard(folder, entry, record).to_pylist()[0]
     assert row["prompt_id"] == "é\n|" and row["accepted"] == whole.tolist()
     assert torch.equal(torch.tensor(row["accept_prob"]), floats.flatten())
     bits = torch.tensor(row["rollout_features"], dtype=torch.int16).view(torch.bfloat16)
@@ -85,4 +86,4 @@ def damage(path: Path, data: st.DataObject) -> None:
 
 
 def read(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {kind: shards.read_records(folder, kind, "all") for kind in ("specdecpp", "rounds")}
+    return {kind: read_records(folder, kind, "all") for kind in ("specdecpp", "rounds")}

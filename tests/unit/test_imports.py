@@ -36,7 +36,8 @@ def test_a_script_runs_on_what_is_installed(path: Path) -> None:
 
 def test_train_reads_the_dataset_and_nothing_else_of_the_harvest() -> None:
     own = {name for name in imports(TRAIN) if name.split(".")[0] in ORDER}
-    assert {name for name in own if not name.startswith("predictors.")} <= {"data_gen.samples", "data_gen.shards"}
+    reading = {"data_gen.samples", "data_gen.dataset", "data_gen.shards"}
+    assert {name for name in own if not name.startswith("predictors.")} <= reading
 
 
 def test_the_walk_sees_both_import_forms(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@ import errno
 from pathlib import Path
 
 import datasets
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_gen import shards
-from predictors.base import write_json
+from data_gen import dataset, ledger, shards
+from data_gen.sealed import write_sealed
 from predictors.errors import UserError
 from tests.harvests import DIM, PROMPTS, write_harvest
 
@@ -21,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_records_by_split(folder: Path) -> None:
-    records = shards.read_records(folder, "rounds", "train")
+    records = dataset.read_records(folder, "rounds", "train")
     rows = 5 * PROMPTS["train"]
     assert records["features"].shape == (rows, DIM) and records["features"].dtype == torch.bfloat16
     assert records["draft_q"].shape == (rows, 3) and records["draft_q"].dtype == torch.float32
@@ -31,28 +30,28 @@ def test_records_by_split(folder: Path) -> None:
 
 
 def test_all_splits_together_number_their_prompts(folder: Path) -> None:
-    records = shards.read_records(folder, "rounds", "all", ["accepted"])
+    records = dataset.read_records(folder, "rounds", "all", ["accepted"])
     assert torch.bincount(records["group"]).tolist() == [5] * sum(PROMPTS.values())
-    parts = [shards.read_records(folder, "rounds", split, ["accepted"])["accepted"] for split in shards.SPLITS]
+    parts = [dataset.read_records(folder, "rounds", split, ["accepted"])["accepted"] for split in shards.SPLITS]
     assert torch.equal(records["accepted"], torch.cat(parts))
 
 
 def test_one_value_per_round_keeps_its_axis(tmp_path: Path) -> None:
     folder = write_harvest(tmp_path / "short", rows=2, gamma=1)
-    assert shards.read_records(folder, "rounds", "test")["accept_prob"].shape == (2 * PROMPTS["test"], 1)
+    assert dataset.read_records(folder, "rounds", "test")["accept_prob"].shape == (2 * PROMPTS["test"], 1)
 
 
 def test_columns_are_read_on_demand(folder: Path) -> None:
-    assert shards.read_records(folder, "rounds", "test", ["accepted"]).keys() == {"accepted", "group"}
-    everything = shards.read_records(folder, "rounds", "test")
-    some = shards.read_records(folder, "rounds", "test", ["draft_q", "rollout_features"])
+    assert dataset.read_records(folder, "rounds", "test", ["accepted"]).keys() == {"accepted", "group"}
+    everything = dataset.read_records(folder, "rounds", "test")
+    some = dataset.read_records(folder, "rounds", "test", ["draft_q", "rollout_features"])
     assert all(torch.equal(everything[name], values) for name, values in some.items())
 
 
 def test_a_harvest_without_features_reads_the_rest(folder: Path) -> None:
-    manifest = shards.read_manifest(folder)
-    write_json(folder / "manifest.json", {**manifest, "features_stored": False})
-    records = shards.read_records(folder, "rounds", "test")
+    manifest = dataset.read_manifest(folder)
+    write_sealed(folder / "manifest.json", {**manifest, "features_stored": False})
+    records = dataset.read_records(folder, "rounds", "test")
     assert not records.keys() & set(shards.FEATURES) and len(records["group"]) == 5 * PROMPTS["test"]
 
 
@@ -84,38 +83,28 @@ def test_damaged_shard_is_named_with_the_remedy(folder: Path, damage: str) -> No
         middle = len(content) // 3
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         path.write_bytes({"truncated": content[:middle], "empty": b"", "flipped": flipped}[damage])
-    with pytest.raises(UserError, match=rf"^data: shard .*{SHARD} .*Run the harvest again"):
-        shards.read_records(folder, "rounds", "train")
-    assert not shards.finished(folder, 0)
+    with pytest.raises(UserError, match=rf"^data: shard .*{SHARD} is (missing|damaged).*Run the harvest again"):
+        dataset.read_records(folder, "rounds", "train")
 
 
-def test_nan_is_neither_written_nor_read(folder: Path) -> None:
+def test_nan_is_not_written(folder: Path) -> None:
     rows = pq.read_table(folder / SHARD).to_pylist()
     rows[0]["features"][0] = 0x7FC0  # NaN in bfloat16
     with pytest.raises(UserError, match="^pair: NaN or infinite values in column features"):
         shards.write_shard(folder, "rounds", 1, rows)
     assert not (folder / "rounds-00001.parquet").exists()
-    pq.write_table(pa.Table.from_pylist(rows, shards.SCHEMAS["rounds"]), folder / SHARD)
-    with pytest.raises(UserError, match=f"{SHARD} holds NaN or infinite values in column features"):
-        shards.read_records(folder, "rounds", "train")
-
-
-def test_rows_that_the_manifest_does_not_know(folder: Path) -> None:
-    rows = pq.read_table(folder / SHARD).to_pylist()
-    shards.write_shard(folder, "rounds", 0, rows[:-1])
-    with pytest.raises(UserError, match=f"{SHARD} has 19 rows, the manifest says 20"):
-        shards.read_records(folder, "rounds", "train")
 
 
 def test_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(path.name for path in folder.iterdir())
+    rows = pq.read_table(folder / SHARD).to_pylist()
+    write = Path.write_bytes
 
-    def full(table: object, path: Path, **options: object) -> None:
-        path.write_bytes(b"half")
+    def full(path: Path, content: bytes) -> None:
+        write(path, b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    rows = pq.read_table(folder / SHARD).to_pylist()
-    monkeypatch.setattr(pq, "write_table", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
         shards.write_shard(folder, "rounds", 1, rows)
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -123,48 +112,53 @@ def test_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Monke
 
 def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is no harvested dataset\. Run: python scripts/gen_data\.py out="):
-        shards.read_manifest(tmp_path / "none")
-    shards.claim(tmp_path / "half", {"gamma": 4})
+        dataset.read_manifest(tmp_path / "none")
+    ledger.claim(tmp_path / "half", {"gamma": 4})
     with pytest.raises(UserError, match="is only half harvested"):
-        shards.read_manifest(tmp_path / "half")
+        dataset.read_manifest(tmp_path / "half")
 
 
 def test_a_manifest_whose_shards_were_deleted_is_forgotten(folder: Path) -> None:
     for path in folder.glob("*.parquet"):
         path.unlink()
-    shards.claim(folder, {"gamma": 4})
+    ledger.claim(folder, {"gamma": 4})
     with pytest.raises(UserError, match="is only half harvested"):
-        shards.read_manifest(folder)
+        dataset.read_manifest(folder)
 
 
 def test_another_schema_version_is_refused(folder: Path) -> None:
-    manifest = shards.read_manifest(folder)
-    write_json(folder / "manifest.json", {**manifest, "schema_version": 0})
+    manifest = dataset.read_manifest(folder)
+    write_sealed(folder / "manifest.json", {**manifest, "schema_version": 0})
     with pytest.raises(UserError, match="schema version 0"):
-        shards.read_manifest(folder)
+        dataset.read_manifest(folder)
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("[]", "is damaged .it holds a list"), ("{", "is damaged"), ('{"schema_version": 2, "pair": {}}', "lacks warp")],
+    [
+        ("[]", "is damaged .it holds a list"),
+        ("{", "is damaged"),
+        ('{"schema_version": 2}', "has the older schema version 2. Harvest it again"),
+        ('{"pair": {}}', "is damaged .its checksum does not fit"),
+    ],
 )
 def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: str, says: str) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(UserError, match=f"^data: .*manifest.json {says}"):
-        shards.read_manifest(folder)
+        dataset.read_manifest(folder)
 
 
 def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
-    shards.claim(tmp_path, {"gamma": 3})  # no shard was made: may be changed
+    ledger.claim(tmp_path, {"gamma": 3})  # no shard was made: may be changed
     plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
-    shards.claim(tmp_path, plan)
+    ledger.claim(tmp_path, plan)
     write_harvest(tmp_path, rows=1)
-    shards.claim(tmp_path, plan)
+    ledger.claim(tmp_path, plan)
     with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, this run has warp\.temperature=0\.5"):
-        shards.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}})
+        ledger.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}})
 
 
 def test_shards_without_a_plan_are_not_adopted(tmp_path: Path) -> None:
     write_harvest(tmp_path / "toy", rows=1)
-    with pytest.raises(UserError, match=r"no plan\.json"):
-        shards.claim(tmp_path / "toy", {"gamma": 4})
+    with pytest.raises(UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"):
+        ledger.claim(tmp_path / "toy", {"gamma": 4})

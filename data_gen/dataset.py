@@ -1,0 +1,102 @@
+"""Reading a finished harvest: its manifest, its records by split, its responses."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from data_gen.ledger import MANIFEST, PLAN
+from data_gen.sealed import read_sealed
+from data_gen.shards import FEATURES, INTEGERS, PROMPT, SCHEMA_VERSION, SCHEMAS, read_shard
+from predictors.errors import UserError
+
+NEEDED = ("pair", "warp", "draft_warp", "gamma", "features", "features_stored", "shards")  # of a manifest
+
+
+def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
+    """The manifest of a finished harvest. Raises UserError when there is none, saying which command makes it.
+
+    key: config key named in errors.
+    """
+    folder = Path(folder)
+    path = folder / MANIFEST
+    remedy = f"Run: python scripts/gen_data.py out={folder}"
+    if not path.exists():
+        state = "is only half harvested" if (folder / PLAN).exists() else "is no harvested dataset"
+        raise UserError(f"{key}: {folder} {state}. {remedy}")
+    manifest = read_sealed(path, key, f"{remedy} (and its settings): it writes the file again")
+    if (version := manifest.get("schema_version")) != SCHEMA_VERSION:
+        raise UserError(f"{key}: {path} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest again")
+    if lacking := [name for name in NEEDED if name not in manifest]:
+        raise UserError(f"{key}: {path} lacks {', '.join(lacking)}. {remedy}")
+    return manifest
+
+
+def read_records(
+    folder: str | Path, kind: str, split: str, columns: Collection[str] | None = None
+) -> dict[str, Tensor]:
+    """All samples of one kind ("specdecpp" or "rounds") and split ("train", "calibration", "test" or "all").
+
+    Returns one tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample first: integers int64,
+    floats float32, [N], or [N, gamma] in `rounds` where every token of a round has a value; `features` bfloat16 [N, D],
+    `rollout_features` bfloat16 [N, gamma, D]; and `group` int64 [N], the number of the prompt a sample came from (to
+    check or make splits by prompt). Features are left out where the harvest stored none.
+    Raises UserError naming the shard when one is missing or damaged, or when the split is empty.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    stored = [name for name in SCHEMAS[kind].names if name not in FEATURES or manifest["features_stored"]]
+    names = [name for name in stored if name not in PROMPT and (columns is None or name in columns)]
+    counted = "anchor" if kind == "rounds" else "position"  # one value per sample
+    entries = [entry for entry in manifest["shards"] if entry["kind"] == kind]
+    tables = [read_shard(folder, entry, ["split", counted, *names]) for entry in entries]
+    table = pa.concat_tables([_of_split(table, split) for table in tables])
+    counts = pc.list_value_length(table[counted]).to_numpy()
+    samples = int(counts.sum())
+    if samples == 0:
+        raise UserError(f"data: {folder} has no {kind} records in split {split}. Harvest more prompts")
+    values = {name: _shaped(_values(table[name]), name, kind, samples, manifest["gamma"]) for name in names}
+    return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
+
+
+def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
+    """`prompt_id`, `dataset`, `split`, `prompt_tokens` and `response_tokens` of the prompts of a split, in the order of
+    the groups of `read_records`."""
+    folder = Path(folder)
+    entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
+    tables = [read_shard(folder, entry, SCHEMAS["responses"].names) for entry in entries]
+    return [row for table in tables for row in _of_split(table, split).to_pylist()]
+
+
+def read_prompts(folder: str | Path, kind: str, split: str, columns: Collection[str]) -> Iterator[dict[str, Tensor]]:
+    """Per prompt of a split, in the order of `read_records`, some columns of one kind: int64 or float32, as stored."""
+    folder = Path(folder)
+    dtypes = {name: torch.int64 if SCHEMAS[kind].field(name).type == INTEGERS else torch.float32 for name in columns}
+    for entry in read_manifest(folder)["shards"]:
+        if entry["kind"] == kind:
+            table = read_shard(folder, entry, ["split", *columns])
+            for row in _of_split(table, split).select(list(columns)).to_pylist():
+                yield {name: torch.tensor(values, dtype=dtypes[name]) for name, values in row.items()}
+
+
+def _of_split(table: pa.Table, split: str) -> pa.Table:
+    return table if split == "all" else table.filter(pc.equal(table["split"], split))
+
+
+def _shaped(values: Tensor, name: str, kind: str, samples: int, gamma: int) -> Tensor:
+    if name == "rollout_features":
+        return values.view(torch.bfloat16).view(samples, gamma, -1)
+    if name == "features":
+        return values.view(torch.bfloat16).view(samples, -1)
+    each_token = kind == "rounds" and (name.startswith("draft_") or name == "accept_prob")
+    return values.view(samples, gamma) if each_token else values
+
+
+def _values(column: pa.ChunkedArray) -> Tensor:
+    values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks])
+    return torch.from_numpy(values if values.dtype in (np.int16, np.float32) else values.astype(np.int64))

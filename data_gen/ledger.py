@@ -1,0 +1,162 @@
+"""What lies in the folder of a harvest, and which chunks of it are done.
+
+- `plan.json`: the settings every shard is made with.
+- three shards per chunk of prompts (`data_gen.shards`) and, written after them, its seal `chunk-0000i.json`: the plan,
+  the hash of each shard, a digest of every record. A chunk is done when it has a seal that fits.
+- `manifest.json`, written last: it makes the folder a dataset.
+
+Every file appears under its name only when it is complete and on disk, and every JSON file carries its own checksum, so
+a harvest can be killed at any moment, and damage is found (`data_gen.verify`). Only bad chunks are made again.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from data_gen.sealed import digest, read_sealed, write_sealed
+from data_gen.shards import SCHEMAS, fault, shard_name, write_shard
+from predictors.errors import UserError
+
+PLAN, MANIFEST = "plan.json", "manifest.json"
+_FILE = re.compile(rf"(?:{'|'.join(SCHEMAS)})-\d{{5,}}\.parquet|chunk-\d{{5,}}\.json")
+_AGAIN = "Choose another out=... or delete the folder"
+
+
+def seal_name(index: int) -> str:
+    return f"chunk-{index:05d}.json"
+
+
+def plan_id(plan: Mapping[str, Any]) -> str:
+    """What a seal says about the settings its shards were made with."""
+    return digest(plan)[:16]
+
+
+def chunk_count(plan: Mapping[str, Any]) -> int:
+    """Also of a manifest, which holds the plan."""
+    return -(-plan["prompts"]["count"] // plan["batch_size"])
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def claim(folder: Path, plan: dict[str, Any]) -> None:
+    """Make `folder` the home of `plan`'s dataset, or check that it already is. One process at a time.
+
+    A plan that was lost or damaged is written again if the seals are those of `plan`. Raises UserError naming the
+    settings that differ from those the shards in the folder were made with.
+    """
+    path = folder / PLAN
+    if not any(folder.glob("*.parquet")):  # nothing made yet, or deleted
+        (folder / MANIFEST).unlink(missing_ok=True)
+        write_sealed(path, plan)
+        return
+    try:
+        made_with = read_sealed(path, "out", f"The shards beside it may have other settings. {_AGAIN}")
+    except UserError:
+        if {seal["plan"] for seal in _readable_seals(folder)} != {plan_id(plan)}:
+            raise
+        write_sealed(path, plan)
+        return
+    before, now = dict(_flat(made_with)), dict(_flat(json.loads(json.dumps(plan))))
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    if changed:
+        old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (before, now))
+        raise UserError(f"out: {folder} was made with {old}, this run has {new}. {_AGAIN}")
+
+
+def _readable_seals(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in folder.glob("chunk-*.json"):
+        try:
+            yield read_sealed(path, "out", "")
+        except UserError:
+            continue
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def save_chunk(folder: Path, plan: str, index: int, rows: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Write the shards of a chunk, then its seal. plan: its `plan_id`; rows: by kind, one per prompt.
+
+    A manifest that vouches for an older file goes first.
+    """
+    (folder / MANIFEST).unlink(missing_ok=True)
+    (folder / seal_name(index)).unlink(missing_ok=True)
+    shards = [write_shard(folder, kind, index, rows[kind]) for kind in SCHEMAS]
+    tokens = sum(len(row["response_tokens"]) for row in rows["responses"])
+    seal = {"plan": plan, "chunk": index, "prompts": len(rows["responses"]), "tokens": tokens, "shards": shards}
+    write_sealed(folder / seal_name(index), seal)
+
+
+def unseal(folder: Path, index: int) -> None:
+    """The chunk is to be made again."""
+    (folder / seal_name(index)).unlink(missing_ok=True)
+
+
+# Checking ------------------------------------------------------------------------------------------------------------
+
+
+def seal_of(folder: Path, index: int, plan: str) -> dict[str, Any] | None:
+    """The seal of a chunk whose files are there, in full length; None where the chunk is to be made. Hashes are not
+    looked at."""
+    try:
+        seal = read_seal(folder, index, plan)
+    except UserError:
+        return None
+    sizes = {entry["name"]: entry["bytes"] for entry in seal["shards"]}
+    try:
+        whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except OSError:
+        return None
+    return seal if whole else None
+
+
+def read_seal(folder: Path, index: int, plan: str | None) -> dict[str, Any]:
+    """Raises UserError where it is missing, damaged, or belongs to another dataset. plan: None for any."""
+    path = folder / seal_name(index)
+    seal = read_sealed(path, "data", "")
+    if plan not in (None, seal["plan"]):
+        raise UserError(f"data: {path} belongs to another dataset. ")
+    return seal
+
+
+def faults(folder: Path, index: int, plan: str | None) -> list[tuple[str, str]]:
+    """Names of the bad files of a chunk, and what is wrong with each. Reads every byte."""
+    try:
+        seal = read_seal(folder, index, plan)
+    except UserError as error:
+        name = seal_name(index)
+        return [(name, str(error).split(f"{name} ", 1)[1].rstrip(". "))]
+    found = [(entry["name"], fault(folder / entry["name"], entry)) for entry in seal["shards"]]
+    return [(name, problem) for name, problem in found if problem]
+
+
+def inventory(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says about the files of a finished harvest: `shards` by kind, `bytes`, and `content`, a hash of
+    all records in sorted order, which does not depend on chunks, processes or parquet."""
+    seals = (read_seal(folder, index, plan_id(plan)) for index in range(chunk_count(plan)))
+    entries = [entry for seal in seals for entry in seal["shards"]]
+    records = [record for entry in entries for record in entry.pop("records")]
+    return {
+        "shards": [entry for kind in SCHEMAS for entry in entries if entry["kind"] == kind],
+        "bytes": sum(entry["bytes"] for entry in entries),
+        "content": content_hash(records),
+    }
+
+
+def content_hash(records: Iterable[str]) -> str:
+    return hashlib.sha256("".join(sorted(records)).encode()).hexdigest()
+
+
+def strangers(folder: Path, count: int) -> list[str]:
+    """Shards and seals in the folder that belong to no chunk of the plan."""
+    own = {shard_name(kind, index) for kind in SCHEMAS for index in range(count)} | {*map(seal_name, range(count))}
+    return sorted(path.name for path in folder.iterdir() if _FILE.fullmatch(path.name) and path.name not in own)

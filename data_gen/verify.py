@@ -1,0 +1,47 @@
+"""Whether a harvested dataset is whole: every byte of it is read, every bad file named."""
+
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from data_gen import ledger
+from data_gen.sealed import read_sealed
+from predictors.errors import UserError
+
+
+def verify(folder: Path) -> list[str]:
+    """One line per file that is missing, damaged, out of date or does not belong; none for a dataset that is whole.
+
+    Raises UserError where `folder` holds no harvest at all.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    bad: list[str] = []
+    for name in (ledger.PLAN, ledger.MANIFEST):
+        try:
+            found[name] = read_sealed(folder / name, "out", "")
+        except UserError as error:
+            bad.append(str(error).removeprefix("out: ").rstrip(". "))
+    if not any(path.exists() for path in (folder / ledger.PLAN, folder / ledger.MANIFEST, *folder.glob("chunk-*"))):
+        raise UserError(f"out: {folder} is no harvested dataset. Give the folder of one: out=...")
+    plan = found.get(ledger.PLAN)
+    count = _chunks(folder, plan or found.get(ledger.MANIFEST))
+    identity = ledger.plan_id(plan) if plan else None
+    for index in tqdm(range(count), desc="verify", unit=" chunks", leave=False, mininterval=1):
+        bad += [f"{folder / name} {problem}" for name, problem in ledger.faults(folder, index, identity)]
+    if found:
+        bad += [f"{folder / name} belongs to no chunk. Delete it" for name in ledger.strangers(folder, count)]
+    if plan and not bad and not _vouches(found[ledger.MANIFEST], plan, folder):
+        bad.append(f"{folder / ledger.MANIFEST} is out of date: it does not describe the shards beside it")
+    return bad
+
+
+def _chunks(folder: Path, plan: dict[str, Any] | None) -> int:
+    """How many there should be; how far the seals go, where neither plan nor manifest can be read."""
+    numbers = [int(path.stem.removeprefix("chunk-")) for path in folder.glob("chunk-*.json")]
+    return ledger.chunk_count(plan) if plan else max(numbers, default=-1) + 1
+
+
+def _vouches(manifest: dict[str, Any], plan: dict[str, Any], folder: Path) -> bool:
+    expected = {**plan, **ledger.inventory(folder, plan)}
+    return all(manifest.get(key) == value for key, value in expected.items())

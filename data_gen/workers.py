@@ -1,0 +1,167 @@
+"""Several processes, on one machine or on several with a shared folder, make one dataset.
+
+They never wait for a message: a chunk is taken by locking one byte of a file in the folder, and the lock of a process
+that dies is free again. So nothing is lost with a process but the chunk it was making, and the others make that, or the
+next run does. Any launcher will do that sets the usual variables (`accelerate launch`, `torchrun`, `mpirun`).
+"""
+
+import errno
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from accelerate.utils.environment import get_cpu_distributed_information
+
+from data_gen import ledger
+from predictors.errors import UserError
+
+POLL = 0.2  # seconds between two looks at chunks that others are making
+_TAKEN = (errno.EACCES, errno.EAGAIN)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of `size` processes this one is, of `local_size` on this machine. Process 0 checks what an earlier run has
+    left and writes the manifest."""
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+
+    @staticmethod
+    def of_launcher() -> "Place":
+        found = get_cpu_distributed_information()
+        return Place(found.rank, found.world_size, found.local_world_size)
+
+    def share_cores(self) -> None:
+        """Launchers give each process one thread, or all of them; here the processes of a machine divide its cores."""
+        if self.local_size > 1:
+            torch.set_num_threads(max(1, _cores() // self.local_size))
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Say which of several processes an error ended, and that it is only its open chunk that is lost."""
+        try:
+            yield
+        except BaseException:
+            if self.size > 1:
+                which = f"process {self.rank + 1} of {self.size}"
+                print(f"{which} stops. Finished chunks are kept: run the same command again", file=sys.stderr)
+            raise
+
+
+ALONE = Place()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Locks:
+    """Exclusive locks on the plan and on each chunk of the dataset in `folder`, freed when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(f"out: {folder} is no folder and cannot become one. Choose another out=...") from error
+        self._folder = folder
+        self._file = (folder / ".lock").open("a+b")
+
+    @contextmanager
+    def plan(self) -> Iterator[None]:
+        """Waits until it is free."""
+        self._lock(0, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            self._free(0)
+
+    @contextmanager
+    def chunk(self, index: int) -> Iterator[bool]:
+        """Whether it could be taken; freed when the block ends."""
+        taken = self._lock(index + 1, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._free(index + 1)
+
+    def _lock(self, byte: int, mode: int) -> bool:
+        try:
+            fcntl.lockf(self._file, mode, 1, byte)
+            return True
+        except OSError as error:
+            if error.errno in _TAKEN:
+                return False
+            raise UserError(f"out: {self._folder} takes no locks ({error.strerror}). Choose another out=...") from error
+
+    def _free(self, byte: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+
+    def __enter__(self) -> "Locks":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+Seal = dict[str, Any]
+
+
+def open_chunks(
+    folder: Path,
+    plan: dict[str, Any],
+    place: Place,
+    earlier: Callable[[Seal], object],
+    elsewhere: Callable[[Seal], object],
+) -> Iterator[int]:
+    """The chunks this process is to make and seal, each locked while it is out. Ends when all of them have a seal.
+
+    earlier, elsewhere: told of each chunk that a run before this one, or another process of it, has made.
+    Raises UserError when the folder holds a dataset made with other settings, or cannot be locked.
+    """
+    identity, waiting = ledger.plan_id(plan), set(range(ledger.chunk_count(plan)))
+    with Locks(folder) as locks:
+        with locks.plan():
+            ledger.claim(folder, plan)
+        if place.rank == 0:
+            for index in sorted(waiting):
+                if seal := _checked(folder, index, identity, locks):
+                    waiting.remove(index)
+                    earlier(seal)
+        while waiting:
+            before = len(waiting)
+            for index in sorted(waiting):
+                with locks.chunk(index) as taken:
+                    seal = ledger.seal_of(folder, index, identity)
+                    if seal is None and not taken:
+                        continue
+                    if seal is None:
+                        yield index
+                    else:
+                        elsewhere(seal)
+                    waiting.remove(index)
+            if len(waiting) == before:
+                time.sleep(POLL)
+
+
+def _checked(folder: Path, index: int, plan: str, locks: Locks) -> Seal | None:
+    """The seal of a chunk every byte of which is right. A seal that is not is removed, so that some process makes the
+    chunk again."""
+    if (seal := ledger.seal_of(folder, index, plan)) and not ledger.faults(folder, index, plan):
+        return seal
+    with locks.chunk(index) as taken:
+        if taken and ledger.faults(folder, index, plan):
+            ledger.unseal(folder, index)
+    return None

@@ -1,0 +1,133 @@
+"""scripts/gen_data.py as one process and as two of `accelerate launch`, killed for real."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from data_gen.dataset import read_manifest
+from data_gen.verify import verify
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+SETTINGS = "gamma=3 batch_size=4 max_new_tokens=24 anchors.stride=1 dataset=jsonl dataset.chat=false".split()
+PROMPTS = 96
+MOMENTS = 4  # tests/invariant/test_processes.py has more
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [{"id": f"p{n}", "prompt": f"w{n % 29 + 1} w{n % 31 + 1} w{n % 7 + 1}"} for n in range(PROMPTS)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+class Job:
+    """The command line, started."""
+
+    def __init__(self, size: int, pair: Path, prompts: Path, out: Path, *more: str) -> None:
+        models = [f"pair.target={pair / 'target'}", f"pair.draft={pair / 'draft'}", "pair.dtype=float64"]
+        command = ([sys.executable] if size == 1 else LAUNCH) + [str(ROOT / "scripts" / "gen_data.py"), *SETTINGS]
+        self.process = subprocess.Popen(
+            [*command, *models, "pair.name=tiny", f"dataset.path={prompts}", f"out={out}", *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "OMP_NUM_THREADS": "1"},
+        )
+
+    def wait(self) -> tuple[int, str]:
+        printed, _ = self.process.communicate(timeout=900)
+        return self.process.returncode, printed
+
+    def workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def kill(self) -> None:
+        """Launcher and workers, as when the machine goes down."""
+        for process in [psutil.Process(self.process.pid), *self.workers()]:
+            process.kill()
+        self.process.communicate(timeout=60)
+
+    def wait_for_begin(self, out: Path) -> None:
+        while not (out / "plan.json").exists():
+            assert self.process.poll() is None, self.wait()
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def original(tiny_pair_dir: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("original") / "data"
+    code, printed = Job(1, tiny_pair_dir, prompts, out).wait()
+    assert code == 0, printed
+    return out
+
+
+def assert_same(out: Path, original: Path) -> None:
+    assert verify(out) == []
+    assert read_manifest(out)["content"] == read_manifest(original)["content"]
+
+
+def test_two_processes_make_the_records_of_one(
+    tiny_pair_dir: Path, prompts: Path, original: Path, tmp_path: Path
+) -> None:
+    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data").wait()
+    assert code == 0, printed
+    assert printed.count("saved ") == printed.count("mean accepted length") == 1
+    assert f"{PROMPTS} prompts labelled" in printed, "one bar, for all prompts"
+    assert_same(tmp_path / "data", original)
+    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data", "verify=true").wait()
+    assert code == 0 and printed.count("is whole") == 1, printed
+    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data", "estimate=true").wait()
+    assert code == 0 and printed.count("time: about") == 1, printed
+
+
+def test_one_of_two_killed_ends_the_run_and_a_rerun_finishes(
+    tiny_pair_dir: Path, prompts: Path, original: Path, tmp_path: Path
+) -> None:
+    job = Job(2, tiny_pair_dir, prompts, tmp_path / "data")
+    job.wait_for_begin(tmp_path / "data")
+    job.workers()[-1].kill()
+    code, printed = job.wait()
+    assert code != 0
+    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data").wait()
+    assert code == 0, printed
+    assert_same(tmp_path / "data", original)
+
+
+def test_an_error_says_what_to_run_again(tiny_pair_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file in the way")
+    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data").wait()
+    assert code != 0 and f"error: out: {tmp_path / 'data'} is no folder and cannot become one" in printed
+    assert "stops. Finished chunks are kept: run the same command again" in printed
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_killed_at_random_moments(
+    tiny_pair_dir: Path, prompts: Path, original: Path, tmp_path: Path, size: int
+) -> None:
+    """Of the harvest itself: while the models load there is nothing to lose."""
+    job = Job(size, tiny_pair_dir, prompts, tmp_path / "whole")
+    job.wait_for_begin(tmp_path / "whole")
+    start = time.monotonic()
+    assert job.wait()[0] == 0
+    whole, random, done = time.monotonic() - start, Random(size), []
+    for moment in range(MOMENTS):
+        out = tmp_path / str(moment)
+        job = Job(size, tiny_pair_dir, prompts, out)
+        job.wait_for_begin(out)
+        time.sleep(random.uniform(0, 0.9 * whole))
+        job.kill()
+        done.append(len(list(out.glob("chunk-*.json"))))
+        code, printed = Job(size, tiny_pair_dir, prompts, out).wait()
+        assert code == 0, printed
+        assert_same(out, original)
+    assert len(set(done)) > 1, "the moments should differ"

@@ -1,0 +1,277 @@
+"""Every damage to every kind of file is found and named; only bad chunks are made again, with the same records."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data_gen.dataset import read_manifest, read_records, read_responses
+from data_gen.harvest import Progress
+from data_gen.shards import SCHEMAS
+from data_gen.verify import verify
+from decoding.models import ModelPair
+from predictors.errors import UserError
+from tests.datasets import RECIPE, make_dataset
+from tests.tiny_pair import tiny_pair
+
+CHUNKS = 3
+SHARDS = [f"{kind}-00001.parquet" for kind in SCHEMAS]
+FILES = [*SHARDS, "chunk-00001.json", "plan.json", "manifest.json"]
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    place %= len(content)
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "first byte": lambda content: flipped(content, 0),
+    "middle byte": lambda content: flipped(content, len(content) // 2),
+    "last byte": lambda content: flipped(content, -1),
+    "truncated": lambda content: content[: len(content) // 2],
+    "one byte short": lambda content: content[:-1],
+    "one byte more": lambda content: content + b"\n",
+    "empty": lambda content: b"",
+    "a block of zeros": lambda content: content[:64] + bytes(64) + content[128:],
+    "zeros only": lambda content: bytes(len(content)),
+}
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    return tiny_pair()
+
+
+@pytest.fixture(scope="module")
+def original(pair: ModelPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    make_dataset(pair, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def foreign(pair: ModelPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Same names, another seed."""
+    folder = tmp_path_factory.mktemp("foreign")
+    make_dataset(pair, folder, recipe=replace(RECIPE, seed=4))
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def files(folder: Path) -> dict[str, tuple[int, int]]:
+    """What changes when a file is written again."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*-0*")}
+
+
+def chunk_of(name: str) -> int | None:
+    return int(name.split("-")[1].split(".")[0]) if "-" in name else None
+
+
+def assert_found_and_repaired(pair: ModelPair, folder: Path, original: Path, bad: list[str]) -> None:
+    """verify names the bad files and no others; a rerun makes their chunks again, and nothing else."""
+    lines = verify(folder)
+    assert [line.split(" ")[0] for line in lines] == [str(folder / name) for name in bad]
+    assert all("\n" not in line for line in lines)
+    before, made = files(folder), []
+    manifest = make_dataset(pair, folder, progress=Progress(finished=lambda prompts, tokens: made.append(tokens > 0)))
+    redone = {chunk_of(name) for name in bad} - {None}
+    assert sum(made) == RECIPE.batch_size * len(redone)
+    after = files(folder)
+    assert {name for name in after if after[name] == before.get(name)} == {
+        name for name in after if chunk_of(name) not in redone
+    }
+    assert verify(folder) == []
+    assert manifest["content"] == read_manifest(folder)["content"] == read_manifest(original)["content"]
+    assert len(read_records(folder, "rounds", "all")["group"]) == len(read_records(original, "rounds", "all")["group"])
+
+
+def assert_readers_name(folder: Path, name: str) -> None:
+    """What training meets: one line with the file and what to do. Plan and seals are not needed to read."""
+    with pytest.raises(UserError) as error:
+        for kind in ("specdecpp", "rounds"):
+            read_records(folder, kind, "all")
+        read_responses(folder, "all")
+    assert name in str(error.value) and "scripts/gen_data.py" in str(error.value) or "harvest again" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", FILES)
+def test_changed_bytes(pair: ModelPair, folder: Path, original: Path, name: str, change: str) -> None:
+    path = folder / name
+    content = path.read_bytes()
+    path.write_bytes(CHANGES[change](content))
+    assert path.read_bytes() != content
+    if name in (*SHARDS, "manifest.json"):
+        assert_readers_name(folder, name)
+    assert_found_and_repaired(pair, folder, original, [name])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_deleted(pair: ModelPair, folder: Path, original: Path, name: str) -> None:
+    (folder / name).unlink()
+    if name in SHARDS:
+        assert_readers_name(folder, name)
+    assert_found_and_repaired(pair, folder, original, [name])
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_a_change_that_keeps_time_and_size(pair: ModelPair, folder: Path, original: Path, name: str) -> None:
+    path = folder / name
+    stat = path.stat()
+    path.write_bytes(flipped(path.read_bytes(), 200))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert_found_and_repaired(pair, folder, original, [name])
+
+
+@pytest.mark.parametrize("name", [*SHARDS, "chunk-00001.json"])
+def test_swapped_with_another_chunk(pair: ModelPair, folder: Path, original: Path, name: str) -> None:
+    ours, other = folder / name, folder / name.replace("1", "0")
+    content = ours.read_bytes()
+    ours.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    if name in SHARDS:
+        assert_readers_name(folder, other.name)
+    assert_found_and_repaired(pair, folder, original, [other.name, name])
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        (SHARDS[0], SHARDS[1]),
+        (SHARDS[2], "plan.json"),
+        ("chunk-00001.json", "plan.json"),
+        ("plan.json", "manifest.json"),
+        ("manifest.json", "chunk-00001.json"),
+    ],
+)
+def test_another_file_of_the_folder_in_its_place(
+    pair: ModelPair, folder: Path, original: Path, name: str, takes: str
+) -> None:
+    (folder / name).write_bytes((folder / takes).read_bytes())
+    assert_found_and_repaired(pair, folder, original, [name])
+
+
+@pytest.mark.parametrize("name", [*SHARDS, "chunk-00001.json"])
+def test_taken_from_another_dataset(pair: ModelPair, folder: Path, original: Path, foreign: Path, name: str) -> None:
+    shutil.copy(foreign / name, folder / name)
+    if name in SHARDS:
+        assert_readers_name(folder, name)
+    assert_found_and_repaired(pair, folder, original, [name])
+
+
+def test_a_whole_chunk_of_another_dataset(pair: ModelPair, folder: Path, original: Path, foreign: Path) -> None:
+    for path in foreign.glob("*-00001.*"):
+        shutil.copy(path, folder / path.name)
+    assert_found_and_repaired(pair, folder, original, ["chunk-00001.json"])
+
+
+def test_manifest_of_another_dataset(pair: ModelPair, folder: Path, original: Path, foreign: Path) -> None:
+    shutil.copy(foreign / "manifest.json", folder / "manifest.json")
+    assert_readers_name(folder, "specdecpp-00000.parquet")
+    assert_found_and_repaired(pair, folder, original, ["manifest.json"])
+
+
+def test_manifest_from_before_a_chunk_was_made_again(pair: ModelPair, folder: Path, original: Path) -> None:
+    """Records are the same, bytes are not: as after an update of the parquet writer."""
+    old = (folder / "manifest.json").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        rewrite(patch)
+        (folder / SHARDS[0]).unlink()
+        content = make_dataset(pair, folder)["content"]
+    assert content == read_manifest(original)["content"] and verify(folder) == []
+    (folder / "manifest.json").write_bytes(old)
+    assert_readers_name(folder, SHARDS[1])
+    assert_found_and_repaired(pair, folder, original, ["manifest.json"])
+
+
+def rewrite(patch: pytest.MonkeyPatch) -> None:
+    from data_gen import shards
+
+    write = shards.pq.write_table
+    patch.setattr(shards.pq, "write_table", lambda table, sink, **options: write(table, sink, compression="gzip"))
+
+
+def test_plan_of_another_dataset(pair: ModelPair, folder: Path, foreign: Path) -> None:
+    """Its settings are named; nothing is overwritten."""
+    before = files(folder)
+    shutil.copy(foreign / "plan.json", folder / "plan.json")
+    assert [line.split(" ")[0] for line in verify(folder)] == [
+        *(str(folder / f"chunk-{index:05d}.json") for index in range(CHUNKS)),
+    ]
+    with pytest.raises(UserError, match="was made with seed=4, this run has seed=3"):
+        make_dataset(pair, folder)
+    assert files(folder) == before
+
+
+def test_shards_that_belong_to_no_chunk(pair: ModelPair, folder: Path) -> None:
+    shutil.copy(folder / SHARDS[0], folder / "rounds-00007.parquet")
+    assert verify(folder) == [f"{folder / 'rounds-00007.parquet'} belongs to no chunk. Delete it"]
+
+
+def test_nothing_but_shards_is_left(pair: ModelPair, folder: Path) -> None:
+    """Nobody knows what they are: nothing is said to be superfluous, nothing is overwritten."""
+    for path in (folder / "plan.json", folder / "manifest.json", *folder.glob("chunk-*")):
+        path.write_text("{")
+    before = files(folder)
+    assert len(verify(folder)) == 2 + CHUNKS
+    with pytest.raises(UserError, match=r"plan\.json is damaged .* Choose another out="):
+        make_dataset(pair, folder)
+    assert files(folder) == before
+
+
+def test_a_harvest_of_an_older_version(pair: ModelPair, folder: Path) -> None:
+    for path in (folder / "plan.json", folder / "manifest.json"):
+        path.write_text('{"schema_version": 2}')
+    for path in folder.glob("chunk-*"):
+        path.unlink()
+    assert [line.split(" ", 1)[1] for line in verify(folder)] == [
+        "has the older schema version 2. Harvest it again"
+    ] * 2
+    with pytest.raises(UserError, match="has the older schema version 2"):
+        make_dataset(pair, folder)
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match="is no harvested dataset"):
+            verify(folder)
+
+
+def test_several_at_once(pair: ModelPair, folder: Path, original: Path) -> None:
+    (folder / "rounds-00000.parquet").unlink()
+    (folder / "specdecpp-00002.parquet").write_bytes(b"PAR1")
+    (folder / "plan.json").write_text("{")
+    bad = ["plan.json", "rounds-00000.parquet", "specdecpp-00002.parquet"]
+    assert_found_and_repaired(pair, folder, original, bad)
+
+
+@pytest.mark.parametrize("lost", [("plan.json", "manifest.json"), ("plan.json", "manifest.json", "chunk-00002.json")])
+def test_what_the_settings_were_is_known_from_the_seals(
+    pair: ModelPair, folder: Path, original: Path, lost: tuple[str, ...]
+) -> None:
+    for name in lost:
+        (folder / name).unlink()
+    assert {line.split(" ")[0] for line in verify(folder)} >= {str(folder / name) for name in lost[:2]}
+    with pytest.raises(UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"):
+        make_dataset(pair, folder, recipe=replace(RECIPE, gamma=2))
+    before = files(folder)
+    assert make_dataset(pair, folder)["content"] == read_manifest(original)["content"]
+    assert files(folder).items() >= before.items() - {item for item in before.items() if "00002" in item[0]}
+
+
+def test_left_over_temporary_files_do_no_harm(pair: ModelPair, folder: Path, original: Path) -> None:
+    for name in FILES:
+        (folder / f".{name}.tmp").write_bytes(b"half")
+    assert_found_and_repaired(pair, folder, original, [])
+    (folder / SHARDS[0]).unlink()
+    make_dataset(pair, folder)
+    assert not (folder / f".{SHARDS[0]}.tmp").exists()

@@ -1,0 +1,245 @@
+"""Several processes make the records that one makes, and lose no more than an open chunk to a kill -9."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from data_gen import ledger, shards
+from data_gen.dataset import read_manifest
+from data_gen.harvest import Progress, chunks, label_chunk, plan
+from data_gen.sealed import write_sealed
+from data_gen.verify import verify
+from data_gen.workers import ALONE, Locks, Place, open_chunks
+from decoding.models import ModelPair
+from predictors.errors import UserError
+from tests.datasets import RECIPE, make_dataset, some_requests
+from tests.processes import Child, die, forked
+from tests.tiny_pair import tiny_pair
+
+PROMPTS, CHUNKS = 18, 6
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    return tiny_pair()
+
+
+@pytest.fixture(scope="module")
+def original(pair: ModelPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    make_dataset(pair, folder, PROMPTS)
+    return folder
+
+
+def team(pair: ModelPair, folder: Path, size: int, progress: Callable[[int], Progress]) -> list[Child]:
+    """Processes that harvest into one folder together, as a launcher starts them."""
+
+    def work(rank: int) -> Callable[[], object]:
+        place = Place(rank, size, size)
+        return lambda: make_dataset(pair, folder, PROMPTS, progress=progress(rank), place=place)
+
+    return [forked(work(rank)) for rank in range(size)]
+
+
+def assert_same(folder: Path, original: Path) -> None:
+    assert verify(folder) == []
+    assert read_manifest(folder)["content"] == read_manifest(original)["content"]
+    assert {path.name: path.read_bytes() for path in folder.glob("*-0*")} == {
+        path.name: path.read_bytes() for path in original.glob("*-0*")
+    }
+
+
+def counting(notes: Path) -> Callable[[int], Progress]:
+    """Every prompt that a process answers is a character in its file; answering takes a while."""
+
+    def progress(rank: int) -> Progress:
+        def finished(prompts: int, tokens: int) -> None:
+            if prompts == 1:  # own answers come one by one, those of others by the chunk
+                with (notes / str(rank)).open("a") as file:
+                    file.write("x")
+
+        return Progress(lambda tokens: time.sleep(0.003), finished)
+
+    return progress
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_share_the_work(pair: ModelPair, original: Path, tmp_path: Path, size: int) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    children = team(pair, tmp_path / "data", size, counting(notes))
+    assert [child.wait() for child in children] == [0] * size
+    made = [len((notes / str(rank)).read_text()) for rank in range(size)]
+    assert sum(made) == PROMPTS and min(made) > 0, "each prompt once, and nobody idle"
+    assert_same(tmp_path / "data", original)
+
+
+def test_one_bar_counts_what_all_of_them_do(pair: ModelPair, tmp_path: Path) -> None:
+    """The first process is told of every prompt, whoever answered it, as `finished`."""
+    seen = tmp_path / "seen"
+
+    def progress(rank: int) -> Progress:
+        def finished(prompts: int, tokens: int) -> None:
+            with seen.open("a") as file:
+                file.write(f"{prompts}\n" if rank == 0 else "")
+
+        return Progress(lambda tokens: time.sleep(0.003), finished)
+
+    assert [child.wait() for child in team(pair, tmp_path / "data", 2, progress)] == [0, 0]
+    assert sum(map(int, seen.read_text().split())) == PROMPTS
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_process_that_dies_holds_up_nobody(pair: ModelPair, original: Path, tmp_path: Path, lost: int) -> None:
+    """The others finish what they and it have begun. Only the manifest wants the first process, or a rerun."""
+
+    def progress(rank: int) -> Progress:
+        return Progress(finished=lambda prompts, tokens: die() if rank == lost else None)
+
+    children = team(pair, tmp_path / "data", 2, progress)
+    codes = [child.wait() for child in children]
+    assert codes[lost] == -signal.SIGKILL and codes[1 - lost] == 0
+    assert len(list((tmp_path / "data").glob("chunk-*.json"))) == CHUNKS
+    if lost == 0:
+        make_dataset(pair, tmp_path / "data", PROMPTS)
+    assert_same(tmp_path / "data", original)
+
+
+def test_a_process_that_fails_loses_its_chunk_only(pair: ModelPair, original: Path, tmp_path: Path) -> None:
+    def progress(rank: int) -> Progress:
+        def failing(prompts: int, tokens: int) -> None:
+            raise UserError("pair: broken. Mend it")
+
+        return Progress(finished=failing) if rank else Progress()
+
+    assert [child.wait() for child in team(pair, tmp_path / "data", 2, progress)] == [0, 1]
+    assert_same(tmp_path / "data", original)
+
+
+def test_a_damaged_chunk_is_found_by_the_first_process_and_made_by_any(
+    pair: ModelPair, original: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    make_dataset(pair, folder, PROMPTS)
+    for path in folder.glob("rounds-*"):
+        content = path.read_bytes()
+        path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    assert [child.wait() for child in team(pair, folder, 2, lambda rank: Progress())] == [0, 0]
+    assert_same(folder, original)
+
+
+def test_a_locked_chunk_is_left_to_its_owner(tmp_path: Path) -> None:
+    settings = {"prompts": {"count": 2}, "batch_size": 1}
+    rows: dict[str, list] = {kind: [] for kind in shards.SCHEMAS}
+    with Locks(tmp_path) as locks, locks.chunk(0) as taken:
+        assert taken
+
+        def other() -> None:
+            for index in open_chunks(tmp_path, settings, ALONE, lambda seal: None, lambda seal: None):
+                ledger.save_chunk(tmp_path, ledger.plan_id(settings), index, rows)
+
+        child = forked(other)
+        while not (tmp_path / "chunk-00001.json").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        assert not (tmp_path / "chunk-00000.json").exists() and os.waitpid(child.pid, os.WNOHANG) == (0, 0)
+    assert child.wait() == 0
+    assert (tmp_path / "chunk-00000.json").exists()
+
+
+def test_other_settings_are_refused_while_a_harvest_runs(pair: ModelPair, tmp_path: Path) -> None:
+    assert [child.wait() for child in team(pair, tmp_path, 2, lambda rank: Progress())] == [0, 0]
+    with pytest.raises(UserError, match=r"was made with prompts\.count=18, .* this run has prompts\.count=9"):
+        make_dataset(pair, tmp_path, 9)
+
+
+def test_a_launcher_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Place.of_launcher() == ALONE
+    for name, value in {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    assert Place.of_launcher() == Place(5, 8, 4)
+
+
+@pytest.mark.parametrize(("cores", "size", "threads"), [(8, 4, 2), (2, 2, 1), (2, 3, 1)])
+def test_processes_of_a_machine_divide_its_cores(
+    cores: int, size: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    ALONE.share_cores()
+    Place(0, 2 * size, size).share_cores()
+    assert chosen == [threads]
+
+
+STEPS = ((Path, "write_bytes"), (Path, "replace"), (Path, "unlink"), (os, "fsync"))
+
+
+class Steps:
+    """Counts what is done to the disk, and dies before the last of so many steps."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, last: int | None = None) -> None:
+        self.done, self._last = 0, last
+        for owner, name in STEPS:
+            patch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, real: Callable) -> Callable:
+        def step(*args: object, **options: object) -> object:
+            self.done += 1
+            if self.done == self._last:
+                die()
+            return real(*args, **options)
+
+        return step
+
+
+def test_killed_at_every_step_on_disk(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each write, sync, rename and removal of a harvest of two chunks."""
+    requests = some_requests(6)
+    settings = plan(pair, requests, RECIPE)
+    rows = [label_chunk(pair, chunk, RECIPE, Progress()) for chunk in chunks(requests, RECIPE.batch_size)]
+
+    def save(folder: Path) -> None:
+        for index in open_chunks(folder, settings, ALONE, lambda seal: None, lambda seal: None):
+            ledger.save_chunk(folder, ledger.plan_id(settings), index, rows[index])
+        write_sealed(folder / ledger.MANIFEST, {**settings, **ledger.inventory(folder, settings)})
+
+    def killed(last: int) -> None:
+        Steps(monkeypatch, last)
+        save(tmp_path / str(last))
+
+    with monkeypatch.context() as patch:
+        steps = Steps(patch)
+        save(tmp_path / "whole")
+    assert steps.done > 40
+    for last in range(1, steps.done + 1):
+        folder = tmp_path / str(last)
+        assert forked(lambda last=last: killed(last)).wait() == -signal.SIGKILL
+        save(folder)
+        assert verify(folder) == []
+        assert read_manifest(folder) == read_manifest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 2])
+def test_killed_at_random_moments(pair: ModelPair, original: Path, tmp_path: Path, size: int, moments: int) -> None:
+    """Every process of a run at once; the rerun, by as many, finishes."""
+    start = time.monotonic()
+    assert [child.wait() for child in team(pair, tmp_path / "whole", size, lambda rank: Progress())] == [0] * size
+    whole, random, unfinished = time.monotonic() - start, Random(size), 0
+    for moment in range(moments):
+        folder = tmp_path / str(moment)
+        children = team(pair, folder, size, lambda rank: Progress())
+        time.sleep(random.uniform(0, whole))
+        for child in children:
+            child.kill()
+        unfinished += -signal.SIGKILL in [child.wait() for child in children]
+        assert [child.wait() for child in team(pair, folder, size, lambda rank: Progress())] == [0] * size
+        assert_same(folder, original)
+    assert unfinished > moments / 2
