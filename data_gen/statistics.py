@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from data_gen import shards
-from data_gen.harvest import Recipe, Row, chunks, draws, label
+from data_gen.harvest import Recipe, Row, answers_of, chunks, label
 from data_gen.requests import Request, spread
-from data_gen.responses import read_answers
 from decoding.models import ModelPair
 
 
@@ -101,9 +100,8 @@ def _measure(
     lengths: list[int] = []
     records: list[dict[str, Row]] = []
     marks, labelling, labelled_tokens = [perf_counter()], 0.0, 0
-    prompts = [request.tokens for request in some]
     advance = lambda _: marks.append(perf_counter()) if len(marks) < 3 else None  # noqa: E731
-    for answer in read_answers(pair.target, pair.draft, prompts, draws(some, recipe), recipe.reading(pair), advance):
+    for answer in answers_of(pair, some, recipe, advance):
         lengths.append(len(answer.laws.response))
         if some[answer.index].prompt_id in chosen:
             start = perf_counter()
