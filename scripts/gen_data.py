@@ -16,10 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen import shards
+from data_gen.answers.answer import with_responses
 from data_gen.harvest import Progress, Recipe, chunks, feature_dims, harvest, plan
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
@@ -35,18 +36,19 @@ PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
 def main(cfg: DictConfig) -> None:
     """Prompts and a pair in, a dataset folder out."""
     recipe = make_recipe(cfg)
-    prompts = load_prompts(cfg.dataset)
+    prompts, out = load_prompts(cfg.dataset), Path(cfg.out)
+    given = instantiate(cfg.responses).bring(prompts, recipe, out, ask=not cfg.estimate)  # a server may need the memory
     pair = load_pair(cfg.pair)
     new_tokens = recipe.max_new_tokens + recipe.gamma
     requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
-    out = Path(cfg.out)
+    requests = with_responses(requests, given, pair, recipe.max_new_tokens)
     if cfg.estimate:
         print_estimate(pair, requests, recipe, out)
         return
     start = time.perf_counter()
     with progress_bar(requests, recipe) as bar:
         harvest(pair, requests, recipe, out, watch(bar, recipe))
-    manifest = finish(pair, requests, recipe, out, cfg.splits)
+    manifest = finish(pair, requests, recipe, out, cfg)
     print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}\nsaved {out}")
 
 
@@ -86,13 +88,14 @@ def watch(bar: tqdm, recipe: Recipe) -> Progress:
     return Progress(sampled=bar.update, finished=finished)
 
 
-def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, shares: DictConfig) -> dict:
+def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, cfg: DictConfig) -> dict:
     """Write the manifest, which makes the folder a dataset. Returns it."""
     count = len(chunks(requests, recipe.batch_size))
     listed = shards.shard_list(out, count)
     manifest = {
         **plan(pair, requests, recipe),
-        "shares": {"calibration": shares.calibration, "test": shares.test},
+        "shares": {"calibration": cfg.splits.calibration, "test": cfg.splits.test},
+        "responses_from": OmegaConf.to_container(cfg.responses),
         "statistics": statistics(out, count, recipe.gamma),
         "feature_dims": feature_dims(pair, recipe),
         "shards": listed,
