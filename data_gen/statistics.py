@@ -51,9 +51,10 @@ def summary(manifest: dict[str, Any]) -> str:
     mean = (lengths * np.arange(len(lengths))).sum() / lengths.sum()
     shares = "  ".join(f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share)
     splits = ", ".join(f"{split} {count}" for split, count in manifest["splits"].items())
+    given = f" of {manifest['given_tokens']:,} given" if manifest["given_tokens"] else ""
     rows = {
         "prompts": f"{manifest['prompts']['count']:,} ({splits})",
-        "response tokens": f"{found['response_tokens']:,}",
+        "response tokens": f"{found['response_tokens']:,}{given}",
         "SpecDec++ records": f"{counts['specdecpp']:,}",
         "  mean sum(min(p, q))": f"{found['overlap']:.3f}",
         "  mean min(1, p/q)": f"{found['soft_label']:.3f}",

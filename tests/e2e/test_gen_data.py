@@ -59,7 +59,9 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert read_manifest("data/jsonl") == manifest
 
 
-def test_responses_from_a_file_and_from_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_from_a_file_and_from_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_tiny_pair(tmp_path / "pair")
     with stub_server() as stub:
         ask = ("responses=server", f"responses.url={stub.url}", "responses.model=tiny", "+responses.extra.min_p=0")
@@ -70,12 +72,16 @@ def test_responses_from_a_file_and_from_a_server(tmp_path: Path, monkeypatch: py
     asked, read = (read_manifest(f"data/{name}") for name in ("server", "file"))
     assert asked["responses"] == read["responses"] != "generated"
     assert asked["responses_from"]["model"] == "tiny"
+    taken, given = read["statistics"]["response_tokens"], read["given_tokens"]
+    assert taken == given and f"{taken:,} of {given:,} given" in capsys.readouterr().out
     assert read["responses_from"]["path"] == "data/server/answers.jsonl"
     for kind in ("responses", "rounds", "specdecpp"):
         ours, theirs = (read_shard_rows(f"data/{name}", kind) for name in ("file", "server"))
         assert ours == theirs and len(ours) == 9
-    for row in read_shard_rows("data/file", "responses"):
-        assert row["response_tokens"][0] == 5 or len(row["response_tokens"]) == 1, "as far as the target may say it"
+    assert all(row["response_tokens"][0] == 5 for row in read_shard_rows("data/file", "responses"))
+    run(monkeypatch, "responses=file", "responses.path=data/server/answers.jsonl", "out=data/greedy", "warp=greedy")
+    greedy = read_manifest("data/greedy")
+    assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, "as far as the target says it"
 
 
 def read_shard_rows(folder: str, kind: str) -> list[dict]:
