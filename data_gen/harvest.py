@@ -7,7 +7,7 @@ that was interrupted, or made by several processes, equals any other.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from data_gen import labels, shards
+from data_gen.follow import follow_answers
 from data_gen.ledger import plan_id, save_chunk
 from data_gen.requests import Request
 from data_gen.responses import Answer, Reading, read_answers, uniforms
@@ -129,14 +130,21 @@ def harvest(
 
 def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[str, Any]:
     """Everything the shards depend on. Two harvests with equal plans may share a folder."""
-    content = json.dumps(sorted((r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests))
+    prompts = [(r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests]
+    given = [(r.prompt_id, r.response.tolist()) for r in requests if r.response is not None]
     return {
         "schema_version": shards.SCHEMA_VERSION,
         "pair": pair_identity(pair),
-        "prompts": {"count": len(requests), "sha256": hashlib.sha256(content.encode()).hexdigest()[:16]},
+        "prompts": {"count": len(requests), "sha256": _sha256(prompts)},
+        "responses": _sha256(given) if given else "generated",
         "splits": {split: sum(request.split == split for request in requests) for split in shards.SPLITS},
         **recipe.to_dict(),
     }
+
+
+def _sha256(rows: Sequence[tuple[Any, ...]]) -> str:
+    """Of rows that differ in their first entry, in any order."""
+    return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:16]
 
 
 def feature_dims(pair: ModelPair, recipe: Recipe) -> dict[str, int]:
@@ -156,17 +164,24 @@ def chunks(requests: Sequence[Request], size: int) -> list[list[Request]]:
 def label_chunk(pair: ModelPair, chunk: Sequence[Request], recipe: Recipe, progress: Progress) -> dict[str, list[Row]]:
     """Answer and label the prompts of one chunk. Returns its records by kind, one per prompt."""
     records: dict[int, dict[str, Row]] = {}
-    for answer in read_answers(
-        pair.target,
-        pair.draft,
-        [request.tokens for request in chunk],
-        draws(chunk, recipe),
-        recipe.reading(pair),
-        progress.sampled,
-    ):
+    for answer in answers_of(pair, chunk, recipe, progress.sampled):
         records[answer.index] = label(pair, chunk[answer.index], answer, recipe)
         progress.finished(1, len(answer.laws.response))
     return {kind: [records[row][kind] for row in sorted(records)] for kind in shards.SCHEMAS}
+
+
+def answers_of(
+    pair: ModelPair, chunk: Sequence[Request], recipe: Recipe, advance: Callable[[int], object]
+) -> Iterator[Answer]:
+    """Answer the prompts of a chunk, or follow the responses that came with them."""
+    prompts, reading = [request.tokens for request in chunk], recipe.reading(pair)
+    given = [request.response for request in chunk if request.response is not None]
+    if not given:
+        yield from read_answers(pair.target, pair.draft, prompts, draws(chunk, recipe), reading, advance)
+        return
+    for answer in follow_answers(pair.target, pair.draft, prompts, given, draws(chunk, recipe), reading):
+        advance(len(answer.laws.response))
+        yield answer
 
 
 def draws(chunk: Sequence[Request], recipe: Recipe) -> Tensor:

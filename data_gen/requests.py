@@ -20,12 +20,14 @@ from predictors.errors import UserError
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt ready for the target. tokens: [P >= 2] int64; split: "train", "calibration" or "test"."""
+    """A prompt ready for the target. tokens: [P >= 2] int64; split: "train", "calibration" or "test"; response:
+    [T >= 1] int64, what the target has answered elsewhere (`data_gen.answers`), or None."""
 
     prompt_id: str
     dataset: str
     tokens: Tensor
     split: str
+    response: Tensor | None = None
 
 
 def make_requests(

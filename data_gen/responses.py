@@ -178,11 +178,18 @@ def blockwise(law: Callable[..., Columns], *rows: Tensor) -> Columns:
     return type(parts[0])(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
-def compare(warp: Warp, draft_warp: Warp, p_logits: Tensor, q_logits: Tensor, uniform: Tensor) -> Laws:
-    """Warp both models' logits [n, V] and draw a response token and a candidate per row. uniform: [n, 2]."""
+def compare(
+    warp: Warp, draft_warp: Warp, p_logits: Tensor, q_logits: Tensor, uniform: Tensor, given: Tensor | None = None
+) -> Laws:
+    """Warp both models' logits [n, V] and draw a response token and a candidate per row. uniform: [n, 2].
+
+    given: [n], taken instead of the draw where the warped target may say it.
+    """
     p, q = warp.probs(p_logits), draft_warp.probs(q_logits)
     belief = q if draft_warp == Warp() else Warp().probs(q_logits)
     response, candidate = draw_from(warp, p, uniform[:, 0]), draw_from(draft_warp, q, uniform[:, 1])
+    if given is not None:
+        response = torch.where(at(p, given) > 0, given, response)
     p_drawn, q_drawn = at(p, candidate), at(q, candidate)
     return Laws(
         response=response,

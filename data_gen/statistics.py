@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from data_gen import shards
-from data_gen.harvest import Recipe, Row, chunks, draws, label
+from data_gen.harvest import Recipe, Row, answers_of, chunks, label
 from data_gen.requests import Request, spread
-from data_gen.responses import read_answers
 from decoding.models import ModelPair
 
 
@@ -51,9 +50,10 @@ def summary(manifest: dict[str, Any]) -> str:
     mean = (lengths * np.arange(len(lengths))).sum() / lengths.sum()
     shares = "  ".join(f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share)
     splits = ", ".join(f"{split} {count}" for split, count in manifest["splits"].items())
+    given = f" of {manifest['given_tokens']:,} given" if manifest["given_tokens"] else ""
     rows = {
         "prompts": f"{manifest['prompts']['count']:,} ({splits})",
-        "response tokens": f"{found['response_tokens']:,}",
+        "response tokens": f"{found['response_tokens']:,}{given}",
         "SpecDec++ records": f"{counts['specdecpp']:,}",
         "  mean sum(min(p, q))": f"{found['overlap']:.3f}",
         "  mean min(1, p/q)": f"{found['soft_label']:.3f}",
@@ -101,9 +101,8 @@ def _measure(
     lengths: list[int] = []
     records: list[dict[str, Row]] = []
     marks, labelling, labelled_tokens = [perf_counter()], 0.0, 0
-    prompts = [request.tokens for request in some]
     advance = lambda _: marks.append(perf_counter()) if len(marks) < 3 else None  # noqa: E731
-    for answer in read_answers(pair.target, pair.draft, prompts, draws(some, recipe), recipe.reading(pair), advance):
+    for answer in answers_of(pair, some, recipe, advance):
         lengths.append(len(answer.laws.response))
         if some[answer.index].prompt_id in chosen:
             start = perf_counter()

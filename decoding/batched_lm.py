@@ -69,7 +69,7 @@ class BatchedLM:
                 input_ids=pad_sequence([sequences[row] for row in rows], batch_first=True).to(self._lm.device),
                 past_key_values=cache,
                 use_cache=True,
-                logits_to_keep=rows_to_keep("none", self._lm.device),
+                logits_to_keep=rows_to_keep("none"),
             )
             for index, layer in enumerate(cache.layers):
                 self._take_over(rows, index, layer)

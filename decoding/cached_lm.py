@@ -165,7 +165,7 @@ class CachedLM:
                 past_key_values=self._cache,
                 use_cache=True,
                 output_hidden_states=hidden,
-                logits_to_keep=rows_to_keep(logits, self.device),
+                logits_to_keep=rows_to_keep(logits),
             )
             output = LMOutput(
                 result.logits[0, :, : self.vocab_size].to(self.output_device, dtype),
@@ -221,11 +221,12 @@ class Tree:
         return Tree(depth, visible)
 
 
-def rows_to_keep(logits: LogitsFor, device: torch.device) -> int | torch.Tensor:
-    """As transformers has it: the last so many rows (0 is all of them), or which."""
+def rows_to_keep(logits: LogitsFor) -> int | slice | list[int]:
+    """As transformers has it: the last so many rows (0 is all of them), or which. No tensor: of a model on several
+    devices the last one, which picks the rows, need not be the one that the inputs go to."""
     if logits == "all" or logits == "last":
         return int(logits == "last")
-    return torch.tensor([] if logits == "none" else logits, dtype=torch.long, device=device)
+    return slice(0) if logits == "none" else list(logits)
 
 
 def _context_limit(config: PreTrainedConfig, asked: int | None) -> int:

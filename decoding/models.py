@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from accelerate.utils import align_module_device
+from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.quantizers import AutoQuantizationConfig
 
 from decoding.cached_lm import CachedLM
 from decoding.packing import pack_linears
@@ -74,7 +77,7 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
 def _load_config(side: str, cfg: DictConfig) -> PreTrainedConfig:
     source = _source(side, cfg)
     try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=cfg.trust_remote_code)
+        return AutoConfig.from_pretrained(source, trust_remote_code=cfg.trust_remote_code, **_where(side, cfg))
     except (OSError, ValueError) as error:
         raise UserError(f"pair.{side}: cannot read a model from {source} ({_first_line(error)}). {_REMEDY}") from error
 
@@ -82,25 +85,28 @@ def _load_config(side: str, cfg: DictConfig) -> PreTrainedConfig:
 def _load_tokenizer(side: str, cfg: DictConfig) -> PreTrainedTokenizerBase:
     source = _source(side, cfg)
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=cfg.trust_remote_code)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=cfg.trust_remote_code, **_where(side, cfg))
     except (OSError, ValueError) as error:
         raise UserError(f"pair.{side}: no tokenizer in {source} ({_first_line(error)}). {_REMEDY}") from error
 
 
 def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
-    source, device = _source(side, cfg), str(cfg[f"{side}_device"])
-    if device != "cpu" and not torch.accelerator.is_available():
-        raise UserError(f"pair.{side}_device: {device} needs a GPU and there is none here. Set pair.{side}_device=cpu")
+    source, device_map, options = _source(side, cfg), _device_map(side, cfg), _options(side, cfg)
+    device = "cpu" if _on_cpu(device_map) else str(device_map)
+    remedy = f"Check pair.{side}_options={options}" if options else _REMEDY
     try:
+        if isinstance(quantization := options.get("quantization_config"), dict):
+            options["quantization_config"] = AutoQuantizationConfig.from_dict(quantization)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=resolve_dtype(cfg[f"{side}_dtype"], device),
-            device_map=device,
+            device_map=device_map,
             trust_remote_code=cfg.trust_remote_code,
             output_loading_info=True,
+            **options,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"pair.{side}: cannot load {source} ({_first_line(error)}). {_REMEDY}") from error
+    except (OSError, ValueError, RuntimeError, ImportError, TypeError, SafetensorError) as error:
+        raise UserError(f"pair.{side}: cannot load {source} ({_first_line(error)}). {remedy}") from error
     model, loading = loaded
     if loading["missing_keys"]:
         lost = sorted(loading["missing_keys"])
@@ -112,6 +118,44 @@ def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
         )
     pack_linears(model)
     return model
+
+
+def _device_map(side: str, cfg: DictConfig) -> Any:
+    """A device, "auto" or another of the strategies of accelerate, or a device for each part of the model."""
+    found = cfg[f"{side}_device"]
+    device_map = OmegaConf.to_container(found) if isinstance(found, DictConfig) else str(found)
+    if not _on_cpu(device_map) and not torch.accelerator.is_available():
+        raise UserError(f"pair.{side}_device: {found} needs a GPU and there is none here. Set pair.{side}_device=cpu")
+    return device_map
+
+
+def _on_cpu(device_map: Any) -> bool:
+    return set(device_map.values() if isinstance(device_map, dict) else [device_map]) <= {"cpu", "disk"}
+
+
+def _options(side: str, cfg: DictConfig) -> dict[str, Any]:
+    """Further keyword arguments of `from_pretrained`. Raises UserError for those that have a key of their own."""
+    options: Any = OmegaConf.to_container(cfg.get(f"{side}_options") or OmegaConf.create(), resolve=True)
+    for name, key in _OWN_KEYS.items():
+        if name in options:
+            raise UserError(f"pair.{side}_options: {name} cannot be given there. {key.format(side=side)}")
+    return dict(options)
+
+
+_OWN_KEYS = {
+    "device_map": "Set pair.{side}_device",
+    "dtype": "Set pair.{side}_dtype",
+    "torch_dtype": "Set pair.{side}_dtype",
+    "trust_remote_code": "Set pair.trust_remote_code",
+    "attn_implementation": "Leave it out: the caches here need their own attention",
+    "output_loading_info": "Leave it out",
+}
+
+
+def _where(side: str, cfg: DictConfig) -> dict[str, Any]:
+    """The options that say which file or revision is meant, for config and tokenizer as well."""
+    options = _options(side, cfg)
+    return {name: options[name] for name in ("gguf_file", "revision", "subfolder") if name in options}
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
@@ -129,7 +173,8 @@ def _source(side: str, cfg: DictConfig) -> str:
     source = str(cfg[side])
     path = Path(source).expanduser()
     looks_like_path = source.startswith(("~", ".", "/")) or source.count("/") > 1
-    if looks_like_path and not (path / "config.json").is_file():
+    where = _where(side, cfg)
+    if looks_like_path and not (path / where.get("subfolder", "") / where.get("gguf_file", "config.json")).is_file():
         raise UserError(f"pair.{side}: no model in {source}. {_REMEDY}")
     return str(path) if path.exists() else source
 
@@ -174,11 +219,22 @@ def model_fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
     skipped = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures"}
     fields = {k: v for k, v in model.config.to_dict().items() if k not in skipped}
     parts = [json.dumps(fields, sort_keys=True, default=str)]
-    for name, parameter in sorted(model.named_parameters()):
-        flat = parameter.detach().reshape(-1)
-        picked = flat[:: max(1, flat.numel() // samples)][:samples]
-        parts.append(f"{name}{tuple(parameter.shape)}{picked.to(torch.bfloat16).view(torch.int16).tolist()}")
+    for name in sorted(name for name, _ in model.named_parameters()):
+        parent, _, attribute = name.rpartition(".")
+        module = model.get_submodule(parent)
+        with align_module_device(module):  # what is kept in CPU memory or on disk is read
+            parameter = getattr(module, attribute)
+            parts.append(f"{name}{tuple(parameter.shape)}{_picked(parameter, samples)}")
     return _digest(parts)
+
+
+def _picked(parameter: torch.Tensor, samples: int) -> list[int]:
+    if is_traceable_wrapper_subclass(parameter):  # several tensors behind one, as torchao quantises
+        parameter = parameter.dequantize()
+    flat = parameter.detach().reshape(-1)
+    picked = flat[:: max(1, flat.numel() // samples)][:samples]
+    numbers: list[int] = picked.to(torch.bfloat16).view(torch.int16).tolist()
+    return numbers
 
 
 def _digest(parts: Iterable[str]) -> str:

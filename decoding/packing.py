@@ -40,11 +40,11 @@ class PackedLinear(nn.Linear):
 def pack_linears(model: nn.Module) -> None:
     """Replace every linear layer of a float32 model on the CPU, or a bfloat16 one where the processor can multiply it.
 
-    Any other model, and huge ones, are left as they are.
+    Any other model, quantised and huge ones, are left as they are.
     """
     linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     weights = [module.weight for module in linears.values()]
-    packable = all(w.device.type == "cpu" and _multiplies(w.dtype) for w in weights)
+    packable = all(type(w) is nn.Parameter and w.device.type == "cpu" and _multiplies(w.dtype) for w in weights)
     if not packable or sum(w.nbytes for w in weights) > MOST_BYTES:
         return
     for name, linear in linears.items():

@@ -15,15 +15,15 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen import ledger
+from data_gen.answers.answer import with_responses
 from data_gen.dataset import read_manifest
 from data_gen.harvest import Progress, Recipe, feature_dims, harvest, plan
 from data_gen.prompts import load_prompts
@@ -47,19 +47,21 @@ def main(cfg: DictConfig) -> None:
         report_faults(out, place)
         return
     recipe = make_recipe(cfg)
-    prompts = load_prompts(cfg.dataset)
+    prompts, estimating = load_prompts(cfg.dataset), checked_switch("estimate", cfg.estimate)
+    given = instantiate(cfg.responses).bring(prompts, recipe, out, ask=not estimating)  # a server may need the memory
     place.share_cores()
     pair = load_pair(cfg.pair)
     new_tokens = recipe.max_new_tokens + recipe.gamma
     requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
-    if checked_switch("estimate", cfg.estimate):
+    requests = with_responses(requests, given, pair, recipe.max_new_tokens)
+    if estimating:
         print_estimate(pair, requests, recipe, out, place)
         return
     start = time.perf_counter()
     with place.reporting(), progress_bar(requests, recipe, place) as bar:
         harvest(pair, requests, recipe, out, watch(bar, recipe), place)
     if place.rank == 0:
-        manifest = finish(pair, requests, recipe, out, cfg.splits)
+        manifest = finish(pair, requests, recipe, out, cfg)
         print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}\nsaved {out}")
 
 
@@ -116,12 +118,14 @@ def watch(bar: tqdm, recipe: Recipe) -> Progress:
     return Progress(sampled=bar.update, finished=finished)
 
 
-def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, shares: Mapping[str, float]) -> dict:
+def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, cfg: DictConfig) -> dict:
     """Write the manifest, which makes the folder a dataset. Returns it."""
     settings = plan(pair, requests, recipe)
     manifest = {
         **settings,
-        "shares": {"calibration": shares["calibration"], "test": shares["test"]},
+        "shares": {"calibration": cfg.splits.calibration, "test": cfg.splits.test},
+        "responses_from": OmegaConf.to_container(cfg.responses),
+        "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
         "statistics": statistics(out, ledger.chunk_count(settings), recipe.gamma),
         "feature_dims": feature_dims(pair, recipe),
         **ledger.inventory(out, settings),

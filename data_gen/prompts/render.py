@@ -25,7 +25,11 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: i
 def _chat_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if not tokenizer.chat_template:
         raise UserError("dataset.chat: this model has no chat template. Set dataset.chat=false to continue the text")
-    content = f"{prompt.instruction}\n\n{prompt.text.strip()}".strip()
-    turns = [{"role": "user", "content": content}]
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(turns(prompt), add_generation_prompt=True, tokenize=False)
     return tokenizer(text, add_special_tokens=False)["input_ids"]  # the template writes its own special tokens
+
+
+def turns(prompt: Prompt) -> list[dict[str, str]]:
+    """The chat that asks for a response to `prompt`, as chat templates and servers take it."""
+    content = f"{prompt.instruction}\n\n{prompt.text.strip()}".strip()
+    return [{"role": "user", "content": content}]

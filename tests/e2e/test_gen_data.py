@@ -4,12 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from data_gen.dataset import read_manifest, read_records
 from data_gen.shards import SPLITS
 from scripts import gen_data
+from tests.answer_stub import stub_server
 from tests.tiny_pair import save_tiny_pair
 
 SMALL = ("max_new_tokens=12", "gamma=3", "batch_size=4", "anchors.stride=2", "dataset=jsonl", "dataset.chat=false")
@@ -84,6 +86,35 @@ def test_verify_names_every_bad_file(
     assert read_manifest("data/jsonl")["content"] == manifest["content"]
 
 
+def test_responses_from_a_file_and_from_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_pair(tmp_path / "pair")
+    with stub_server() as stub:
+        ask = ("responses=server", f"responses.url={stub.url}", "responses.model=tiny", "+responses.extra.min_p=0")
+        run(monkeypatch, *ask, "out=data/server")
+        run(monkeypatch, *ask, "out=data/server")
+        assert len(stub.bodies) == 9
+    run(monkeypatch, "responses=file", "responses.path=data/server/answers.jsonl", "out=data/file")
+    asked, read = (read_manifest(f"data/{name}") for name in ("server", "file"))
+    assert asked["responses"] == read["responses"] != "generated"
+    assert asked["responses_from"]["model"] == "tiny"
+    taken, given = read["statistics"]["response_tokens"], read["given_tokens"]
+    assert taken == given and f"{taken:,} of {given:,} given" in capsys.readouterr().out
+    assert read["responses_from"]["path"] == "data/server/answers.jsonl"
+    for kind in ("responses", "rounds", "specdecpp"):
+        ours, theirs = (read_shard_rows(f"data/{name}", kind) for name in ("file", "server"))
+        assert ours == theirs and len(ours) == 9
+    assert all(row["response_tokens"][0] == 5 for row in read_shard_rows("data/file", "responses"))
+    run(monkeypatch, "responses=file", "responses.path=data/server/answers.jsonl", "out=data/greedy", "warp=greedy")
+    greedy = read_manifest("data/greedy")
+    assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, "as far as the target says it"
+
+
+def read_shard_rows(folder: str, kind: str) -> list[dict]:
+    return [row for path in sorted(Path(folder).glob(f"{kind}-*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -97,6 +128,9 @@ def test_verify_names_every_bad_file(
         (["dataset.path=none.jsonl"], "error: dataset.path: there is no file"),
         (["pair.target=nowhere/at/all"], "error: pair.target: "),
         (["gama=3"], "gama"),
+        (["responses=file"], "error: responses.path: no value given"),
+        (["responses=file", "responses.path=none.jsonl"], "error: responses.path: there is no file none.jsonl"),
+        (["responses=server", "responses.url=x", "responses.model=y"], "error: responses.url: x is no address"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import (
+    BitsAndBytesConfig,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -125,3 +126,58 @@ def test_identity_follows_content_not_place_or_dtype(tiny_pair_dir: Path, tmp_pa
     changed = pair_identity(second)
     assert changed.pop("draft") != pair_identity(first)["draft"]
     assert changed.items() <= pair_identity(first).items()
+
+
+ON_DISK = {
+    **{f"model.layers.{layer}": "disk" if layer in (1, 2) else "cpu" for layer in range(4)},
+    **{"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
+def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    """A device for each part of the model, and an option for where the parts go that have none."""
+    whole = load_pair(pair_config(tiny_pair_dir))
+    options = {"offload_folder": str(tmp_path / "offload")}
+    parts = load_pair(pair_config(tiny_pair_dir, target_device=ON_DISK, target_options=options))
+    assert pair_identity(parts) == pair_identity(whole)
+    for pair in (whole, parts):
+        pair.target.forward(torch.tensor([3, 4, 5]), logits="none")
+    tokens, parents = torch.tensor([6, 7, 8]), torch.tensor([-1, 0, 0])
+    ours, theirs = (pair.target.forward(tokens, parents, hidden=True, logits=[0, 2]) for pair in (parts, whole))
+    assert ours.hidden is not None and theirs.hidden is not None
+    assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.hidden, theirs.hidden)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device_map": "auto"}, r"^pair\.target_options: device_map cannot be given there\. Set pair\.target_device"),
+        ({"dtype": "float16"}, r"^pair\.target_options: dtype cannot be given there\. Set pair\.target_dtype"),
+        ({"attn_implementation": "sdpa"}, r"^pair\.target_options: attn_implementation cannot be given there"),
+        ({"colour": "red"}, r"cannot load .*colour.*Check pair\.target_options=\{'colour': 'red'\}"),
+        ({"quantization_config": {"bits": 4}}, r"cannot load .*quant_method.*Check pair\.target_options="),
+        ({"quantization_config": {"quant_method": "magic"}}, r"cannot load .*magic.*Check pair\.target_options="),
+        ({"gguf_file": "none.gguf"}, r"^pair\.target: no model in "),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], message: str, tiny_pair_dir: Path) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        load_pair(pair_config(tiny_pair_dir, target_options=options))
+    assert "\n" not in str(refusal.value)
+
+
+def test_quantisation_becomes_the_class_of_its_method(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def loading(source: str, **options: Any) -> None:
+        given.update(options)
+        raise ImportError("no such package")
+
+    monkeypatch.setattr("decoding.models.AutoModelForCausalLM.from_pretrained", loading)
+    options = {"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
+    with pytest.raises(UserError, match=r"^pair\.target: cannot load .*no such package.* Check pair\.target_options="):
+        load_pair(pair_config(tiny_pair_dir, target_options=options))
+    assert isinstance(given["quantization_config"], BitsAndBytesConfig)
+    assert given["quantization_config"].bnb_4bit_quant_type == "nf4"
+    assert given["device_map"] == "cpu" and given["dtype"] == torch.float64

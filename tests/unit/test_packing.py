@@ -53,3 +53,14 @@ def test_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     large = nn.Sequential(nn.Linear(2, 2))
     pack_linears(large)
     assert type(large[0]) is nn.Linear
+
+
+class Quantised(torch.Tensor):
+    """A weight that looks like float32 and is something else."""
+
+
+def test_quantised_layers_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = nn.Parameter(torch.eye(2).as_subclass(Quantised))
+    pack_linears(model)
+    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]

@@ -105,7 +105,7 @@ def test_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match="^out: .*No space left"):
         shards.write_shard(folder, "rounds", 1, rows)
     assert sorted(path.name for path in folder.iterdir()) == before
 

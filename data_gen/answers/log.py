@@ -1,0 +1,88 @@
+"""Responses as they arrive: a JSONL file that a killed run leaves whole, but for its last line perhaps."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_gen.answers.answer import Given, given_from_row
+from data_gen.answers.file import parse_object
+from data_gen.prompts import Prompt
+from predictors.errors import UserError
+
+NAME = "answers.jsonl"
+
+
+@contextmanager
+def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["AnswerLog"]:
+    """The log of a dataset. Another process that opens it waits until this one is done: no prompt is answered twice.
+
+    asked: settings that decide what a response is like. Raises UserError where lines are damaged, or answer other
+    settings.
+    """
+    path = folder / NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+    except OSError as error:
+        raise UserError(f"out: {path} cannot be written ({error.strerror}). Choose another out=...") from error
+    with file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield AnswerLog(path, file, asked)
+
+
+class AnswerLog:
+    """One line per answered prompt: what `AnswerFile` reads, what was `asked` for, and a hash of the prompt."""
+
+    def __init__(self, path: Path, file: BinaryIO, asked: Mapping[str, Any]) -> None:
+        self.path, self.asked = path, dict(asked)
+        self.given: dict[str, Given] = {}
+        self._digests: dict[str, str | None] = {}
+        self._file, self._lines = file, 0
+        file.seek(0)
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        file.truncate(whole)  # what follows was being written when a run was killed
+        for line in content[:whole].splitlines():
+            self._take(line)
+
+    def missing(self, prompts: list[Prompt]) -> list[Prompt]:
+        """Those without an answer. Raises UserError where the log answers another text."""
+        for prompt in prompts:
+            if prompt.id in self.given and self._digests[prompt.id] != digest(prompt):
+                raise UserError(
+                    f"{self.given[prompt.id].place} answers another text of the prompt {prompt.id}. "
+                    "Choose another out=... or remove that line"
+                )
+        return [prompt for prompt in prompts if prompt.id not in self.given]
+
+    def append(self, prompt: Prompt, answer: Mapping[str, Any]) -> None:
+        """Write one line, and be sure that it is on disk."""
+        row = {"id": prompt.id, **answer, "prompt": digest(prompt), "asked": self.asked}
+        line = json.dumps(row).encode()
+        self._file.write(line + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        self._lines += 1
+        place = f"responses.url: {self.path} line {self._lines}"
+        row = parse_object(line, place)
+        given, asked = given_from_row(row, place), row.get("asked", {})
+        if changed := [key for key in sorted({*asked, *self.asked}) if asked.get(key) != self.asked.get(key)]:
+            old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (asked, self.asked))
+            raise UserError(f"out: {self.path} was asked for with {old}, this run has {new}. Choose another out=...")
+        if given.prompt_id in self.given:
+            raise UserError(f"{place} answers {given.prompt_id} again. Remove that line")
+        self.given[given.prompt_id] = given
+        self._digests[given.prompt_id] = row.get("prompt")
+
+
+def digest(prompt: Prompt) -> str:
+    """Of what is asked."""
+    return hashlib.sha256(json.dumps([prompt.instruction, prompt.text, prompt.chat]).encode()).hexdigest()[:16]

@@ -1,0 +1,110 @@
+"""A server on loopback that speaks just enough of OpenAI's API, and fails in chosen ways."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Behaviour = Callable[[str, int], str]
+"""What happens to the n-th request (from 0) about a prompt: "ok", "hang", "reset", "garbage", ... or a status."""
+
+
+@dataclass
+class Stub:
+    """What the server has seen. tries: requests by prompt text; under_way, most: requests at a time."""
+
+    behave: Behaviour
+    url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    tries: Counter[str] = field(default_factory=Counter)
+    under_way: int = 0
+    most: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def text_of(body: dict[str, Any]) -> str:
+    return body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
+
+
+def completion(body: dict[str, Any], text: str | None, finish: str = "stop", **fields: Any) -> dict[str, Any]:
+    said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text, **fields}}
+    return {"choices": [{"index": 0, "finish_reason": finish, **said}], "model": body["model"]}
+
+
+REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ok": lambda body: completion(body, f"w5 {text_of(body)}"),
+    "cut": lambda body: completion(body, f"w5 {text_of(body)}", "length"),
+    "twice": lambda body: {"choices": completion(body, "w5 w6")["choices"] * 2},
+    "ended": lambda body: completion(body, ""),
+    "empty": lambda body: completion(body, "", "length"),
+    "null": lambda body: completion(body, None),
+    "thinks": lambda body: completion(body, "w5", reasoning_content="w6 w7"),
+    "ids": lambda body: {"choices": [{**completion(body, "w5")["choices"][0], "token_ids": [5, 6, 0]}]},
+    "no choices": lambda body: {"choices": []},
+    "a list": lambda body: [1, 2],
+}
+
+
+@contextmanager
+def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub]:
+    stub = Stub(behave)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with stub.lock:
+                stub.bodies.append(body)
+                stub.paths.append(self.path)
+                stub.keys.append(self.headers["Authorization"])
+                attempt = stub.tries[text_of(body)]
+                stub.tries[text_of(body)] += 1
+                stub.under_way += 1
+                stub.most = max(stub.most, stub.under_way)
+            time.sleep(0.01)
+            with stub.lock:
+                stub.under_way -= 1
+            self.react(stub.behave(text_of(body), attempt), body)
+
+        def react(self, action: str, body: dict[str, Any]) -> None:
+            if action == "hang":
+                time.sleep(1)
+            elif action == "reset":
+                self.connection.close()
+            elif action == "short":
+                self.send(200, json.dumps(REPLIES["ok"](body)).encode(), missing=10)
+            elif action == "garbage":
+                self.send(200, b"<html>busy</html>\nmore")
+            elif action in REPLIES:
+                self.send(200, json.dumps(REPLIES[action](body)).encode())
+            else:
+                self.send(int(action), f"went wrong: {action} {self.headers['Authorization']}\nmore".encode())
+
+        def send(self, status: int, content: bytes, missing: int = 0) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content) + missing))
+            self.end_headers()
+            self.wfile.write(content)
+            self.close_connection = missing > 0
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.handle_error = lambda request, client: None  # type: ignore[method-assign]
+    server.daemon_threads = True
+    stub.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield stub
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,267 @@
+"""Asking a server for responses: what is asked, what is tried again, what is kept, and what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from data_gen.answers.answer import Given
+from data_gen.answers.file import AnswerFile
+from data_gen.answers.log import NAME
+from data_gen.answers.server import Server, pause
+from data_gen.harvest import Recipe
+from data_gen.prompts import Prompt
+from decoding.sampling import Warp
+from predictors.errors import UserError
+from tests.answer_stub import Behaviour, stub_server
+from tests.invariant.test_follow import GREEDY, SAMPLED
+
+PROMPTS = [Prompt(f"p{number}", "toy", "", f"w{number + 1} w2", chat=False) for number in range(20)]
+NUCLEUS = Recipe(**{**vars(SAMPLED), "warp": Warp(0.7, top_p=0.9)})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_gen.answers.server.PAUSE", 0.01)
+
+
+def server(url: str, **changed: Any) -> Server:
+    settings = {"concurrency": 4, "timeout": 0.5, "retries": 3, "key_variable": None, "extra": {}, **changed}
+    return Server(url, "tiny", **{**settings, "extra": OmegaConf.create(settings["extra"])})
+
+
+def bring(
+    url: str, out: Path, recipe: Recipe = NUCLEUS, prompts: list[Prompt] = PROMPTS, **changed: Any
+) -> dict[str, Given]:
+    return server(url, **changed).bring(prompts, recipe, out, ask=True)
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / NAME).read_text().splitlines()]
+
+
+def test_what_is_asked_and_kept(tmp_path: Path) -> None:
+    with stub_server() as stub:
+        given = bring(stub.url, tmp_path, extra={"min_p": 0})
+    assert {name: answer.content for name, answer in given.items()} == {p.id: f"w5 {p.text}" for p in PROMPTS}
+    assert all(answer.finished for answer in given.values())
+    assert set(stub.paths) == {"/v1/completions"} and set(stub.keys) == {None}
+    assert 2 <= stub.most <= 4
+    body = next(body for body in stub.bodies if body["prompt"] == PROMPTS[3].text)
+    seeds = {body["seed"] for body in stub.bodies}
+    assert len(seeds) == len(PROMPTS) and all(0 <= seed < 2**31 for seed in seeds)
+    assert {**body, "seed": 0} == {
+        "model": "tiny", "temperature": 0.7, "top_p": 0.9, "max_tokens": 18, "seed": 0, "min_p": 0, "prompt": "w4 w2",
+    }  # fmt: skip
+    again = AnswerFile(str(tmp_path / NAME)).bring(PROMPTS, NUCLEUS, tmp_path, ask=True)
+    assert {name: answer.content for name, answer in again.items()} == {n: a.content for n, a in given.items()}
+
+
+def test_a_chat_is_asked_as_one(tmp_path: Path) -> None:
+    chats = [Prompt("c", "toy", "", " w1 w2 ", "w9")]
+    with stub_server() as stub:
+        bring(stub.url + "/", tmp_path, SAMPLED, chats)
+    assert stub.paths == ["/v1/chat/completions"]
+    assert stub.bodies[0]["messages"] == [{"role": "user", "content": "w9\n\nw1 w2"}]
+    assert stub.bodies[0]["top_k"] == 20, "an extension that the usual servers know"
+
+
+def test_greedy_asks_for_temperature_0(tmp_path: Path) -> None:
+    with stub_server() as stub:
+        bring(stub.url, tmp_path, GREEDY)
+    assert {(body["temperature"], body["top_p"]) for body in stub.bodies} == {(0.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    "failure", ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "no choices", "a list"]
+)
+def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> None:
+    """Two prompts fail twice each; one gets its answer in two choices."""
+    fails = {PROMPTS[2].text: 2, PROMPTS[7].text: 2}
+
+    def behave(text: str, attempt: int) -> str:
+        return failure if attempt < fails.get(text, 0) else "twice" if text == PROMPTS[4].text else "ok"
+
+    with stub_server(behave) as stub:
+        given = bring(stub.url, tmp_path)
+    assert sorted(given) == sorted(row["id"] for row in rows(tmp_path)) == sorted(prompt.id for prompt in PROMPTS)
+    assert stub.tries == {prompt.text: fails.get(prompt.text, 0) + 1 for prompt in PROMPTS}
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("500", r"gave no response to p5 in 4 tries \(status 500: went wrong: 500 None\)\. Check the server"),
+        ("garbage", r"gave no response to p5 in 4 tries \(not a completion: <html>busy</html>\)"),
+        ("hang", r"gave no response to p5 in 4 tries \(TimeoutError\)"),
+        ("reset", r"gave no response to p5 in 4 tries"),
+        ("404", r"refuses p5 with status 404: went wrong: 404 None\. Check responses\.url, responses\.model"),
+        ("401", r"refuses p5 with status 401"),
+        ("307", r"refuses p5 with status 307"),
+        ("empty", r"gives an empty response to p5 \(finish_reason length\)"),
+        ("null", r"gives an empty response to p5"),
+        ("thinks", r"takes reasoning or tool calls out of its response to p5"),
+    ],
+)
+def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(failure: str, message: str, tmp_path: Path) -> None:
+    chats = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS]
+    bad = PROMPTS[5].text
+    with stub_server(lambda text, attempt: failure if text == bad else "ok") as stub:
+        with pytest.raises(UserError, match=f"^responses\\.url: .*{message}") as error:
+            bring(stub.url, tmp_path, prompts=chats, concurrency=1, timeout=0.2)
+    assert "\n" not in str(error.value)
+    assert stub.tries[bad] == (4 if "4 tries" in message else 1)
+    assert [row["id"] for row in rows(tmp_path)] == [prompt.id for prompt in PROMPTS[:5]]
+    with stub_server() as stub:
+        bring(stub.url, tmp_path, prompts=chats)
+    assert stub.tries == {prompt.text: 1 for prompt in PROMPTS[5:]}, "the rerun asks for what is missing only"
+    assert sorted(row["id"] for row in rows(tmp_path)) == sorted(prompt.id for prompt in PROMPTS)
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with stub_server() as stub:
+        pass
+    with pytest.raises(UserError, match=r"^responses\.url: http://127.0.0.1:\d+/v1/completions gave no response to p0"):
+        bring(stub.url, tmp_path, concurrency=1)
+
+
+def test_responses_of_no_words_and_of_ids(tmp_path: Path) -> None:
+    replies = {PROMPTS[0].text: "ended", PROMPTS[1].text: "ids", PROMPTS[2].text: "cut"}
+    with stub_server(lambda text, attempt: replies.get(text, "ok")) as stub:
+        given = bring(stub.url, tmp_path)
+    found = [(given[f"p{n}"].content, given[f"p{n}"].finished) for n in range(3)]
+    assert found == [("", True), ([5, 6, 0], True), ("w5 w3 w2", False)]
+
+
+def test_the_key_is_sent_and_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_KEY", "sesame")
+    with stub_server(lambda text, attempt: "403" if text == PROMPTS[9].text else "ok") as stub:
+        with pytest.raises(UserError, match="status 403: went wrong: 403 Bearer ") as error:
+            bring(stub.url, tmp_path, key_variable="TINY_KEY", concurrency=1)
+    assert set(stub.keys) == {"Bearer sesame"}
+    assert "sesame" not in str(error.value) + (tmp_path / NAME).read_text()
+
+
+def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
+    with stub_server() as stub:
+        bring(stub.url, tmp_path)
+    whole = (tmp_path / NAME).read_bytes()
+    lost = json.loads(whole.splitlines()[-1])["id"]
+    for torn in (whole[:-1], whole[:-40], whole[: whole[:-1].rfind(b"\n") + 2]):
+        (tmp_path / NAME).write_bytes(torn)
+        with stub_server() as stub:
+            bring(stub.url, tmp_path)
+        assert len(stub.bodies) == 1
+        assert [row["id"] for row in rows(tmp_path)][-1] == lost and len(rows(tmp_path)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [*lines[:3], "{", *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
+        (lambda lines: [*lines, lines[0]], r"^responses\.url: .*line 21 answers p\d+ again"),
+        (lambda lines: ["{}", *lines], r"^responses\.url: .*line 1 is no response"),
+    ],
+)
+def test_a_damaged_log_is_refused_by_line(change: Any, message: str, tmp_path: Path) -> None:
+    with stub_server() as stub:
+        bring(stub.url, tmp_path)
+        content = change((tmp_path / NAME).read_text().splitlines())
+        (tmp_path / NAME).write_text("\n".join(content) + "\n")
+        with pytest.raises(UserError, match=message):
+            bring(stub.url, tmp_path)
+
+
+def test_answers_to_other_questions_do_not_mix(tmp_path: Path) -> None:
+    with stub_server() as stub:
+        bring(stub.url, tmp_path)
+        with pytest.raises(
+            UserError, match=r"^out: .* was asked for with temperature=0.7, top_p=0.9, this run has temp"
+        ):
+            bring(stub.url, tmp_path, GREEDY)
+        with pytest.raises(
+            UserError, match=r"was asked for with min_p=None, this run has min_p=0\. Choose another out"
+        ):
+            bring(stub.url, tmp_path, extra={"min_p": 0})
+        other = [Prompt("p0", "toy", "", "w9", chat=False), *PROMPTS[1:]]
+        with pytest.raises(UserError, match=r"line \d+ answers another text of the prompt p0\. "):
+            bring(stub.url, tmp_path, prompts=other)
+        assert len(stub.bodies) == len(PROMPTS)
+
+
+def test_an_estimate_asks_for_nothing(tmp_path: Path) -> None:
+    with stub_server() as stub:
+        with pytest.raises(UserError, match=r"^estimate: 20 responses are still to be asked from"):
+            server(stub.url).bring(PROMPTS, NUCLEUS, tmp_path, ask=False)
+        bring(stub.url, tmp_path)
+        assert len(server(stub.url).bring(PROMPTS, NUCLEUS, tmp_path, ask=False)) == len(stub.bodies) == 20
+
+
+def test_a_second_process_waits_and_asks_for_nothing(tmp_path: Path) -> None:
+    """The first one is on its last answer."""
+    with stub_server() as stub:
+        bring(stub.url, tmp_path)
+    *lines, last = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
+    (tmp_path / NAME).write_bytes(b"".join(lines))
+    program = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True); time.sleep(0.5); file.write(sys.argv[2].encode()); file.flush()"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / NAME), last.decode()], stdout=subprocess.PIPE
+    )
+    assert first.stdout is not None and first.stdout.readline() == b"locked\n"
+    with stub_server() as stub, first:
+        assert len(bring(stub.url, tmp_path)) == len(PROMPTS)
+    assert not stub.bodies
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"concurrency": 0}, "concurrency"),
+        ({"retries": -1}, "retries"),
+        ({"retries": 1.5}, "retries"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": "long"}, "timeout"),
+        ({"key_variable": "NOT_SET_ANYWHERE"}, "key_variable"),
+    ],
+)
+def test_impossible_settings_are_refused_by_key(changed: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError, match=rf"^responses\.{key}: "):
+        server("http://127.0.0.1:8000/v1", **changed)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x/v1", "http://", "http://x:abc/v1", ""])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match=r"^responses\.url: .* is no address"):
+        server(url)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^out: .*/file/answers.jsonl cannot be written \(.*\)\. Choose another out"):
+        bring("http://127.0.0.1:1/v1", tmp_path / "file")
+
+
+def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_gen.answers.server.PAUSE", 1.0)
+    for attempt, longest in enumerate([1, 2, 4, 8, 16, 32, 60, 60]):
+        assert longest / 2 <= pause(attempt) <= longest
+
+
+def test_interrupted_runs_keep_what_arrived(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def behave(text: str, attempt: int) -> str:
+        seen.append(text)
+        return "ok" if len(seen) <= 6 else "hang"
+
+    typed: Behaviour = behave
+    with stub_server(typed) as stub, pytest.raises(UserError):
+        bring(stub.url, tmp_path, concurrency=2, timeout=0.1, retries=0)
+    assert len(rows(tmp_path)) == 6
