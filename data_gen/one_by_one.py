@@ -21,7 +21,7 @@ from decoding.engines.serial import SerialEngine
 from decoding.growth import DraftTree
 from decoding.law import WarpedRows
 from decoding.models import ModelPair
-from decoding.sampling import Pool, Sampler, Warp, pick
+from decoding.sampling import Pool, Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.trace import Stopwatch
@@ -30,9 +30,8 @@ from decoding.verifiers.token import TokenVerifier
 
 @dataclass(frozen=True)
 class Coins:
-    """Of one prompt. response: [T], of the target's tokens; draft, verdict: [T, gamma], of the rounds."""
+    """Of the rounds of one prompt: draft, verdict [T, gamma]."""
 
-    response: Tensor
     draft: Tensor
     verdict: Tensor
 
@@ -40,10 +39,9 @@ class Coins:
     def of(cls, request: Request, recipe: Recipe, length: int) -> "Coins":
         """Those the harvest uses for a response of `length` tokens, with an anchor at every position."""
         seed, name, shape = recipe.seed, request.prompt_id, (length, recipe.gamma)
-        response, first = (uniforms(seed, name, use, recipe.max_new_tokens) for use in ("response", "candidates"))
         draft = uniforms(seed, name, "rollouts", *shape)
-        draft[:, 0] = first[:length]
-        return cls(response[:length], draft, uniforms(seed, name, "verdicts", *shape))
+        draft[:, 0] = uniforms(seed, name, "candidates", recipe.max_new_tokens)[:length]
+        return cls(draft, uniforms(seed, name, "verdicts", *shape))
 
 
 class Given(Sampler):
@@ -62,7 +60,7 @@ class Given(Sampler):
 
 
 class OneByOne(SerialEngine):
-    """The serial engine with rounds of gamma tokens, of which it commits nothing but the target's own next token.
+    """The serial engine with rounds of gamma tokens, of which it commits nothing but the response's next token.
 
     Between rounds both caches hold what is committed, as in a decode: nothing is computed again for the next position.
     """
@@ -74,22 +72,24 @@ class OneByOne(SerialEngine):
         super().__init__(pair, chain, Fixed(self.gamma), verifier, recipe.warp, recipe.draft_warp, eos_ids)
 
     @torch.inference_mode()
-    def rounds(self, request: Request, coins: Coins) -> Iterator[Row]:
-        """The label of each position's round; its columns end with the drafted tokens."""
+    def rounds(self, request: Request, response: Tensor, coins: Coins) -> Iterator[Row]:
+        """The label of each position's round; its columns end with the drafted tokens.
+
+        response: [T], the harvest's. One of its own would sooner or later round differently and go another way.
+        """
         for model in (self.pair.target, self.pair.draft):
             model.reset()
             prefill(model, request.tokens)
         committed = request.tokens
-        for position, uniform in enumerate(coins.response):
+        for position, token in enumerate(response):
             context = RoundContext(committed, self.gamma + 1, eos_ids=self.eos_ids)
             sampler = Given(coins.draft[position], coins.verdict[position])
             tree = self._propose(context, Stopwatch(), sampler)
             draft = tree.draft()
             logits = self._run_target(context, draft).logits
             verdict = self.verifier.verify(draft, WarpedRows(logits, self.warp), sampler)
-            response = pick(self.warp.probs(logits[0]), uniform)
-            yield {"response": int(response), "accepted": verdict.accepted, **_columns(tree, draft, logits, self.warp)}
-            committed = torch.cat([committed, response[None]])
+            yield {"accepted": verdict.accepted, **_columns(tree, draft, logits, self.warp)}
+            committed = torch.cat([committed, token[None]])
             self._roll_back(tree, draft, [], len(committed))
 
 

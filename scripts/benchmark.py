@@ -103,12 +103,14 @@ def benchmark_harvest(cfg: DictConfig) -> str:
     requests = make_requests(load_prompts(cfg.dataset), pair, room, cfg.splits.calibration, cfg.splits.test)
     ours = all_positions(pair, requests, recipe)  # also warms up, and tells how long the responses are
     some = spread(requests, checked_count("plain_prompts", cfg.plain_prompts))
-    coins = [Coins.of(request, recipe, len(ours[request.prompt_id]["anchor"])) for request in some]
+    responses = [ours[request.prompt_id]["response_tokens"] for request in some]
+    coins = [Coins.of(request, recipe, len(response)) for request, response in zip(some, responses, strict=True)]
     plain: dict[str, list[Row]] = {}
 
     def one_by_one() -> None:
         engine = OneByOne(pair, recipe)
-        plain.update({r.prompt_id: list(engine.rounds(r, c)) for r, c in zip(some, coins, strict=True)})
+        for request, *given in zip(some, responses, coins, strict=True):
+            plain[request.prompt_id] = list(engine.rounds(request, *given))
 
     ways = {ALL: lambda: all_positions(pair, requests, recipe), ONE: one_by_one}
     seconds = take_turns(ways, cfg.repeats)
@@ -123,13 +125,14 @@ def benchmark_harvest(cfg: DictConfig) -> str:
 
 
 def all_positions(pair: ModelPair, requests: list[Request], recipe: Recipe) -> dict[str, Row]:
-    """By prompt id, the rounds of a harvest, whose other records are made as well; nothing is written to disk."""
+    """By prompt id, responses and rounds of a harvest, whose other records are made as well; nothing goes to disk."""
     found = {}
     for chunk in chunks(requests, recipe.batch_size):
         prompts = [request.tokens for request in chunk]
         for answer in read_answers(pair.target, pair.draft, prompts, draws(chunk, recipe), recipe.reading(pair)):
             request = chunk[answer.index]
-            found[request.prompt_id] = label(pair, request, answer, recipe)["rounds"]
+            records = label(pair, request, answer, recipe)
+            found[request.prompt_id] = records["responses"] | records["rounds"]
     return found
 
 

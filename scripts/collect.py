@@ -1,15 +1,16 @@
 """One table of many checkpoints: their settings, their scores, and the best threshold of each by replay.
 
-    python train.py -m predictor.depth=0,1,2,3,4 predictor.w_rej=1,3,6,12 'out=checkpoints/sweep/${hydra:job.num}'
-    python scripts/collect.py folder=checkpoints/sweep data=data/rounds
-    python scripts/collect.py folder=checkpoints/sweep thresholds=[0.2,0.4,0.6]
-    python scripts/collect.py folder=checkpoints/sweep data=null
+    python train.py -m predictor.depth=0,1,2,3,4 predictor.w_rej=1,3,6,12
+    python scripts/collect.py folder=checkpoints/specdecpp-sweep data=data/rounds
+    python scripts/collect.py folder=checkpoints/specdecpp-sweep thresholds=[0.2,0.4,0.6]
+    python scripts/collect.py folder=checkpoints/specdecpp-sweep data=null
 
 All of them are trained on one harvest, and replayed on one with a round at every position (data=null: scores alone).
 Only settings in which they differ are shown.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,13 @@ def checkpoints(parent: Path) -> list[Path]:
     found = [path.parent for path in parent.glob("*/metrics.json")]
     if not found:
         raise UserError(f"{KEY}: no checkpoints in {parent}. Train some: python train.py -m ... (see --help)")
-    return sorted(found, key=lambda folder: (len(folder.name), folder.name))
+    return sorted(found, key=lambda folder: _natural(folder.name))
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Orders names by the numbers in them."""
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 def check_thresholds(thresholds: Any) -> None:

@@ -42,7 +42,8 @@ def test_all_positions_at_once_give_the_labels_of_one_at_a_time(warp: Warp, draf
     engine = OneByOne(pair, recipe)
     for request in requests():
         ours = harvested[request.prompt_id]
-        plain = list(engine.rounds(request, Coins.of(request, recipe, len(ours["anchor"]))))
+        response = ours["response_tokens"]
+        plain = list(engine.rounds(request, response, Coins.of(request, recipe, len(response))))
         assert len(plain) == len(ours["anchor"])
         for place, theirs in enumerate(plain):
             agreement.add({name: ours[name][place] for name in COMPARED}, theirs)
