@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 from data_gen.harvest import Progress, Recipe, harvest
 from data_gen.requests import Request
@@ -15,7 +16,7 @@ from predictors.features import FeatureSpec
 from scripts.gen_data import finish
 from tests.tiny_pair import VOCAB
 
-SHARES = {"calibration": 0.1, "test": 0.1}
+SETTINGS = OmegaConf.create({"splits": {"calibration": 0.1, "test": 0.1}, "responses": {"name": "generate"}})
 RECIPE = Recipe(
     gamma=3,
     seed=3,
@@ -48,4 +49,4 @@ def make_dataset(
     """Harvest `count` prompts and write the manifest, which is returned."""
     requests = some_requests(count)
     harvest(pair, requests, recipe, folder, progress or Progress(), place)
-    return finish(pair, requests, recipe, folder, SHARES) if place.rank == 0 else {}
+    return finish(pair, requests, recipe, folder, SETTINGS) if place.rank == 0 else {}

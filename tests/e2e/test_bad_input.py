@@ -1,0 +1,257 @@
+"""Bad input of every kind ends with one line that names the key and says what to do; the table of them is in the docs.
+
+UPDATE_DOCS=1 pytest tests/e2e/test_bad_input.py   # writes docs/bad_input.md anew
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from safetensors.torch import load_file, save_file
+
+import train
+from data_gen.dataset import read_manifest
+from scripts import benchmark, build_pair, check_replay, collect, distill_draft, evaluate, gen_data, tune, tune_tree
+from tests.checkpoints import write_checkpoint
+from tests.harvests import PAIR
+from tests.tiny_pair import save_tiny_pair
+
+TABLE = Path(__file__).parents[2] / "docs" / "bad_input.md"
+HEAD = """# Bad input
+
+What wrong settings and files are answered with: one line on stderr, exit code 2, and nothing written. `pytest
+tests/e2e/test_bad_input.py` runs every row; `UPDATE_DOCS=1` before it writes this file.
+
+| what is wrong | command | the one line |
+|---|---|---|
+"""
+SCRIPTS: dict[str, ModuleType] = {
+    "train.py": train,
+    **{
+        f"scripts/{script.__name__.rsplit('.', 1)[-1]}.py": script
+        for script in (benchmark, build_pair, check_replay, collect, distill_draft, evaluate, gen_data, tune, tune_tree)
+    },
+}
+
+
+class Case(NamedTuple):
+    """damage: what is done to the files of the workplace first."""
+
+    wrong: str
+    script: str
+    arguments: list[str]
+    damage: Callable[[], object] | None = None
+
+
+def write(path: str, text: str) -> Callable[[], object]:
+    def damage() -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+
+    return damage
+
+
+def edit(path: str, **changes: object) -> Callable[[], object]:
+    return lambda: Path(path).write_text(json.dumps({**json.loads(Path(path).read_text()), **changes}))
+
+
+def cut(path: str) -> Callable[[], object]:
+    return lambda: os.truncate(path, Path(path).stat().st_size // 2)
+
+
+def nan_weights() -> None:
+    path = "checkpoints/specdecpp/model.safetensors"
+    save_file({name: values * torch.nan for name, values in load_file(path).items()}, path)
+
+
+HARVEST, TRAIN, EVALUATE, TUNE = "scripts/gen_data.py", "train.py", "scripts/evaluate.py", "scripts/tune.py"
+CASES = [
+    # settings of a harvest
+    Case("gamma 0", HARVEST, ["gamma=0"]),
+    Case("a word for a number", HARVEST, ["gamma=abc"]),
+    Case("a switch for a number", HARVEST, ["batch_size=true"]),
+    Case("half a position", HARVEST, ["anchors.stride=1.5"]),
+    Case("a seed that is none", HARVEST, ["seed=false"]),
+    Case("more mixing than there is", HARVEST, ["mixing=1.5"]),
+    Case("negative temperature", HARVEST, ["warp.temperature=-1"]),
+    Case("top-p above 1", HARVEST, ["warp.top_p=1.5"]),
+    Case("negative top-k", HARVEST, ["draft_warp.top_k=-3"]),
+    Case("shares that leave nothing to train on", HARVEST, ["splits.calibration=0.6", "splits.test=0.5"]),
+    Case("features of the wrong model", HARVEST, ["features.specdecpp.side=target"]),
+    Case("layers that do not exist", HARVEST, ["features.hrad.layers=[99]"]),
+    Case("a word for a switch", HARVEST, ["features.stored=maybe"]),
+    Case("a key that does not exist", HARVEST, ["gama=3"]),
+    Case("a group that does not exist", HARVEST, ["pair=nobody"]),
+    Case("a response longer than the context", HARVEST, ["max_new_tokens=500"]),
+    # pair and prompts
+    Case("no such model", HARVEST, ["pair.target=nowhere/at/all"]),
+    Case("no such folder", HARVEST, ["pair.draft=./none"]),
+    Case("no such dtype", HARVEST, ["pair.dtype=float12"]),
+    Case("a GPU where there is none", HARVEST, ["pair.draft_device=cuda:0"]),
+    Case("a context of one token", HARVEST, ["pair.max_length=1"]),
+    Case("two vocabularies", HARVEST, [], lambda: write_other_tokenizer()),
+    Case("a model without its weights", HARVEST, [], lambda: Path("pair/draft/model.safetensors").unlink()),
+    Case("a model cut short", HARVEST, [], cut("pair/target/model.safetensors")),
+    Case("no such prompts", HARVEST, ["dataset.path=none.jsonl"]),
+    Case("a line that is no JSON", HARVEST, [], write("prompts.jsonl", '{"prompt": "w1 w2"}\n{"prompt": \n')),
+    Case("an object without the field", HARVEST, ["dataset.field=question"]),
+    Case("an empty prompt file", HARVEST, [], write("prompts.jsonl", "")),
+    Case("a prompt of one token", HARVEST, [], write("prompts.jsonl", '{"prompt": "w1"}\n' * 3)),
+    Case("two prompts with one id", HARVEST, [], write("prompts.jsonl", '{"id": "a", "prompt": "w1 w2"}\n' * 3)),
+    Case("two prompts to split three ways", HARVEST, ["dataset.limit=2"]),
+    Case("a limit of no prompts", HARVEST, ["dataset.limit=0"]),
+    Case("the folder of another harvest", HARVEST, ["out=data/toy", "gamma=3"]),
+    # training
+    Case("no such harvest", TRAIN, ["data=data/none"]),
+    Case("a harvest that is not finished", TRAIN, ["data=data/begun"]),
+    Case("a manifest that is no JSON", TRAIN, [], write("data/toy/manifest.json", "{")),
+    Case("a harvest of an older version", TRAIN, [], write("data/toy/manifest.json", '{"schema_version": 2}')),
+    Case("a manifest with a changed number", TRAIN, [], edit("data/toy/manifest.json", gamma=9)),
+    Case("a shard cut short", TRAIN, [], cut("data/toy/specdecpp-00000.parquet")),
+    Case("a missing shard", TRAIN, [], lambda: Path("data/toy/specdecpp-00000.parquet").unlink()),
+    Case("rounds shorter than the classes", TRAIN, ["predictor=hrad", "predictor.gamma=30"]),
+    Case("layers that were not harvested", TRAIN, ["predictor.layers=[-7]"]),
+    Case("an unknown recipe", TRAIN, ["predictor.recipe=both"]),
+    Case("a negative depth", TRAIN, ["predictor.depth=-1"]),
+    Case("no epochs", TRAIN, ["trainer.epochs=0"]),
+    Case("a learning rate of nothing", TRAIN, ["trainer.lr=0"]),
+    Case("all prompts held out", TRAIN, ["trainer.validation_fraction=1"]),
+    Case("drift on a harvest that is not there", TRAIN, ["drift=[data/none]"]),
+    Case("an unknown calibration", TRAIN, ["calibration=beta"]),
+    Case("a folder of something else to write to", TRAIN, ["out=pair"]),
+    # evaluation
+    Case("no such method", EVALUATE, ["methods=[best]"]),
+    Case("no such checkpoint", EVALUATE, ["method.specdecpp.stop.checkpoint=checkpoints/none"]),
+    Case("a checkpoint cut short", EVALUATE, [], cut("checkpoints/specdecpp/model.safetensors")),
+    Case("a checkpoint of NaN", EVALUATE, [], nan_weights),
+    Case("a checkpoint whose card is no JSON", EVALUATE, [], write("checkpoints/specdecpp/config.json", "no")),
+    Case("a checkpoint of another pair", EVALUATE, [], lambda: checkpoint(Path(), pair=PAIR)),
+    Case("a checkpoint for another temperature", EVALUATE, ["warp.temperature=0.5"]),
+    Case("no repeats", EVALUATE, ["repeats=0"]),
+    Case("no prompts", EVALUATE, ["limit=0"]),
+    Case("no such split", EVALUATE, ["split=dev"]),
+    Case("no such thresholds", EVALUATE, ["thresholds=none.json"]),
+    Case("thresholds that are no JSON", EVALUATE, ["thresholds=bad.json"], write("bad.json", "{")),
+    Case("a rule for other candidates", EVALUATE, ["methods=[custom]", "structure=specinfer", "verifier=rrsw"]),
+    # tuning and tables
+    Case("a round at every eighth position only", TUNE, ["data=data/toy"]),
+    Case("no such rule", TUNE, ["methods=[best]"]),
+    Case("no points", TUNE, ["points=0"]),
+    Case("a draft that costs less than nothing", TUNE, ["cost.draft=-1"]),
+    Case("drafts longer than the harvested rounds", TUNE, ["gamma_max=30"]),
+    Case("no such benchmark", "scripts/benchmark.py", ["what=all"]),
+    Case("positions left out", "scripts/benchmark.py", ["harvest.stride=4"]),
+    Case("a tree of no nodes", "scripts/tune_tree.py", ["nodes=0"]),
+    Case("nothing to collect", "scripts/collect.py", ["folder=none"]),
+]
+
+
+def write_other_tokenizer() -> None:
+    path = Path("pair/draft/tokenizer.json")
+    path.write_text(path.read_text().replace('"w7"', '"seven"'))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair, prompts, a harvest of it, one of every position, one that was only begun, and a checkpoint."""
+    folder = tmp_path_factory.mktemp("workplace")
+    save_tiny_pair(folder / "pair")
+    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(9)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        command(patch, HARVEST, ["out=data/toy", *SMALL])
+        gen_data.main()
+        command(patch, HARVEST, ["out=data/rounds", "anchors.stride=1", *SMALL])
+        gen_data.main()
+    shutil.copytree(folder / "data" / "toy", folder / "data" / "begun")
+    (folder / "data" / "begun" / "manifest.json").unlink()
+    checkpoint(folder)
+    return folder
+
+
+def checkpoint(folder: Path, **changes: object) -> None:
+    """Trained on the harvest, or on one that differs in this."""
+    manifest = read_manifest(folder / "data" / "toy")
+    context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")} | changes
+    write_checkpoint(folder / "checkpoints" / "specdecpp", "specdecpp", 24, context=context)
+
+
+SMALL = ("gamma=4", "features.specdecpp.layers=[-1]")
+OWN = {
+    HARVEST: ["max_new_tokens=12", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"],
+    TRAIN: ["data=data/toy", "logger=none", "out=checkpoints/new"],
+    EVALUATE: [
+        *("dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false", "logger=none"),
+        *("methods=[specdecpp]", "max_new_tokens=12"),
+    ],
+    TUNE: ["data=data/rounds", "cost=c4", "methods=[fixed]"],
+}
+
+
+def command(monkeypatch: pytest.MonkeyPatch, script: str, arguments: list[str]) -> None:
+    """What the shell would pass; of two values for a key the last one holds."""
+    GlobalHydra.instance().clear()
+    pair = [f"pair.{side}=pair/{side}" for side in ("target", "draft")] if script in (HARVEST, EVALUATE) else []
+    given = {argument.split("=")[0]: argument for argument in [*pair, *OWN.get(script, []), *arguments]}
+    monkeypatch.setattr("sys.argv", [script, *given.values()])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong.replace(" ", "-"))
+def test_bad_input_is_one_line_and_nothing_is_written(
+    case: Case,
+    files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    table: dict[str, str],
+) -> None:
+    folder = tmp_path if case.damage else files
+    monkeypatch.chdir(folder)
+    if case.damage:
+        shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+        case.damage()
+    before = contents(folder)
+    command(monkeypatch, case.script, case.arguments)
+    with pytest.raises(SystemExit) as ending:
+        SCRIPTS[case.script].main()
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ending.value.code == 2 and line.startswith("error: "), line
+    for argument in case.arguments[-1:]:
+        assert set(argument.split("=")[0].split(".")) & set(re.split(r"\W+", line)), "it names the key"
+    assert contents(folder) == before
+    table[case.wrong] = line.removeprefix("error: ")
+
+
+def contents(folder: Path) -> dict[str, int]:
+    """Of all files but what Hydra logs of every run."""
+    found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    return {str(name): hash(path.read_bytes()) for name, path in found.items() if name.parts[0] != "outputs"}
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, str]:
+    """What every case was answered with."""
+    return {}
+
+
+def test_the_documented_lines_are_those(table: dict[str, str]) -> None:
+    if len(table) < len(CASES):
+        pytest.fail("run the whole file: every row of the table comes from a case above")
+    rows = [f"| {case.wrong} | {shown(case)} | {table[case.wrong].replace('|', chr(92) + '|')} |" for case in CASES]
+    text = HEAD + "\n".join(rows) + "\n"
+    if os.environ.get("UPDATE_DOCS"):
+        TABLE.write_text(text)
+    assert len(rows) >= 40 and TABLE.read_text() == text
+
+
+def shown(case: Case) -> str:
+    return f"`{' '.join([case.script, *case.arguments])}`"
