@@ -141,10 +141,9 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
 
 
 def test_one_harvest_serves_fewer_layers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_harvest(Path("data/toy")) / "manifest.json"
-    manifest = json.loads(path.read_text())
+    manifest = read_manifest(write_harvest(Path("data/toy")))
     manifest["features"]["hrad"] |= {"layers": [-3, -2, -1], "embedding": True}  # of the width DIM / 4
-    path.write_text(json.dumps(manifest))
+    write_sealed(Path("data/toy/manifest.json"), manifest)
     run(monkeypatch, "predictor=hrad", "predictor.layers=[-3,-1]", "data=data/toy", *QUICK)
     config = json.loads(Path("checkpoints/hrad/config.json").read_text())
     assert config["features"]["layers"] == config["settings"]["layers"] == [-3, -1] and config["dim"] == DIM * 3 // 4

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from decoding.machine import processor
+from predictors.base import load_predictor, read_config, save_predictor
 from scripts import check_replay, evaluate, tune
 from tests.programs import GREEDY, SPLITS, base, refused, run
 
@@ -169,8 +171,10 @@ def test_two_rules_of_one_kind_with_different_checkpoints_are_refused(
     shutil.copytree("checkpoints/specdecpp", "other", dirs_exist_ok=True)
     second = ["+stop@rules.second=acceptance", "methods=[specdecpp,second]", "cost=c4"]
     run(tune, monkeypatch, *arguments, *second)
-    calibration = json.loads(Path("other/calibration.json").read_text())
-    Path("other/calibration.json").write_text(json.dumps(calibration | {"offset": [0.0, 1.0]}))
+    other = load_predictor("other")
+    other.calibration = replace(other.calibration, offset=(0.0, 1.0))
+    card = read_config(Path("other"), "other")
+    save_predictor(other, Path("other"), {name: value for name, value in card.items() if name != "sha256"})
     message = refused(tune, monkeypatch, capsys, *arguments, *second, "rules.second.checkpoint=other")
     assert "rules: two AcceptanceStop differ in checkpoint" in message
 
