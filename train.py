@@ -35,10 +35,7 @@ from predictors.base import (
     differences,
     load_predictor,
     read_config,
-    refuse_foreign,
-    replaced_folder,
     save_predictor,
-    write_json,
 )
 from predictors.calibration import Fit, balanced, calibrate
 from predictors.card import (
@@ -60,6 +57,7 @@ from predictors.metrics import scores
 from predictors.processes import this_process
 from predictors.reliability import measured, rollout_prefixes
 from predictors.resume import ResumeFile
+from predictors.storage import refuse_foreign, replaced_folder, write_json
 from predictors.survival import fit_survival
 from predictors.sweep import is_job, job_folder
 from predictors.trainer import Trainer, logits_in_chunks

@@ -144,7 +144,7 @@ def rollout_acceptance(
     """
     accept = torch.zeros(verdicts.shape, device=first.device)
     accept[:, 0] = first
-    for some in torch.arange(len(first)).split(max(1, rows_per_forward(target) // STAGES[-1])):
+    for some in torch.arange(len(first)).split(max(1, min(TOGETHER, rows_per_forward(target) // STAGES[-1]))):
         _accept_in_stages(target, rolled, some, accept, drafted, verdicts, warp)
     return accept
 

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from predictors.base import write_atomically
 from predictors.errors import UserError
+from predictors.storage import write_atomically
 
 CHECKSUM = "checksum"
 

@@ -39,8 +39,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from predictors.base import write_atomically
 from predictors.errors import UserError
+from predictors.storage import write_atomically
 
 SCHEMA_VERSION = 3
 SPLITS = ("train", "calibration", "test")

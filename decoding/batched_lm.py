@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from decoding.cached_lm import CachedLM, rows_to_keep
+from decoding.cached_lm import CachedLM, at_most_float32, rows_to_keep
 from decoding.kv_cache import BufferCache, BufferLayer
 from decoding.lm import LMOutput
 
@@ -34,14 +34,15 @@ class BatchedLM:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, hidden: bool = False) -> LMOutput:
-        """Append tokens [B], one to each sequence. Returns logits [B, V], of `CachedLM.narrow` dtype, and, if
-        asked, hidden [n_layers + 1, B, H]."""
+        """Append tokens [B], one to each sequence. Returns logits [B, V], as narrow as the model gives them,
+        and, if asked, hidden [n_layers + 1, B, H]."""
         positions = self._lengths[:, None]
         self._width += 1
         self._lengths = self._lengths + 1
         output = self._run(tokens[:, None], positions, self._real[:, None, : self._width], hidden)
         assert output.logits is not None
-        logits = output.logits[:, -1, : self._lm.vocab_size].to(self._lm.output_device, self._lm.narrow)
+        dtype = at_most_float32(output.logits.dtype)
+        logits = output.logits[:, -1, : self._lm.vocab_size].to(self._lm.output_device, dtype)
         if output.hidden_states is None:
             return LMOutput(logits, None)
         states = torch.stack([layer[:, 0] for layer in output.hidden_states])

@@ -93,11 +93,11 @@ class CachedLM:
     ) -> LMOutput:
         """The general form: row i at ``positions[i]`` sees exactly ``visible[i]`` of the ``length + n`` rows.
 
-        tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself. Logits are of `narrow`
-        dtype: where there are many, they are best converted a few rows at a time.
+        tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself. Logits stay as
+        narrow as the model gives them: where there are many, they are best converted a few rows at a time.
         """
         self._check_room(int(positions.max()) + 1)
-        return self._run(tokens, positions.to(self.device), visible, hidden, logits, self.narrow)
+        return self._run(tokens, positions.to(self.device), visible, hidden, logits, narrow=True)
 
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""
@@ -125,11 +125,6 @@ class CachedLM:
         self.length = rows[0][0].shape[-2]
 
     @property
-    def narrow(self) -> torch.dtype:
-        """The model's dtype, at most float32."""
-        return self.model.dtype if self.model.dtype.itemsize < 4 else torch.float32
-
-    @property
     def row_bytes(self) -> int:
         """Keys and values of one cached row, all layers."""
         return sum(part[:, :, 0].nbytes for layer in self._cache.layers for part in (layer.keys, layer.values))
@@ -153,7 +148,7 @@ class CachedLM:
         visible: torch.Tensor | None,
         hidden: bool,
         logits: LogitsFor,
-        dtype: torch.dtype = torch.float32,
+        narrow: bool = False,
     ) -> LMOutput:
         n = len(tokens)
         start = time.perf_counter()
@@ -167,6 +162,7 @@ class CachedLM:
                 output_hidden_states=hidden,
                 logits_to_keep=rows_to_keep(logits),
             )
+            dtype = at_most_float32(result.logits.dtype) if narrow else torch.float32
             output = LMOutput(
                 result.logits[0, :, : self.vocab_size].to(self.output_device, dtype),
                 torch.cat(result.hidden_states).to(self.output_device) if hidden else None,
@@ -219,6 +215,10 @@ class Tree:
                 depth[row] = depth[parent] + 1
                 visible[row] |= visible[parent]
         return Tree(depth, visible)
+
+
+def at_most_float32(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype.itemsize < 4 else torch.float32
 
 
 def rows_to_keep(logits: LogitsFor) -> int | slice | list[int]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from decoding.machine import other_machine
+from decoding.machine import DECIDES_COSTS, other_machine
 from decoding.tuning import span
-from predictors.base import damaged, write_json
+from predictors.base import damaged
 from predictors.errors import UserError
+from predictors.storage import write_json
 
 FORMAT_VERSION = 2
 REPLAYED = {
@@ -50,6 +51,7 @@ def _whole(found: dict[str, Any]) -> dict[str, Any]:
     for name, choice in {"advice": chosen["advice"], **chosen}["rules"].items():
         _ = [choice["threshold"] + choice["speedup"], span(choice["interval"])]
         _ = [found["rules"][name][key] for key in ("setting", "stop", "checkpoint")]
+    _ = [found["measured_on"][key] for key in DECIDES_COSTS] if found["measured_on"] else []
     return found
 
 
@@ -62,8 +64,7 @@ def apply(cfg: DictConfig, found: Mapping[str, Any], overrides: Sequence[str], h
     """Set the tuned thresholds in `cfg.method` and say which, a line each; and whether they were tuned for another
     machine than `here` (`setup_facts`). overrides: of the command line; what they set wins.
     """
-    chosen = found["results"]["chosen"]
-    names = [name for name in chosen["rules"] if name in cfg.methods and name != "fixed"]  # its pass chooses its own
+    chosen, names = found["results"]["chosen"], tuned(cfg, found)
     rules = {name: {**found["rules"][name], **chosen["rules"][name], "gamma": found["gamma"]} for name in names}
     lines = [_apply_one(cfg, name, rule, keys(overrides)) for name, rule in rules.items()]
     lines = [f"thresholds: {cfg.thresholds}, for cost {found['cost']}, whose advice is: {chosen['advice']}", *lines]
@@ -72,6 +73,11 @@ def apply(cfg: DictConfig, found: Mapping[str, Any], overrides: Sequence[str], h
         anew = command_anew(found["command"], overrides)
         lines.append(f"warning: {cfg.thresholds} was tuned on another machine: {other}. Tune anew: {anew}")
     return lines
+
+
+def tuned(cfg: DictConfig, found: Mapping[str, Any]) -> list[str]:
+    """The methods of this run that have a tuned threshold; fixed lengths are chosen in a pass of their own."""
+    return [name for name in found["results"]["chosen"]["rules"] if name in cfg.methods and name != "fixed"]
 
 
 def keys(overrides: Iterable[str]) -> list[str]:
@@ -84,7 +90,9 @@ def command_anew(command: str, overrides: Iterable[str]) -> str:
     kept = [
         word for word in shlex.split(command) if word != "cost=measured" and not word.startswith(("pair=", "pair."))
     ]
-    return shlex.join([*kept, *(override for override in overrides if override.startswith(("pair=", "pair.")))])
+    return shlex.join(
+        [*kept, *(override for override in overrides if override.lstrip("+~").startswith(("pair=", "pair.")))]
+    )
 
 
 def _apply_one(cfg: DictConfig, name: str, rule: Mapping[str, Any], given: list[str]) -> str:

@@ -7,11 +7,7 @@ A checkpoint folder holds `config.json` (what it was trained for), `model.safete
 import hashlib
 import importlib
 import json
-import math
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -24,6 +20,7 @@ from torch import nn
 from predictors.calibration import Calibration, balanced
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
+from predictors.storage import without_nan, write_atomically, write_json
 
 if TYPE_CHECKING:
     from predictors.trainer import Trainer
@@ -221,7 +218,7 @@ def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in predictor.head.state_dict().items()}
     write_atomically(folder / "model.safetensors", lambda temporary: save_file(state, temporary))
     write_json(folder / "calibration.json", predictor.calibration.to_dict())
-    write_json(folder / "config.json", {**config, "sha256": _checksums(folder, _plain(_without_nan(config)))})
+    write_json(folder / "config.json", {**config, "sha256": _checksums(folder, _plain(without_nan(config)))})
 
 
 def _checksums(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -243,108 +240,3 @@ def refuse_changed(folder: Path, config: Mapping[str, Any]) -> None:
 def settings(predictor: Any) -> dict[str, Any]:
     """Constructor arguments of a predictor."""
     return {field.name: getattr(predictor, field.name) for field in fields(predictor) if field.init}
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as readable JSON, atomically. NaN, which JSON does not have, becomes null."""
-    text = json.dumps(_without_nan(value), indent=2) + "\n"
-    write_atomically(path, lambda temporary: _write_text(temporary, text))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
-    temporary = path.with_name(f".{path.name}.tmp")  # of a killed run: written over
-    with _said(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(temporary)
-            _sync(temporary)
-            temporary.replace(path)
-            _sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _said(path: Path) -> Iterator[None]:
-    """What keeps `path` from being written, in one line."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"out: {path} cannot be written ({error}). Free some space, or choose another out=<folder>, and run the "
-            "same command again"
-        ) from error
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def refuse_foreign(folder: Path, marker: str) -> None:
-    """Raise UserError when `folder` has content but no file `marker` (replacing it would destroy something else), or
-    when it cannot be made."""
-    parent = next(above for above in folder.resolve().parents if above.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise UserError(f"out: {folder} cannot be made, {parent} is no folder to write in. Choose another out=<folder>")
-    _put_back(folder.resolve())
-    if folder.exists() and not (folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))):
-        raise UserError(f"out: {folder} holds something else, which would be lost. Choose another out=<folder>")
-    if folder.exists() and not os.access(folder, os.W_OK):
-        raise UserError(f"out: {folder} is read-only. Make it writable or choose another out=<folder>")
-
-
-@contextmanager
-def replaced_folder(folder: Path, marker: str) -> Iterator[Path]:
-    """Write into a new folder that takes `folder`'s place when the block ends without an error, and is on disk.
-
-    marker: a file by which a folder written earlier is known (`refuse_foreign`). Killed at the worst moment, between
-    the two renames, it leaves the earlier folder as ``.<name>.old``, and the next call puts it back.
-    """
-    refuse_foreign(folder, marker)
-    folder = folder.resolve()
-    fresh, old = folder.with_name(f".{folder.name}.writing"), _old(folder)
-    with _said(folder):
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-    try:
-        yield fresh
-        with _said(folder):
-            for path in (*fresh.iterdir(), fresh):
-                _sync(path)
-            shutil.rmtree(old, ignore_errors=True)
-            if folder.exists():
-                folder.rename(old)
-            fresh.rename(folder)
-            _sync(folder.parent)
-    except BaseException:
-        _put_back(folder)
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _old(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
-
-
-def _put_back(folder: Path) -> None:
-    if _old(folder).is_dir() and not folder.exists():
-        with suppress(FileNotFoundError):  # another process has done it
-            _old(folder).rename(folder)

@@ -1,6 +1,5 @@
 """What every script shares: Hydra composition, and errors that fit on one line."""
 
-import errno
 import functools
 import importlib.util
 import inspect
@@ -19,19 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from predictors.errors import UserError
+from predictors.storage import remedy
 
 BAD_INPUT = 2
 INTERRUPTED = 130
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 SILENT = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
-_REMEDIES = {
-    errno.EDQUOT: "Free some space and run the same command again",
-    errno.EFBIG: "Raise the limit on file sizes, or choose another folder",
-    errno.EIO: "Check the disk and run the same command again",
-    errno.EROFS: "Make it writable, or choose another folder",
-    errno.EACCES: "Allow access to it, or choose another folder",
-    errno.EPERM: "Allow access to it, or choose another folder",
-}
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 
@@ -146,11 +138,9 @@ def explain(error: Exception) -> str | None:
     for cause in _causes(error):
         if isinstance(cause, UserError):
             return _one_line(str(cause))
-        if isinstance(cause, OSError) and (remedy := _REMEDIES.get(cause.errno or 0)):
-            what = f"{cause.strerror}: {cause.filename}" if cause.filename else cause.strerror
-            return f"{what}. {remedy}"
-        if "No space left on device" in str(cause):
-            return f"disk full: {_one_line(str(cause))}. Free some space and run the same command again"
+        if told := remedy(cause):
+            where = isinstance(cause, OSError) and cause.filename
+            return f"{_one_line(str(cause))}{'' if where else ': a file could not be written'}. {told}"
     if isinstance(error, HydraException | OmegaConfBaseException):
         said = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
         return _one_line(said.split("Config search path:")[0].replace("To append to your config use", _UNKNOWN_KEY))

@@ -11,8 +11,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from predictors.base import UNREADABLE, differences, write_atomically
+from predictors.base import UNREADABLE, differences
 from predictors.errors import UserError
+from predictors.storage import write_atomically
 
 Tensors = dict[str, torch.Tensor]
 

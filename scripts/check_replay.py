@@ -37,9 +37,9 @@ from decoding.sampling import Sampler, Warp
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
-from predictors.base import write_json
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count
+from predictors.storage import write_json
 
 # Gaps that rounding may close: of two logits; of a rule's value; of one predicted from harvested features (bfloat16).
 LOGITS, VALUES, PREDICTIONS = 1e-3, 1e-4, 5e-3

@@ -37,8 +37,8 @@ from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import BASELINE
 from decoding.timeline import modelled
 from decoding.trace import Trace, write_traces
-from predictors.base import refuse_foreign, replaced_folder, write_json
 from predictors.cli import hydra_script
+from predictors.storage import refuse_foreign, replaced_folder, write_json
 
 MARKER = "results.json"  # what a folder of results is known by
 
@@ -92,7 +92,8 @@ def use_thresholds(cfg: DictConfig, pair: ModelPair) -> None:
     if other := thresholds.misfit(found, run):
         print(f"thresholds: those of {cfg.thresholds} are for another {other}, left out")
         return
-    check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
+    if thresholds.tuned(cfg, found):
+        check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
     print("\n".join(thresholds.apply(cfg, found, overrides, setup_facts(pair))))
 
 

@@ -51,9 +51,9 @@ from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.tuning import Candidate, Choice, choose, dominated_share, frontier, hindsight, oracle_totals, span
 from decoding.verifiers.token import TokenVerifier
-from predictors.base import write_json
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count, is_count
+from predictors.storage import write_json
 
 PLAIN = "autoregressive"
 MEASURED = ("measure", "measured")  # costs of this machine

@@ -12,12 +12,13 @@ from omegaconf import OmegaConf
 
 from data_gen.dataset import read_manifest
 from data_gen.samples import read_samples
-from predictors.base import Predictor, load_predictor, replaced_folder, save_predictor, settings
+from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
 from predictors.metrics import scores
 from predictors.resampling import SYNTHETIC
+from predictors.storage import replaced_folder
 from predictors.survival import Survival
 from predictors.trainer import Trainer, logits_in_chunks
 from predictors.trivial import base_rate

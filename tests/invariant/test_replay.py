@@ -27,6 +27,7 @@ from decoding.verifiers.token import TokenVerifier
 from scripts.check_replay import counted
 from scripts.gen_data import finish
 from tests.checkpoints import ONE_STATE, write_checkpoint
+from tests.datasets import SETTINGS
 from tests.rollout_tables import slow_table
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
 
@@ -161,7 +162,7 @@ def recipe(warp: Warp, max_new: int, gamma: int) -> Recipe:
 def harvested(prompts: list[torch.Tensor], how: Recipe, folder: Path) -> RolloutTable:
     requests = [Request(f"{number:03}", "toy", prompt, "train") for number, prompt in enumerate(prompts)]
     harvest(models(), requests, how, folder, Progress())
-    finish(models(), requests, how, folder)
+    finish(models(), requests, how, folder, SETTINGS)
     return read_table(folder, "train", [rule("acceptance", {}), rule("hrad", {})])
 
 

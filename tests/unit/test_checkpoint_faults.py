@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from predictors import base
-from predictors.base import load_predictor, refuse_foreign, replaced_folder, save_predictor
+from predictors import base, storage
+from predictors.base import load_predictor, save_predictor
 from predictors.errors import UserError
+from predictors.storage import refuse_foreign, replaced_folder
 from tests.checkpoints import write_checkpoint
 
 DIM = 6
@@ -115,7 +116,8 @@ def full(*arguments: object, **options: object) -> None:
 @pytest.mark.parametrize("step", ["save_file", "_write_text", "_sync", "mkdir", "replace", "rename"])
 def test_a_full_disk_keeps_the_earlier_checkpoint(checkpoint: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, predictor = content(checkpoint), load_predictor(checkpoint)
-    monkeypatch.setattr(Path if step in ("mkdir", "replace", "rename") else base, step, full)
+    holder = {"save_file": base, "_write_text": storage, "_sync": storage}.get(step, Path)
+    monkeypatch.setattr(holder, step, full)
     with pytest.raises(
         UserError, match=r"^out: \S*hrad\S* cannot be written .*No space left on device.*Free some"
     ) as no:

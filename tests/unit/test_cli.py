@@ -57,8 +57,12 @@ def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     [
         ("do=good", 0, ""),
         ("do=bad", 2, "error: do: cannot be 'bad'. Use do=good"),
-        ("do=full", 2, "error: disk full: [Errno 28] No space left on device: 'out.bin'. Free some space"),
-        ("do=read-only", 2, "error: Read-only file system: out.bin. Make it writable, or choose another folder"),
+        ("do=full", 2, "error: [Errno 28] No space left on device: 'out.bin'. Free some space"),
+        (
+            "do=read-only",
+            2,
+            "error: [Errno 30] Read-only file system: 'out.bin'. Make it writable, or choose another folder",
+        ),
         ("do=interrupt", 130, "error: interrupted. Run the same command again: jobs that save as they go continue"),
         ("pair.unknown=1", 2, "error: Could not override 'pair.unknown'"),
         ("pair=nope", 2, "error: In 'job': Could not find 'pair/nope' Available options in 'pair': toy"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from predictors import base, resume
+from predictors import resume, storage
 from predictors.errors import UserError
 from predictors.resume import ResumeFile
 
@@ -97,7 +97,7 @@ def test_a_full_disk_keeps_the_last_state(file: ResumeFile, step: str, monkeypat
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    holder = {"save_file": resume, "_sync": base, "replace": Path}[step]
+    holder = {"save_file": resume, "_sync": storage, "replace": Path}[step]
     monkeypatch.setattr(holder, step, full)
     with pytest.raises(UserError, match=r"^out: \S+\.resume cannot be written .*No space left.*Free some space"):
         file.write({"module.w": torch.zeros(2, 3)}, {"history": []})

@@ -1,0 +1,141 @@
+"""Files and folders that are written completely or not at all, and what is said where they cannot be."""
+
+import errno
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from predictors.errors import UserError
+
+_FULL = "Free some space, or choose another folder, and run the same command again"
+_LOCKED = "Make it writable, or choose another folder"
+_REMEDIES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "Raise the limit on file sizes, or choose another folder",
+    errno.EIO: "Check the disk and run the same command again",
+    errno.EROFS: _LOCKED,
+    errno.EACCES: _LOCKED,
+    errno.EPERM: _LOCKED,
+}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as readable JSON, atomically. NaN, which JSON does not have, becomes null."""
+    text = json.dumps(without_nan(value), indent=2) + "\n"
+    write_atomically(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
+    temporary = path.with_name(f".{path.name}.tmp")  # of a killed run: written over
+    with _said(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """What keeps `path` from being written, in one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"out: {path} cannot be written ({_reason(error)}). {remedy(error)}") from error
+
+
+def remedy(error: BaseException) -> str:
+    """What the user can do about an error of the storage; empty where that is unknown."""
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        return _REMEDIES[error.errno]
+    return next((text for code, text in _REMEDIES.items() if os.strerror(code) in str(error)), "")
+
+
+def _reason(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def without_nan(value: Any) -> Any:
+    """`value` with null, as JSON has it, in place of NaN."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def refuse_foreign(folder: Path, marker: str) -> None:
+    """Raise UserError when `folder` has content but no file `marker` (replacing it would destroy something else), or
+    when it cannot be made."""
+    parent = next(above for above in folder.resolve().parents if above.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UserError(f"out: {folder} cannot be made, {parent} is no folder to write in. Choose another out=<folder>")
+    _put_back(folder.resolve())
+    if folder.exists() and not (folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))):
+        raise UserError(f"out: {folder} holds something else, which would be lost. Choose another out=<folder>")
+    if folder.exists() and not os.access(folder, os.W_OK):
+        raise UserError(f"out: {folder} is read-only. Make it writable or choose another out=<folder>")
+
+
+@contextmanager
+def replaced_folder(folder: Path, marker: str) -> Iterator[Path]:
+    """Write into a new folder that takes `folder`'s place when the block ends without an error, and is on disk.
+
+    marker: a file by which a folder written earlier is known (`refuse_foreign`). Killed at the worst moment, between
+    the two renames, it leaves the earlier folder as ``.<name>.old``, and the next call puts it back.
+    """
+    refuse_foreign(folder, marker)
+    folder = folder.resolve()
+    fresh, old = folder.with_name(f".{folder.name}.writing"), _old(folder)
+    with _said(folder):
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        with _said(folder):
+            for path in (*fresh.iterdir(), fresh):
+                _sync(path)
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                folder.rename(old)
+            fresh.rename(folder)
+            _sync(folder.parent)
+    except BaseException:
+        _put_back(folder)
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _put_back(folder: Path) -> None:
+    if _old(folder).is_dir() and not folder.exists():
+        with suppress(FileNotFoundError):  # another process has done it
+            _old(folder).rename(folder)
