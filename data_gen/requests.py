@@ -89,7 +89,7 @@ def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], wh
         if shares[name] != theirs:
             raise UserError(
                 f"splits.{name}: {shares[name]} here, {theirs} in {data['folder']}, on which {where}: what is kept for "
-                f"tests differs. Set splits.{name}={theirs}, or split=all (and thresholds=null) where it has seen none of the prompts"
+                f"tests differs. Set splits.{name}={theirs}, or, where it has seen none of the prompts, split=all"
             )
 
 
