@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import os
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from data_gen.prompts.render import turns
 from predictors.errors import UserError, checked_count
 
 PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the first retry, twice as long before each further one
+SENDABLE = r"[!-~]*"  # what an API key is made of
+SHOWN = 200  # most characters of a reply in an error
 PASSING = {408, 409, 425, 429}  # besides 5xx: what may go well when asked again
 
 
@@ -56,8 +59,13 @@ class Server:
             raise UserError(f"responses.retries: {self.retries} is no whole number from 0 on. Give one, e.g. 10")
         if not (isinstance(self.timeout, int | float) and self.timeout > 0):
             raise UserError(f"responses.timeout: {self.timeout} is no positive number of seconds. Give one, e.g. 600")
-        if self.key_variable and not os.environ.get(self.key_variable):
+        if self.key_variable and not self._key():
             raise UserError(f"responses.key_variable: {self.key_variable} is not set. Put the API key into it")
+        if not re.fullmatch(SENDABLE, self._key()):
+            raise UserError(
+                f"responses.key_variable: {self.key_variable} holds blanks, line ends or other characters that no API "
+                "key has. Put the key alone into it"
+            )
 
     def bring(self, prompts: Sequence[Prompt], recipe: Recipe, out: Path, ask: bool) -> dict[str, Given]:
         """Ask for the responses that `out` has not got yet. Raises UserError when one cannot be had; what has arrived
@@ -89,8 +97,7 @@ class Server:
     async def _ask_all(self, prompts: Sequence[Prompt], recipe: Recipe, log: AnswerLog) -> None:
         """Some workers take prompts from one list, so that `concurrency` requests are always under way."""
         left = iter(prompts)
-        key = os.environ.get(self.key_variable, "") if self.key_variable else ""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {self._key()}"} if self._key() else {}
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         async with httpx.AsyncClient(headers=headers, timeout=None, limits=limits) as client:
             with tqdm(total=len(prompts), unit=" prompts", desc="responses") as bar:
@@ -112,7 +119,7 @@ class Server:
                 reply = await asyncio.wait_for(client.post(address, json=body), self.timeout)
                 return self._answer(prompt, reply)
             except (Passing, httpx.TransportError, httpx.DecodingError, asyncio.TimeoutError) as error:
-                problem = str(error) or type(error).__name__
+                problem = self._first_line(str(error) or type(error).__name__)
             if attempt < self.retries:
                 await asyncio.sleep(pause(attempt))
         raise UserError(
@@ -159,9 +166,13 @@ class Server:
         return {"response": text, **finish}
 
     def _first_line(self, text: str) -> str:
-        first = (text.strip().splitlines() or ["nothing"])[0][:200]
-        key = os.environ.get(self.key_variable) if self.key_variable else None
-        return first.replace(key, "***") if key else first
+        """What is shown of a reply or an error: no API key."""
+        shown = text.replace(self._key(), "***") if self._key() else text
+        return (shown.strip().splitlines() or ["nothing"])[0][:SHOWN]
+
+    def _key(self) -> str:
+        """Empty where the server wants none."""
+        return os.environ.get(self.key_variable, "") if self.key_variable else ""
 
 
 def is_address(url: object) -> bool:

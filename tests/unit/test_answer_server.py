@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from omegaconf import OmegaConf
 
@@ -144,6 +145,30 @@ def test_the_key_is_sent_and_never_written(tmp_path: Path, monkeypatch: pytest.M
             bring(stub.url, tmp_path, key_variable="TINY_KEY", concurrency=1)
     assert set(stub.keys) == {"Bearer sesame"}
     assert "sesame" not in str(error.value) + (tmp_path / NAME).read_text()
+
+
+@pytest.mark.parametrize(
+    "key", ["sk-sesame\r", "sk-sesame\n", "sk sesame", "sk-sésame", "sk-sesame\u2019", "sk-sesame\x7f"]
+)
+def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_KEY", key)
+    with pytest.raises(UserError, match=r"^responses\.key_variable: TINY_KEY holds blanks, line ends") as error:
+        server("http://127.0.0.1:8000/v1", key_variable="TINY_KEY")
+    assert "same" not in str(error.value)
+
+
+@pytest.mark.parametrize("blanks", [0, 170])
+def test_the_key_is_masked_wherever_it_is_said(blanks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what the connection says; across the end of what is shown of it."""
+    monkeypatch.setenv("TINY_KEY", "sesame" * 6)
+
+    async def fail(*rest: Any, **more: Any) -> None:
+        raise httpx.LocalProtocolError(f"Illegal header {'-' * blanks}b'Bearer {'sesame' * 6}'")
+
+    monkeypatch.setattr(httpx.AsyncClient, "post", fail)
+    with pytest.raises(UserError, match=r"in 4 tries \(Illegal header -*b'Bearer \*") as error:
+        bring("http://127.0.0.1:1/v1", tmp_path, key_variable="TINY_KEY", concurrency=1)
+    assert "sesame" not in str(error.value)
 
 
 def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
