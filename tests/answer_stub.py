@@ -38,6 +38,10 @@ def completion(body: dict[str, Any], text: str | None, finish: str = "stop", **f
     return {"choices": [{"index": 0, "finish_reason": finish, **said}], "model": body["model"]}
 
 
+def with_ids(body: dict[str, Any], ids: Any) -> dict[str, Any]:
+    return {"choices": [{**completion(body, "w5")["choices"][0], "token_ids": ids}]}
+
+
 REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ok": lambda body: completion(body, f"w5 {text_of(body)}"),
     "cut": lambda body: completion(body, f"w5 {text_of(body)}", "length"),
@@ -46,7 +50,11 @@ REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "empty": lambda body: completion(body, "", "length"),
     "null": lambda body: completion(body, None),
     "thinks": lambda body: completion(body, "w5", reasoning_content="w6 w7"),
-    "ids": lambda body: {"choices": [{**completion(body, "w5")["choices"][0], "token_ids": [5, 6, 0]}]},
+    "half": lambda body: completion(body, "w5 \ud800 w6"),
+    "ids": lambda body: with_ids(body, [5, 6, 0]),
+    "named ids": lambda body: with_ids(body, [5, "w6"]),
+    "real ids": lambda body: with_ids(body, [5.0, 6.0]),
+    "one id": lambda body: with_ids(body, 5),
     "no choices": lambda body: {"choices": []},
     "a list": lambda body: [1, 2],
 }

@@ -61,13 +61,14 @@ class AnswerLog:
         return [prompt for prompt in prompts if prompt.id not in self.given]
 
     def append(self, prompt: Prompt, answer: Mapping[str, Any]) -> None:
-        """Write one line, and be sure that it is on disk."""
+        """Write one line, and be sure that it is on disk. Raises UserError, and writes nothing, where it could not be
+        read again."""
         row = {"id": prompt.id, **answer, "prompt": digest(prompt), "asked": self.asked}
         line = json.dumps(row).encode()
+        self._take(line)
         self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._take(line)
 
     def _take(self, line: bytes) -> None:
         self._lines += 1

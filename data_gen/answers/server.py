@@ -17,7 +17,7 @@ import httpx
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.answers.answer import Given
+from data_gen.answers.answer import Given, is_ids, is_text
 from data_gen.answers.log import AnswerLog, open_log
 from data_gen.harvest import Recipe
 from data_gen.prompts import Prompt
@@ -148,7 +148,8 @@ class Server:
     def _checked(
         self, prompt: Prompt, choice: Mapping[str, Any], message: Mapping[str, Any], text: Any
     ) -> dict[str, Any]:
-        """Raises UserError for a response that is empty though the target said something, or is only part of it."""
+        """Raises UserError for a response that is empty though the target said something, is only part of it, or is
+        neither text nor ids."""
         finish = {"finish_reason": choice.get("finish_reason")}
         if message.get("reasoning_content") or message.get("reasoning") or message.get("tool_calls"):
             raise UserError(
@@ -156,8 +157,18 @@ class Server:
                 "without a reasoning or tool parser, so that the response is all that the target said"
             )
         tokens = choice.get("token_ids")  # of vLLM with return_token_ids
-        if isinstance(tokens, list) and tokens:
+        if tokens:
+            if not is_ids(tokens):
+                raise UserError(
+                    f"responses.url: {self.url} gives token_ids to {prompt.id} that are no list of whole numbers. "
+                    "Leave out responses.extra.return_token_ids, or check the server"
+                )
             return {"response_tokens": tokens, **finish}
+        if isinstance(text, str) and not is_text(text):
+            raise UserError(
+                f"responses.url: {self.url} gives a response to {prompt.id} that is no text (it holds half a "
+                "character). Check the server, or take that prompt out of the dataset"
+            )
         if not isinstance(text, str) or not (text or finish["finish_reason"] == "stop"):
             raise UserError(
                 f"responses.url: {self.url} gives an empty response to {prompt.id} (finish_reason "

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from data_gen.answers.answer import Given
 from data_gen.answers.file import AnswerFile
-from data_gen.answers.log import NAME
+from data_gen.answers.log import NAME, open_log
 from data_gen.answers.server import Server, pause
 from data_gen.harvest import Recipe
 from data_gen.prompts import Prompt
@@ -105,6 +105,10 @@ def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> Non
         ("307", r"refuses p5 with status 307"),
         ("empty", r"gives an empty response to p5 \(finish_reason length\)"),
         ("null", r"gives an empty response to p5"),
+        ("half", r"gives a response to p5 that is no text \(it holds half a character\)"),
+        ("named ids", r"gives token_ids to p5 that are no list of whole numbers\. Leave out responses\.extra"),
+        ("real ids", r"gives token_ids to p5 that are no list of whole numbers"),
+        ("one id", r"gives token_ids to p5 that are no list of whole numbers"),
         ("thinks", r"takes reasoning or tool calls out of its response to p5"),
     ],
 )
@@ -182,6 +186,16 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
             bring(stub.url, tmp_path)
         assert len(stub.bodies) == 1
         assert [row["id"] for row in rows(tmp_path)][-1] == lost and len(rows(tmp_path)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}])
+def test_what_could_not_be_read_again_is_not_written(answer: dict[str, Any], tmp_path: Path) -> None:
+    with open_log(tmp_path, {}) as log:
+        log.append(PROMPTS[0], {"response": "w5"})
+        with pytest.raises(UserError, match=r"^responses\.url: .*line 2 "):
+            log.append(PROMPTS[1], answer)
+    with open_log(tmp_path, {}) as log:
+        assert list(log.given) == ["p0"]
 
 
 @pytest.mark.parametrize(
