@@ -91,6 +91,8 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
                 self.send(200, json.dumps(REPLIES["ok"](body)).encode(), missing=10)
             elif action == "garbage":
                 self.send(200, b"<html>busy</html>\nmore")
+            elif action == "deep":
+                self.send(200, b"[" * 100_000)
             elif action in REPLIES:
                 self.send(200, json.dumps(REPLIES[action](body)).encode())
             else:

@@ -75,6 +75,8 @@ class AnswerLog:
         place = f"responses.url: {self.path} line {self._lines}"
         row = parse_object(line, place)
         given, asked = given_from_row(row, place), row.get("asked", {})
+        if not isinstance(asked, dict):
+            raise UserError(f"{place} is damaged (asked is no object). Remove that line")
         if changed := [key for key in sorted({*asked, *self.asked}) if asked.get(key) != self.asked.get(key)]:
             old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (asked, self.asked))
             raise UserError(f"out: {self.path} was asked for with {old}, this run has {new}. Choose another out=...")

@@ -141,7 +141,7 @@ class Server:
             choice = reply.json()["choices"][0]
             message = choice["message"] if prompt.chat else choice
             text = message.get("content" if prompt.chat else "text")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Passing(f"not a completion: {said}") from error
         return self._checked(prompt, choice, message, text)
 

@@ -45,6 +45,10 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / NAME).read_text().splitlines()]
 
 
+def asked_as(line: str, asked: Any) -> str:
+    return json.dumps({**json.loads(line), "asked": asked})
+
+
 def test_what_is_asked_and_kept(tmp_path: Path) -> None:
     with stub_server() as stub:
         given = bring(stub.url, tmp_path, extra={"min_p": 0})
@@ -78,7 +82,7 @@ def test_greedy_asks_for_temperature_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "no choices", "a list"]
+    "failure", ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "deep", "no choices", "a list"]
 )
 def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> None:
     """Two prompts fail twice each; one gets its answer in two choices."""
@@ -203,6 +207,9 @@ def test_what_could_not_be_read_again_is_not_written(answer: dict[str, Any], tmp
     [
         (lambda lines: [*lines[:3], "{", *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
         (lambda lines: [*lines, lines[0]], r"^responses\.url: .*line 21 answers p\d+ again"),
+        (lambda lines: [*lines[:3], "[" * 100_000, *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
+        (lambda lines: [*lines[:3], asked_as(lines[3], ["model"])], r"^responses\.url: .*line 4 is damaged"),
+        (lambda lines: [*lines[:3], asked_as(lines[3], None)], r"^responses\.url: .*line 4 is damaged"),
         (lambda lines: ["{}", *lines], r"^responses\.url: .*line 1 is no response"),
     ],
 )
