@@ -33,7 +33,7 @@ def text_of(body: dict[str, Any]) -> str:
     return body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
 
 
-def completion(body: dict[str, Any], text: str | None, finish: str = "stop", **fields: Any) -> dict[str, Any]:
+def completion(body: dict[str, Any], text: str | None, finish: Any = "stop", **fields: Any) -> dict[str, Any]:
     said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text, **fields}}
     return {"choices": [{"index": 0, "finish_reason": finish, **said}], "model": body["model"]}
 
@@ -48,6 +48,10 @@ REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "twice": lambda body: {"choices": completion(body, "w5 w6")["choices"] * 2},
     "ended": lambda body: completion(body, ""),
     "empty": lambda body: completion(body, "", "length"),
+    "abort": lambda body: completion(body, "w5", "abort"),
+    "content_filter": lambda body: completion(body, "w5", "content_filter"),
+    "unfinished": lambda body: completion(body, "w5", None),
+    "an object": lambda body: completion(body, "w5", {"type": "stop"}),
     "null": lambda body: completion(body, None),
     "thinks": lambda body: completion(body, "w5", reasoning_content="w6 w7"),
     "half": lambda body: completion(body, "w5 \ud800 w6"),

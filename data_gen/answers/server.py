@@ -26,6 +26,7 @@ from predictors.errors import UserError, checked_count
 
 PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the first retry, twice as long before each further one
 SENDABLE = r"[!-~]*"  # what an API key is made of
+WHOLE = ("stop", "length")  # the finish_reason of a response that the target ended, or max_tokens did
 SHOWN = 200  # most characters of a reply in an error
 PASSING = {408, 409, 425, 429}  # besides 5xx: what may go well when asked again
 
@@ -148,14 +149,16 @@ class Server:
     def _checked(
         self, prompt: Prompt, choice: Mapping[str, Any], message: Mapping[str, Any], text: Any
     ) -> dict[str, Any]:
-        """Raises UserError for a response that is empty though the target said something, is only part of it, or is
-        neither text nor ids."""
-        finish = {"finish_reason": choice.get("finish_reason")}
+        """Raises `Passing` for a response that was broken off, UserError for one that is empty though the target said
+        something, is only part of it, or is neither text nor ids."""
+        finish = choice.get("finish_reason")
         if message.get("reasoning_content") or message.get("reasoning") or message.get("tool_calls"):
             raise UserError(
                 f"responses.url: the server takes reasoning or tool calls out of its response to {prompt.id}. Start it "
                 "without a reasoning or tool parser, so that the response is all that the target said"
             )
+        if finish not in WHOLE:
+            raise Passing(f"finish_reason {finish}")
         tokens = choice.get("token_ids")  # of vLLM with return_token_ids
         if tokens:
             if not is_ids(tokens):
@@ -163,18 +166,18 @@ class Server:
                     f"responses.url: {self.url} gives token_ids to {prompt.id} that are no list of whole numbers. "
                     "Leave out responses.extra.return_token_ids, or check the server"
                 )
-            return {"response_tokens": tokens, **finish}
+            return {"response_tokens": tokens, "finish_reason": finish}
         if isinstance(text, str) and not is_text(text):
             raise UserError(
                 f"responses.url: {self.url} gives a response to {prompt.id} that is no text (it holds half a "
                 "character). Check the server, or take that prompt out of the dataset"
             )
-        if not isinstance(text, str) or not (text or finish["finish_reason"] == "stop"):
+        if not isinstance(text, str) or not (text or finish == "stop"):
             raise UserError(
                 f"responses.url: {self.url} gives an empty response to {prompt.id} (finish_reason "
-                f"{finish['finish_reason']}). Check the server, or take that prompt out of the dataset"
+                f"{finish}). Check the server, or take that prompt out of the dataset"
             )
-        return {"response": text, **finish}
+        return {"response": text, "finish_reason": finish}
 
     def _first_line(self, text: str) -> str:
         """What is shown of a reply or an error: no API key."""

@@ -82,7 +82,22 @@ def test_greedy_asks_for_temperature_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "deep", "no choices", "a list"]
+    "failure",
+    [
+        "500",
+        "503",
+        "429",
+        "408",
+        "hang",
+        "reset",
+        "short",
+        "garbage",
+        "deep",
+        "no choices",
+        "a list",
+        "abort",
+        "unfinished",
+    ],
 )
 def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> None:
     """Two prompts fail twice each; one gets its answer in two choices."""
@@ -102,6 +117,10 @@ def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> Non
     [
         ("500", r"gave no response to p5 in 4 tries \(status 500: went wrong: 500 None\)\. Check the server"),
         ("garbage", r"gave no response to p5 in 4 tries \(not a completion: <html>busy</html>\)"),
+        ("abort", r"gave no response to p5 in 4 tries \(finish_reason abort\)"),
+        ("content_filter", r"gave no response to p5 in 4 tries \(finish_reason content_filter\)"),
+        ("unfinished", r"gave no response to p5 in 4 tries \(finish_reason None\)"),
+        ("an object", r"gave no response to p5 in 4 tries \(finish_reason \{'type': 'stop'\}\)"),
         ("hang", r"gave no response to p5 in 4 tries \(TimeoutError\)"),
         ("reset", r"gave no response to p5 in 4 tries"),
         ("404", r"refuses p5 with status 404: went wrong: 404 None\. Check responses\.url, responses\.model"),
