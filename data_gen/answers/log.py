@@ -46,9 +46,10 @@ class AnswerLog:
         file.seek(0)
         content = file.read()
         whole = content.rfind(b"\n") + 1
-        file.truncate(whole)  # what follows was being written when a run was killed
         for line in content[:whole].splitlines():
             self._take(line)
+        self._refuse_foreign(content[whole:])
+        file.truncate(whole)  # what follows was being written when a run was killed
 
     def missing(self, prompts: list[Prompt]) -> list[Prompt]:
         """Those without an answer. Raises UserError where the log answers another text."""
@@ -63,12 +64,18 @@ class AnswerLog:
     def append(self, prompt: Prompt, answer: Mapping[str, Any]) -> None:
         """Write one line, and be sure that it is on disk. Raises UserError, and writes nothing, where it could not be
         read again."""
-        row = {"id": prompt.id, **answer, "prompt": digest(prompt), "asked": self.asked}
+        row = {"asked": self.asked, "id": prompt.id, **answer, "prompt": digest(prompt)}
         line = json.dumps(row).encode()
         self._take(line)
         self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def _refuse_foreign(self, torn: bytes) -> None:
+        """Raise UserError where a last line without an end is not the beginning of one that this run could write."""
+        own = json.dumps({"asked": self.asked}).encode()[:-1]
+        if not (torn.startswith(own) or own.startswith(torn)):
+            raise UserError(f"out: {self.path} ends with what is none of its lines. Choose another out=...")
 
     def _take(self, line: bytes) -> None:
         self._lines += 1

@@ -211,6 +211,22 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
         assert [row["id"] for row in rows(tmp_path)][-1] == lost and len(rows(tmp_path)) == len(PROMPTS)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"id": "p0", "response": "mine"}', r"ends with what is none of its lines"),
+        ("notes of mine", r"ends with what is none of its lines"),
+        ('{"asked": {"model": "other"}, "id": "p0"', r"ends with what is none of its lines"),
+        ('{"id": "p0", "response": "mine"}\n{"id": "p1", "response": "last"}', r"answers\.jsonl "),
+    ],
+)
+def test_a_file_of_somebody_else_is_left_as_it_is(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(content)
+    with pytest.raises(UserError, match=message):
+        bring("http://127.0.0.1:1/v1", tmp_path)
+    assert (tmp_path / NAME).read_text() == content
+
+
 @pytest.mark.parametrize("answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}])
 def test_what_could_not_be_read_again_is_not_written(answer: dict[str, Any], tmp_path: Path) -> None:
     with open_log(tmp_path, {}) as log:
