@@ -111,6 +111,22 @@ def test_responses_from_a_file_and_from_a_server(
     assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, "as far as the target says it"
 
 
+def test_a_changed_answer_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_pair(tmp_path / "pair")
+    with stub_server() as stub:
+        run(monkeypatch, "responses=server", f"responses.url={stub.url}", "responses.model=tiny", "out=data/d")
+    run(monkeypatch, "out=data/d", "verify=true")
+    path = Path("data/d/answers.jsonl")
+    path.write_text(path.read_text().replace('"response": "w5', '"response": "w6', 1))
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "out=data/d", "verify=true")
+    printed = capsys.readouterr()
+    assert "data/d/answers.jsonl line 1 is damaged (its checksum does not fit)" in printed.out
+    assert "error: out: 1 bad files in data/d" in printed.err
+
+
 def test_nothing_is_asked_before_the_settings_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -245,6 +245,7 @@ def test_what_could_not_be_read_again_is_not_written(answer: dict[str, Any], tmp
         (lambda lines: [*lines[:3], "[" * 100_000, *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
         (lambda lines: [*lines[:3], asked_as(lines[3], ["model"])], r"^responses\.url: .*line 4 is damaged"),
         (lambda lines: [*lines[:3], asked_as(lines[3], None)], r"^responses\.url: .*line 4 is damaged"),
+        (lambda lines: [*lines[:3], lines[3].replace("w5", "w6"), *lines[4:]], r"^responses\.url: .*line 4 is damaged"),
         (lambda lines: ["{}", *lines], r"^responses\.url: .*line 1 is no response"),
     ],
 )
