@@ -133,13 +133,17 @@ def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[s
     prompts = [(r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests]
     given = [(r.prompt_id, r.response.tolist()) for r in requests if r.response is not None]
     return {
-        "schema_version": shards.SCHEMA_VERSION,
         "pair": pair_identity(pair),
         "prompts": {"count": len(requests), "sha256": _sha256(prompts)},
         "responses": _sha256(given) if given else "generated",
-        "splits": {split: sum(request.split == split for request in requests) for split in shards.SPLITS},
-        **recipe.to_dict(),
+        **settings_of([request.split for request in requests], recipe),
     }
+
+
+def settings_of(splits: Sequence[str], recipe: Recipe) -> dict[str, Any]:
+    """What of a plan is known before a model is loaded. splits: of every prompt."""
+    counts = {split: splits.count(split) for split in shards.SPLITS}
+    return {"schema_version": shards.SCHEMA_VERSION, "splits": counts, **recipe.to_dict()}
 
 
 def _sha256(rows: Sequence[tuple[Any, ...]]) -> str:

@@ -61,6 +61,23 @@ def claim(folder: Path, plan: dict[str, Any]) -> None:
         write_sealed(path, plan)
         return
     before, now = dict(_flat(made_with)), dict(_flat(json.loads(json.dumps(plan))))
+    _refuse_changes(folder, before, now)
+
+
+def refuse_others(folder: Path, known: dict[str, Any]) -> None:
+    """Raise UserError where the shards in `folder` were made with other settings than the `known` ones of a plan, whose
+    responses are "generated" or "given". A plan that cannot be read is left to `claim`."""
+    try:
+        plan = read_sealed(folder / PLAN, "out", "")
+    except UserError:
+        return
+    if any(folder.glob("*.parquet")):
+        kind = "generated" if plan.get("responses") == "generated" else "given"
+        before, now = dict(_flat({**plan, "responses": kind})), dict(_flat(json.loads(json.dumps(known))))
+        _refuse_changes(folder, {key: before.get(key) for key in now}, now)
+
+
+def _refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if changed:
         old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (before, now))

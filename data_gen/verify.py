@@ -6,6 +6,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data_gen import ledger
+from data_gen.answers import log
 from data_gen.sealed import read_sealed
 from predictors.errors import UserError
 
@@ -31,6 +32,8 @@ def verify(folder: Path) -> list[str]:
         bad += [f"{folder / name} {problem}" for name, problem in ledger.faults(folder, index, identity)]
     if found:
         bad += [f"{folder / name} belongs to no chunk. Delete it" for name in ledger.strangers(folder, count)]
+    if "url" in found.get(ledger.MANIFEST, {}).get("responses_from", {}):  # they were asked from a server
+        bad += log.faults(folder)
     if plan and not bad and not _vouches(found[ledger.MANIFEST], plan, folder):
         bad.append(f"{folder / ledger.MANIFEST} is out of date: it does not describe the shards beside it")
     return bad

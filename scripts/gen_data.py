@@ -23,11 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen import ledger
-from data_gen.answers.answer import with_responses
+from data_gen.answers.answer import Generated, Source, with_responses
 from data_gen.dataset import read_manifest
-from data_gen.harvest import Progress, Recipe, feature_dims, harvest, plan
-from data_gen.prompts import load_prompts
-from data_gen.requests import Request, make_requests
+from data_gen.harvest import Progress, Recipe, feature_dims, harvest, plan, settings_of
+from data_gen.prompts import Prompt, load_prompts
+from data_gen.requests import Request, assign_splits, make_requests
 from data_gen.sealed import write_sealed
 from data_gen.statistics import estimate, statistics, summary
 from data_gen.verify import verify
@@ -48,7 +48,11 @@ def main(cfg: DictConfig) -> None:
         return
     recipe = make_recipe(cfg)
     prompts, estimating = load_prompts(cfg.dataset), checked_switch("estimate", cfg.estimate)
-    given = instantiate(cfg.responses).bring(prompts, recipe, out, ask=not estimating)  # a server may need the memory
+    source = instantiate(cfg.responses)
+    known = known_settings(cfg, prompts, recipe, source)
+    if not estimating:
+        ledger.refuse_others(out, known)
+    given = source.bring(prompts, recipe, out, ask=not estimating)  # a server may need the memory
     place.share_cores()
     pair = load_pair(cfg.pair)
     new_tokens = recipe.max_new_tokens + recipe.gamma
@@ -95,6 +99,14 @@ def make_recipe(cfg: DictConfig) -> Recipe:
         hrad=instantiate(cfg.features.hrad),
         features_stored=cfg.features.stored,
     )
+
+
+def known_settings(cfg: DictConfig, prompts: list[Prompt], recipe: Recipe, source: Source) -> dict:
+    """What of the plan is known before a response is asked for or a model is loaded. Raises UserError for shares that
+    cannot be."""
+    splits = assign_splits([prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test)
+    kind = "generated" if isinstance(source, Generated) else "given"
+    return {**settings_of(list(splits.values()), recipe), "pair": {"name": cfg.pair.name}, "responses": kind}
 
 
 def progress_bar(requests: list[Request], recipe: Recipe, place: Place) -> tqdm:

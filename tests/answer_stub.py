@@ -33,9 +33,13 @@ def text_of(body: dict[str, Any]) -> str:
     return body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
 
 
-def completion(body: dict[str, Any], text: str | None, finish: str = "stop", **fields: Any) -> dict[str, Any]:
+def completion(body: dict[str, Any], text: str | None, finish: Any = "stop", **fields: Any) -> dict[str, Any]:
     said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text, **fields}}
     return {"choices": [{"index": 0, "finish_reason": finish, **said}], "model": body["model"]}
+
+
+def with_ids(body: dict[str, Any], ids: Any) -> dict[str, Any]:
+    return {"choices": [{**completion(body, "w5")["choices"][0], "token_ids": ids}]}
 
 
 REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -44,9 +48,17 @@ REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "twice": lambda body: {"choices": completion(body, "w5 w6")["choices"] * 2},
     "ended": lambda body: completion(body, ""),
     "empty": lambda body: completion(body, "", "length"),
+    "abort": lambda body: completion(body, "w5", "abort"),
+    "content_filter": lambda body: completion(body, "w5", "content_filter"),
+    "unfinished": lambda body: completion(body, "w5", None),
+    "an object": lambda body: completion(body, "w5", {"type": "stop"}),
     "null": lambda body: completion(body, None),
     "thinks": lambda body: completion(body, "w5", reasoning_content="w6 w7"),
-    "ids": lambda body: {"choices": [{**completion(body, "w5")["choices"][0], "token_ids": [5, 6, 0]}]},
+    "half": lambda body: completion(body, "w5 \ud800 w6"),
+    "ids": lambda body: with_ids(body, [5, 6, 0]),
+    "named ids": lambda body: with_ids(body, [5, "w6"]),
+    "real ids": lambda body: with_ids(body, [5.0, 6.0]),
+    "one id": lambda body: with_ids(body, 5),
     "no choices": lambda body: {"choices": []},
     "a list": lambda body: [1, 2],
 }
@@ -83,6 +95,8 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
                 self.send(200, json.dumps(REPLIES["ok"](body)).encode(), missing=10)
             elif action == "garbage":
                 self.send(200, b"<html>busy</html>\nmore")
+            elif action == "deep":
+                self.send(200, b"[" * 100_000)
             elif action in REPLIES:
                 self.send(200, json.dumps(REPLIES[action](body)).encode())
             else:

@@ -1,9 +1,10 @@
 """A response from elsewhere, and how it becomes the tokens that the models are run along."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from data_gen.requests import Request
 from decoding.models import ModelPair
 from predictors.errors import UserError
 
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character
 FORM = 'Write {"id": <prompt id>, "response": <text>} or {"id": ..., "response_tokens": [<token ids>]}'
 
 
@@ -57,14 +59,23 @@ def given_from_row(row: Mapping[str, Any], place: str) -> Given:
         raise UserError(f"{place} is no response (it has {', '.join(row) or 'nothing'}). {FORM}")
     content: Any = text if tokens is None else tokens
     finished = row.get("finish_reason") == "stop"
-    if text is not None and not isinstance(text, str):
+    if text is not None and not is_text(text):
         raise UserError(f"{place} has a response that is no text. {FORM}")
-    if tokens is not None and not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
+    if tokens is not None and not is_ids(tokens):
         raise UserError(f"{place} has response_tokens that are no list of whole numbers. {FORM}")
     if not (content or finished):
         remedy = 'Take that prompt out of the dataset, or add "finish_reason": "stop" if the target ended it at once'
         raise UserError(f"{place} has an empty response. {remedy}")
     return Given(str(name), content, finished, place)
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Also whether it can be encoded: JSON may hold halves of characters."""
+    return isinstance(value, str) and not SURROGATE.search(value)
+
+
+def is_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 def with_responses(

@@ -48,7 +48,7 @@ def parse_object(line: bytes, place: str) -> dict[str, Any]:
     """The JSON object on one line. Raises UserError that begins with `place`."""
     try:
         row = json.loads(line)
-    except ValueError as error:  # also what is not UTF-8
+    except (ValueError, RecursionError) as error:  # also what is not UTF-8
         raise UserError(f"{place} is not JSON ({error}). Mend or remove that line") from error
     if not isinstance(row, dict):
         raise UserError(f"{place} is not a JSON object. {FORM}")

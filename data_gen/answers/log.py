@@ -15,6 +15,7 @@ from data_gen.prompts import Prompt
 from predictors.errors import UserError
 
 NAME = "answers.jsonl"
+DAMAGED = "is damaged (its checksum does not fit)"
 
 
 @contextmanager
@@ -36,7 +37,8 @@ def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["AnswerLog"]:
 
 
 class AnswerLog:
-    """One line per answered prompt: what `AnswerFile` reads, what was `asked` for, and a hash of the prompt."""
+    """One line per answered prompt: what `AnswerFile` reads, what was `asked` for, a hash of the prompt, and one of the
+    line."""
 
     def __init__(self, path: Path, file: BinaryIO, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, dict(asked)
@@ -46,9 +48,10 @@ class AnswerLog:
         file.seek(0)
         content = file.read()
         whole = content.rfind(b"\n") + 1
-        file.truncate(whole)  # what follows was being written when a run was killed
         for line in content[:whole].splitlines():
             self._take(line)
+        self._refuse_foreign(content[whole:])
+        file.truncate(whole)  # what follows was being written when a run was killed
 
     def missing(self, prompts: list[Prompt]) -> list[Prompt]:
         """Those without an answer. Raises UserError where the log answers another text."""
@@ -61,19 +64,28 @@ class AnswerLog:
         return [prompt for prompt in prompts if prompt.id not in self.given]
 
     def append(self, prompt: Prompt, answer: Mapping[str, Any]) -> None:
-        """Write one line, and be sure that it is on disk."""
-        row = {"id": prompt.id, **answer, "prompt": digest(prompt), "asked": self.asked}
-        line = json.dumps(row).encode()
+        """Write one line, and be sure that it is on disk. Raises UserError, and writes nothing, where it could not be
+        read again."""
+        row = {"asked": self.asked, "id": prompt.id, **answer, "prompt": digest(prompt)}
+        line = with_checksum(json.dumps(row).encode()[:-1])
+        self._take(line)
         self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._take(line)
+
+    def _refuse_foreign(self, torn: bytes) -> None:
+        """Raise UserError where a last line without an end is not the beginning of one that this run could write."""
+        own = json.dumps({"asked": self.asked}).encode()[:-1]
+        if not (torn.startswith(own) or own.startswith(torn)):
+            raise UserError(f"out: {self.path} ends with what is none of its lines. Choose another out=...")
 
     def _take(self, line: bytes) -> None:
         self._lines += 1
         place = f"responses.url: {self.path} line {self._lines}"
         row = parse_object(line, place)
         given, asked = given_from_row(row, place), row.get("asked", {})
+        if not is_whole(line):
+            raise UserError(f"{place} {DAMAGED}. Remove that line, or choose another out=...")
         if changed := [key for key in sorted({*asked, *self.asked}) if asked.get(key) != self.asked.get(key)]:
             old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (asked, self.asked))
             raise UserError(f"out: {self.path} was asked for with {old}, this run has {new}. Choose another out=...")
@@ -81,6 +93,23 @@ class AnswerLog:
             raise UserError(f"{place} answers {given.prompt_id} again. Remove that line")
         self.given[given.prompt_id] = given
         self._digests[given.prompt_id] = row.get("prompt")
+
+
+def faults(folder: Path) -> list[str]:
+    """The damaged lines of the log in `folder`, if there is one."""
+    path = folder / NAME
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [f"{path} line {number} {DAMAGED}" for number, line in enumerate(lines, 1) if not is_whole(line)]
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether not a byte of it has changed since it was written."""
+    return line == with_checksum(line.rpartition(b', "checksum"')[0])
+
+
+def with_checksum(line: bytes) -> bytes:
+    """`line`: a JSON object without its closing brace."""
+    return line + f', "checksum": "{hashlib.sha256(line).hexdigest()[:16]}"}}'.encode()
 
 
 def digest(prompt: Prompt) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import os
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import httpx
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.answers.answer import Given
+from data_gen.answers.answer import Given, is_ids, is_text
 from data_gen.answers.log import AnswerLog, open_log
 from data_gen.harvest import Recipe
 from data_gen.prompts import Prompt
@@ -24,6 +25,9 @@ from data_gen.prompts.render import turns
 from predictors.errors import UserError, checked_count
 
 PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before the first retry, twice as long before each further one
+SENDABLE = r"[!-~]*"  # what an API key is made of
+WHOLE = ("stop", "length")  # the finish_reason of a response that the target ended, or max_tokens did
+SHOWN = 200  # most characters of a reply in an error
 PASSING = {408, 409, 425, 429}  # besides 5xx: what may go well when asked again
 
 
@@ -56,8 +60,13 @@ class Server:
             raise UserError(f"responses.retries: {self.retries} is no whole number from 0 on. Give one, e.g. 10")
         if not (isinstance(self.timeout, int | float) and self.timeout > 0):
             raise UserError(f"responses.timeout: {self.timeout} is no positive number of seconds. Give one, e.g. 600")
-        if self.key_variable and not os.environ.get(self.key_variable):
+        if self.key_variable and not self._key():
             raise UserError(f"responses.key_variable: {self.key_variable} is not set. Put the API key into it")
+        if not re.fullmatch(SENDABLE, self._key()):
+            raise UserError(
+                f"responses.key_variable: {self.key_variable} holds blanks, line ends or other characters that no API "
+                "key has. Put the key alone into it"
+            )
 
     def bring(self, prompts: Sequence[Prompt], recipe: Recipe, out: Path, ask: bool) -> dict[str, Given]:
         """Ask for the responses that `out` has not got yet. Raises UserError when one cannot be had; what has arrived
@@ -89,8 +98,7 @@ class Server:
     async def _ask_all(self, prompts: Sequence[Prompt], recipe: Recipe, log: AnswerLog) -> None:
         """Some workers take prompts from one list, so that `concurrency` requests are always under way."""
         left = iter(prompts)
-        key = os.environ.get(self.key_variable, "") if self.key_variable else ""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {self._key()}"} if self._key() else {}
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         async with httpx.AsyncClient(headers=headers, timeout=None, limits=limits) as client:
             with tqdm(total=len(prompts), unit=" prompts", desc="responses") as bar:
@@ -112,7 +120,7 @@ class Server:
                 reply = await asyncio.wait_for(client.post(address, json=body), self.timeout)
                 return self._answer(prompt, reply)
             except (Passing, httpx.TransportError, httpx.DecodingError, asyncio.TimeoutError) as error:
-                problem = str(error) or type(error).__name__
+                problem = self._first_line(str(error) or type(error).__name__)
             if attempt < self.retries:
                 await asyncio.sleep(pause(attempt))
         raise UserError(
@@ -134,34 +142,51 @@ class Server:
             choice = reply.json()["choices"][0]
             message = choice["message"] if prompt.chat else choice
             text = message.get("content" if prompt.chat else "text")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Passing(f"not a completion: {said}") from error
         return self._checked(prompt, choice, message, text)
 
     def _checked(
         self, prompt: Prompt, choice: Mapping[str, Any], message: Mapping[str, Any], text: Any
     ) -> dict[str, Any]:
-        """Raises UserError for a response that is empty though the target said something, or is only part of it."""
-        finish = {"finish_reason": choice.get("finish_reason")}
+        """Raises `Passing` for a response that was broken off, UserError for one that is empty though the target said
+        something, is only part of it, or is neither text nor ids."""
+        finish = choice.get("finish_reason")
         if message.get("reasoning_content") or message.get("reasoning") or message.get("tool_calls"):
             raise UserError(
                 f"responses.url: the server takes reasoning or tool calls out of its response to {prompt.id}. Start it "
                 "without a reasoning or tool parser, so that the response is all that the target said"
             )
+        if finish not in WHOLE:
+            raise Passing(f"finish_reason {finish}")
         tokens = choice.get("token_ids")  # of vLLM with return_token_ids
-        if isinstance(tokens, list) and tokens:
-            return {"response_tokens": tokens, **finish}
-        if not isinstance(text, str) or not (text or finish["finish_reason"] == "stop"):
+        if tokens:
+            if not is_ids(tokens):
+                raise UserError(
+                    f"responses.url: {self.url} gives token_ids to {prompt.id} that are no list of whole numbers. "
+                    "Leave out responses.extra.return_token_ids, or check the server"
+                )
+            return {"response_tokens": tokens, "finish_reason": finish}
+        if isinstance(text, str) and not is_text(text):
+            raise UserError(
+                f"responses.url: {self.url} gives a response to {prompt.id} that is no text (it holds half a "
+                "character). Check the server, or take that prompt out of the dataset"
+            )
+        if not isinstance(text, str) or not (text or finish == "stop"):
             raise UserError(
                 f"responses.url: {self.url} gives an empty response to {prompt.id} (finish_reason "
-                f"{finish['finish_reason']}). Check the server, or take that prompt out of the dataset"
+                f"{finish}). Check the server, or take that prompt out of the dataset"
             )
-        return {"response": text, **finish}
+        return {"response": text, "finish_reason": finish}
 
     def _first_line(self, text: str) -> str:
-        first = (text.strip().splitlines() or ["nothing"])[0][:200]
-        key = os.environ.get(self.key_variable) if self.key_variable else None
-        return first.replace(key, "***") if key else first
+        """What is shown of a reply or an error: no API key."""
+        shown = text.replace(self._key(), "***") if self._key() else text
+        return (shown.strip().splitlines() or ["nothing"])[0][:SHOWN]
+
+    def _key(self) -> str:
+        """Empty where the server wants none."""
+        return os.environ.get(self.key_variable, "") if self.key_variable else ""
 
 
 def is_address(url: object) -> bool:

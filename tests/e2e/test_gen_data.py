@@ -111,6 +111,45 @@ def test_responses_from_a_file_and_from_a_server(
     assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, "as far as the target says it"
 
 
+def test_a_changed_answer_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_pair(tmp_path / "pair")
+    with stub_server() as stub:
+        run(monkeypatch, "responses=server", f"responses.url={stub.url}", "responses.model=tiny", "out=data/d")
+    run(monkeypatch, "out=data/d", "verify=true")
+    path = Path("data/d/answers.jsonl")
+    path.write_text(path.read_text().replace('"response": "w5', '"response": "w6', 1))
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "out=data/d", "verify=true")
+    printed = capsys.readouterr()
+    assert "data/d/answers.jsonl line 1 is damaged (its checksum does not fit)" in printed.out
+    assert "error: out: 1 bad files in data/d" in printed.err
+
+
+def test_nothing_is_asked_before_the_settings_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_pair(tmp_path / "pair")
+    run(monkeypatch, "out=data/d")
+    with stub_server() as stub:
+        ask = ("responses=server", f"responses.url={stub.url}", "responses.model=tiny")
+        for arguments, message in (
+            (["splits.calibration=3"], "error: splits: calibration=3"),
+            (["out=data/d"], "error: out: data/d was made with responses=generated, this run has responses=given."),
+            (["out=data/d", "seed=9"], "made with responses=generated, seed=0, this run has responses=given, seed=9"),
+            (["out=data/d", "pair.name=large"], "made with pair.name=tiny, "),
+            (["out=data/d", "gamma=4"], "made with gamma=3, "),
+            (["out=data/d", "max_new_tokens=9"], "made with max_new_tokens=12, "),
+            (["out=data/d", "warp.temperature=0.5"], ", warp.temperature="),
+            (["out=data/d", "splits.test=0.4"], ", splits.test="),
+        ):
+            with pytest.raises(SystemExit):
+                run(monkeypatch, *ask, *arguments)
+            assert message in capsys.readouterr().err
+    assert not stub.bodies and not list(Path("data").rglob("answers.jsonl"))
+
+
 def read_shard_rows(folder: str, kind: str) -> list[dict]:
     return [row for path in sorted(Path(folder).glob(f"{kind}-*.parquet")) for row in pq.read_table(path).to_pylist()]
 

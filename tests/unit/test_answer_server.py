@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from omegaconf import OmegaConf
 
 from data_gen.answers.answer import Given
 from data_gen.answers.file import AnswerFile
-from data_gen.answers.log import NAME
+from data_gen.answers.log import NAME, open_log
 from data_gen.answers.server import Server, pause
 from data_gen.harvest import Recipe
 from data_gen.prompts import Prompt
@@ -42,6 +43,10 @@ def bring(
 
 def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / NAME).read_text().splitlines()]
+
+
+def asked_as(line: str, asked: Any) -> str:
+    return json.dumps({**json.loads(line), "asked": asked})
 
 
 def test_what_is_asked_and_kept(tmp_path: Path) -> None:
@@ -77,7 +82,22 @@ def test_greedy_asks_for_temperature_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "no choices", "a list"]
+    "failure",
+    [
+        "500",
+        "503",
+        "429",
+        "408",
+        "hang",
+        "reset",
+        "short",
+        "garbage",
+        "deep",
+        "no choices",
+        "a list",
+        "abort",
+        "unfinished",
+    ],
 )
 def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> None:
     """Two prompts fail twice each; one gets its answer in two choices."""
@@ -97,6 +117,10 @@ def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> Non
     [
         ("500", r"gave no response to p5 in 4 tries \(status 500: went wrong: 500 None\)\. Check the server"),
         ("garbage", r"gave no response to p5 in 4 tries \(not a completion: <html>busy</html>\)"),
+        ("abort", r"gave no response to p5 in 4 tries \(finish_reason abort\)"),
+        ("content_filter", r"gave no response to p5 in 4 tries \(finish_reason content_filter\)"),
+        ("unfinished", r"gave no response to p5 in 4 tries \(finish_reason None\)"),
+        ("an object", r"gave no response to p5 in 4 tries \(finish_reason \{'type': 'stop'\}\)"),
         ("hang", r"gave no response to p5 in 4 tries \(TimeoutError\)"),
         ("reset", r"gave no response to p5 in 4 tries"),
         ("404", r"refuses p5 with status 404: went wrong: 404 None\. Check responses\.url, responses\.model"),
@@ -104,6 +128,10 @@ def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> Non
         ("307", r"refuses p5 with status 307"),
         ("empty", r"gives an empty response to p5 \(finish_reason length\)"),
         ("null", r"gives an empty response to p5"),
+        ("half", r"gives a response to p5 that is no text \(it holds half a character\)"),
+        ("named ids", r"gives token_ids to p5 that are no list of whole numbers\. Leave out responses\.extra"),
+        ("real ids", r"gives token_ids to p5 that are no list of whole numbers"),
+        ("one id", r"gives token_ids to p5 that are no list of whole numbers"),
         ("thinks", r"takes reasoning or tool calls out of its response to p5"),
     ],
 )
@@ -146,6 +174,30 @@ def test_the_key_is_sent_and_never_written(tmp_path: Path, monkeypatch: pytest.M
     assert "sesame" not in str(error.value) + (tmp_path / NAME).read_text()
 
 
+@pytest.mark.parametrize(
+    "key", ["sk-sesame\r", "sk-sesame\n", "sk sesame", "sk-sésame", "sk-sesame\u2019", "sk-sesame\x7f"]
+)
+def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_KEY", key)
+    with pytest.raises(UserError, match=r"^responses\.key_variable: TINY_KEY holds blanks, line ends") as error:
+        server("http://127.0.0.1:8000/v1", key_variable="TINY_KEY")
+    assert "same" not in str(error.value)
+
+
+@pytest.mark.parametrize("blanks", [0, 170])
+def test_the_key_is_masked_wherever_it_is_said(blanks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what the connection says; across the end of what is shown of it."""
+    monkeypatch.setenv("TINY_KEY", "sesame" * 6)
+
+    async def fail(*rest: Any, **more: Any) -> None:
+        raise httpx.LocalProtocolError(f"Illegal header {'-' * blanks}b'Bearer {'sesame' * 6}'")
+
+    monkeypatch.setattr(httpx.AsyncClient, "post", fail)
+    with pytest.raises(UserError, match=r"in 4 tries \(Illegal header -*b'Bearer \*") as error:
+        bring("http://127.0.0.1:1/v1", tmp_path, key_variable="TINY_KEY", concurrency=1)
+    assert "sesame" not in str(error.value)
+
+
 def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
     with stub_server() as stub:
         bring(stub.url, tmp_path)
@@ -160,10 +212,40 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"id": "p0", "response": "mine"}', r"ends with what is none of its lines"),
+        ("notes of mine", r"ends with what is none of its lines"),
+        ('{"asked": {"model": "other"}, "id": "p0"', r"ends with what is none of its lines"),
+        ('{"id": "p0", "response": "mine"}\n{"id": "p1", "response": "last"}', r"answers\.jsonl "),
+    ],
+)
+def test_a_file_of_somebody_else_is_left_as_it_is(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(content)
+    with pytest.raises(UserError, match=message):
+        bring("http://127.0.0.1:1/v1", tmp_path)
+    assert (tmp_path / NAME).read_text() == content
+
+
+@pytest.mark.parametrize("answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}])
+def test_what_could_not_be_read_again_is_not_written(answer: dict[str, Any], tmp_path: Path) -> None:
+    with open_log(tmp_path, {}) as log:
+        log.append(PROMPTS[0], {"response": "w5"})
+        with pytest.raises(UserError, match=r"^responses\.url: .*line 2 "):
+            log.append(PROMPTS[1], answer)
+    with open_log(tmp_path, {}) as log:
+        assert list(log.given) == ["p0"]
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda lines: [*lines[:3], "{", *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
         (lambda lines: [*lines, lines[0]], r"^responses\.url: .*line 21 answers p\d+ again"),
+        (lambda lines: [*lines[:3], "[" * 100_000, *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
+        (lambda lines: [*lines[:3], asked_as(lines[3], ["model"])], r"^responses\.url: .*line 4 is damaged"),
+        (lambda lines: [*lines[:3], asked_as(lines[3], None)], r"^responses\.url: .*line 4 is damaged"),
+        (lambda lines: [*lines[:3], lines[3].replace("w5", "w6"), *lines[4:]], r"^responses\.url: .*line 4 is damaged"),
         (lambda lines: ["{}", *lines], r"^responses\.url: .*line 1 is no response"),
     ],
 )

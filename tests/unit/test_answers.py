@@ -95,12 +95,14 @@ def test_text_that_is_no_token_is_refused(pair: ModelPair) -> None:
     [
         (["{"], r"line 1 is not JSON"),
         (["\udcff"], r"line 1 is not JSON"),
+        (["[" * 100_000], r"line 1 is not JSON"),
         (["[1]"], r"line 1 is not a JSON object"),
         ([{"id": "p0"}], r"line 1 is no response \(it has id\)\. Write \{"),
         ([{}], r"line 1 is no response \(it has nothing\)"),
         ([{"response": "w1"}], r"line 1 is no response"),
         (lines(response_tokens=[3]), r"line 2 is no response \(it has id, response, response_tokens\)"),
         (lines(response=7), r"line 2 has a response that is no text"),
+        (lines(response="w1 \ud800"), r"line 2 has a response that is no text"),
         (lines(response=None, response_tokens="3 4"), r"line 2 has response_tokens that are no list of whole numbers"),
         (
             lines(response=None, response_tokens=[3, True]),
