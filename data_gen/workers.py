@@ -25,6 +25,7 @@ from predictors.errors import UserError
 
 POLL = 0.2  # seconds between two looks at chunks that others are making
 _TAKEN = (errno.EACCES, errno.EAGAIN)
+_PLAN, _PRESENCE, _FIRST_CHUNK = 0, 2**40, 1  # bytes to lock
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def _cores() -> int:
 
 
 class Locks:
-    """Exclusive locks on the plan and on each chunk of the dataset in `folder`, freed when the process ends."""
+    """Locks on the dataset in `folder`, freed when the process ends: exclusive ones on its plan and on each chunk, and
+    one that all processes at work in the folder share."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -79,21 +81,27 @@ class Locks:
     @contextmanager
     def plan(self) -> Iterator[None]:
         """Waits until it is free."""
-        self._lock(0, fcntl.LOCK_EX)
+        self._lock(_PLAN, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            self._free(0)
+            self._free(_PLAN)
+
+    def enter(self) -> bool:
+        """Be one of the processes at work until the end; whether there are others. To be called while `plan` is held."""
+        alone = self._lock(_PRESENCE, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock(_PRESENCE, fcntl.LOCK_SH)
+        return not alone
 
     @contextmanager
     def chunk(self, index: int) -> Iterator[bool]:
         """Whether it could be taken; freed when the block ends."""
-        taken = self._lock(index + 1, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = self._lock(_FIRST_CHUNK + index, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield taken
         finally:
             if taken:
-                self._free(index + 1)
+                self._free(_FIRST_CHUNK + index)
 
     def _lock(self, byte: int, mode: int) -> bool:
         try:
@@ -134,7 +142,7 @@ def open_chunks(
     identity, waiting = ledger.plan_id(plan), set(range(ledger.chunk_count(plan)))
     with Locks(folder) as locks:
         with locks.plan():
-            ledger.claim(folder, plan)
+            ledger.claim(folder, plan, others=locks.enter())
         if place.rank == 0:
             for index in sorted(waiting):
                 if seal := _checked(folder, index, identity, locks):

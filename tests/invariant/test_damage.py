@@ -275,3 +275,21 @@ def test_left_over_temporary_files_do_no_harm(pair: ModelPair, folder: Path, ori
     (folder / SHARDS[0]).unlink()
     make_dataset(pair, folder)
     assert not (folder / f".{SHARDS[0]}.tmp").exists()
+
+
+@pytest.mark.parametrize("name", ["plan.json", "manifest.json"])
+@pytest.mark.parametrize("content", ['{"name": "my web app"}', "to Rome in May", "[]"])
+def test_files_of_something_else_stay(pair: ModelPair, tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(
+        UserError, match=rf"^out: \S+{name} holds something else, which would be lost\. Choose another out=<folder>$"
+    ):
+        make_dataset(pair, tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.glob("*.json")] == [(name, content)]
+
+
+def test_own_files_without_shards_are_replaced(pair: ModelPair, folder: Path, original: Path) -> None:
+    for path in folder.glob("*-0*"):
+        path.unlink()
+    make_dataset(pair, folder, recipe=replace(RECIPE, seed=9))
+    assert verify(folder) == [] and read_manifest(folder)["seed"] == 9
