@@ -67,7 +67,7 @@ PACKAGES = ("draftpredict", "torch", "accelerate", "imbalanced-learn", "scikit-l
 MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 
-@hydra_script("train")
+@hydra_script("train", several=True)
 def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out."""
     predictor: Predictor = instantiate(cfg.predictor)
