@@ -16,6 +16,7 @@ import platform
 import shlex
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -57,7 +58,7 @@ from predictors.metrics import scores
 from predictors.processes import this_process
 from predictors.reliability import measured, rollout_prefixes
 from predictors.resume import ResumeFile
-from predictors.storage import refuse_foreign, replaced_folder, write_json
+from predictors.storage import only_writer, refuse_foreign, replaced_folder, write_json
 from predictors.survival import fit_survival
 from predictors.sweep import is_job, job_folder
 from predictors.trainer import Trainer, logits_in_chunks
@@ -81,28 +82,29 @@ def main(cfg: DictConfig) -> None:
     wanted = SPLITS if process.is_main_process else SPLITS[:1]
     splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in wanted}
     rounds = {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in wanted[1:]}
-    logger: Any = instantiate(cfg.logger) if process.is_main_process else NullLogger()
-    logger.start("train", OmegaConf.to_container(cfg, resolve=True))
-    try:
-        trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"]))
-        metrics = train(predictor, splits["train"], features_of(manifest, predictor), trainer)
-        process.destroy_process_group()
-        if not process.is_main_process:
-            return
-        calibrate_on(predictor, splits["calibration"], rounds["calibration"], cfg.calibration)
-        metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
-        metrics["reliability"] = {
-            f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
-            **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
-        }
-        facts = {"dim": splits["train"]["features"].shape[1], "provenance": {**provenance(cfg, splits), "run": run}}
-        save(predictor, out, {**context(predictor, manifest), **facts}, metrics)
-        trainer.forget()
-        report(predictor, metrics, out)
-        logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
-        logger.artifact(predictor.name, "predictor", out)
-    finally:
-        logger.finish()
+    with only_writer(out) if process.is_main_process else nullcontext():
+        logger: Any = instantiate(cfg.logger) if process.is_main_process else NullLogger()
+        logger.start("train", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"]))
+            metrics = train(predictor, splits["train"], features_of(manifest, predictor), trainer)
+            process.destroy_process_group()
+            if not process.is_main_process:
+                return
+            calibrate_on(predictor, splits["calibration"], rounds["calibration"], cfg.calibration)
+            metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
+            metrics["reliability"] = {
+                f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
+                **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
+            }
+            facts = {"dim": splits["train"]["features"].shape[1], "provenance": {**provenance(cfg, splits), "run": run}}
+            save(predictor, out, {**context(predictor, manifest), **facts}, metrics)
+            trainer.forget()
+            report(predictor, metrics, out)
+            logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
+            logger.artifact(predictor.name, "predictor", out)
+        finally:
+            logger.finish()
 
 
 def drift_folders(value: Any) -> list[str]:

@@ -1,9 +1,13 @@
 """Files and folders that are written completely or not at all, and what is said where they cannot be."""
 
 import errno
+import fcntl
+import glob
+import hashlib
 import json
 import math
 import os
+import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +29,7 @@ _REMEDIES = {
     errno.EACCES: _LOCKED,
     errno.EPERM: _LOCKED,
 }
+_HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -38,10 +43,15 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
-    temporary = path.with_name(f".{path.name}.tmp")  # of a killed run: written over
+    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails.
+
+    The temporary file is this process's own, so of several writers the last one's file is there, whole. What one that
+    was killed has left goes with the next write on the same machine.
+    """
+    temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
     with _said(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _clear(path)
         try:
             write(temporary)
             _sync(temporary)
@@ -49,6 +59,24 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             _sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _clear(path: Path) -> None:
+    """Remove the temporary files of dead processes of this machine."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.tmp"):
+        pid = left.name.removesuffix(".tmp").rpartition("-")[2]
+        if pid.isdecimal() and not _alive(int(pid)):
+            left.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
 
 
 @contextmanager
@@ -129,6 +157,32 @@ def replaced_folder(folder: Path, marker: str) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Refuse to go on while another process is in this block for the same `folder`. A lock file beside it, free again
+    when its process dies, says so."""
+    path = folder.resolve().with_name(f".{folder.resolve().name}.lock")
+    with _said(folder):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())  # not removed meanwhile
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise UserError(
+                    f"out: {path} takes no locks ({error.strerror}). Choose another out=<folder>"
+                ) from error
+            mine = False
+        if not mine:
+            raise UserError(f"out: another process is making {folder}. Wait for it, or choose another out=<folder>")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _old(folder: Path) -> Path:
