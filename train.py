@@ -27,7 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.dataset import read_manifest, read_prompts
+from data_gen.dataset import identity, read_manifest, read_prompts
 from data_gen.samples import features_of, read_rounds, read_samples, refuse_short_rounds
 from data_gen.shards import SPLITS
 from predictors.base import (
@@ -235,9 +235,9 @@ def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
     """What decides the content of the checkpoint; `training`: what decides that of the head alone."""
     groups = ("predictor", "trainer") if manifest["features_stored"] else ("predictor", "trainer", "pair")
     settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
-    drift = {other: manifest_hash(other) for other in drift_folders(cfg.drift) if read_manifest(other, "drift")}
+    drift = {other: identity(read_manifest(other, "drift")) for other in drift_folders(cfg.drift)}
     return {
-        "training": {**settings, "seed": cfg.seed, "data": manifest_hash(cfg.data)},
+        "training": {**settings, "seed": cfg.seed, "data": identity(manifest)},
         "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),
         "drift": drift,
     }
