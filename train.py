@@ -51,14 +51,14 @@ from predictors.card import (
     score_table,
 )
 from predictors.cli import hydra_script
-from predictors.errors import UserError, checked_switch
+from predictors.errors import UserError, checked_seed, checked_switch
 from predictors.features import FeatureSpec
 from predictors.logging import NullLogger
 from predictors.metrics import scores
 from predictors.processes import this_process
 from predictors.reliability import measured, rollout_prefixes
 from predictors.resume import ResumeFile
-from predictors.storage import only_writer, refuse_foreign, replaced_folder, write_json
+from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
 from predictors.survival import fit_survival
 from predictors.sweep import is_job, job_folder
 from predictors.trainer import Trainer, logits_in_chunks
@@ -71,6 +71,7 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 @hydra_script("train", several=True)
 def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out."""
+    checked_seed(cfg.seed)
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
     out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, manifest)
@@ -245,9 +246,9 @@ def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
 
 def checkpoint_folder(cfg: DictConfig, predictor: Predictor) -> Path:
     """`out`; for a job of a sweep one in it."""
-    if is_job():
-        return job_folder(Path(cfg.out or f"checkpoints/{predictor.name}-sweep"), MARKER)
-    return Path(cfg.out or f"checkpoints/{predictor.name}")
+    default = f"checkpoints/{predictor.name}{'-sweep' if is_job() else ''}"
+    out = checked_folder("out", default if cfg.out is None else cfg.out)
+    return job_folder(out, MARKER) if is_job() else out
 
 
 def finished(out: Path, run: dict[str, Any]) -> bool:

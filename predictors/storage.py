@@ -29,6 +29,7 @@ _REMEDIES = {
     errno.EACCES: _LOCKED,
     errno.EPERM: _LOCKED,
 }
+LONGEST_NAME = 180  # of a folder, in bytes; file systems take 255, and names are made from it
 _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
@@ -114,6 +115,15 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def checked_folder(key: str, value: object) -> Path:
+    """`value`, if it can name a folder, and files beside it that are named after it; else a UserError naming `key`."""
+    if not (isinstance(value, str) and value):
+        raise UserError(f"{key}: {value} is no folder. Write {key}=<folder>")
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(value).parts):
+        raise UserError(f"{key}: a name in {value[:40]}... is longer than {LONGEST_NAME} bytes. Choose a shorter one")
+    return Path(value)
 
 
 def refuse_foreign(folder: Path, marker: str) -> None:

@@ -35,6 +35,7 @@ from data_gen.workers import Place
 from decoding.models import ModelPair, load_pair
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_switch
+from predictors.storage import checked_folder
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
 WRITER = "The first one (RANK=0) writes manifest.json; if there is none, run the same command without WORLD_SIZE"
@@ -43,7 +44,7 @@ WRITER = "The first one (RANK=0) writes manifest.json; if there is none, run the
 @hydra_script("gen_data", several=True)
 def main(cfg: DictConfig) -> None:
     """Prompts and a pair in, a dataset folder out."""
-    place, out = Place.of_launcher(), Path(cfg.out)
+    place, out = Place.of_launcher(), checked_folder("out", cfg.out)
     if checked_switch("verify", cfg.verify):
         report_faults(out, place)
         return
