@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from predictors.errors import UserError
 
 _FULL = "Free some space, or choose another folder, and run the same command again"
+_OTHERWISE = "Choose another place, or mend this one, and run the same command again"
 _LOCKED = "Make it writable, or choose another folder"
 _REMEDIES = {
     errno.ENOSPC: _FULL,
@@ -33,24 +34,24 @@ LONGEST_NAME = 180  # of a folder, in bytes; file systems take 255, and names ar
 _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, key: str = "out") -> None:
     """Write `value` as readable JSON, atomically. NaN, which JSON does not have, becomes null."""
     text = json.dumps(without_nan(value), indent=2) + "\n"
-    write_atomically(path, lambda temporary: _write_text(temporary, text))
+    write_atomically(path, lambda temporary: _write_text(temporary, text), key)
 
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], None], key: str = "out") -> None:
     """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails.
 
     The temporary file is this process's own, so of several writers the last one's file is there, whole. What one that
-    was killed has left goes with the next write on the same machine.
+    was killed has left goes with the next write on the same machine. key: config key named in errors.
     """
     temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
-    with _said(path):
+    with _said(path, key):
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear(path)
         try:
@@ -81,12 +82,13 @@ def _alive(pid: int) -> bool:
 
 
 @contextmanager
-def _said(path: Path) -> Iterator[None]:
+def _said(path: Path, key: str = "out") -> Iterator[None]:
     """What keeps `path` from being written, in one line."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"out: {path} cannot be written ({_reason(error)}). {remedy(error)}") from error
+        what = remedy(error) or _OTHERWISE
+        raise UserError(f"{key}: {path} cannot be written ({_reason(error)}). {what}") from error
 
 
 def remedy(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Files with several writers, and a folder that takes one."""
 
+import errno
 import json
 import re
 import signal
@@ -75,3 +76,18 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     with only_writer(tmp_path / "out"):  # free with its death, though the file is there
         assert (tmp_path / ".out.lock").exists()
     assert not list(tmp_path.glob(".*.lock"))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ELOOP, errno.ESTALE, None])
+def test_what_cannot_be_written_names_its_key_and_a_remedy(tmp_path: Path, code: int | None) -> None:
+    def failing(temporary: Path) -> None:
+        raise OSError(code, "broken") if code else OSError("broken")
+
+    remedy = "Free some space" if code == errno.ENOSPC else "Choose another place, or mend this one"
+    with pytest.raises(UserError, match=rf"^cost.file: \S+/a.json cannot be written \(broken\)\. {remedy}"):
+        write_atomically(tmp_path / "a.json", failing, key="cost.file")
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another"
+    ):
+        write_json(tmp_path / "file" / "a.json", 1, key="cost.file")
