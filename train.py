@@ -16,6 +16,7 @@ import platform
 import shlex
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.dataset import read_manifest, read_prompts
+from data_gen.dataset import identity, read_manifest, read_prompts
 from data_gen.samples import features_of, read_rounds, read_samples, refuse_short_rounds
 from data_gen.shards import SPLITS
 from predictors.base import (
@@ -50,14 +51,14 @@ from predictors.card import (
     score_table,
 )
 from predictors.cli import hydra_script
-from predictors.errors import UserError, checked_switch
+from predictors.errors import UserError, checked_seed, checked_switch
 from predictors.features import FeatureSpec
 from predictors.logging import NullLogger
 from predictors.metrics import scores
 from predictors.processes import this_process
 from predictors.reliability import measured, rollout_prefixes
 from predictors.resume import ResumeFile
-from predictors.storage import refuse_foreign, replaced_folder, write_json
+from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
 from predictors.survival import fit_survival
 from predictors.sweep import is_job, job_folder
 from predictors.trainer import Trainer, logits_in_chunks
@@ -67,9 +68,10 @@ PACKAGES = ("draftpredict", "torch", "accelerate", "imbalanced-learn", "scikit-l
 MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 
-@hydra_script("train")
+@hydra_script("train", several=True)
 def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out."""
+    checked_seed(cfg.seed)
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
     out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, manifest)
@@ -81,28 +83,29 @@ def main(cfg: DictConfig) -> None:
     wanted = SPLITS if process.is_main_process else SPLITS[:1]
     splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in wanted}
     rounds = {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in wanted[1:]}
-    logger: Any = instantiate(cfg.logger) if process.is_main_process else NullLogger()
-    logger.start("train", OmegaConf.to_container(cfg, resolve=True))
-    try:
-        trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"]))
-        metrics = train(predictor, splits["train"], features_of(manifest, predictor), trainer)
-        process.destroy_process_group()
-        if not process.is_main_process:
-            return
-        calibrate_on(predictor, splits["calibration"], rounds["calibration"], cfg.calibration)
-        metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
-        metrics["reliability"] = {
-            f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
-            **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
-        }
-        facts = {"dim": splits["train"]["features"].shape[1], "provenance": {**provenance(cfg, splits), "run": run}}
-        save(predictor, out, {**context(predictor, manifest), **facts}, metrics)
-        trainer.forget()
-        report(predictor, metrics, out)
-        logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
-        logger.artifact(predictor.name, "predictor", out)
-    finally:
-        logger.finish()
+    with only_writer(out) if process.is_main_process else nullcontext():
+        logger: Any = instantiate(cfg.logger) if process.is_main_process else NullLogger()
+        logger.start("train", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"]))
+            metrics = train(predictor, splits["train"], features_of(manifest, predictor), trainer)
+            process.destroy_process_group()
+            if not process.is_main_process:
+                return
+            calibrate_on(predictor, splits["calibration"], rounds["calibration"], cfg.calibration)
+            metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
+            metrics["reliability"] = {
+                f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
+                **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
+            }
+            facts = {"dim": splits["train"]["features"].shape[1], "provenance": {**provenance(cfg, splits), "run": run}}
+            save(predictor, out, {**context(predictor, manifest), **facts}, metrics)
+            trainer.forget()
+            report(predictor, metrics, out)
+            logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
+            logger.artifact(predictor.name, "predictor", out)
+        finally:
+            logger.finish()
 
 
 def drift_folders(value: Any) -> list[str]:
@@ -233,9 +236,9 @@ def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
     """What decides the content of the checkpoint; `training`: what decides that of the head alone."""
     groups = ("predictor", "trainer") if manifest["features_stored"] else ("predictor", "trainer", "pair")
     settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
-    drift = {other: manifest_hash(other) for other in drift_folders(cfg.drift) if read_manifest(other, "drift")}
+    drift = {other: identity(read_manifest(other, "drift")) for other in drift_folders(cfg.drift)}
     return {
-        "training": {**settings, "seed": cfg.seed, "data": manifest_hash(cfg.data)},
+        "training": {**settings, "seed": cfg.seed, "data": identity(manifest)},
         "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),
         "drift": drift,
     }
@@ -243,9 +246,9 @@ def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
 
 def checkpoint_folder(cfg: DictConfig, predictor: Predictor) -> Path:
     """`out`; for a job of a sweep one in it."""
-    if is_job():
-        return job_folder(Path(cfg.out or f"checkpoints/{predictor.name}-sweep"), MARKER)
-    return Path(cfg.out or f"checkpoints/{predictor.name}")
+    default = f"checkpoints/{predictor.name}{'-sweep' if is_job() else ''}"
+    out = checked_folder("out", default if cfg.out is None else cfg.out)
+    return job_folder(out, MARKER) if is_job() else out
 
 
 def finished(out: Path, run: dict[str, Any]) -> bool:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from data_gen.ledger import MANIFEST, PLAN
-from data_gen.sealed import read_sealed
+from data_gen.sealed import digest, read_sealed
 from data_gen.shards import FEATURES, INTEGERS, PROMPT, SCHEMA_VERSION, SCHEMAS, read_shard
 from predictors.errors import UserError
 
 NEEDED = ("pair", "warp", "draft_warp", "gamma", "features", "features_stored", "shards")  # of a manifest
+WRITTEN = ("command", "versions", "responses_from", "shards", "bytes")  # how and as what its records were written
 
 
 def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
@@ -35,6 +36,13 @@ def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
     if lacking := [name for name in NEEDED if name not in manifest]:
         raise UserError(f"{key}: {path} lacks {', '.join(lacking)}. {remedy}")
     return manifest
+
+
+def identity(manifest: dict[str, Any]) -> str:
+    """Digest of what a harvest holds and of the settings it was made with; not of the command, the versions of packages
+    or the bytes of its files, which change when the same records are written again."""
+    aside = WRITTEN if "content" in manifest else ()
+    return digest({name: value for name, value in manifest.items() if name not in aside})
 
 
 def read_records(

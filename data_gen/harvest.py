@@ -26,7 +26,7 @@ from data_gen.workers import ALONE, Place, open_chunks
 from decoding.cached_lm import CachedLM
 from decoding.models import ModelPair, pair_identity
 from decoding.sampling import Warp
-from predictors.errors import UserError, checked_count, checked_switch
+from predictors.errors import UserError, checked_count, checked_seed, checked_switch
 from predictors.features import FeatureSpec, extract
 
 Row = dict[str, Any]
@@ -58,8 +58,7 @@ class Recipe:
         for key in ("gamma", "batch_size", "max_new_tokens"):
             checked_count(key, getattr(self, key))
         checked_count("anchors.stride", self.stride)
-        if type(self.seed) is not int:
-            raise UserError(f"seed: {self.seed!r} is no whole number. Give one, e.g. seed=4")
+        checked_seed(self.seed)
         if not 0 <= self.mixing < 1:
             raise UserError(f"mixing: {self.mixing} is not in [0, 1). SpecDec++ uses 0.15")
         checked_switch("features.stored", self.features_stored)

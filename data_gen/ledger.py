@@ -42,14 +42,16 @@ def chunk_count(plan: Mapping[str, Any]) -> int:
 # Writing -------------------------------------------------------------------------------------------------------------
 
 
-def claim(folder: Path, plan: dict[str, Any]) -> None:
+def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
     """Make `folder` the home of `plan`'s dataset, or check that it already is. One process at a time.
 
-    A plan that was lost or damaged is written again if the seals are those of `plan`. Raises UserError naming the
-    settings that differ from those the shards in the folder were made with.
+    others: whether other processes work in the folder, which then has a plan before it has shards. A plan that was lost
+    or damaged is written again if the seals are those of `plan`. Raises UserError naming the settings that differ from
+    those the shards in the folder were made with, or where a file that is no harvest's would be lost.
     """
     path = folder / PLAN
-    if not any(folder.glob("*.parquet")):  # nothing made yet, or deleted
+    if not others and not any(folder.glob("*.parquet")):  # nothing made yet, or deleted
+        _refuse_foreign(folder)
         (folder / MANIFEST).unlink(missing_ok=True)
         write_sealed(path, plan)
         return
@@ -82,6 +84,17 @@ def _refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
     if changed:
         old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (before, now))
         raise UserError(f"out: {folder} was made with {old}, this run has {new}. {_AGAIN}")
+
+
+def _refuse_foreign(folder: Path) -> None:
+    for name in (PLAN, MANIFEST):
+        try:
+            if (folder / name).exists():
+                read_sealed(folder / name, "out", "")
+        except UserError as error:
+            raise UserError(
+                f"out: {folder / name} holds something else, which would be lost. Choose another out=<folder>"
+            ) from error
 
 
 def _readable_seals(folder: Path) -> Iterator[dict[str, Any]]:

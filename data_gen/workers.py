@@ -2,7 +2,8 @@
 
 They never wait for a message: a chunk is taken by locking one byte of a file in the folder, and the lock of a process
 that dies is free again. So nothing is lost with a process but the chunk it was making, and the others make that, or the
-next run does. Any launcher will do that sets the usual variables (`accelerate launch`, `torchrun`, `mpirun`).
+next run does (`accelerate launch` then stops the others, too). Any launcher will do that sets the usual variables
+(`accelerate launch`, `torchrun`, `mpirun`).
 """
 
 import errno
@@ -18,19 +19,20 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from accelerate.utils.environment import get_cpu_distributed_information
 
 from data_gen import ledger
 from predictors.errors import UserError
+from predictors.launcher import launched
 
 POLL = 0.2  # seconds between two looks at chunks that others are making
 _TAKEN = (errno.EACCES, errno.EAGAIN)
+_PLAN, _PRESENCE, _FIRST_CHUNK = 0, 2**40, 1  # bytes to lock
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which of `size` processes this one is, of `local_size` on this machine. Process 0 checks what an earlier run has
-    left and writes the manifest."""
+    """Which of `size` processes this one is (`predictors.launcher`), `local_size` of them on this machine. Process 0
+    checks what an earlier run has left and writes the manifest."""
 
     rank: int = 0
     size: int = 1
@@ -38,8 +40,7 @@ class Place:
 
     @staticmethod
     def of_launcher() -> "Place":
-        found = get_cpu_distributed_information()
-        return Place(found.rank, found.world_size, found.local_world_size)
+        return Place(*launched())
 
     def share_cores(self) -> None:
         """Launchers give each process one thread, or all of them; here the processes of a machine divide its cores."""
@@ -66,7 +67,8 @@ def _cores() -> int:
 
 
 class Locks:
-    """Exclusive locks on the plan and on each chunk of the dataset in `folder`, freed when the process ends."""
+    """Locks on the dataset in `folder`, freed when the process ends: exclusive ones on its plan and on each chunk, and
+    one that all processes at work in the folder share."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -79,21 +81,27 @@ class Locks:
     @contextmanager
     def plan(self) -> Iterator[None]:
         """Waits until it is free."""
-        self._lock(0, fcntl.LOCK_EX)
+        self._lock(_PLAN, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            self._free(0)
+            self._free(_PLAN)
+
+    def enter(self) -> bool:
+        """Be one of the processes at work until the end; whether there are others. Call it while `plan` is held."""
+        alone = self._lock(_PRESENCE, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock(_PRESENCE, fcntl.LOCK_SH)
+        return not alone
 
     @contextmanager
     def chunk(self, index: int) -> Iterator[bool]:
         """Whether it could be taken; freed when the block ends."""
-        taken = self._lock(index + 1, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = self._lock(_FIRST_CHUNK + index, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield taken
         finally:
             if taken:
-                self._free(index + 1)
+                self._free(_FIRST_CHUNK + index)
 
     def _lock(self, byte: int, mode: int) -> bool:
         try:
@@ -134,7 +142,7 @@ def open_chunks(
     identity, waiting = ledger.plan_id(plan), set(range(ledger.chunk_count(plan)))
     with Locks(folder) as locks:
         with locks.plan():
-            ledger.claim(folder, plan)
+            ledger.claim(folder, plan, others=locks.enter())
         if place.rank == 0:
             for index in sorted(waiting):
                 if seal := _checked(folder, index, identity, locks):

@@ -25,7 +25,7 @@ from predictors.storage import without_nan, write_atomically, write_json
 if TYPE_CHECKING:
     from predictors.trainer import Trainer
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 UNREADABLE = (
     *(SafetensorError, UserError, OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
     *(RuntimeError, ImportError, MemoryError),
@@ -218,10 +218,10 @@ def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in predictor.head.state_dict().items()}
     write_atomically(folder / "model.safetensors", lambda temporary: save_file(state, temporary))
     write_json(folder / "calibration.json", predictor.calibration.to_dict())
-    write_json(folder / "config.json", {**config, "sha256": _checksums(folder, _plain(without_nan(config)))})
+    write_json(folder / "config.json", {**config, "sha256": checksums(folder, _plain(without_nan(config)))})
 
 
-def _checksums(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def checksums(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of the files of a checkpoint; of `config.json`, which keeps them, without them."""
     contents = {name: (folder / name).read_bytes() for name in ("model.safetensors", "calibration.json")}
     rest = {name: value for name, value in config.items() if name != "sha256"}
@@ -230,10 +230,12 @@ def _checksums(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refuse_changed(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise ValueError naming the file that is not as it was written. Older checkpoints have no checksums."""
+    """Raise ValueError naming the file that is not as it was written."""
     written = config.get("sha256")
-    for name, found in _checksums(folder, config).items():
-        if written is not None and written.get(name) != found:
+    if not isinstance(written, dict):
+        raise ValueError("config.json has lost its checksums")
+    for name, found in checksums(folder, config).items():
+        if written.get(name) != found:
             raise ValueError(f"{name} is not as it was written")
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,26 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from predictors.errors import UserError
+from predictors.launcher import launched
 from predictors.storage import remedy
 
 BAD_INPUT = 2
 INTERRUPTED = 130
-RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 SILENT = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 
-def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+def hydra_script(
+    config_name: str, *, several: bool = False
+) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
     """Turn ``main(cfg)`` into a command line program configured by ``conf/<config_name>.yaml``.
 
     The ``conf`` folder is looked for beside the script and in the folders above it. Bad input (`UserError`, an unknown
     or missing key, a full disk, a folder without access) ends with one line on stderr and exit code 2, Ctrl-C with exit
     code 130; anything else is a bug and keeps its traceback. The working directory stays where the user is.
 
-    Of several processes of `accelerate launch` only the first prints and keeps a run folder. A sweep (``-m``) goes on
+    several: whether it may be one of several processes of `accelerate launch`, of which only the first prints and keeps
+    a run folder. A sweep (``-m``) goes on
     after a job that failed, and ends with its exit code.
     """
 
@@ -42,7 +46,7 @@ def hydra_script(config_name: str) -> Callable[[Callable[[DictConfig], None]], C
         job = Job(main)
 
         def program() -> None:
-            share_the_terminal()
+            share_the_terminal(several)
             if {"-h", "--help"} & set(sys.argv):
                 print(inspect.getdoc(sys.modules[main.__module__]))  # Hydra then adds the options
             folder = _conf_folder(main, config_name)
@@ -124,11 +128,17 @@ def run_in_sweep(program: Callable[[], Any]) -> None:
         raise UserError(message) from error
 
 
-def share_the_terminal() -> None:
-    """Silence every process but the first, and keep it from writing a run folder. Errors are still said."""
-    if PROCESSES > 1 and {"-m", "--multirun"} & set(sys.argv):
+def share_the_terminal(several: bool) -> None:
+    """Silence every process but the first, and keep it from writing a run folder. Errors are still said.
+
+    Raises UserError where there are several and may not be.
+    """
+    process = launched()
+    if process.size > 1 and not several:
+        raise UserError("WORLD_SIZE: this script is one process. Run it without accelerate launch, or unset WORLD_SIZE")
+    if process.size > 1 and {"-m", "--multirun"} & set(sys.argv):
         raise UserError("-m: a sweep runs its jobs in one process each. Run it without accelerate launch")
-    if RANK > 0:
+    if process.rank > 0:
         sys.argv += SILENT
         sys.stdout = open(os.devnull, "w")
 
@@ -158,7 +168,10 @@ def _one_line(text: str) -> str:
 
 
 def _exit(message: str, code: int) -> None:
-    print(f"error in process {RANK}: {message}" if RANK else f"error: {message}", file=sys.stderr)
+    rank = 0
+    with suppress(UserError):  # it may be the error
+        rank = launched().rank
+    print(f"error in process {rank}: {message}" if rank else f"error: {message}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -6,15 +6,26 @@ import os
 import torch
 from accelerate import PartialState
 
+from predictors.errors import UserError
+from predictors.launcher import launched
+
 
 @functools.cache
 def this_process() -> PartialState:
     """This process among the others, connected to them: over gloo where there is no GPU.
 
     On a machine without GPUs the launcher starts several processes if told `--multi_gpu`, else one, whatever it was
-    asked for; then this says so.
+    asked for; then this says so. Raises UserError where they are not told where to meet.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = launched().size
+    if processes == 1:
+        for name in ("RANK", "LOCAL_RANK"):  # left over: `PartialState` would wait for others
+            os.environ.pop(name, None)
+    elif lacking := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise UserError(
+            f"{lacking[0]}: not set, so that {processes} processes (WORLD_SIZE) cannot find each other. Start them "
+            "with accelerate launch, or unset WORLD_SIZE"
+        )
     if processes == 1 and "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ:
         print("accelerate launch started one process only. Without GPUs, several take: accelerate launch --multi_gpu")
     return PartialState(cpu=processes > 1 and not torch.accelerator.is_available())

@@ -1,9 +1,13 @@
 """Files and folders that are written completely or not at all, and what is said where they cannot be."""
 
 import errno
+import fcntl
+import glob
+import hashlib
 import json
 import math
 import os
+import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +19,7 @@ from safetensors import SafetensorError
 from predictors.errors import UserError
 
 _FULL = "Free some space, or choose another folder, and run the same command again"
+_OTHERWISE = "Choose another place, or mend this one, and run the same command again"
 _LOCKED = "Make it writable, or choose another folder"
 _REMEDIES = {
     errno.ENOSPC: _FULL,
@@ -25,23 +30,30 @@ _REMEDIES = {
     errno.EACCES: _LOCKED,
     errno.EPERM: _LOCKED,
 }
+LONGEST_NAME = 180  # of a folder, in bytes; file systems take 255, and names are made from it
+_HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, key: str = "out") -> None:
     """Write `value` as readable JSON, atomically. NaN, which JSON does not have, becomes null."""
     text = json.dumps(without_nan(value), indent=2) + "\n"
-    write_atomically(path, lambda temporary: _write_text(temporary, text))
+    write_atomically(path, lambda temporary: _write_text(temporary, text), key)
 
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails."""
-    temporary = path.with_name(f".{path.name}.tmp")  # of a killed run: written over
-    with _said(path):
+def write_atomically(path: Path, write: Callable[[Path], None], key: str = "out") -> None:
+    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left when it fails.
+
+    The temporary file is this process's own, so of several writers the last one's file is there, whole. What one that
+    was killed has left goes with the next write on the same machine. key: config key named in errors.
+    """
+    temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
+    with _said(path, key):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _clear(path)
         try:
             write(temporary)
             _sync(temporary)
@@ -51,13 +63,32 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def _clear(path: Path) -> None:
+    """Remove the temporary files of dead processes of this machine."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.tmp"):
+        pid = left.name.removesuffix(".tmp").rpartition("-")[2]
+        if pid.isdecimal() and not _alive(int(pid)):
+            left.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
+
+
 @contextmanager
-def _said(path: Path) -> Iterator[None]:
+def _said(path: Path, key: str = "out") -> Iterator[None]:
     """What keeps `path` from being written, in one line."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"out: {path} cannot be written ({_reason(error)}). {remedy(error)}") from error
+        what = remedy(error) or _OTHERWISE
+        raise UserError(f"{key}: {path} cannot be written ({_reason(error)}). {what}") from error
 
 
 def remedy(error: BaseException) -> str:
@@ -86,6 +117,15 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def checked_folder(key: str, value: object) -> Path:
+    """`value`, if it can name a folder, and files beside it that are named after it; else a UserError naming `key`."""
+    if not (isinstance(value, str) and value):
+        raise UserError(f"{key}: {value} is no folder. Write {key}=<folder>")
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(value).parts):
+        raise UserError(f"{key}: a name in {value[:40]}... is longer than {LONGEST_NAME} bytes. Choose a shorter one")
+    return Path(value)
 
 
 def refuse_foreign(folder: Path, marker: str) -> None:
@@ -129,6 +169,32 @@ def replaced_folder(folder: Path, marker: str) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Refuse to go on while another process is in this block for the same `folder`. A lock file beside it, free again
+    when its process dies, says so."""
+    path = folder.resolve().with_name(f".{folder.resolve().name}.lock")
+    with _said(folder):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())  # not removed meanwhile
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise UserError(
+                    f"out: {path} takes no locks ({error.strerror}). Choose another out=<folder>"
+                ) from error
+            mine = False
+        if not mine:
+            raise UserError(f"out: another process is making {folder}. Wait for it, or choose another out=<folder>")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _old(folder: Path) -> Path:

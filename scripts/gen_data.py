@@ -35,14 +35,16 @@ from data_gen.workers import Place
 from decoding.models import ModelPair, load_pair
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_switch
+from predictors.storage import checked_folder
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
+WRITER = "The first one (RANK=0) writes manifest.json; if there is none, run the same command without WORLD_SIZE"
 
 
-@hydra_script("gen_data")
+@hydra_script("gen_data", several=True)
 def main(cfg: DictConfig) -> None:
     """Prompts and a pair in, a dataset folder out."""
-    place, out = Place.of_launcher(), Path(cfg.out)
+    place, out = Place.of_launcher(), checked_folder("out", cfg.out)
     if checked_switch("verify", cfg.verify):
         report_faults(out, place)
         return
@@ -67,6 +69,8 @@ def main(cfg: DictConfig) -> None:
     if place.rank == 0:
         manifest = finish(pair, requests, recipe, out, cfg)
         print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}\nsaved {out}")
+    elif not (out / ledger.MANIFEST).exists():
+        print(f"process {place.rank + 1} of {place.size} is done. {WRITER}", file=sys.stderr)
 
 
 def report_faults(out: Path, place: Place) -> None:

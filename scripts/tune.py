@@ -171,7 +171,7 @@ def measured_cost(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[s
     fit = regress_traces([trace for found in (plain, *traces.values()) for trace in found])
     seconds, command = table.to_dict(), shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
     facts = {"pair": identity, "measured_on": setup, "command": command}
-    write_json(Path(cfg.cost.file), {"seconds": seconds, "regression": asdict(fit), **facts})
+    write_json(Path(cfg.cost.file), {"seconds": seconds, "regression": asdict(fit), **facts}, key="cost.file")
     print(f"{cost_lines(table)}\n{fit}; saved {cfg.cost.file}")
     return table
 

@@ -1,12 +1,13 @@
 """Small predictor checkpoints, written with the real writer."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from predictors.base import Predictor, save_predictor
+from predictors.base import Predictor, checksums, save_predictor
 from predictors.calibration import Calibration
 from predictors.features import FeatureSpec
 from predictors.hrad import HRAD
@@ -49,3 +50,10 @@ def save(predictor: Predictor, folder: Path, context: Mapping[str, Any] | None) 
     dim = next(predictor.head.parameters()).shape[1]
     save_predictor(predictor, folder, {"dim": dim, "gamma": predictor.gamma} | dict(context or {}))
     return folder
+
+
+def reseal(folder: Path) -> None:
+    """Make the checksums fit what lies in the folder, so that what comes after them is tested."""
+    config = json.loads((folder / "config.json").read_text())
+    if isinstance(config, dict):
+        (folder / "config.json").write_text(json.dumps({**config, "sha256": checksums(folder, config)}))

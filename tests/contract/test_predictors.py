@@ -22,6 +22,7 @@ from predictors.storage import replaced_folder
 from predictors.survival import Survival
 from predictors.trainer import Trainer, logits_in_chunks
 from predictors.trivial import base_rate
+from tests.checkpoints import reseal
 from tests.harvests import DIM, FEATURES, PAIR, WARP, write_harvest
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -162,10 +163,7 @@ def test_weights_of_other_settings_are_refused(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text(json.dumps({**config, "dim": DIM + 1}))
     with pytest.raises(UserError, match="incomplete or damaged .*config.json is not as it was written"):
         load_predictor(checkpoint)
-    del config["sha256"]
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    load_predictor(checkpoint)
-    (checkpoint / "config.json").write_text(json.dumps({**config, "dim": DIM + 1}))
+    reseal(checkpoint)
     with pytest.raises(UserError, match="incomplete or damaged .*state_dict"):
         load_predictor(checkpoint)
 

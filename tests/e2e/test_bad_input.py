@@ -91,6 +91,9 @@ CASES = [
     Case("a key that does not exist", HARVEST, ["gama=3"]),
     Case("a group that does not exist", HARVEST, ["pair=nobody"]),
     Case("a response longer than the context", HARVEST, ["max_new_tokens=500"]),
+    Case("a number for a folder", HARVEST, ["out=5"]),
+    Case("no folder", HARVEST, ["out=null"]),
+    Case("a folder with too long a name", HARVEST, [f"out={'x' * 300}"]),
     # pair and prompts
     Case("no such model", HARVEST, ["pair.target=nowhere/at/all"]),
     Case("no such folder", HARVEST, ["pair.draft=./none"]),
@@ -127,6 +130,10 @@ CASES = [
     Case("drift on a harvest that is not there", TRAIN, ["drift=[data/none]"]),
     Case("an unknown calibration", TRAIN, ["calibration=beta"]),
     Case("a folder of something else to write to", TRAIN, ["out=pair"]),
+    Case("a number for a folder to write to", TRAIN, ["out=5"]),
+    Case("too long a name to write to", TRAIN, [f"out=checkpoints/{'x' * 300}"]),
+    Case("a word for a seed", TRAIN, ["seed=abc"]),
+    Case("a seed below 0", TRAIN, ["seed=-1"]),
     # evaluation
     Case("no such method", EVALUATE, ["methods=[best]"]),
     Case("no such checkpoint", EVALUATE, ["method.specdecpp.stop.checkpoint=checkpoints/none"]),
@@ -254,4 +261,5 @@ def test_the_documented_lines_are_those(table: dict[str, str]) -> None:
 
 
 def shown(case: Case) -> str:
-    return f"`{' '.join([case.script, *case.arguments])}`"
+    arguments = [argument if len(argument) < 200 else f"{argument[:30]}..." for argument in case.arguments]
+    return f"`{' '.join([case.script, *arguments])}`"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -58,6 +59,23 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     run(monkeypatch)
     assert {path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")} == before
     assert read_manifest("data/jsonl") == manifest
+
+
+def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody else is there: it makes every chunk."""
+    save_tiny_pair(tmp_path / "pair")
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "1")
+        patch.setenv("WORLD_SIZE", "2")
+        patch.setattr("sys.stdout", sys.stdout)  # which it replaces
+        run(patch)
+    assert "process 2 of 2 is done. The first one (RANK=0) writes manifest.json" in capsys.readouterr().err
+    assert len(list(Path("data/jsonl").glob("chunk-*.json"))) == 3 and not Path("data/jsonl/manifest.json").exists()
+    monkeypatch.setenv("RANK", "1")  # without a size it means nothing
+    run(monkeypatch)
+    assert read_manifest("data/jsonl")["prompts"]["count"] == 9
 
 
 def test_verify_names_every_bad_file(

@@ -1,6 +1,8 @@
 """Trainings killed at any moment: the same command goes on, and the result is that of an uninterrupted one."""
 
+import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,27 @@ def test_other_settings_do_not_continue_it(uninterrupted: dict[str, tuple[float,
     (line,) = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "out: " in line]
     assert f"{kept.name} holds an interrupted training with other settings (trainer.lr=0.001, here 5e-05)" in line
     assert sorted(path.name for path in checkpoints.iterdir()) == sorted([kept.name, "hrad"])
+
+
+def test_a_second_training_into_one_folder_is_refused(
+    uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
+) -> None:
+    """Also one with other settings; the first goes on, undisturbed."""
+    write_harvest(tmp_path / "data" / "toy")
+    first = start(tmp_path, *TRAIN["specdecpp"])
+    while not states(tmp_path / "checkpoints"):
+        time.sleep(0.002)
+    os.kill(first.pid or 0, signal.SIGSTOP)
+    assert finish(tmp_path, *TRAIN["specdecpp"]) == 2
+    assert finish(tmp_path, *TRAIN["specdecpp"], "seed=1") == 2
+    os.kill(first.pid or 0, signal.SIGCONT)
+    first.join()
+    refusal = (
+        "error: out: another process is making checkpoints/specdecpp. Wait for it, or choose another out=<folder>\n"
+    )
+    assert (tmp_path / "log.txt").read_text().count(refusal) == 2
+    assert result(tmp_path / "checkpoints" / "specdecpp") == uninterrupted["specdecpp"][1]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["specdecpp"]
 
 
 def test_other_data_do_not_continue_it(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import train
+from data_gen.dataset import read_manifest
+from data_gen.sealed import write_sealed
 from predictors.base import load_predictor
 from predictors.sweep import job_name
 from tests.harvests import write_harvest
@@ -53,6 +55,15 @@ def test_jobs_have_folders_and_are_done_once(
     assert f"out: {root / FOLDERS[1]} is finished, overwrite=true redoes it" in said.out
     assert f"out: {root / FOLDERS[0]} is trained again: out: {root / FOLDERS[0]} is incomplete or damaged" in said.out
     assert said.out.count("saved checkpoints/") == 1 and [result(root / name) for name in FOLDERS] == before
+
+    manifest = read_manifest("data/toy")
+    again = {"command": "python scripts/gen_data.py out=./data/toy", "versions": {"torch": "9"}}
+    write_sealed(Path("data/toy/manifest.json"), {**manifest, **again})
+    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
+    assert f"out: {root / FOLDERS[0]} is finished" in capsys.readouterr().out, "the harvest holds the same"
+    write_sealed(Path("data/toy/manifest.json"), {**manifest, "warp": {**manifest["warp"], "top_k": 5}})
+    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
+    assert "is trained again: training.data=" in capsys.readouterr().out, "made with other settings"
 
     write_harvest(Path("data/toy"), rows=31)
     assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0

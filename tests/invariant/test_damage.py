@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from data_gen.shards import SCHEMAS
 from data_gen.verify import verify
 from decoding.models import ModelPair
 from predictors.errors import UserError
+from predictors.storage import write_atomically
 from tests.datasets import RECIPE, make_dataset
+from tests.processes import die, forked
 from tests.tiny_pair import tiny_pair
 
 CHUNKS = 3
@@ -270,8 +273,32 @@ def test_what_the_settings_were_is_known_from_the_seals(
 
 def test_left_over_temporary_files_do_no_harm(pair: ModelPair, folder: Path, original: Path) -> None:
     for name in FILES:
-        (folder / f".{name}.tmp").write_bytes(b"half")
+        assert forked(lambda name=name: write_atomically(folder / name, die_half_way)).wait() == -signal.SIGKILL
+    assert len(list(folder.glob(".*.tmp"))) == len(FILES)
     assert_found_and_repaired(pair, folder, original, [])
     (folder / SHARDS[0]).unlink()
     make_dataset(pair, folder)
-    assert not (folder / f".{SHARDS[0]}.tmp").exists()
+    assert not list(folder.glob(f".{SHARDS[0]}.*.tmp"))
+
+
+def die_half_way(path: Path) -> None:
+    path.write_bytes(b"half")
+    die()
+
+
+@pytest.mark.parametrize("name", ["plan.json", "manifest.json"])
+@pytest.mark.parametrize("content", ['{"name": "my web app"}', "to Rome in May", "[]"])
+def test_files_of_something_else_stay(pair: ModelPair, tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(
+        UserError, match=rf"^out: \S+{name} holds something else, which would be lost\. Choose another out=<folder>$"
+    ):
+        make_dataset(pair, tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.glob("*.json")] == [(name, content)]
+
+
+def test_own_files_without_shards_are_replaced(pair: ModelPair, folder: Path, original: Path) -> None:
+    for path in folder.glob("*-0*"):
+        path.unlink()
+    make_dataset(pair, folder, recipe=replace(RECIPE, seed=9))
+    assert verify(folder) == [] and read_manifest(folder)["seed"] == 9

@@ -3,9 +3,10 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -157,6 +158,33 @@ def test_other_settings_are_refused_while_a_harvest_runs(pair: ModelPair, tmp_pa
     assert [child.wait() for child in team(pair, tmp_path, 2, lambda rank: Progress())] == [0, 0]
     with pytest.raises(UserError, match=r"was made with prompts\.count=18, .* this run has prompts\.count=9"):
         make_dataset(pair, tmp_path, 9)
+
+
+def test_other_settings_are_refused_before_the_first_shard_is_there(tmp_path: Path) -> None:
+    """While a process has claimed the folder and made nothing; when it is dead the folder is free again."""
+
+    def settings(seed: int) -> dict[str, Any]:
+        return {"prompts": {"count": 2}, "batch_size": 1, "seed": seed}
+
+    def chunks_of(seed: int) -> Iterator[int]:
+        return open_chunks(tmp_path, settings(seed), ALONE, lambda seal: None, lambda seal: None)
+
+    def wait() -> None:
+        held = chunks_of(1)
+        assert next(held) == 0
+        (tmp_path / "begun").touch()
+        time.sleep(60)
+
+    child = forked(wait)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.005)
+    with pytest.raises(UserError, match=r"was made with seed=1, this run has seed=2\. Choose another out="):
+        next(chunks_of(2))
+    assert ledger.read_sealed(tmp_path / ledger.PLAN, "out", "") == settings(1)
+    assert next(chunks_of(1)) == 1, "the same settings are welcome"
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    assert next(chunks_of(2)) == 0
 
 
 def test_a_launcher_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_any_file_may_fail(
     write = Path.write_bytes
 
     def failing(path: Path, content: bytes) -> int:
-        if path.name == f".{name}.tmp":
+        if path.name.startswith(f".{name}.") and path.suffix == ".tmp":
             write(path, bytes(content)[:10])
             raise OSError(code, os.strerror(code), str(path))
         return write(path, content)

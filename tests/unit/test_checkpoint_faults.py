@@ -16,7 +16,7 @@ from predictors import base, storage
 from predictors.base import load_predictor, save_predictor
 from predictors.errors import UserError
 from predictors.storage import refuse_foreign, replaced_folder
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import reseal, write_checkpoint
 
 DIM = 6
 WEIGHTS = dict[str, torch.Tensor]
@@ -29,13 +29,6 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def unchecked(folder: Path) -> None:
-    """Take the checksums out, so that what comes after them is tested."""
-    config = json.loads((folder / "config.json").read_text())
-    del config["sha256"]
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 NAN, INF = float("nan"), float("inf")
@@ -57,7 +50,7 @@ def test_wrong_weights_are_refused(checkpoint: Path, wrong: str, checksums: bool
     path = checkpoint / "model.safetensors"
     save_file(WRONG[wrong](load_file(path)), path)
     if not checksums:
-        unchecked(checkpoint)
+        reseal(checkpoint)
     with pytest.raises(
         UserError, match="^stop.checkpoint: .*checkpoints/hrad is incomplete or damaged.*train.py"
     ) as no:
@@ -82,9 +75,9 @@ SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("wrong", SETTINGS)
 def test_wrong_configs_are_refused(checkpoint: Path, wrong: str) -> None:
-    unchecked(checkpoint)
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(SETTINGS[wrong](config)))
+    reseal(checkpoint)
     with pytest.raises(UserError, match="^checkpoint: .*python train.py") as refusal:
         load_predictor(checkpoint)
     assert "\n" not in str(refusal.value)
@@ -102,10 +95,27 @@ def test_wrong_configs_are_refused(checkpoint: Path, wrong: str) -> None:
     ids=str,
 )
 def test_wrong_calibrations_are_refused(checkpoint: Path, change: dict[str, Any]) -> None:
-    unchecked(checkpoint)
     path = checkpoint / "calibration.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    reseal(checkpoint)
     with pytest.raises(UserError, match="^checkpoint: .*incomplete or damaged"):
+        load_predictor(checkpoint)
+
+
+@pytest.mark.parametrize("kept", [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}], ids=str)
+def test_a_checkpoint_without_its_checksums_is_refused(checkpoint: Path, kept: dict[str, Any]) -> None:
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    del config["sha256"]
+    path.write_text(json.dumps({**config, **kept}))
+    with pytest.raises(UserError, match="^checkpoint: .*damaged.*(lost its checksums|is not as it was written)"):
+        load_predictor(checkpoint)
+
+
+def test_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
+    with pytest.raises(UserError, match="in format 2, this version reads 3. Train it again: python train.py"):
         load_predictor(checkpoint)
 
 

@@ -113,7 +113,7 @@ def test_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Monke
 def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is no harvested dataset\. Run: python scripts/gen_data\.py out="):
         dataset.read_manifest(tmp_path / "none")
-    ledger.claim(tmp_path / "half", {"gamma": 4})
+    ledger.claim(tmp_path / "half", {"gamma": 4}, others=False)
     with pytest.raises(UserError, match="is only half harvested"):
         dataset.read_manifest(tmp_path / "half")
 
@@ -121,7 +121,7 @@ def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
 def test_a_manifest_whose_shards_were_deleted_is_forgotten(folder: Path) -> None:
     for path in folder.glob("*.parquet"):
         path.unlink()
-    ledger.claim(folder, {"gamma": 4})
+    ledger.claim(folder, {"gamma": 4}, others=False)
     with pytest.raises(UserError, match="is only half harvested"):
         dataset.read_manifest(folder)
 
@@ -149,16 +149,16 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: s
 
 
 def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
-    ledger.claim(tmp_path, {"gamma": 3})  # no shard was made: may be changed
+    ledger.claim(tmp_path, {"gamma": 3}, others=False)  # no shard was made: may be changed
     plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
-    ledger.claim(tmp_path, plan)
+    ledger.claim(tmp_path, plan, others=False)
     write_harvest(tmp_path, rows=1)
-    ledger.claim(tmp_path, plan)
+    ledger.claim(tmp_path, plan, others=False)
     with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, this run has warp\.temperature=0\.5"):
-        ledger.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}})
+        ledger.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
 
 
 def test_shards_without_a_plan_are_not_adopted(tmp_path: Path) -> None:
     write_harvest(tmp_path / "toy", rows=1)
     with pytest.raises(UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"):
-        ledger.claim(tmp_path / "toy", {"gamma": 4})
+        ledger.claim(tmp_path / "toy", {"gamma": 4}, others=False)

@@ -1,0 +1,93 @@
+"""Files with several writers, and a folder that takes one."""
+
+import errno
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from predictors.errors import UserError
+from predictors.storage import only_writer, write_atomically, write_json
+from tests.processes import Child, die, forked
+
+
+def test_two_writers_of_one_file_never_break_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "same.json"
+
+    def write(letter: str) -> None:
+        for _ in range(150):
+            write_json(path, [letter] * 2000)
+
+    children = [forked(lambda letter=letter: write(letter)) for letter in "ab"]
+    assert [child.wait() for child in children] == [0, 0]
+    assert len(set(json.loads(path.read_text()))) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+
+    def slow(temporary: Path) -> None:
+        temporary.write_bytes(b"half")
+        time.sleep(60)
+
+    def dying(temporary: Path) -> None:
+        temporary.write_bytes(b"half")
+        die()
+
+    assert forked(lambda: write_atomically(path, dying)).wait() == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    living = forked(lambda: write_atomically(path, slow))
+    wait_for(tmp_path, f".a.json.*-{living.pid}.tmp")
+    write_json(path, 1)
+    assert sorted(re.sub(r"\.\w{6}-", ".", p.name) for p in tmp_path.iterdir()) == [
+        f".a.json.{living.pid}.tmp",
+        "a.json",
+    ]
+    end(living)
+
+
+def wait_for(folder: Path, pattern: str) -> None:
+    while not list(folder.glob(pattern)):
+        time.sleep(0.005)
+
+
+def end(child: Child) -> None:
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    def hold() -> None:
+        with only_writer(tmp_path / "out"):
+            (tmp_path / "begun").touch()
+            time.sleep(60)
+
+    child = forked(hold)
+    wait_for(tmp_path, "begun")
+    with pytest.raises(UserError, match=r"^out: another process is making \S+/out\. Wait for it, or choose another"):
+        with only_writer(tmp_path / "out"):
+            pass
+    with only_writer(tmp_path / "other"):
+        pass
+    end(child)
+    with only_writer(tmp_path / "out"):  # free with its death, though the file is there
+        assert (tmp_path / ".out.lock").exists()
+    assert not list(tmp_path.glob(".*.lock"))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ELOOP, errno.ESTALE, None])
+def test_what_cannot_be_written_names_its_key_and_a_remedy(tmp_path: Path, code: int | None) -> None:
+    def failing(temporary: Path) -> None:
+        raise OSError(code, "broken") if code else OSError("broken")
+
+    remedy = "Free some space" if code == errno.ENOSPC else "Choose another place, or mend this one"
+    with pytest.raises(UserError, match=rf"^cost.file: \S+/a.json cannot be written \(broken\)\. {remedy}"):
+        write_atomically(tmp_path / "a.json", failing, key="cost.file")
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another"
+    ):
+        write_json(tmp_path / "file" / "a.json", 1, key="cost.file")
