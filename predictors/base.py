@@ -132,8 +132,7 @@ def _gives_probabilities(calibration: Calibration, classes: int) -> bool:
     one = torch.nn.functional.one_hot(torch.tensor(0), classes).float()
     probs = calibration.apply(torch.stack([100 * one, 0 * one, -100 * one]))
     survival = calibration.survival(torch.tensor([[1.0, 0.5, 0.1], [0.0, 0.0, 0.0]]))
-    if calibration.offset:
-        balanced(probs, calibration.log_prior)
+    balanced(probs, calibration.log_prior)
     knots = all(0 < y <= 1 for _, curve in calibration.curves for y in curve)
     return knots and bool(torch.isfinite(probs).all() and torch.isfinite(survival).all())
 

@@ -65,7 +65,9 @@ class Calibration:
     @property
     def log_prior(self) -> tuple[float, ...]:
         """[C] what the offset amounts to in the log-probabilities; () for nothing."""
-        return tuple(o * s for o, s in zip(self.offset, self.scale or (1.0,) * len(self.offset), strict=True))
+        if not (self.offset and self.scale):
+            return self.offset
+        return tuple(o * s for o, s in zip(self.offset, self.scale, strict=True))
 
 
 def balanced(probs: Tensor, log_prior: tuple[float, ...], balance: float = 1.0) -> Tensor:

@@ -241,3 +241,9 @@ def test_priors_of_balanced_training_are_multiplied_in_and_divided_out() -> None
 def test_log_odds_are_those_of_softmax() -> None:
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
     assert torch.allclose(log_odds(logits), torch.logit(torch.softmax(logits, -1)))
+
+
+def test_the_prior_is_what_the_offset_amounts_to() -> None:
+    assert Calibration().log_prior == Calibration(scale=(2.0, 2.0, 2.0)).log_prior == ()
+    assert Calibration(offset=(0.5, -1.0)).log_prior == (0.5, -1.0)
+    assert Calibration(offset=(0.5, -1.0), scale=(2.0, 3.0)).log_prior == (1.0, -3.0)
