@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from decoding.structures.sequoia import Sequoia
 from decoding.tree_search import expected_tokens
 from scripts import evaluate, tune_tree
+from tests.programs import refused, run
 
 TREE = "trees/tiny.json"
 
@@ -31,21 +31,6 @@ def base(tiny_pair_dir: Path, tmp_path: Path) -> list[str]:
 
 
 SMALL = ("rows=[1,4]", "repeats=2", "max_depth=4")
-
-
-def run(program, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr("sys.argv", [f"{program.__name__.rpartition('.')[2]}.py", *arguments])
-    program.main()
-
-
-def refused(program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as exit_code:
-        run(program, monkeypatch, *arguments)
-    assert exit_code.value.code == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message.startswith("error: ")
-    return message
 
 
 def test_tune_then_evaluate(

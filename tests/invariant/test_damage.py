@@ -18,7 +18,6 @@ from predictors.errors import UserError
 from predictors.storage import write_atomically
 from tests.datasets import RECIPE, make_dataset
 from tests.processes import die, forked
-from tests.tiny_pair import tiny_pair
 
 CHUNKS = 3
 SHARDS = [f"{kind}-00001.parquet" for kind in SCHEMAS]
@@ -41,18 +40,6 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "a block of zeros": lambda content: content[:64] + bytes(64) + content[128:],
     "zeros only": lambda content: bytes(len(content)),
 }
-
-
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    return tiny_pair()
-
-
-@pytest.fixture(scope="module")
-def original(pair: ModelPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original")
-    make_dataset(pair, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -21,21 +21,8 @@ from decoding.models import ModelPair
 from predictors.errors import UserError
 from tests.datasets import RECIPE, make_dataset, some_requests
 from tests.processes import Child, die, forked
-from tests.tiny_pair import tiny_pair
 
 PROMPTS, CHUNKS = 18, 6
-
-
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    return tiny_pair()
-
-
-@pytest.fixture(scope="module")
-def original(pair: ModelPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original")
-    make_dataset(pair, folder, PROMPTS)
-    return folder
 
 
 def team(pair: ModelPair, folder: Path, size: int, progress: Callable[[int], Progress]) -> list[Child]:

@@ -17,21 +17,8 @@ from decoding.models import ModelPair
 from predictors.cli import explain
 from predictors.errors import UserError
 from tests.datasets import make_dataset
-from tests.tiny_pair import tiny_pair
 
 PROMPTS = 12
-
-
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    return tiny_pair()
-
-
-@pytest.fixture(scope="module")
-def original(pair: ModelPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original")
-    make_dataset(pair, folder, PROMPTS)
-    return folder
 
 
 @pytest.fixture
