@@ -11,12 +11,6 @@ from data_gen.ledger import content_hash
 from data_gen.shards import SCHEMAS, record_digests
 from decoding.models import ModelPair
 from tests.datasets import RECIPE, make_dataset
-from tests.tiny_pair import tiny_pair
-
-
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    return tiny_pair()
 
 
 @pytest.fixture(scope="module")

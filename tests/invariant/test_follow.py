@@ -15,7 +15,7 @@ from decoding.models import ModelPair
 from decoding.sampling import Warp
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
-from tests.tiny_pair import EOS, VOCAB, tiny_pair
+from tests.tiny_pair import EOS, VOCAB
 
 SAMPLED = Recipe(
     gamma=4,
@@ -30,11 +30,6 @@ SAMPLED = Recipe(
     hrad=FeatureSpec("target", [-3, -1], embedding=True),
 )
 GREEDY = replace(SAMPLED, warp=Warp(0.0), draft_warp=Warp(0.0))
-
-
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    return tiny_pair()
 
 
 def some_requests(count: int = 10) -> list[Request]:

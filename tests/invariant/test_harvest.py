@@ -52,11 +52,6 @@ def some_requests(count: int = 6) -> list[Request]:
     return [Request(f"p{n}", "toy", prompt, splits[n % 3]) for n, prompt in enumerate(tokens)]
 
 
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    return tiny_pair()
-
-
 def answers(pair: ModelPair, requests: list[Request], recipe: Recipe) -> dict[str, Answer]:
     """By prompt id. The caches are those of the answer that ended last."""
     prompts = [request.tokens for request in requests]
