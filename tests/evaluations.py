@@ -1,0 +1,84 @@
+"""Hand-made evaluations for figures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from decoding.figures.evidence import Evaluation
+from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
+
+PARTS = {
+    "engine": {
+        "autoregressive": "decoding.engines.autoregressive.AutoregressiveEngine",
+        "serial": "decoding.engines.serial.SerialEngine",
+        "overlapped": "decoding.engines.overlapped.OverlappedEngine",
+    },
+    "structure": {
+        "chain": "decoding.structures.chain.Chain",
+        "branch_point": "decoding.structures.branch_point.BranchPoint",
+        "tree": "decoding.structures.static_tree.WidthTree",
+        "paths": "decoding.structures.static_tree.ParallelPaths",
+        "specinfer": "decoding.structures.static_tree.SpecInfer",
+        "layers": "decoding.structures.dyspec.DySpecLayers",
+    },
+    "verifier": {
+        "token": "decoding.verifiers.token.TokenVerifier",
+        "block": "decoding.verifiers.block.BlockVerifier",
+        "rrs": "decoding.verifiers.rrs.RrsVerifier",
+        "spechub": "decoding.verifiers.spechub.SpecHubVerifier",
+        "parallel": "decoding.verifiers.parallel.ParallelVerifier",
+    },
+    "stop": {
+        "fixed": "decoding.stopping.fixed.Fixed",
+        "never": "decoding.stopping.never.Never",
+        "confidence": "decoding.stopping.confidence.DrawnConfidence",
+        "hrad": "decoding.stopping.hrad.HRADStop",
+        "acceptance": "decoding.stopping.acceptance.AcceptanceStop",
+    },
+}
+PLAIN = {"engine": {"_target_": PARTS["engine"]["autoregressive"]}}
+
+
+def chain(drafted: int, accepted: int, emitted: int | None = None, **seconds: float) -> RoundTrace:
+    """A round of one path, drafted in as many forwards; `emitted` is one more than accepted."""
+    count = accepted + 1 if emitted is None else emitted
+    times = {stage: seconds.get(stage, 0.0) for stage in STAGES}
+    parents = list(range(drafted))
+    return RoundTrace([5] * drafted, parents, [0.5] * drafted, accepted, accepted, [5] * count, [], drafted, times)
+
+
+def overlapped(pending: int, accepted: int, steps: int, rollback: int) -> RoundTrace:
+    """A round of the overlapped engine: `pending` tokens and one candidate after them."""
+    found = chain(pending + 1, accepted)
+    found.overlap = StageTrace("draft", 1, pending, steps, pending, [[5]], rollback, 0, [])
+    return found
+
+
+def trace(rounds: Sequence[RoundTrace], seconds: float = 1.0, prompt: str = "a", dataset: str = "toy") -> Trace:
+    """The prefill took no time."""
+    tokens = [token for round_ in rounds for token in round_.tokens]
+    return Trace(5, tokens, list(rounds), 0.0, seconds, prompt_id=prompt, dataset=dataset)
+
+
+def plain(tokens: int, seconds: float = 1.0, prompt: str = "a", dataset: str = "toy") -> Trace:
+    """Decoded without a draft."""
+    return trace([chain(0, 0) for _ in range(tokens)], seconds, prompt, dataset)
+
+
+def method(engine: str, structure: str, verifier: str, stop: str, /, **settings: Mapping[str, Any]) -> dict[str, Any]:
+    """settings: of a part, as in a resolved config, where an engine holds a copy of the others."""
+    names = {"engine": engine, "structure": structure, "verifier": verifier, "stop": stop}
+    parts = {part: {"_target_": PARTS[part][name], **settings.get(part, {})} for part, name in names.items()}
+    copies = {part: parts[part] for part in ("structure", "verifier", "stop")}
+    return {**parts, "engine": {**parts["engine"], "_partial_": True, **copies}}
+
+
+def evaluation(
+    methods: Mapping[str, Mapping[str, Any]],
+    traces: Mapping[str, Sequence[Trace]],
+    temperature: float = 1.0,
+    **results: Any,
+) -> Evaluation:
+    """methods: of its config; traces: by name, as in its metrics."""
+    config = {"method": {"autoregressive": PLAIN, **methods}, "warp": {"temperature": temperature}, "repeats": 1}
+    return Evaluation(Path("runs/toy"), {"run": {"config": config}, "fixed_grid": {}, **results}, dict(traces))

@@ -1,0 +1,88 @@
+"""What figures read of evaluations, and their intervals."""
+
+import pytest
+
+from decoding.figures.figure import Missing
+from decoding.figures.intervals import Estimate, bootstrap, compared, counted, divided, ratio
+from decoding.figures.runs import extent, method, pooled, runs, sweeps, with_method
+from tests.evaluations import chain, evaluation, plain, trace
+from tests.evaluations import method as made
+
+FIXED = made("serial", "chain", "token", "fixed", structure={"gamma_max": 20}, stop={"gamma": 4})
+HRAD = made("serial", "chain", "token", "hrad", stop={"confidence": {"_target_": "x.DrawnConfidence", "eps": 0.2}})
+
+
+def test_a_method_is_what_its_config_says() -> None:
+    found = evaluation({"fixed": FIXED, "hrad": HRAD}, {}, fixed_grid={"1": 3.0, "2": 5.0})
+    fixed, hrad = method(found, "best fixed gamma (2)"), method(found, "hrad")
+    assert (fixed.engine, fixed.structure, fixed.verifier, fixed.stop) == (
+        "SerialEngine",
+        "Chain",
+        "TokenVerifier",
+        "Fixed",
+    )
+    assert fixed.settings == {"structure.gamma_max": 20, "stop.gamma": 2}, "the length that was chosen"
+    assert hrad.settings == {"stop.confidence": "DrawnConfidence", "stop.confidence.eps": 0.2}
+    assert method(found, "autoregressive").structure == ""
+
+
+def test_runs_by_dataset_and_temperature() -> None:
+    both = [trace([chain(1, 1)], dataset="x"), trace([chain(1, 0)], dataset="y")]
+    traces = {"autoregressive": [plain(2, dataset="x"), plain(1, dataset="y")], "fixed": both}
+    warm, cold = evaluation({"fixed": FIXED}, traces), evaluation({"fixed": FIXED}, traces, temperature=0.0)
+    found = runs([warm, cold], lambda how: how.stop == "Fixed")
+    assert [(run.temperature, run.dataset, run.name) for run in found] == [
+        (0.0, "x", "fixed"),
+        (0.0, "y", "fixed"),
+        (1.0, "x", "fixed"),
+        (1.0, "y", "fixed"),
+    ]
+    assert found[0].traces == both[:1] and len(found[0].baseline[0].tokens) == 2
+    together = pooled(found)
+    assert [(run.temperature, run.dataset, len(run.traces)) for run in together] == [(0.0, "all", 2), (1.0, "all", 2)]
+    assert extent(found) == "2 prompts, 4 rounds"
+
+
+def test_of_two_evaluations_of_the_same_the_larger_counts() -> None:
+    small = evaluation({"fixed": FIXED}, {"fixed": [trace([chain(1, 1)])]})
+    large = evaluation({"fixed": FIXED}, {"fixed": [trace([chain(1, 1)]), trace([chain(1, 0)], prompt="b")]})
+    for order in ([small, large], [large, small]):
+        assert [len(run.traces) for run in runs(order)] == [2]
+
+
+def test_a_sweep_differs_in_one_setting() -> None:
+    def stop(eps: float, **others: float) -> dict[str, object]:
+        return made("serial", "chain", "token", "confidence", stop={"eps": eps}, structure=others)
+
+    names = {"a": stop(0.1), "b": stop(0.2), "c": stop(0.3, gamma_max=2), "same": stop(0.1), "fixed": FIXED}
+    found = evaluation(names, {name: [trace([chain(1, 1)])] for name in names})
+    swept = sweeps([found], lambda how: how.structure == "Chain", "stop.eps")
+    assert [run.name for run in swept] == ["a", "b", "same"]
+
+
+def test_missing_says_what_is_needed() -> None:
+    found = evaluation({"fixed": FIXED}, {"fixed": []})
+    assert with_method([found], lambda how: how.stop == "Fixed", "needs it") == [found]
+    with pytest.raises(Missing, match="needs it"):
+        with_method([found], lambda how: how.stop == "Never", "needs it")
+
+
+def test_intervals_draw_prompts() -> None:
+    """Two prompts, drawn twice: ratios 1/4, 3/4 or, of both, 2/4."""
+    traces = [trace([chain(4, 1)], prompt="a"), trace([chain(4, 3)], prompt="b")]
+    found = ratio(traces, lambda t: t.rounds[0].accepted, lambda t: len(t.rounds[0].draft_tokens))
+    assert found == Estimate(0.5, 0.25, 0.75)
+    repeated = ratio([*traces, *traces], lambda t: t.rounds[0].accepted, lambda t: len(t.rounds[0].draft_tokens))
+    assert repeated == found, "repeats of a prompt are no more prompts"
+    assert ratio(traces[:1], lambda t: 1, lambda t: 2) == Estimate(0.5, None, None)
+    assert ratio(traces, lambda t: 1, lambda t: 0).value == 0
+
+
+def test_what_is_compared_is_paired() -> None:
+    """The second is twice the first on every prompt, so that their quotient is known."""
+    ours = {("x", "a"): [1.0], ("x", "b"): [3.0], ("x", "only ours"): [9.0]}
+    theirs = {("x", "a"): [2.0], ("x", "b"): [6.0]}
+    found = compared(ours, theirs, lambda one, other: divided(one[..., 0], other[..., 0]))
+    assert found == Estimate(0.5, 0.5, 0.5)
+    assert counted([trace([chain(1, 1)], prompt="a")] * 2, lambda t: 2, lambda t: 3) == {("toy", "a"): [4, 6]}
+    assert bootstrap({("x", "a"): [3.0]}, lambda sums: sums[..., 0]) == Estimate(3.0)
