@@ -1,6 +1,6 @@
 """What a verification rule says: where the accepted path ends, and the law of the token that follows it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,6 +61,13 @@ class WarpedRows:
         if row not in self._laws:
             self._laws[row] = self._warp.probs(self._logits[row])
         return self._laws[row]
+
+    def drawn(self, parents: Sequence[int], tokens: Sequence[int]) -> list[float | None]:
+        """p of each token after its parent's row, in one transfer; None where that row was not read: nothing is warped
+        for the record alone."""
+        read = [self._laws[row][token] for row, token in zip(parents, tokens, strict=True) if row in self._laws]
+        found = iter(torch.stack(read).tolist() if read else ())
+        return [next(found) if row in self._laws else None for row in parents]
 
 
 Rows = Tensor | WarpedRows

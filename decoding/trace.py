@@ -97,7 +97,8 @@ class RoundTrace:
     draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone, "sample" is warping
     the draft's logits and drawing; where the models run side by side they add up to more than the wall time);
     overlap: how the models shared the round; None for engines that run them in turn by design; extra_rows: of the
-    target's call, beyond the last committed token and the draft (Lookahead's window).
+    target's call, beyond the last committed token and the draft (Lookahead's window); draft_p: p of each draft token,
+    None where the verifier did not read the target's law (empty where p was not recorded).
     """
 
     draft_tokens: list[int]
@@ -111,6 +112,7 @@ class RoundTrace:
     seconds: dict[Stage, float]
     overlap: StageTrace | None = None
     extra_rows: int = 0
+    draft_p: list[float | None] = field(default_factory=list)
 
     @property
     def accepted_path(self) -> list[int]:

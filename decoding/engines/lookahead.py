@@ -77,14 +77,15 @@ class LookaheadEngine:
         with watch.stage("target"):
             logits, ahead = self._run_target(last, draft, tokens, parents, newest)
         with watch.stage("verify"):
-            verdict = self.verifier.verify(draft, WarpedRows(logits, self.warp), sampler)
+            p = WarpedRows(logits, self.warp)
+            verdict = self.verifier.verify(draft, p, sampler)
         committed = request.commit(verdict.emitted)
         self._roll_back(draft, verdict, len(request.committed))
         with watch.stage("sample"):
             if fits:
                 pool.add(window.step(last, ahead.argmax(-1).tolist()))
             self._pool_text(pool, request.committed[-len(committed) - self.ngram :].tolist(), new=len(committed))
-        return _trace(draft, verdict, committed, len(tokens), watch)
+        return _trace(draft, p, verdict, committed, len(tokens), watch)
 
     def _draft(self, ngrams: Iterable[Sequence[int]], depth: int) -> Draft:
         """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is no q to read."""
@@ -212,16 +213,20 @@ def _ids(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.long)
 
 
-def _trace(draft: Draft, verdict: Verdict, tokens: list[int], guesses: int, watch: Stopwatch) -> RoundTrace:
+def _trace(
+    draft: Draft, p: WarpedRows, verdict: Verdict, tokens: list[int], guesses: int, watch: Stopwatch
+) -> RoundTrace:
+    drafted, parents = draft.token.tolist(), draft.parent.tolist()
     return RoundTrace(
-        draft_tokens=draft.token.tolist(),
-        draft_parents=draft.parent.tolist(),
+        draft_tokens=drafted,
+        draft_parents=parents,
         draft_q=[1.0] * len(draft),
         row=verdict.row,
         accepted=verdict.accepted,
         tokens=tokens,
         predicted=[],
         draft_forwards=0,
+        draft_p=p.drawn(parents, drafted),
         seconds=watch.lap(),
         extra_rows=guesses,
     )

@@ -157,11 +157,12 @@ class _Session:
         both(forward, spawned)
         output, branches = forward.result(), spawned.result()
         with self.watch.stage("verify"):
-            outcome = self._verify(pending, branches, WarpedRows(output.logits, self.engine.warp))
+            p = WarpedRows(output.logits, self.engine.warp)
+            outcome = self._verify(pending, branches, p)
         tokens = self.request.commit(self._emitted(pending, branches, outcome))
         self.hidden = None if output.hidden is None else output.hidden[:, outcome.accepted]
         following = self._settle(pending, branches, outcome, goes_on)
-        return following, self._trace(pending, branches, outcome, tokens, following)
+        return following, self._trace(pending, branches, p, outcome, tokens, following)
 
     def _run_target(self, context: RoundContext, pending: Pending) -> LMOutput:
         """Logits [length + 1, V] after the last committed token and every pending one."""
@@ -225,24 +226,32 @@ class _Session:
         return RoundContext(committed, self.request.max_new, self.round, hidden, embedding, self.engine.eos_ids)
 
     def _trace(
-        self, pending: Pending, branches: Branches, outcome: Outcome, tokens: list[int], following: Pending | None
+        self,
+        pending: Pending,
+        branches: Branches,
+        p: WarpedRows,
+        outcome: Outcome,
+        tokens: list[int],
+        following: Pending | None,
     ) -> RoundTrace:
         tree, first, draft = pending.tree, int(pending.unsure), self.engine.pair.draft
         forwards, self.forwards = draft.forwards - self.forwards, draft.forwards
         overlap = self._stages(pending, branches, outcome, following)
         candidates = [tree.token[rows[0] - 1] for rows in branches.paths]
         chain = pending.tokens
+        drawn, parents = [*chain, *candidates], [*range(len(chain)), *[len(chain)] * len(candidates)]
         q = [law[token].item() for law, token in zip(pending.q, tree.token, strict=False)]
         q += [branches.law[token].item() for token in candidates[first:]]
         return RoundTrace(
-            draft_tokens=[*chain, *candidates],
-            draft_parents=[*range(len(chain)), *[len(chain)] * len(candidates)],
+            draft_tokens=drawn,
+            draft_parents=parents,
             draft_q=q,
             row=outcome.accepted if outcome.branch is None else len(chain) + 1 + outcome.branch,
             accepted=outcome.accepted + (outcome.branch is not None),
             tokens=tokens,
             predicted=[] if pending.outcome is None else [float(pending.outcome)],
             draft_forwards=forwards,
+            draft_p=p.drawn(parents, drawn),
             seconds=self._seconds(overlap),
             overlap=overlap,
         )

@@ -73,14 +73,15 @@ class SerialEngine:
         with watch.stage("target"):
             output = self._run_target(context, draft)
         with watch.stage("verify"):
-            verdict = self.verifier.verify(draft, WarpedRows(output.logits, self.warp), sampler)
+            p = WarpedRows(output.logits, self.warp)
+            verdict = self.verifier.verify(draft, p, sampler)
         with watch.stage("stop"):
             self.stop.end_round(verdict)
         tokens = request.commit(verdict.emitted)
         path = draft.rows_to(verdict.row)
         self._roll_back(tree, draft, path, len(request.committed))
         hidden = None if output.hidden is None else output.hidden[:, [0, *path][len(tokens) - 1]]
-        return hidden, _trace(tree, draft, verdict, tokens, self.stop.predicted, watch)
+        return hidden, _trace(tree, draft, p, verdict, tokens, self.stop.predicted, watch)
 
     def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> DraftTree:
         with watch.stage("stop"):
@@ -115,16 +116,24 @@ class SerialEngine:
 
 
 def _trace(
-    tree: DraftTree, draft: Draft, verdict: Verdict, tokens: list[int], predicted: list[float], watch: Stopwatch
+    tree: DraftTree,
+    draft: Draft,
+    p: WarpedRows,
+    verdict: Verdict,
+    tokens: list[int],
+    predicted: list[float],
+    watch: Stopwatch,
 ) -> RoundTrace:
+    drawn, parents = draft.token.tolist(), draft.parent.tolist()
     return RoundTrace(
-        draft_tokens=draft.token.tolist(),
-        draft_parents=draft.parent.tolist(),
+        draft_tokens=drawn,
+        draft_parents=parents,
         draft_q=tree.drawn_q(),
         row=verdict.row,
         accepted=verdict.accepted,
         tokens=tokens,
         predicted=list(predicted),
         draft_forwards=tree.forwards,
+        draft_p=p.drawn(parents, drawn),
         seconds=watch.lap(),
     )
