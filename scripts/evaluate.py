@@ -7,7 +7,8 @@
 
 Needs the pair (python scripts/build_pair.py) and, for specdecpp and hrad, their checkpoints (python train.py). Takes
 the thresholds of scripts/tune.py where there are some for this pair and these warps, unless others are given. Writes
-results.json, table.md and the traces of every method to `out`. An interrupted run goes on when started again.
+results.json, table.md, the traces of every method and the texts of their tokens (vocabulary.json) to `out`. An
+interrupted run goes on when started again.
 """
 
 import json
@@ -26,7 +27,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import refuse_other_shares, requests_of_split
-from decoding import report, thresholds
+from decoding import report, thresholds, vocabulary
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
 from decoding.journal import Journal, file_hashes, journal_path
 from decoding.lossless import broken_invariants, greedy_differences
@@ -69,7 +70,7 @@ def main(cfg: DictConfig) -> None:
             results = evaluate(cfg, pair, requests, traces, grid)
             results["resumed"] = journal.resumed
             text = report.page(cfg, results, label(FIXED, grid))
-            save(cfg, pair, {**results, "checkpoints": checkpoints}, text, traces)
+            save(cfg, pair, requests, {**results, "checkpoints": checkpoints}, text, traces)
             journal.remove()
             print(f"\n{text}\n\nsaved in {cfg.out}")
             metrics = results["metrics"]["all"].items()
@@ -220,7 +221,9 @@ def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: 
 # Reporting -----------------------------------------------------------------------------------------------------------
 
 
-def save(cfg: DictConfig, pair: ModelPair, results: dict[str, Any], text: str, traces: Traces) -> None:
+def save(
+    cfg: DictConfig, pair: ModelPair, requests: list[Request], results: dict[str, Any], text: str, traces: Traces
+) -> None:
     """All files or none; an earlier evaluation of the same name is replaced."""
     out = Path(cfg.out)
     metrics = {d: {name: m.to_dict() for name, m in found.items()} for d, found in results["metrics"].items()}
@@ -231,6 +234,9 @@ def save(cfg: DictConfig, pair: ModelPair, results: dict[str, Any], text: str, t
         for name, repeats in traces.items():
             file = name.split(" (")[0].replace(" ", "-")
             write_traces(folder / f"traces-{file}.jsonl", [t for repeat in repeats for t in repeat])
+        everything = [trace for repeats in traces.values() for repeat in repeats for trace in repeat]
+        prompts = {vocabulary.prompt_key(r.dataset, r.prompt_id): r.tokens for r in requests}
+        vocabulary.write(folder, vocabulary.of_traces(pair.tokenizer, everything, prompts))
 
 
 def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:

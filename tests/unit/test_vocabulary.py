@@ -1,0 +1,57 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
+from decoding.vocabulary import FILE, Vocabulary, of_traces, prompt_key, read, write
+from predictors.errors import UserError
+from tests.tiny_pair import tiny_tokenizer
+
+
+def trace() -> Trace:
+    stages = StageTrace("draft", 1, 1, 3, 1, [[5, 6], [7]], 0, 0, [Span("target", "verify", 0.1, 0.2, 2)])
+    seconds = dict.fromkeys(STAGES, 0.1)
+    rounds = [
+        RoundTrace([4, 5, 7], [0, 1, 1], [0.5] * 3, 2, 2, [4, 5], [1.0], 3, seconds, stages),
+        RoundTrace([], [], [], 0, 0, [9], [], 0, seconds),
+    ]
+    return Trace(2, [4, 5, 9], rounds, 0.1, 1.0, prompt_id="1", dataset="a")
+
+
+def test_every_token_that_occurs_is_saved(tmp_path: Path) -> None:
+    """Drafted, committed, in a branch; nothing else."""
+    found = of_traces(tiny_tokenizer(), [trace()], {prompt_key("a", "1"): [3, 2]})
+    assert sorted(found.tokens) == [4, 5, 6, 7, 9]
+    assert found.text(6).strip() == "w6" and found.prompt(trace()) == "w3 w2"
+    write(tmp_path, found)
+    assert read(tmp_path) == found
+
+
+def test_texts_keep_their_spaces() -> None:
+    """Where decoding a token alone drops them, too."""
+    backend = Tokenizer(models.WordLevel({"▁a": 4, "▁b": 5, "c": 6, "▁d": 7, "e": 9}, unk_token="c"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert tokenizer.decode([5]) == "b"
+    found = of_traces(tokenizer, [trace()], {})
+    assert [found.text(token) for token in (5, 6, 7, 9)] == [" b", "c", " d", "e"]
+
+
+def test_without_texts_a_token_is_its_id(tmp_path: Path) -> None:
+    found = read(tmp_path)
+    assert found == Vocabulary() and found.text(17) == "[17]" and found.prompt(trace()) == ""
+    assert of_traces(tiny_tokenizer(), [], {}) == Vocabulary()
+
+
+def test_a_prompt_of_another_dataset_is_not_mistaken_for_it() -> None:
+    assert Vocabulary(prompts={"b/1": "text"}).prompt(replace(trace(), dataset="a")) == ""
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"tokens": {"x": 1}, "prompts": {}}')
+    with pytest.raises(UserError, match="vocabulary.json is damaged"):
+        read(tmp_path)
