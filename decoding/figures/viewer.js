@@ -1,11 +1,11 @@
 (() => {
   "use strict";
   const DATA = JSON.parse(document.getElementById("viewer-data").textContent);
-  const TEXT = 0, DRAFTED = 1, COMMITTED = 2, BARS = 3, START = 4, END = 5; // fields of a round
+  const TEXT = 0, CLASS = 1, DRAFTED = 2, COMMITTED = 3, BARS = 4, START = 5, LONG = 6; // fields of a round
   const at = (id) => document.getElementById("viewer-" + id);
   const root = document.getElementById("viewer"), picks = ["run", "prompt", "method"].map(at);
   const slider = at("slider"), written = at("text"), canvas = at("canvas");
-  let run, method, request, groups = [], now = 0;
+  let run, method, request, lanes = [], groups = [], now = 0;
 
   const made = (tag, classes, text) => {
     const element = document.createElement(tag);
@@ -35,6 +35,9 @@
     fill(methods, run.methods.map((one) => one.name));
     method = run.methods[methods.selectedIndex];
     request = method.requests[prompts.selectedIndex];
+    lanes = [...new Set(request.jobs.map(([lane]) => lane))];
+    const lines = request.rounds.map((round) => Math.max(0, ...round[DRAFTED].map((node) => node[2] + 1)));
+    at("draft").style.minHeight = Math.max(1, ...lines) * 1.75 + "rem"; // what is below stays in place
     slider.max = request.rounds.length;
     write(run.prompts[prompts.selectedIndex][1]);
     paint();
@@ -77,10 +80,9 @@
     at("detail").textContent = "Point at a token, or tab to it, for its numbers.";
     at("job").textContent = request.laid ? "Sums of each stage, laid end to end; \"rest\" is sampling, the stop rule, verification and the like."
       : "Point at a bar for its job.";
-    at("bars").replaceChildren(...request.lanes.map((lane) => drawn(lane, round)));
-    const whole = request.rounds[count - 1][END] - request.rounds[0][START] || 1;
-    at("cursor").style.left = 100 * (round[START] - request.rounds[0][START]) / whole + "%";
-    at("cursor").style.width = 100 * (round[END] - round[START]) / whole + "%";
+    at("bars").replaceChildren(...lanes.map((lane) => drawn(lane, round)));
+    at("cursor").style.left = 100 * (round[START] - begin()) / whole() + "%";
+    at("cursor").style.width = 100 * round[LONG] / whole() + "%";
     if (focused) root.focus({ preventScroll: true });
   }
 
@@ -118,18 +120,19 @@
     return button;
   }
 
-  function drafted_detail([token, depth, , fate, q, p, predicted]) {
+  function drafted_detail(round, [token, depth, , fate, q, p, predicted]) {
     const parts = [`"${shown(token)}" (token ${token}), ${kind(fate)}`, `position ${depth} of the draft`];
     parts.push(q === null ? "q not recorded" : `q ${number(q)}`);
     parts.push(p === null ? "p not read by the verifier" : `p ${number(p)}`);
     if (predicted !== null) parts.push(`${method.predicted} ${number(predicted)}`);
+    if (round[CLASS] !== null) parts.push(`class ${round[CLASS]}`);
     return parts.join("; ");
   }
 
   function committed_detail(round, place) {
     const [token, origin] = round[COMMITTED][place];
-    if (kind(origin) === "accepted") return drafted_detail(round[DRAFTED].filter((node) => kind(node[3]) === "accepted")[place]);
-    return `"${shown(token)}" (token ${token}), ${kind(origin)}: drawn from the target's side, no draft token`;
+    const accepted = round[DRAFTED].filter((node) => kind(node[3]) === "accepted");
+    return place < accepted.length ? drafted_detail(round, accepted[place]) : `"${shown(token)}" (token ${token}), ${kind(origin)}: no draft token`;
   }
 
   function tell(element) {
@@ -137,7 +140,7 @@
     if (!one) return;
     const { drafted, committed, place, job } = one.dataset;
     if (job !== undefined) at("job").textContent = job;
-    else if (drafted !== undefined) at("detail").textContent = drafted_detail(round[DRAFTED][drafted]);
+    else if (drafted !== undefined) at("detail").textContent = drafted_detail(round, round[DRAFTED][drafted]);
     else if (committed !== undefined) at("detail").textContent = committed_detail(round, +committed);
     else {
       const there = +one.parentNode.dataset.round;
@@ -147,15 +150,19 @@
 
   // Time --------------------------------------------------------------------------------------------------------------
 
+  const begin = () => request.rounds[0][START];
+  const ends = (round) => round[START] + round[LONG];
+  const whole = () => ends(request.rounds.at(-1)) - begin() || 1;
+
   function drawn(lane, round) {
-    const name = DATA.lanes[lane], total = round[END] - round[START] || 1, row = made("div", "viewer-lane");
-    const bars = round[BARS].filter((bar) => bar[0] === lane), track = made("div", "viewer-track viewer-track-" + name);
-    const busy = bars.reduce((sum, bar) => sum + bar[3] - bar[2], 0);
-    for (const [, job, start, end, rows] of bars) {
-      const bar = made("div", "viewer-bar viewer-lane-" + name, job);
-      bar.style.left = 100 * (start - round[START]) / total + "%";
-      bar.style.width = 100 * (end - start) / total + "%";
-      bar.title = bar.dataset.job = `${name}: ${job}, ${ms(end - start)}` + (rows === null ? "" : `, ${rows} rows`);
+    const name = DATA.lanes[lane], total = round[LONG] || 1, row = made("div", "viewer-lane");
+    const bars = round[BARS].filter(([job]) => request.jobs[job][0] === lane), track = made("div", "viewer-track viewer-track-" + name);
+    const busy = bars.reduce((sum, bar) => sum + bar[2], 0);
+    for (const [job, start, long, rows] of bars) {
+      const bar = made("div", "viewer-bar viewer-lane-" + name, request.jobs[job][1]);
+      bar.style.left = 100 * start / total + "%";
+      bar.style.width = 100 * long / total + "%";
+      bar.title = bar.dataset.job = `${name}: ${request.jobs[job][1]}, ${ms(long)}` + (rows === undefined ? "" : `, ${rows} rows`);
       track.append(bar);
     }
     const idle = Math.max(0, total - busy);
@@ -166,24 +173,24 @@
   }
 
   function paint() {
-    const box = canvas.getBoundingClientRect(), scale = window.devicePixelRatio || 1, { rounds, lanes } = request;
+    const box = canvas.getBoundingClientRect(), scale = window.devicePixelRatio || 1, { rounds, jobs } = request;
     if (!rounds.length || !box.width) return;
     canvas.width = box.width * scale;
     canvas.height = box.height * scale;
     const style = getComputedStyle(root), pen = canvas.getContext("2d"), high = canvas.height / lanes.length;
-    const start = rounds[0][START], total = rounds[rounds.length - 1][END] - start || 1;
+    const colours = DATA.lanes.map((lane) => style.getPropertyValue("--v-" + lane)), scaled = canvas.width / whole();
     for (const round of rounds)
-      for (const [lane, , from, to] of round[BARS]) {
-        pen.fillStyle = style.getPropertyValue("--v-" + DATA.lanes[lane]);
-        pen.fillRect(canvas.width * (from - start) / total, high * lanes.indexOf(lane) + 1, canvas.width * (to - from) / total, high - 2);
+      for (const [job, start, long] of round[BARS]) {
+        const lane = jobs[job][0];
+        pen.fillStyle = colours[lane];
+        pen.fillRect(scaled * (round[START] + start - begin()), high * lanes.indexOf(lane) + 1, scaled * long, high - 2);
       }
   }
 
   function clicked(event) {
     const box = canvas.getBoundingClientRect(), { rounds } = request;
-    const start = rounds[0][START], total = rounds[rounds.length - 1][END] - start;
-    const time = start + total * (event.clientX - box.left) / box.width;
-    const found = rounds.findIndex((round) => time < round[END]);
+    const time = begin() + whole() * (event.clientX - box.left) / box.width;
+    const found = rounds.findIndex((round) => time < ends(round));
     step(found < 0 ? rounds.length - 1 : found);
   }
 

@@ -4,32 +4,20 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from jinja2 import Environment
 
+from decoding.figures import rounds as view
 from decoding.figures.evidence import Evaluation
-from decoding.figures.rounds import (
-    CLASSES,
-    LANES,
-    MARKS,
-    MEANINGS,
-    PREDICTED,
-    Bar,
-    Drafted,
-    Fate,
-    Origin,
-    Round,
-    rounds,
-    rule_of,
-    summary,
-)
+from decoding.figures.rounds import CLASSES, LANES, MARKS, MEANINGS, PREDICTED, Drafted, Round
 from decoding.trace import Trace
 from decoding.vocabulary import Vocabulary, tokens_of
 
-PROMPTS = 8  # of each evaluation, those decoded first, in their first repeat: the page stays small
+PROMPTS, PROMPTS_IN_ALL = 8, 24  # most of an evaluation, and of a page where every evaluation has one: it stays small
 PROMPT_END = 400  # characters of a prompt that are shown
-KINDS = list(dict.fromkeys([*get_args(Fate), *get_args(Origin)]))
+PARTS = ("html", "css", "js")
+KINDS = list(MARKS)
 Json = dict[str, Any]
 
 
@@ -38,15 +26,15 @@ def fragment(evaluations: Sequence[Evaluation], vocabularies: Mapping[Path, Voca
 
     vocabularies: by the evaluation's folder; tokens are shown as their ids where there is none.
     """
-    found = [_run(one, vocabularies.get(one.folder, Vocabulary())) for one in evaluations if one.traces]
-    if not found:
+    evaluations = [one for one in evaluations if one.traces]
+    if not evaluations:
         return ""
-    data = {"runs": found, "kinds": [[kind, MARKS[kind]] for kind in KINDS], "classes": CLASSES, "lanes": LANES}
-    parts = {
-        name: (files(__package__) / f"viewer.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")
-    }
+    limit = max(1, min(PROMPTS, PROMPTS_IN_ALL // len(evaluations)))
+    found = [_run(one, vocabularies.get(one.folder, Vocabulary()), limit) for one in evaluations]
+    data = {"runs": found, "kinds": list(MARKS.items()), "lanes": LANES}
+    parts = {part: (files(__package__) / f"viewer.{part}").read_text(encoding="utf-8") for part in PARTS}
     template = Environment(autoescape=True, trim_blocks=True).from_string(parts["html"])
-    return template.render(parts, data=embedded(data), kinds=MARKS, meanings=MEANINGS, limit=PROMPTS)
+    return template.render(parts, data=embedded(data), kinds=MARKS, meanings=MEANINGS, limit=limit)
 
 
 def embedded(data: Json) -> str:
@@ -54,12 +42,10 @@ def embedded(data: Json) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _run(evaluation: Evaluation, vocabulary: Vocabulary) -> Json:
-    shown = {method: _first(traces, evaluation) for method, traces in evaluation.traces.items()}
-    some = next(iter(shown.values()))
-    used = sorted(
-        {token for found in shown.values() for trace in found for r in trace.rounds for token in tokens_of(r)}
-    )
+def _run(evaluation: Evaluation, vocabulary: Vocabulary, limit: int) -> Json:
+    shown = {method: _first(traces, evaluation, limit) for method, traces in evaluation.traces.items()}
+    some, everything = next(iter(shown.values())), [trace for found in shown.values() for trace in found]
+    used = sorted({token for trace in everything for round_ in trace.rounds for token in tokens_of(round_)})
     return {
         "name": f"{evaluation.folder.name} (T = {evaluation.temperature:g})",
         "prompts": [[f"{trace.dataset} {trace.prompt_id}", vocabulary.prompt(trace)[-PROMPT_END:]] for trace in some],
@@ -68,46 +54,49 @@ def _run(evaluation: Evaluation, vocabulary: Vocabulary) -> Json:
     }
 
 
-def _first(traces: Sequence[Trace], evaluation: Evaluation) -> Sequence[Trace]:
-    """Those of the first repeat, PROMPTS at most."""
-    return traces[: min(PROMPTS, len(traces) // evaluation.config["repeats"])]
+def _first(traces: Sequence[Trace], evaluation: Evaluation, limit: int) -> Sequence[Trace]:
+    """Those decoded first, of the first repeat."""
+    return traces[: min(limit, len(traces) // evaluation.config["repeats"])]
 
 
 def _method(evaluation: Evaluation, method: str, traces: Sequence[Trace]) -> Json:
-    rule = rule_of(evaluation.config, method)
-    requests = [_request(trace, rounds(trace, rule)) for trace in traces]
+    rule = view.rule_of(evaluation.config, method)
+    requests = [_request(view.rounds(trace, rule)) for trace in traces]
     return {"name": method, "predicted": PREDICTED.get(rule, "stop rule's value"), "requests": requests}
 
 
-def _request(trace: Trace, found: Sequence[Round]) -> Json:
-    said = [summary(one, number, len(found)) for number, one in enumerate(found, 1)]
-    lanes = [lane for lane in LANES if any(one.uses(lane) for one in found)]
+def _request(found: Sequence[Round]) -> Json:
+    """jobs: [lane, name] of what is done in it; laid: whether its stages are laid end to end."""
+    jobs = sorted({(LANES.index(bar.lane), bar.job) for one in found for bar in one.bars})
+    said = [view.summary(one, number, len(found)) for number, one in enumerate(found, 1)]
     return {
-        "rounds": [_round(one, text) for one, text in zip(found, said, strict=True)],
-        "lanes": [LANES.index(lane) for lane in lanes],
-        "laid": not any(round_.overlap for round_ in trace.rounds),
+        "rounds": [_round(one, text, jobs) for one, text in zip(found, said, strict=True)],
+        "jobs": jobs,
+        "laid": any(bar.rows is None for one in found for bar in one.bars),
     }
 
 
-def _round(found: Round, text: str) -> list[Any]:
-    """Times in microseconds since the request began."""
+def _round(found: Round, text: str, jobs: Sequence[tuple[int, str]]) -> list[Any]:
+    """Times in microseconds, those of bars since the round began."""
+    bars = [
+        [jobs.index((LANES.index(bar.lane), bar.job)), _micro(bar.start - found.start), _micro(bar.end - bar.start)]
+        + ([] if bar.rows is None else [bar.rows])
+        for bar in found.bars
+    ]
     return [
         text,
+        None if found.outcome is None else CLASSES[found.outcome],
         [_drafted(node) for node in found.drafted],
         [[token.token, KINDS.index(token.origin)] for token in found.committed],
-        [_bar(bar) for bar in found.bars],
+        bars,
         _micro(found.start),
-        _micro(found.end),
+        _micro(found.end - found.start),
     ]
 
 
 def _drafted(node: Drafted) -> list[Any]:
     numbers = [None if value is None else float(f"{value:.4g}") for value in (node.q, node.p, node.predicted)]
     return [node.token, node.depth, node.line, KINDS.index(node.fate), *numbers]
-
-
-def _bar(bar: Bar) -> list[Any]:
-    return [LANES.index(bar.lane), bar.job, _micro(bar.start), _micro(bar.end), bar.rows]
 
 
 def _micro(seconds: float) -> int:
