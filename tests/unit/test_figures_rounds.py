@@ -1,0 +1,166 @@
+"""What became of every token of a trace, and when: worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from decoding.figures.rounds import MARKS, MEANINGS, Bar, Committed, Round, rounds, rule_of, summary
+from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
+from tests.traces import chain, overlapped, plain, tree
+
+
+def of(*found: RoundTrace, rule: str = "") -> list[Round]:
+    return rounds(Trace(3, [], list(found), prefill_seconds=1.0, seconds=9.0), rule)
+
+
+def fates(found: Round) -> list[str]:
+    return [node.fate for node in found.drafted]
+
+
+# Tokens --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_that_is_rejected() -> None:
+    found = of(chain([4, 5, 6, 7], accepted=1, last=9))[0]
+    assert fates(found) == ["accepted", "rejected", "rolled back", "rolled back"]
+    assert found.committed == [Committed(4, "accepted"), Committed(9, "residual")]
+    assert [(node.token, node.parent, node.depth, node.line) for node in found.drafted] == [
+        (4, 0, 1, 0), (5, 1, 2, 0), (6, 2, 3, 0), (7, 3, 4, 0)
+    ]  # fmt: skip
+
+
+def test_a_chain_that_is_accepted_and_a_round_without_a_draft() -> None:
+    first, second = of(chain([4, 5], accepted=2, last=9), plain(8))
+    assert fates(first) == ["accepted"] * 2 and first.committed[-1] == Committed(9, "bonus")
+    assert second.drafted == [] and second.committed == [Committed(8, "plain")]
+
+
+def test_an_accepted_end_has_nothing_after_it() -> None:
+    ended = replace(chain([4, 0], accepted=2, last=9), tokens=[4, 0])
+    assert [token.origin for token in of(ended)[0].committed] == ["accepted", "accepted"]
+
+
+def test_a_tree() -> None:
+    """Rows: 1 and 5 at depth 1; 2 and 4 after 1; 3 after 2; 6 after 5. The path ends at row 5."""
+    found = of(tree([0, 1, 2, 1, 0, 5, 6], row=5, accepted=1))[0]
+    assert fates(found) == ["branch"] * 4 + ["accepted", "rejected", "rolled back"]
+    assert [node.depth for node in found.drafted] == [1, 2, 3, 2, 1, 2, 3]
+    assert [node.line for node in found.drafted] == [0, 0, 0, 1, 2, 2, 2]
+
+
+def test_candidates_are_all_rejected_where_the_path_ends() -> None:
+    assert fates(of(tree([0, 0, 2, 0], row=0, accepted=0))[0]) == ["rejected", "rejected", "rolled back", "rejected"]
+
+
+def test_p_q_and_predictions_are_those_of_the_trace() -> None:
+    round_ = replace(chain([4, 5, 6], accepted=1, last=9), draft_q=[0.5, 0.25, 1.0], draft_p=[0.75, 0.125, None])
+    found = of(replace(round_, predicted=[0.9, 0.8, 0.7, 0.1]), rule="PredictableConfidence")[0]
+    assert [(node.q, node.p, node.predicted) for node in found.drafted] == [
+        (0.5, 0.75, 0.9), (0.25, 0.125, 0.8), (1.0, None, 0.7)
+    ]  # fmt: skip
+    assert found.unused == [0.1] and found.outcome is None
+    assert [node.p for node in of(replace(round_, draft_p=[]))[0].drafted] == [None] * 3
+
+
+def test_a_class_is_no_prediction_of_a_token() -> None:
+    found = of(replace(chain([4, 5], accepted=0, last=9), predicted=[2.0]), rule="HRADStop")[0]
+    assert found.outcome == 2 and [node.predicted for node in found.drafted] == [None, None] and not found.unused
+
+
+# Branches ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_accepted_branch_is_retained_as_far_as_it_is_pending_next() -> None:
+    """Pending 4; candidates 5 and 6, grown to 5 7 8 and 6 9; 5 is accepted, and 7 pending next."""
+    first = overlapped(pending=[4], branches=[[5, 7, 8], [6, 9]], row=2, tokens=[4, 5], outcome=1)
+    second = overlapped(pending=[7], branches=[[3]], row=0, tokens=[2], outcome=2, stage="branch")
+    one, two = of(first, second)
+    assert [(node.token, node.parent, node.depth, node.line, node.fate) for node in one.drafted] == [
+        (4, 0, 1, 0, "accepted"), (5, 1, 2, 0, "accepted"), (6, 1, 2, 1, "branch"),
+        (7, 2, 3, 0, "retained"), (8, 4, 4, 0, "wasted"), (9, 3, 3, 1, "branch"),
+    ]  # fmt: skip
+    assert [token.origin for token in one.committed] == ["accepted", "accepted"]
+    assert one.outcome == 1 and one.stage == "draft"
+    assert fates(two) == ["rejected", "rolled back"] and two.committed == [Committed(2, "residual")]
+
+
+def test_nothing_is_retained_at_the_end_or_after_a_new_draft_stage() -> None:
+    first = overlapped(pending=[], branches=[[5, 7]], row=1, tokens=[5], outcome=None, stage="pre_verify")
+    assert fates(of(first)[0]) == ["accepted", "wasted"]
+    fresh = overlapped(pending=[7], branches=[], row=1, tokens=[7], outcome=1)
+    one, two = of(first, fresh)
+    assert fates(one) == ["accepted", "wasted"] and one.outcome is None and fates(two) == ["accepted"]
+
+
+def test_branches_after_a_rejection_are_rolled_back() -> None:
+    found = of(overlapped(pending=[4, 5], branches=[[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))[0]
+    assert fates(found) == ["accepted", "rejected", "rolled back", "rolled back", "rolled back"]
+    refused = of(overlapped(pending=[4], branches=[[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))[0]
+    assert fates(refused) == ["accepted", "rejected", "rejected", "rolled back"]
+    assert refused.committed[-1] == Committed(9, "residual")
+
+
+# Time ----------------------------------------------------------------------------------------------------------------
+
+
+def test_stages_are_laid_end_to_end() -> None:
+    seconds = {"draft": 0.25, "target": 0.5, "sample": 0.125, "verify": 0.0625, "stop": 0.0, "other": 0.0625}
+    first, second = of(replace(chain([4], 1, 9), seconds=seconds), replace(plain(8), seconds=seconds))
+    assert first.bars == [
+        Bar("draft", "draft", 1.0, 1.25, None),
+        Bar("rest", "sample", 1.25, 1.375, None),
+        Bar("target", "target", 1.375, 1.875, None),
+        Bar("rest", "verify", 1.875, 1.9375, None),
+        Bar("rest", "other", 1.9375, 2.0, None),
+    ]
+    assert (first.start, first.end, second.start, second.end) == (1.0, 2.0, 2.0, 3.0)
+    assert (first.idle("draft"), first.idle("target")) == (0.75, 0.5)
+
+
+def test_spans_are_when_they_were() -> None:
+    spans = [Span("draft", "draft stage", 1.5, 2.0, 3), Span("target", "verify", 2.0, 4.0, 4)]
+    later = [Span("target", "verify", 5.0, 7.0, 1), Span("draft", "branch stage", 5.5, 6.0, 2)]
+    first, second = of(
+        overlapped(pending=[4], branches=[[5]], row=2, tokens=[4, 5], outcome=1, spans=spans),
+        overlapped(pending=[], branches=[[5]], row=1, tokens=[5], outcome=1, spans=later),
+    )
+    assert (first.start, first.end, second.start, second.end) == (1.0, 5.0, 5.0, 9.0)
+    assert first.bars[1] == Bar("target", "verify", 2.0, 4.0, 4)
+    assert (first.idle("draft"), first.idle("target")) == (3.5, 2.0)
+    assert (second.idle("draft"), second.idle("target")) == (3.5, 2.0)
+    assert second.uses("draft") and not second.uses("rest")
+
+
+# Words ---------------------------------------------------------------------------------------------------------------
+
+
+def test_summary() -> None:
+    seconds = dict.fromkeys(STAGES, 0.0) | {"draft": 0.25, "target": 0.75}
+    round_ = replace(chain([4, 5, 6], accepted=1, last=9), seconds=seconds, predicted=[0.9, 0.8, 0.7, 0.125])
+    assert summary(of(round_, rule="AdaEDL")[0], 2, 7) == (
+        "Round 2 of 7: 3 drafted: 1 accepted, 1 rejected, 1 rolled back; the stop rule ended it at 0.125; "
+        "2 committed: 1 accepted, 1 residual; 1000.0 ms; draft idle 750.0 ms; target idle 250.0 ms"
+    )
+    assert "nothing drafted; 1 committed: 1 plain" in summary(of(plain(8))[0], 1, 1)
+    some = of(overlapped(pending=[4], branches=[[5]], row=2, tokens=[4, 5], outcome=1))[0]
+    assert summary(some, 1, 1).startswith("Round 1 of 1: class some; 2 drafted: 2 accepted; ")
+
+
+def test_every_kind_has_a_mark_of_its_own() -> None:
+    assert MARKS.keys() == MEANINGS.keys() and len(set(MARKS.values())) == len(MARKS)
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"), [("hrad", "HRADStop"), ("best fixed gamma (3)", "Fixed"), ("autoregressive", ""), ("new", "")]
+)
+def test_the_rule_of_a_method(method: str, rule: str) -> None:
+    stops = {"hrad": "decoding.stopping.hrad.HRADStop", "fixed": "decoding.stopping.fixed.Fixed"}
+    config = {"method": {name: {"stop": {"_target_": stop}} for name, stop in stops.items()}}
+    config["method"]["autoregressive"] = {}
+    assert rule_of(config, method) == rule
+
+
+def test_overlap_traces_need_no_rule() -> None:
+    stages = StageTrace("draft", 0, 0, 0, 0, [], 0, 0, [Span("target", "verify", 1.0, 2.0, 1)])
+    found = of(replace(plain(8), overlap=stages, predicted=[0.0]))[0]
+    assert found.outcome == 0 and found.drafted == []
