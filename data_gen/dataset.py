@@ -1,5 +1,6 @@
 """Reading a finished harvest: its manifest, its records by split, its responses."""
 
+import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from data_gen import forms
 from data_gen.ledger import MANIFEST, PLAN
 from data_gen.sealed import digest, read_sealed
 from data_gen.shards import FEATURES, INTEGERS, PROMPT, SCHEMA_VERSION, SCHEMAS, read_shard
 from predictors.errors import UserError
 
-NEEDED = ("pair", "warp", "draft_warp", "gamma", "features", "features_stored", "shards")  # of a manifest
 WRITTEN = ("command", "versions", "responses_from", "shards", "bytes")  # how and as what its records were written
 
 
@@ -33,8 +34,7 @@ def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
     manifest = read_sealed(path, key, f"{remedy} (and its settings): it writes the file again")
     if (version := manifest.get("schema_version")) != SCHEMA_VERSION:
         raise UserError(f"{key}: {path} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest again")
-    if lacking := [name for name in NEEDED if name not in manifest]:
-        raise UserError(f"{key}: {path} lacks {', '.join(lacking)}. {remedy}")
+    forms.refuse_misfits(manifest, forms.MANIFEST, f"{key}: {path}", remedy)
     return manifest
 
 
@@ -63,12 +63,15 @@ def read_records(
     counted = "anchor" if kind == "rounds" else "position"  # one value per sample
     entries = [entry for entry in manifest["shards"] if entry["kind"] == kind]
     tables = [read_shard(folder, entry, ["split", counted, *names]) for entry in entries]
-    table = pa.concat_tables([_of_split(table, split) for table in tables])
-    counts = pc.list_value_length(table[counted]).to_numpy()
-    samples = int(counts.sum())
-    if samples == 0:
+    parts = [part for table in tables if len(part := _of_split(table, split))]
+    counts = np.concatenate([np.zeros(0, int), *(pc.list_value_length(part[counted]).to_numpy() for part in parts)])
+    if counts.sum() == 0:
         raise UserError(f"data: {folder} has no {kind} records in split {split}. Harvest more prompts")
-    values = {name: _shaped(_values(table[name]), name, kind, samples, manifest["gamma"]) for name in names}
+    table = pa.concat_tables(parts)
+    try:
+        values = {name: _shaped(table[name], name, kind, counts, manifest["gamma"]) for name in names}
+    except ValueError as error:
+        raise UserError(f"data: {folder} is damaged ({error}). Harvest again with another out=...") from error
     return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
 
 
@@ -96,13 +99,17 @@ def _of_split(table: pa.Table, split: str) -> pa.Table:
     return table if split == "all" else table.filter(pc.equal(table["split"], split))
 
 
-def _shaped(values: Tensor, name: str, kind: str, samples: int, gamma: int) -> Tensor:
-    if name == "rollout_features":
-        return values.view(torch.bfloat16).view(samples, gamma, -1)
-    if name == "features":
-        return values.view(torch.bfloat16).view(samples, -1)
-    each_token = kind == "rounds" and (name.startswith("draft_") or name == "accept_prob")
-    return values.view(samples, gamma) if each_token else values
+def _shaped(column: pa.ChunkedArray, name: str, kind: str, counts: np.ndarray, gamma: int) -> Tensor:
+    """counts: [rows], samples of each row. Raises ValueError where a row has not as many values as its samples need."""
+    each_token = kind == "rounds" and (name.startswith("draft_") or name in ("accept_prob", "rollout_features"))
+    values, shape = _values(column), [int(counts.sum()), *([gamma] if each_token else [])]
+    if name in FEATURES:
+        values = values.view(torch.bfloat16)
+        shape.append(len(values) // math.prod(shape))
+    per_sample = math.prod(shape[1:])
+    if per_sample == 0 or not np.array_equal(pc.list_value_length(column).to_numpy(), counts * per_sample):
+        raise ValueError(f"column {name} has not {per_sample or 'any'} values for each of the {kind} records")
+    return values.view(shape)
 
 
 def _values(column: pa.ChunkedArray) -> Tensor:

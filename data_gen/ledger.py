@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_gen import forms
 from data_gen.sealed import digest, read_sealed, write_sealed
 from data_gen.shards import SCHEMAS, fault, shard_name, write_shard
 from predictors.errors import UserError
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
-_FILE = re.compile(rf"(?:{'|'.join(SCHEMAS)})-\d{{5,}}\.parquet|chunk-\d{{5,}}\.json")
+_FILE = re.compile(rf"(?:{'|'.join(SCHEMAS)})-[0-9]{{5,}}\.parquet|chunk-[0-9]{{5,}}\.json")
 _AGAIN = "Choose another out=... or delete the folder"
 
 
@@ -58,7 +59,7 @@ def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
     try:
         made_with = read_sealed(path, "out", f"The shards beside it may have other settings. {_AGAIN}")
     except UserError:
-        if {seal["plan"] for seal in _readable_seals(folder)} != {plan_id(plan)}:
+        if {str(seal.get("plan")) for seal in _readable_seals(folder)} != {plan_id(plan)}:
             raise
         write_sealed(path, plan)
         return
@@ -149,10 +150,16 @@ def seal_of(folder: Path, index: int, plan: str) -> dict[str, Any] | None:
     return seal if whole else None
 
 
+def sealed_chunks(folder: Path) -> list[int]:
+    """Those that have a seal of whatever kind."""
+    return [int(path.stem.removeprefix("chunk-")) for path in folder.glob("chunk-*.json") if _FILE.fullmatch(path.name)]
+
+
 def read_seal(folder: Path, index: int, plan: str | None) -> dict[str, Any]:
     """Raises UserError where it is missing, damaged, or belongs to another dataset. plan: None for any."""
     path = folder / seal_name(index)
     seal = read_sealed(path, "data", "")
+    forms.refuse_misfits(seal, forms.seal(index), f"data: {path}", "")
     if plan not in (None, seal["plan"]):
         raise UserError(f"data: {path} belongs to another dataset. ")
     return seal

@@ -112,9 +112,11 @@ def by_prompt(
     folder: str | Path, split: str, values: dict[str, Tensor], group: Tensor, max_new: int
 ) -> Iterator[dict[str, Any]]:
     """One mapping per prompt, as `decoding.rollouts.build` takes them."""
-    sizes = group.bincount().tolist()
+    responses = read_responses(folder, split)
+    sizes = group.bincount(minlength=len(responses)).tolist()
+    if sizes != [len(response["response_tokens"]) for response in responses]:
+        raise UserError(f"data: {folder} is damaged (rounds and responses differ in length). Harvest again: out=...")
     parts = {name: column.split(sizes) for name, column in values.items()}
-    for number, response in enumerate(read_responses(folder, split)):
-        assert sizes[number] == len(response["response_tokens"]), "a round at every position"
+    for number, response in enumerate(responses):
         facts = {"prompt_id": response["prompt_id"], "length": sizes[number], "max_new": max_new}
         yield facts | {name: chunks[number] for name, chunks in parts.items()}

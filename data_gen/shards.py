@@ -35,10 +35,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from predictors.base import UNREADABLE
 from predictors.errors import UserError
 from predictors.storage import write_atomically
 
@@ -171,7 +173,28 @@ def read_shard(folder: Path, entry: dict[str, Any], columns: Collection[str]) ->
     path = folder / entry["name"]
     if problem := fault(path, entry, _known_hash):
         raise UserError(f"data: shard {path} {problem}. Run the harvest again with out={folder}: it remakes bad shards")
-    return pq.read_table(path, columns=list(dict.fromkeys(columns)))
+    try:
+        return _checked(pq.read_table(path, columns=list(dict.fromkeys(columns))), entry)
+    except UNREADABLE as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(
+            f"data: shard {path} cannot be read ({said}). Delete it and run the harvest again with out={folder}"
+        ) from error
+
+
+def _checked(table: pa.Table, entry: dict[str, Any]) -> pa.Table:
+    """`table`, if its columns are of the types of ``SCHEMAS``, whole, and as long as the entry says; else a
+    ValueError."""
+    table.validate(full=True)
+    schema = SCHEMAS[entry["kind"]]
+    if table.num_rows != entry["rows"]:
+        raise ValueError(f"{table.num_rows} rows instead of {entry['rows']}")
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.type != schema.field(name).type:
+            raise ValueError(f"column {name} is of type {column.type} instead of {schema.field(name).type}")
+        if column.null_count or (pa.types.is_list(column.type) and pc.list_flatten(column).null_count):
+            raise ValueError(f"column {name} has holes")
+    return table
 
 
 def fault(path: Path, entry: dict[str, Any], hashing: Callable[[Path], str] | None = None) -> str | None:

@@ -5,8 +5,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_gen import ledger
+from data_gen import forms, ledger
 from data_gen.answers import log
+from data_gen.dataset import read_responses
 from data_gen.sealed import read_sealed
 from predictors.errors import UserError
 
@@ -18,9 +19,11 @@ def verify(folder: Path) -> list[str]:
     """
     found: dict[str, dict[str, Any]] = {}
     bad: list[str] = []
-    for name in (ledger.PLAN, ledger.MANIFEST):
+    for name, form in ((ledger.PLAN, forms.PLAN), (ledger.MANIFEST, forms.MANIFEST)):
         try:
-            found[name] = read_sealed(folder / name, "out", "")
+            value = read_sealed(folder / name, "out", "")
+            forms.refuse_misfits(value, form, f"out: {folder / name}", "")
+            found[name] = value
         except UserError as error:
             bad.append(str(error).removeprefix("out: ").rstrip(". "))
     if not any(path.exists() for path in (folder / ledger.PLAN, folder / ledger.MANIFEST, *folder.glob("chunk-*"))):
@@ -32,17 +35,25 @@ def verify(folder: Path) -> list[str]:
         bad += [f"{folder / name} {problem}" for name, problem in ledger.faults(folder, index, identity)]
     if found:
         bad += [f"{folder / name} belongs to no chunk. Delete it" for name in ledger.strangers(folder, count)]
-    if "url" in found.get(ledger.MANIFEST, {}).get("responses_from", {}):  # they were asked from a server
-        bad += log.faults(folder)
     if plan and not bad and not _vouches(found[ledger.MANIFEST], plan, folder):
         bad.append(f"{folder / ledger.MANIFEST} is out of date: it does not describe the shards beside it")
+    if "url" in found.get(ledger.MANIFEST, {}).get("responses_from", {}):  # they were asked from a server
+        bad += log.faults(folder, [] if bad else _answered(folder, bad))
     return bad
 
 
 def _chunks(folder: Path, plan: dict[str, Any] | None) -> int:
     """How many there should be; how far the seals go, where neither plan nor manifest can be read."""
-    numbers = [int(path.stem.removeprefix("chunk-")) for path in folder.glob("chunk-*.json")]
-    return ledger.chunk_count(plan) if plan else max(numbers, default=-1) + 1
+    return ledger.chunk_count(plan) if plan else max(ledger.sealed_chunks(folder), default=-1) + 1
+
+
+def _answered(folder: Path, bad: list[str]) -> list[str]:
+    """Ids of the prompts whose responses were harvested. A shard that cannot be read is added to `bad`."""
+    try:
+        return [row["prompt_id"] for row in read_responses(folder, "all")]
+    except UserError as error:
+        bad.append(str(error).removeprefix("data: ").removeprefix("shard ").rstrip(". "))
+        return []
 
 
 def _vouches(manifest: dict[str, Any], plan: dict[str, Any], folder: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_switch
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class FeatureSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(int(layer) for layer in self.layers))
+        checked_switch("features.embedding", self.embedding)
         if self.side not in ("draft", "target"):
             raise UserError(f"features.side: {self.side!r} is no model. Use draft or target")
         if not self.layers or max(self.layers) >= 0:

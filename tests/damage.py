@@ -1,4 +1,4 @@
-"""Damage to files: single bytes, and values in JSON."""
+"""Damage to files: bytes, stretches of them, and values in JSON."""
 
 import json
 import random
@@ -11,7 +11,10 @@ ODD += [[], [[]], [1, 2, 3, 4], ["x"], [None], {}, {"x": 1}, "hrad", "specdecpp"
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
-    """`content` with one to four bytes changed, put in or left out, or its end cut off."""
+    """`content` with one to four bytes changed, put in or left out, or its end cut off; or with a stretch of it moved,
+    doubled or overwritten."""
+    if chance.random() < 0.25:
+        return with_a_stretch_elsewhere(content, chance)
     found = bytearray(content)
     for _ in range(chance.randint(1, 4)):
         at, byte = chance.randrange(len(found) + 1), chance.randrange(256)
@@ -28,6 +31,21 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
                 if chance.random() < 0.2:
                     del found[at:]
     return bytes(found)
+
+
+def with_a_stretch_elsewhere(content: bytes, chance: random.Random) -> bytes:
+    """Two neighbouring stretches swapped, one of them doubled, in the place of the other, or zeros."""
+    first, middle, last = sorted(chance.randrange(len(content) + 1) for _ in range(3))
+    before, one, two, after = content[:first], content[first:middle], content[middle:last], content[last:]
+    match chance.randrange(4):
+        case 0:
+            return before + two + one + after
+        case 1:
+            return before + one + one + two + after
+        case 2:
+            return before + one + one[: len(two)].ljust(len(two), b"\0") + after
+        case _:
+            return before + bytes(len(one)) + two + after
 
 
 def oddly_valued(text: str, chance: random.Random) -> str:
@@ -61,15 +79,47 @@ def odd_header(content: bytes, chance: random.Random) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[8 + size :]
 
 
+def odd_line(content: bytes, chance: random.Random) -> bytes:
+    """Of lines of JSON one that is `oddly_valued`, doubled, left out, or in another's place."""
+    lines = content.splitlines(keepends=True)
+    at, other = chance.randrange(len(lines)), chance.randrange(len(lines))
+    match chance.randrange(4):
+        case 0:
+            lines.insert(other, lines[at])
+        case 1:
+            del lines[at]
+        case 2:
+            lines[at], lines[other] = lines[other], lines[at]
+        case _:
+            lines[at] = oddly_valued(lines[at].decode(), chance).encode() + b"\n"
+    return b"".join(lines)
+
+
 def damage_one_file(folder: Path, chance: random.Random) -> None:
-    """Damage a file of a checkpoint, at the level of bytes or, where it can still be read, of values."""
+    """Damage a file, at the level of bytes or, where it can still be read, of values."""
     path = chance.choice(sorted(path for path in folder.iterdir() if path.is_file()))
     content = path.read_bytes()
     by_value = {
         ".json": lambda: oddly_valued(content.decode(), chance).encode(),
+        ".jsonl": lambda: odd_line(content, chance),
         ".safetensors": lambda: odd_header(content, chance),
     }
     try:
-        path.write_bytes(by_value[path.suffix]() if chance.random() < 0.5 else damaged(content, chance))
+        by_bytes = path.suffix not in by_value or chance.random() < 0.5
+        path.write_bytes(damaged(content, chance) if by_bytes else by_value[path.suffix]())
     except ValueError:
         path.write_bytes(damaged(content, chance))
+
+
+def misplace_a_file(folder: Path, chance: random.Random) -> None:
+    """Delete or empty a file, or swap two."""
+    one, other = chance.sample(sorted(path for path in folder.iterdir() if path.is_file()), 2)
+    match chance.randrange(3):
+        case 0:
+            one.unlink()
+        case 1:
+            one.write_bytes(b"")
+        case _:
+            first, second = one.read_bytes(), other.read_bytes()
+            one.write_bytes(second)
+            other.write_bytes(first)

@@ -1,14 +1,22 @@
 """A finished harvest of the tiny pair, as scripts/gen_data.py leaves it."""
 
+import json
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 
-from data_gen.harvest import Progress, Recipe, harvest
+from data_gen.answers import log
+from data_gen.dataset import read_responses
+from data_gen.harvest import Progress, Recipe, harvest, plan
+from data_gen.ledger import PLAN, plan_id
+from data_gen.prompts import Prompt
 from data_gen.requests import Request
-from data_gen.shards import SPLITS
+from data_gen.sealed import CHECKSUM, write_sealed
+from data_gen.shards import SPLITS, file_hash
 from data_gen.workers import ALONE, Place
 from decoding.models import ModelPair
 from decoding.sampling import Warp
@@ -17,6 +25,7 @@ from scripts.gen_data import finish
 from tests.tiny_pair import VOCAB
 
 SETTINGS = OmegaConf.create({"splits": {"calibration": 0.1, "test": 0.1}, "responses": {"name": "generate"}})
+SERVED = OmegaConf.merge(SETTINGS, {"responses": {"name": "server", "url": "http://127.0.0.1:1/v1"}})
 RECIPE = Recipe(
     gamma=3,
     seed=3,
@@ -50,3 +59,41 @@ def make_dataset(
     requests = some_requests(count)
     harvest(pair, requests, recipe, folder, progress or Progress(), place)
     return finish(pair, requests, recipe, folder, SETTINGS) if place.rank == 0 else {}
+
+
+def answered_dataset(pair: ModelPair, folder: Path, count: int, recipe: Recipe) -> tuple[list[Prompt], dict[str, Any]]:
+    """The same with `answers.jsonl`, as if a server had given the responses. Returns its prompts, and its plan."""
+    make_dataset(pair, folder / "generated", count, recipe)
+    responses = {row["prompt_id"]: row["response_tokens"] for row in read_responses(folder / "generated", "all")}
+    requests = [replace(r, response=torch.tensor(responses[r.prompt_id])) for r in some_requests(count)]
+    prompts = [Prompt(request.prompt_id, "toy", "", "w1 w2") for request in requests]
+    with log.open_log(folder / "data", {}) as answers:
+        for prompt in prompts:
+            answers.append(prompt, {"response_tokens": responses[prompt.id]})
+    harvest(pair, requests, recipe, folder / "data", Progress())
+    finish(pair, requests, recipe, folder / "data", SERVED)
+    return prompts, plan(pair, requests, recipe)
+
+
+def reseal(folder: Path) -> None:
+    """Make every checksum fit what lies in the folder, as far as it can be read, so that what comes after is tested."""
+    values = {path.name: value for path in folder.glob("*.json") if isinstance(value := _json(path), dict)}
+    for value in values.values():
+        value.pop(CHECKSUM, None)
+    for name, value in values.items():
+        with suppress(LookupError, TypeError, OSError, ValueError):
+            for entry in value.get("shards", []):
+                path = folder / entry["name"]
+                entry["bytes"], entry["sha256"] = path.stat().st_size, file_hash(path)
+        if name.startswith("chunk") and PLAN in values:
+            value["plan"] = plan_id(values[PLAN])
+        write_sealed(folder / name, value)
+    answers = folder / log.NAME
+    if answers.is_file():
+        lines = answers.read_bytes().splitlines()
+        answers.write_bytes(b"".join(log.with_checksum(line.rpartition(b', "checksum"')[0]) + b"\n" for line in lines))
+
+
+def _json(path: Path) -> Any:
+    with suppress(OSError, ValueError, RecursionError):
+        return json.loads(path.read_text(encoding="utf-8"))

@@ -30,7 +30,8 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "",
             lines["responses"].append({**head, "prompt_tokens": letters(name), "response_tokens": torch.arange(rows)})
             lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
             lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
-    settings = {"prompts": {"count": sum(PROMPTS.values())}, "batch_size": sum(PROMPTS.values())}
+    count = sum(PROMPTS.values())
+    settings = {"prompts": {"count": count}, "batch_size": count, "splits": PROMPTS}
     ledger.save_chunk(folder, ledger.plan_id(settings), 0, lines)
     manifest = {
         **settings,
@@ -39,9 +40,12 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "",
         "warp": WARP,
         "draft_warp": WARP,
         "gamma": gamma,
+        "max_new_tokens": rows,
+        "anchors": {"stride": 1},
         "features": FEATURES,
         "feature_dims": {"specdecpp": DIM, "hrad": DIM},
         "features_stored": True,
+        "responses_from": {},
         **ledger.inventory(folder, settings),
     }
     write_sealed(folder / "manifest.json", manifest)

@@ -4,7 +4,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,7 +85,7 @@ class AnswerLog:
         place = f"responses.url: {self.path} line {self._lines}"
         row = parse_object(line, place)
         given, asked = given_from_row(row, place), row.get("asked", {})
-        if not is_whole(line):
+        if not (is_whole(line) and isinstance(asked, dict)):
             raise UserError(f"{place} {DAMAGED}. Remove that line, or choose another out=...")
         if changed := [key for key in sorted({*asked, *self.asked}) if asked.get(key) != self.asked.get(key)]:
             old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (asked, self.asked))
@@ -95,11 +96,25 @@ class AnswerLog:
         self._digests[given.prompt_id] = row.get("prompt")
 
 
-def faults(folder: Path) -> list[str]:
-    """The damaged lines of the log in `folder`, if there is one."""
+def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
+    """What is wrong with the log in `folder`. harvested: ids of the prompts whose answers became records."""
     path = folder / NAME
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [f"{path} line {number} {DAMAGED}" for number, line in enumerate(lines, 1) if not is_whole(line)]
+    try:
+        *lines, torn = path.read_bytes().split(b"\n")
+    except OSError as error:
+        return [f"{path} cannot be read ({error.strerror})"]
+    bad, names = [], Counter[str]()
+    for number, line in enumerate([*lines, torn] if torn else lines, 1):
+        place = f"{path} line {number}"
+        try:
+            names[given_from_row(parse_object(line, place), place).prompt_id] += 1
+        except UserError as error:
+            bad.append(str(error))
+        else:
+            bad += [] if number <= len(lines) and is_whole(line) else [f"{place} {DAMAGED}"]
+    lost = [name for name in harvested if name not in names]
+    bad += [f"{path} answers {name} {count} times" for name, count in names.items() if count > 1]
+    return bad + ([f"{path} has lost the answers to {len(lost)} prompts, {lost[0]} is one"] if lost else [])
 
 
 def is_whole(line: bytes) -> bool:

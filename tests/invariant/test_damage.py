@@ -16,7 +16,7 @@ from data_gen.verify import verify
 from decoding.models import ModelPair
 from predictors.errors import UserError
 from predictors.storage import write_atomically
-from tests.datasets import RECIPE, make_dataset
+from tests.datasets import RECIPE, answered_dataset, make_dataset
 from tests.processes import die, forked
 
 CHUNKS = 3
@@ -289,3 +289,26 @@ def test_own_files_without_shards_are_replaced(pair: ModelPair, folder: Path, or
         path.unlink()
     make_dataset(pair, folder, recipe=replace(RECIPE, seed=9))
     assert verify(folder) == [] and read_manifest(folder)["seed"] == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda lines: lines[1:], "has lost the answers to 1 prompts, p0 is one"),
+        (lambda lines: [], "has lost the answers to 4 prompts, p0 is one"),
+        (lambda lines: [*lines, lines[2]], "answers p2 2 times"),
+        (lambda lines: [*lines[:2], lines[2].replace(b"[", b"[1, "), lines[3]], "line 3 is damaged"),
+        (lambda lines: [*lines[:3], lines[3][:-1]], "line 4 is damaged"),
+        (lambda lines: None, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_lines_of_the_answers(
+    pair: ModelPair, tmp_path: Path, change: Callable[[list[bytes]], list[bytes] | None], says: str
+) -> None:
+    answered_dataset(pair, tmp_path, 4, RECIPE)
+    path = tmp_path / "data" / "answers.jsonl"
+    assert verify(tmp_path / "data") == []
+    lines = change(path.read_bytes().splitlines(keepends=True))
+    path.unlink() if lines is None else path.write_bytes(b"".join(lines))
+    (found,) = verify(tmp_path / "data")
+    assert found.startswith(f"{path} {says}")

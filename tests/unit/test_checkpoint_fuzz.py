@@ -1,8 +1,6 @@
 """Whatever happens to the bytes of a checkpoint, loading it works or ends in one line."""
 
-import os
 import random
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from predictors.errors import UserError
 from predictors.survival import Survival
 from tests.checkpoints import reseal, write_checkpoint
 from tests.damage import damage_one_file
+from tests.fuzz import for_as_long_as_asked
 
 DIM = 6
 ISOTONIC = Calibration("isotonic", curves=(((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),), survival=Survival(0.9, 0.2, -0.1))
@@ -67,17 +66,7 @@ def test_a_damaged_checkpoint_loads_or_is_refused(tmp_path: Path, whole: dict[st
 @pytest.mark.slow
 def test_for_as_long_as_asked(tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]) -> None:
     """FUZZ_SECONDS=600 pytest -m slow tests/unit/test_checkpoint_fuzz.py"""
-    ends, seed, loaded = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "20")), 0, 0
-    while time.monotonic() < ends:
-        seed += 1
-        try:
-            loaded += loads(tmp_path, whole, -seed)
-        except BaseException as error:
-            error.add_note(f"seed {-seed}")
-            raise
-    with capsys.disabled():
-        print(f"\n{seed} damaged checkpoints, {loaded} of them loaded")
-    assert 0 < loaded < seed
+    for_as_long_as_asked("checkpoints", lambda seed: loads(tmp_path, whole, seed), capsys)
 
 
 def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(tmp_path: Path, whole: dict[str, bytes]) -> None:

@@ -1,7 +1,10 @@
 import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import datasets
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -146,6 +149,60 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: s
     (folder / "manifest.json").write_text(content)
     with pytest.raises(UserError, match=f"^data: .*manifest.json {says}"):
         dataset.read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({"gamma": "4", "prompts": None}, "prompts.count, gamma"),
+        ({"warp": {"top_p": 2}, "features": {"hrad": []}}, "warp, features.specdecpp, features.hrad"),
+        (
+            {"shards": [{"name": "/rounds-00000.parquet", "kind": "rounds", "rows": 1, "bytes": 1, "sha256": ""}]},
+            "shards",
+        ),
+        ({"splits": {"train": 1, "calibration": 1, "test": 1}}, "splits"),
+        ({"max_new_tokens": 10**30}, "max_new_tokens"),
+    ],
+)
+def test_a_manifest_of_other_values_is_refused(folder: Path, changed: dict[str, Any], names: str) -> None:
+    write_sealed(folder / "manifest.json", {**dataset.read_manifest(folder), **changed})
+    with pytest.raises(UserError, match=rf"^data: .*manifest.json is damaged \(no valid {names}\)\. Run: "):
+        dataset.read_manifest(folder)
+
+
+def at(table: pa.Table) -> int:
+    return int(table.column_names.index("accepted"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda table: table.drop_columns(["accepted"]), "No match for FieldRef"),
+        (lambda table: table.slice(1), "19 rows instead of 20"),
+        (
+            lambda table: table.set_column(at(table), "accepted", table["draft_q"]),
+            "column accepted is of type list<.*float",
+        ),
+        (
+            lambda table: table.set_column(at(table), "accepted", pa.array([[1, None]] * 20, shards.INTEGERS)),
+            "accepted has holes",
+        ),
+        (
+            lambda table: table.set_column(at(table), "accepted", pa.array([[1]] * 20, shards.INTEGERS)),
+            "accepted has not 1 values for",
+        ),
+    ],
+)
+def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(
+    folder: Path, change: Callable[[pa.Table], pa.Table], says: str
+) -> None:
+    path, manifest = folder / "rounds-00000.parquet", dataset.read_manifest(folder)
+    pq.write_table(change(pq.read_table(path)), path)
+    entry = next(entry for entry in manifest["shards"] if entry["name"] == path.name)
+    entry["bytes"], entry["sha256"] = path.stat().st_size, shards.file_hash(path)
+    write_sealed(folder / "manifest.json", manifest)
+    with pytest.raises(UserError, match=f"^data: .*{says}"):
+        dataset.read_records(folder, "rounds", "all", ["accepted"])
 
 
 def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
