@@ -10,7 +10,6 @@ Needs a harvest (python scripts/gen_data.py). Interrupted, the same command cont
 skips finished jobs. Several processes share every batch and give the same result as one, up to rounding.
 """
 
-import hashlib
 import json
 import platform
 import shlex
@@ -33,7 +32,6 @@ from data_gen.shards import SPLITS
 from predictors.base import (
     Predictor,
     Records,
-    differences,
     load_predictor,
     read_config,
     save_predictor,
@@ -51,6 +49,7 @@ from predictors.card import (
     score_table,
 )
 from predictors.cli import hydra_script
+from predictors.differences import differences
 from predictors.errors import UserError, checked_seed, checked_switch
 from predictors.features import FeatureSpec
 from predictors.logging import NullLogger
@@ -58,7 +57,7 @@ from predictors.metrics import scores
 from predictors.processes import this_process
 from predictors.reliability import measured, rollout_prefixes
 from predictors.resume import ResumeFile
-from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
+from predictors.storage import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder, write_json
 from predictors.survival import fit_survival
 from predictors.sweep import is_job, job_folder
 from predictors.trainer import Trainer, logits_in_chunks
@@ -221,15 +220,11 @@ def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
     return {
         "command": shlex.join(["python", "train.py", *HydraConfig.get().overrides.task]),
         "config": OmegaConf.to_container(cfg, resolve=True),
-        "data": {"folder": str(cfg.data), "sha256": manifest_hash(cfg.data), "splits": counts},
+        "data": {"folder": str(cfg.data), "sha256": file_hash(Path(cfg.data) / "manifest.json"), "splits": counts},
         "date": time.strftime("%Y-%m-%d"),
         "seed": cfg.seed,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
     }
-
-
-def manifest_hash(data: str) -> str:
-    return hashlib.sha256((Path(data) / "manifest.json").read_bytes()).hexdigest()
 
 
 def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:

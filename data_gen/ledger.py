@@ -10,7 +10,6 @@ a harvest can be killed at any moment, and damage is found (`data_gen.verify`). 
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from data_gen import forms
 from data_gen.sealed import digest, read_sealed, write_sealed
 from data_gen.shards import SCHEMAS, fault, shard_name, write_shard
+from predictors.differences import differences, leaves
 from predictors.errors import UserError
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
@@ -63,8 +63,7 @@ def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
             raise
         write_sealed(path, plan)
         return
-    before, now = dict(_flat(made_with)), dict(_flat(json.loads(json.dumps(plan))))
-    _refuse_changes(folder, before, now)
+    _refuse_changes(folder, made_with, plan)
 
 
 def refuse_others(folder: Path, known: dict[str, Any]) -> None:
@@ -76,15 +75,13 @@ def refuse_others(folder: Path, known: dict[str, Any]) -> None:
         return
     if any(folder.glob("*.parquet")):
         kind = "generated" if plan.get("responses") == "generated" else "given"
-        before, now = dict(_flat({**plan, "responses": kind})), dict(_flat(json.loads(json.dumps(known))))
-        _refuse_changes(folder, {key: before.get(key) for key in now}, now)
+        before = leaves({**plan, "responses": kind})
+        _refuse_changes(folder, {key: before.get(key) for key in leaves(known)}, leaves(known))
 
 
 def _refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    if changed:
-        old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (before, now))
-        raise UserError(f"out: {folder} was made with {old}, this run has {new}. {_AGAIN}")
+    if changed := differences(before, now):
+        raise UserError(f"out: {folder} was made with {changed}. {_AGAIN}")
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -104,14 +101,6 @@ def _readable_seals(folder: Path) -> Iterator[dict[str, Any]]:
             yield read_sealed(path, "out", "")
         except UserError:
             continue
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from _flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
 
 
 def save_chunk(folder: Path, plan: str, index: int, rows: Mapping[str, list[dict[str, Any]]]) -> None:

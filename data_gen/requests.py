@@ -14,8 +14,8 @@ from data_gen.prompts.render import prompt_ids
 from data_gen.shards import SPLITS
 from decoding import benchmark
 from decoding.models import ModelPair
-from decoding.thresholds import file_hash
 from predictors.errors import UserError
+from predictors.storage import file_hash
 
 
 @dataclass(frozen=True)

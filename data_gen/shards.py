@@ -42,7 +42,7 @@ from torch import Tensor
 
 from predictors.base import UNREADABLE
 from predictors.errors import UserError
-from predictors.storage import write_atomically
+from predictors.storage import file_hash, write_atomically
 
 SCHEMA_VERSION = 3
 SPLITS = ("train", "calibration", "test")
@@ -209,15 +209,6 @@ def fault(path: Path, entry: dict[str, Any], hashing: Callable[[Path], str] | No
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return None if right else "is damaged, or another than the one that was written: its hash differs"
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, a few megabytes at a time."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            found.update(block)
-    return found.hexdigest()
 
 
 def _known_hash(path: Path) -> str:

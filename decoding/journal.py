@@ -10,6 +10,7 @@ from typing import Any
 
 from decoding.trace import Trace
 from predictors.errors import UserError
+from predictors.storage import file_hash
 
 
 class Journal:
@@ -88,6 +89,6 @@ def file_hashes(settings: Any) -> list[str]:
     """Of every file that `settings` names, those in folders it names (checkpoints) included."""
     if isinstance(settings, str):
         named = [Path(settings), *Path(settings).glob("*")] if settings else []
-        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(named) if path.is_file()]
+        return [file_hash(path) for path in sorted(named) if path.is_file()]
     inner = settings.values() if isinstance(settings, Mapping) else settings if isinstance(settings, list) else []
     return [digest for one in inner for digest in file_hashes(one)]

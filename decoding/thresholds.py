@@ -13,7 +13,7 @@ from decoding.machine import DECIDES_COSTS, other_machine
 from decoding.tuning import span
 from predictors.base import damaged
 from predictors.errors import UserError
-from predictors.storage import write_json
+from predictors.storage import file_hash, write_json
 
 FORMAT_VERSION = 2
 REPLAYED = {
@@ -130,10 +130,6 @@ def rule_settings(stop: DictConfig, setting: str) -> dict[str, Any]:
 def _known(value: Any) -> Any:
     """A pair may be renamed: its fingerprints decide."""
     return {key: part for key, part in value.items() if key != "name"} if isinstance(value, Mapping) else value
-
-
-def file_hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def checkpoint_hash(folder: str | Path, key: str) -> str:

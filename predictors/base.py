@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from predictors.calibration import Calibration, balanced
+from predictors.differences import leaves
 from predictors.errors import UserError
 from predictors.features import FeatureSpec
 from predictors.storage import without_nan, write_atomically, write_json
@@ -169,8 +170,8 @@ def damaged(folder: Path, key: str, name: str, error: Exception) -> UserError:
 
 def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where: str) -> None:
     """Raise `UserError` naming the first key in which the run differs from what the checkpoint was trained for."""
-    for name, wanted in _leaves(_plain(expect)).items():
-        trained = _leaves({name.split(".")[0]: config.get(name.split(".")[0])})
+    for name, wanted in leaves(_plain(expect)).items():
+        trained = leaves({name.split(".")[0]: config.get(name.split(".")[0])})
         if name == "pair.name" or (name == "gamma" and trained.get("gamma") is None):
             continue
         if trained.get(name) != wanted:
@@ -186,21 +187,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     flat = {name: value.to_dict() if isinstance(value, FeatureSpec) else value for name, value in values.items()}
     plain: dict[str, Any] = json.loads(json.dumps(flat))
     return plain
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The leaves in which they differ, ``warp.top_k=50, here 0``, in one line."""
-    old, new = _leaves(before), _leaves(now)
-    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    return ", ".join(f"{name}={old.get(name)}, here {new.get(name)}" for name in names)
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"warp": {"top_k": 0}} -> {"warp.top_k": 0}."""
-    leaves: dict[str, Any] = {}
-    for name, value in values.items():
-        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return leaves
 
 
 def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -145,9 +145,12 @@ def share_the_terminal(several: bool) -> None:
 
 def explain(error: Exception) -> str | None:
     """One line for the user, or None when `error` is a bug that deserves its traceback."""
+    place = ""  # in the config, of what could not be made
     for cause in _causes(error):
+        if isinstance(cause, InstantiationException):
+            place = str(cause).partition("full_key: ")[2]
         if isinstance(cause, UserError):
-            return _one_line(str(cause))
+            return as_set(_one_line(str(cause)), place)
         if told := remedy(cause):
             where = isinstance(cause, OSError) and cause.filename
             return f"{_one_line(str(cause))}{'' if where else ': a file could not be written'}. {told}"
@@ -155,6 +158,17 @@ def explain(error: Exception) -> str | None:
         said = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
         return _one_line(said.split("Config search path:")[0].replace("To append to your config use", _UNKNOWN_KEY))
     return None
+
+
+def as_set(message: str, place: str) -> str:
+    """`message` with the key as the user sets it. A class names its settings after its group, as ``warp.top_k``, and
+    may be made elsewhere in the config: at "draft_warp", or "method.specdecpp.engine.stop", an engine's parts being set
+    beside it."""
+    group, setting = message.split(": ")[0].partition(".")[::2]
+    if not (place and setting and group in ("warp", "features", "stop")):
+        return message
+    parts = [part for part in place.split(".") if part != "engine"]
+    return message.replace(f"{group}.{setting}", ".".join([*parts, setting]))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from predictors.base import UNREADABLE, differences
+from predictors.base import UNREADABLE
+from predictors.differences import differences
 from predictors.errors import UserError
 from predictors.storage import write_atomically
 

@@ -119,10 +119,20 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def checked_folder(key: str, value: object) -> Path:
-    """`value`, if it can name a folder, and files beside it that are named after it; else a UserError naming `key`."""
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, a few megabytes at a time."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            found.update(block)
+    return found.hexdigest()
+
+
+def checked_folder(key: str, value: object, kind: str = "folder") -> Path:
+    """`value`, if it can name a folder (or other `kind` of path), and files beside it that are named after it; else a
+    UserError naming `key`."""
     if not (isinstance(value, str) and value):
-        raise UserError(f"{key}: {value} is no folder. Write {key}=<folder>")
+        raise UserError(f"{key}: {value!r} is no {kind}. Write {key}=<{kind}>")
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(value).parts):
         raise UserError(f"{key}: a name in {value[:40]}... is longer than {LONGEST_NAME} bytes. Choose a shorter one")
     return Path(value)

@@ -8,7 +8,6 @@ checked against its stored hashes and kept, what is missing or damaged is built 
 only when it is complete.
 """
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -36,6 +35,7 @@ from transformers import (
 from decoding.draft_model import draft_from_layers
 from predictors.cli import hydra_script
 from predictors.errors import UserError
+from predictors.storage import file_hash
 
 RECORD = "build.json"
 KEPT_FIELDS = (
@@ -67,7 +67,7 @@ def main(cfg: DictConfig) -> None:
         raise UserError(
             f"draft_layers: {layers} not found. Run from the repository root, or: python scripts/distill_draft.py"
         )
-    sources = {"target": sha256(target / RECORD), "draft_layers": sha256(layers)}
+    sources = {"target": file_hash(target / RECORD), "draft_layers": file_hash(layers)}
     build("draft", draft, sources, lambda folder: write_draft(target, layers, folder))
 
 
@@ -86,7 +86,7 @@ def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Pat
     except BaseException:
         shutil.rmtree(partial)
         raise
-    files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+    files = {path.name: file_hash(path) for path in sorted(partial.iterdir())}
     (partial / RECORD).write_text(json.dumps({"sources": sources, "files": files}, indent=2) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
@@ -104,7 +104,7 @@ def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
         if record["sources"] != sources:
             return "made from other sources"
-        damaged = [name for name, digest in record["files"].items() if sha256(folder / name) != digest]
+        damaged = [name for name, digest in record["files"].items() if file_hash(folder / name) != digest]
     except (OSError, ValueError, KeyError, TypeError):
         return "incomplete"
     return f"{damaged[0]} is damaged" if damaged else None
@@ -131,7 +131,7 @@ def fetch_gguf(cfg: DictConfig, cache: Path) -> Path:
 
 
 def is_expected(path: Path, cfg: DictConfig) -> bool:
-    return path.is_file() and path.stat().st_size == cfg.bytes and sha256(path) == cfg.sha256
+    return path.is_file() and path.stat().st_size == cfg.bytes and file_hash(path) == cfg.sha256
 
 
 def find_wheel(package: str, cache: Path) -> Path | None:
@@ -195,14 +195,6 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         remedy = "Set DRAFTPREDICT_CACHE to a folder you can write to"
         raise UserError(f"pair.target: cannot create {folder} ({error.strerror}). {remedy}") from error
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from decoding.tuning import Choice, choose, hindsight, span
 from predictors.base import damaged, read_config
 from predictors.cli import hydra_script
 from predictors.errors import UserError
+from predictors.storage import checked_folder
 
 SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
@@ -45,14 +46,14 @@ LEGEND = "nll, brier, ece, auroc: test split of the harvest trained on, calibrat
 @hydra_script("collect")
 def main(cfg: DictConfig) -> None:
     """Checkpoints and a harvest in, a table out."""
-    folders = checkpoints(Path(cfg.folder))
-    check_out(Path(cfg.out))
+    out, folders = checked_folder("out", cfg.out, "file"), checkpoints(checked_folder(KEY, cfg.folder))
+    check_out(out)
     check_thresholds(cfg.thresholds)
     known = [(settings(folder), scores(folder)) for folder in folders]
     tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
     rows = [(named, measured | found) for (named, measured), each in zip(known, tuned, strict=True) for found in each]
     text = table(rows)
-    Path(cfg.out).write_text(text + "\n", encoding="utf-8")
+    out.write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
 
 

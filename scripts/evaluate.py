@@ -39,7 +39,7 @@ from decoding.report import BASELINE
 from decoding.timeline import modelled
 from decoding.trace import Trace, write_traces
 from predictors.cli import hydra_script
-from predictors.storage import refuse_foreign, replaced_folder, write_json
+from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
 
 MARKER = "results.json"  # what a folder of results is known by
 
@@ -48,7 +48,8 @@ MARKER = "results.json"  # what a folder of results is known by
 def main(cfg: DictConfig) -> None:
     """Models and prompts in, tables out."""
     names = method_names(cfg, HydraConfig.get().overrides.task)
-    refuse_foreign(Path(cfg.out), MARKER)
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
     checkpoints = {name: checkpoint_config(cfg, name) for name in names}
     pair = load_pair(cfg.pair)
     check_checkpoints(cfg, pair, checkpoints)
@@ -60,7 +61,7 @@ def main(cfg: DictConfig) -> None:
     requests = load_requests(cfg, pair)
     for name in names:
         engine(cfg, name, pair)  # what does not fit together is refused before anything is decoded
-    with open_journal(cfg, names, pair, requests) as journal:
+    with only_writer(out), open_journal(cfg, names, pair, requests) as journal:
         logger = instantiate(cfg.logger)
         logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
         try:
@@ -75,7 +76,7 @@ def main(cfg: DictConfig) -> None:
             print(f"\n{text}\n\nsaved in {cfg.out}")
             metrics = results["metrics"]["all"].items()
             logger.log({f"{name}/{key}": value for name, m in metrics for key, value in flat(m)})
-            logger.artifact("evaluation", "results", Path(cfg.out))
+            logger.artifact("evaluation", "results", out)
         finally:
             logger.finish()
 

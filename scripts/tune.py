@@ -53,7 +53,7 @@ from decoding.tuning import Candidate, Choice, choose, dominated_share, frontier
 from decoding.verifiers.token import TokenVerifier
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count, is_count
-from predictors.storage import write_json
+from predictors.storage import checked_folder, file_hash, write_json
 
 PLAIN = "autoregressive"
 MEASURED = ("measure", "measured")  # costs of this machine
@@ -63,7 +63,7 @@ NO_ADVICE = "do not speculate"
 @hydra_script("tune")
 def main(cfg: DictConfig) -> None:
     """Harvest and costs in, thresholds out."""
-    manifest, out = read_manifest(cfg.data), out_file(cfg)
+    out, manifest = out_file(cfg), read_manifest(cfg.data)
     check(cfg, manifest)
     check_out(out)
     given = {"chosen": cfg.cost, **cfg.what_if}
@@ -93,7 +93,8 @@ def cost_name() -> str:
 def out_file(cfg: DictConfig) -> Path:
     """What a run with the costs of another machine finds is kept apart."""
     suffix = "" if cost_name() in MEASURED else f"-{cost_name()}"
-    return Path(cfg.out or f"runs/{cfg.pair.name}-thresholds-T{cfg.warp.temperature}{suffix}.json")
+    default = f"runs/{cfg.pair.name}-thresholds-T{cfg.warp.temperature}{suffix}.json"
+    return checked_folder("out", default if cfg.out is None else cfg.out, "file")
 
 
 def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
@@ -217,7 +218,7 @@ def about(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, Stop
         **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
         "gamma": cfg.gamma_max or manifest["gamma"],
         "max_new_tokens": cfg.max_new_tokens or manifest["max_new_tokens"],
-        "data": {"folder": str(cfg.data), "sha256": thresholds.file_hash(Path(cfg.data) / "manifest.json")},
+        "data": {"folder": str(cfg.data), "sha256": file_hash(Path(cfg.data) / "manifest.json")},
         "cost": cost_name(),
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,

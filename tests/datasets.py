@@ -16,11 +16,12 @@ from data_gen.ledger import PLAN, plan_id
 from data_gen.prompts import Prompt
 from data_gen.requests import Request
 from data_gen.sealed import CHECKSUM, write_sealed
-from data_gen.shards import SPLITS, file_hash
+from data_gen.shards import SPLITS
 from data_gen.workers import ALONE, Place
 from decoding.models import ModelPair
 from decoding.sampling import Warp
 from predictors.features import FeatureSpec
+from predictors.storage import file_hash
 from scripts.gen_data import finish
 from tests.tiny_pair import VOCAB
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 LIMIT = 120.0  # seconds
 
@@ -53,3 +54,14 @@ def forked(work: Callable[[], object]) -> Child:
 def die() -> None:
     """As `kill -9` would end this process."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(folder: Path, pattern: str) -> None:
+    """Until a file of that name is there."""
+    while not list(folder.glob(pattern)):
+        time.sleep(0.005)
+
+
+def end(child: Child) -> None:
+    child.kill()
+    assert child.wait() == -signal.SIGKILL

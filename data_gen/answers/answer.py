@@ -1,6 +1,5 @@
 """A response from elsewhere, and how it becomes the tokens that the models are run along."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from data_gen.harvest import Recipe
+from data_gen.json_lines import is_text
 from data_gen.prompts import Prompt
 from data_gen.requests import Request
 from decoding.models import ModelPair
 from predictors.errors import UserError
 
-SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character
 FORM = 'Write {"id": <prompt id>, "response": <text>} or {"id": ..., "response_tokens": [<token ids>]}'
 
 
@@ -67,11 +66,6 @@ def given_from_row(row: Mapping[str, Any], place: str) -> Given:
         remedy = 'Take that prompt out of the dataset, or add "finish_reason": "stop" if the target ended it at once'
         raise UserError(f"{place} has an empty response. {remedy}")
     return Given(str(name), content, finished, place)
-
-
-def is_text(value: object) -> TypeGuard[str]:
-    """Also whether it can be encoded: JSON may hold halves of characters."""
-    return isinstance(value, str) and not SURROGATE.search(value)
 
 
 def is_ids(value: object) -> TypeGuard[list[int]]:

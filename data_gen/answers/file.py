@@ -1,12 +1,11 @@
 """Responses from a JSONL file: one object a line."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from data_gen.answers.answer import FORM, Given, given_from_row
 from data_gen.harvest import Recipe
+from data_gen.json_lines import parse_object
 from data_gen.prompts import Prompt
 from predictors.errors import UserError
 
@@ -29,7 +28,7 @@ class AnswerFile:
         for number, line in enumerate(self.path.read_bytes().splitlines(), start=1):
             if line.strip():
                 place = f"responses.path: {self.path} line {number}"
-                answer = given_from_row(parse_object(line, place), place)
+                answer = given_from_row(parse_object(line, place, FORM), place)
                 if first := given.get(answer.prompt_id):
                     earlier = first.place.rpartition(" ")[2]
                     raise UserError(
@@ -42,14 +41,3 @@ class AnswerFile:
                 "prompts lack one). Add a line with its id, or take it out of the dataset"
             )
         return given
-
-
-def parse_object(line: bytes, place: str) -> dict[str, Any]:
-    """The JSON object on one line. Raises UserError that begins with `place`."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also what is not UTF-8
-        raise UserError(f"{place} is not JSON ({error}). Mend or remove that line") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{place} is not a JSON object. {FORM}")
-    return row

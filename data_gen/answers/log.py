@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_gen.answers.answer import Given, given_from_row
-from data_gen.answers.file import parse_object
+from data_gen.answers.answer import FORM, Given, given_from_row
+from data_gen.json_lines import parse_object
 from data_gen.prompts import Prompt
+from predictors.differences import differences
 from predictors.errors import UserError
 
 NAME = "answers.jsonl"
@@ -83,13 +84,12 @@ class AnswerLog:
     def _take(self, line: bytes) -> None:
         self._lines += 1
         place = f"responses.url: {self.path} line {self._lines}"
-        row = parse_object(line, place)
+        row = parse_object(line, place, FORM)
         given, asked = given_from_row(row, place), row.get("asked", {})
         if not (is_whole(line) and isinstance(asked, dict)):
             raise UserError(f"{place} {DAMAGED}. Remove that line, or choose another out=...")
-        if changed := [key for key in sorted({*asked, *self.asked}) if asked.get(key) != self.asked.get(key)]:
-            old, new = (", ".join(f"{key}={values.get(key)}" for key in changed) for values in (asked, self.asked))
-            raise UserError(f"out: {self.path} was asked for with {old}, this run has {new}. Choose another out=...")
+        if changed := differences(asked, self.asked):
+            raise UserError(f"out: {self.path} was asked for with {changed}. Choose another out=...")
         if given.prompt_id in self.given:
             raise UserError(f"{place} answers {given.prompt_id} again. Remove that line")
         self.given[given.prompt_id] = given
@@ -107,7 +107,7 @@ def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
     for number, line in enumerate([*lines, torn] if torn else lines, 1):
         place = f"{path} line {number}"
         try:
-            names[given_from_row(parse_object(line, place), place).prompt_id] += 1
+            names[given_from_row(parse_object(line, place, FORM), place).prompt_id] += 1
         except UserError as error:
             bad.append(str(error))
         else:

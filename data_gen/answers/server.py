@@ -17,9 +17,10 @@ import httpx
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.answers.answer import Given, is_ids, is_text
+from data_gen.answers.answer import Given, is_ids
 from data_gen.answers.log import AnswerLog, open_log
 from data_gen.harvest import Recipe
+from data_gen.json_lines import is_text
 from data_gen.prompts import Prompt
 from data_gen.prompts.render import turns
 from predictors.errors import UserError, checked_count
@@ -53,6 +54,11 @@ class Server:
     extra: DictConfig
 
     def __post_init__(self) -> None:
+        if "@" in str(self.url):
+            raise UserError(
+                "responses.url: it holds a user name or a password, which would be kept with the data. Leave them out; "
+                "responses.key_variable names an environment variable with an API key"
+            )
         if not is_address(self.url):
             raise UserError(f"responses.url: {self.url} is no address. Give one such as http://127.0.0.1:8000/v1")
         checked_count("responses.concurrency", self.concurrency)

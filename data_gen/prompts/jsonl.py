@@ -1,11 +1,13 @@
 """Prompts from a JSONL file: one object a line."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from data_gen.json_lines import is_text, parse_object
 from data_gen.prompts.prompt import Prompt, select
 from predictors.errors import UserError
+
+FORM = 'Write {"prompt": ...} on every line'
 
 
 def load_jsonl(name: str, path: str, field: str, limit: int | None, chat: bool) -> list[Prompt]:
@@ -20,22 +22,11 @@ def load_jsonl(name: str, path: str, field: str, limit: int | None, chat: bool) 
     prompts = []
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         if line.strip():
-            row = parse_object(line, f"{file} line {number}")
+            row = parse_object(line, f"dataset.path: {file} line {number}", FORM)
             prompts.append(prompt_from_row(row, f"{name}-{number}", name, field, chat, f"{file} line {number}"))
     if not prompts:
         raise UserError(f"dataset.path: {file} is empty. Give it one JSON object a line, the prompt under {field!r}")
     return select(prompts, limit)
-
-
-def parse_object(line: bytes, place: str) -> dict[str, Any]:
-    """The JSON object on one line. Raises UserError naming `place`."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:  # also what is not UTF-8
-        raise UserError(f"dataset.path: {place} is not JSON ({error}). Mend or remove that line") from error
-    if not isinstance(row, dict):
-        raise UserError(f'dataset.path: {place} is not a JSON object. Write {{"prompt": ...}} on every line')
-    return row
 
 
 def prompt_from_row(row: dict[str, Any], default_id: str, name: str, field: str, chat: bool, place: str) -> Prompt:
@@ -46,10 +37,7 @@ def prompt_from_row(row: dict[str, Any], default_id: str, name: str, field: str,
         raise UserError(
             f"dataset.field: {place} has no text under {field!r} (it has {fields}). Set dataset.field=<one>"
         )
-    return Prompt(
-        id=str(row.get("id", default_id)),
-        dataset=str(row.get("dataset", name)),
-        category=str(row.get("category", "")),
-        text=text,
-        chat=chat,
-    )
+    named = (str(row.get("id", default_id)), str(row.get("dataset", name)), str(row.get("category", "")))
+    if not all(map(is_text, (*named, text))):
+        raise UserError(f"dataset.field: {place} has a prompt that is no text (it holds half a character). Mend it")
+    return Prompt(*named, text, chat=chat)

@@ -1,6 +1,5 @@
 """A tiny greedy harvest that replay can be tried on."""
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from predictors.features import FeatureSpec
+from predictors.storage import file_hash
 from scripts import gen_data
 from tests.checkpoints import write_checkpoint
 from tests.programs import GREEDY, SPLITS, base, run
@@ -28,7 +28,7 @@ def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         run(gen_data, patch, *base(tiny_pair_dir), *GREEDY, *small)
     manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
     context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
-    digest = hashlib.sha256((folder / "data/greedy/manifest.json").read_bytes()).hexdigest()
+    digest = file_hash(folder / "data/greedy/manifest.json")
     context["provenance"] = {"data": {"folder": "data/greedy", "sha256": digest}}
     for name, layers in (("specdecpp", [-1]), ("hrad", [-3, -1])):
         spec = replace(FeatureSpec.from_dict(manifest["features"][name]), layers=layers)

@@ -105,6 +105,13 @@ CASES = [
     Case("a model cut short", HARVEST, [], cut("pair/target/model.safetensors")),
     Case("no such prompts", HARVEST, ["dataset.path=none.jsonl"]),
     Case("a line that is no JSON", HARVEST, [], write("prompts.jsonl", '{"prompt": "w1 w2"}\n{"prompt": \n')),
+    Case("a line of too many brackets", HARVEST, [], write("prompts.jsonl", "[" * 100_000)),
+    Case("half a character", HARVEST, [], write("prompts.jsonl", r'{"prompt": "w1 \ud800"}')),
+    Case(
+        "a password in an address",
+        HARVEST,
+        ["responses=server", "responses.model=m", "responses.url=http://me:secret@host/v1"],
+    ),
     Case("an object without the field", HARVEST, ["dataset.field=question"]),
     Case("an empty prompt file", HARVEST, [], write("prompts.jsonl", "")),
     Case("a prompt of one token", HARVEST, [], write("prompts.jsonl", '{"prompt": "w1"}\n' * 3)),
@@ -136,6 +143,8 @@ CASES = [
     Case("a seed below 0", TRAIN, ["seed=-1"]),
     # evaluation
     Case("no such method", EVALUATE, ["methods=[best]"]),
+    Case("a folder to write to that is none", EVALUATE, ["out=5"]),
+    Case("no folder to write to", EVALUATE, ["out="]),
     Case("no such checkpoint", EVALUATE, ["method.specdecpp.stop.checkpoint=checkpoints/none"]),
     Case("a checkpoint cut short", EVALUATE, [], cut("checkpoints/specdecpp/model.safetensors")),
     Case("a checkpoint of NaN", EVALUATE, [], nan_weights),
@@ -154,10 +163,14 @@ CASES = [
     Case("no points", TUNE, ["points=0"]),
     Case("a draft that costs less than nothing", TUNE, ["cost.draft=-1"]),
     Case("drafts longer than the harvested rounds", TUNE, ["gamma_max=30"]),
+    Case("a number for a file", TUNE, ["out=5"]),
+    Case("no file", TUNE, ["out="]),
     Case("no such benchmark", "scripts/benchmark.py", ["what=all"]),
     Case("positions left out", "scripts/benchmark.py", ["harvest.stride=4"]),
     Case("a tree of no nodes", "scripts/tune_tree.py", ["nodes=0"]),
     Case("nothing to collect", "scripts/collect.py", ["folder=none"]),
+    Case("nowhere to put the table", "scripts/collect.py", ["folder=checkpoints", "out=5"]),
+    Case("a number for a folder to collect", "scripts/collect.py", ["out=table.md", "folder=5"]),
 ]
 
 

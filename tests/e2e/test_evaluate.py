@@ -1,6 +1,7 @@
 """scripts/evaluate.py from its command line, every method, on a tiny pair."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models import load_pair, pair_identity
 from decoding.trace import Trace, read_traces
 from decoding.verifiers.token import TokenVerifier
+from predictors.storage import only_writer
 from scripts import evaluate
 from tests.checkpoints import write_checkpoint
+from tests.processes import end, forked, wait_for
 
 ROOT = Path(__file__).parents[2]
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
@@ -65,6 +68,24 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     assert message.startswith("error: ")
     assert not Path("runs").exists()
     return message
+
+
+def test_two_runs_do_not_write_one_folder(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hold() -> None:
+        with only_writer(Path("runs/x")):
+            (tmp_path / "begun").touch()
+            time.sleep(60)
+
+    child = forked(hold)
+    wait_for(tmp_path, "begun")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, *base, "methods=[autoregressive]")
+    assert "error: out: another process is making runs/x. Wait for it" in capsys.readouterr().err
+    end(child)
+    run(monkeypatch, *base, "methods=[autoregressive]")
+    assert Path("runs/x/results.json").is_file() and not list(Path("runs").glob(".*"))
 
 
 def test_greedy_equals_autoregressive_for_every_method(

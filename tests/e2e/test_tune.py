@@ -184,7 +184,7 @@ def test_two_rules_of_one_kind_with_different_checkpoints_are_refused(
     [
         ("methods=[fastest]", "methods: ['fastest']"),
         ("points=0", "points: 0"),
-        ("rules.hrad.confidence.eps=2", "stop.eps: 2"),
+        ("rules.hrad.confidence.eps=2", "rules.hrad.confidence.eps: 2"),
         ("gamma_max=9", "gamma_max: 9 is more than the 5 harvested"),
         ("max_new_tokens=99", "max_new_tokens: 99"),
         ("warp.temperature=1", "warp: data/greedy was harvested with"),

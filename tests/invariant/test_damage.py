@@ -197,7 +197,7 @@ def test_plan_of_another_dataset(pair: ModelPair, folder: Path, foreign: Path) -
     assert [line.split(" ")[0] for line in verify(folder)] == [
         *(str(folder / f"chunk-{index:05d}.json") for index in range(CHUNKS)),
     ]
-    with pytest.raises(UserError, match="was made with seed=4, this run has seed=3"):
+    with pytest.raises(UserError, match="was made with seed=4, here 3"):
         make_dataset(pair, folder)
     assert files(folder) == before
 

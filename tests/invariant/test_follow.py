@@ -105,7 +105,7 @@ def test_given_responses_do_not_mix_with_others(pair: ModelPair, tmp_path: Path)
     harvest(pair, requests, SAMPLED, tmp_path, Progress())
     given = answered(tmp_path, requests)
     assert plan(pair, given, SAMPLED) == plan(pair, given[::-1], SAMPLED)
-    with pytest.raises(UserError, match=r"was made with responses=generated, this run has responses=[0-9a-f]{16}\. "):
+    with pytest.raises(UserError, match=r"was made with responses=generated, here [0-9a-f]{16}\. "):
         harvest(pair, given, SAMPLED, tmp_path, Progress())
     other = [replace(given[0], response=torch.tensor([EOS])), *given[1:]]
     assert json.dumps(plan(pair, other, SAMPLED)) != json.dumps(plan(pair, given, SAMPLED))

@@ -335,7 +335,7 @@ def test_resumed_equals_uninterrupted(pair: ModelPair, tmp_path: Path) -> None:
 def test_settings_do_not_mix(pair: ModelPair, tmp_path: Path) -> None:
     requests = some_requests()
     harvest(pair, requests, RECIPE, tmp_path, Progress())
-    with pytest.raises(UserError, match=r"was made with gamma=4, this run has gamma=3\. Choose another out="):
+    with pytest.raises(UserError, match=r"was made with gamma=4, here 3\. Choose another out="):
         harvest(pair, requests, replace(RECIPE, gamma=3), tmp_path, Progress())
     with pytest.raises(UserError, match=r"prompts\.count=6"):
         harvest(pair, requests[:5], RECIPE, tmp_path, Progress())

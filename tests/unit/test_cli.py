@@ -103,6 +103,25 @@ def test_user_error_inside_instantiate_is_found() -> None:
     assert explain(error) == "warp.temperature: must be >= 0"
 
 
+@pytest.mark.parametrize(
+    ("place", "message", "said"),
+    [
+        ("draft_warp", "warp.top_k: -3 is negative", "draft_warp.top_k: -3 is negative"),
+        ("warp", "warp.top_k: -3 is negative", "warp.top_k: -3 is negative"),
+        ("rules.hrad", "stop.checkpoint: none", "rules.hrad.checkpoint: none"),
+        ("method.hrad.engine.stop", "stop.checkpoint: none", "method.hrad.stop.checkpoint: none"),
+        ("engine.stop", "stop.checkpoint: none", "stop.checkpoint: none"),
+        ("method.hrad.engine.structure", "structure.gamma_max: 0", "structure.gamma_max: 0"),
+        ("features.hrad", "features.side: no", "features.hrad.side: no"),
+        ("trainer", "trainer: epochs must be", "trainer: epochs must be"),
+    ],
+)
+def test_a_key_is_named_as_the_user_sets_it(place: str, message: str, said: str) -> None:
+    error = InstantiationException(f"Error in call to target 'x':\nUserError()\nfull_key: {place}")
+    error.__cause__ = UserError(message)
+    assert explain(error) == said
+
+
 def test_explain_leaves_bugs_alone() -> None:
     assert explain(ValueError("x")) is None
     assert explain(OSError(errno.ENOENT, "No such file or directory")) is None

@@ -34,6 +34,12 @@ def test_jsonl_rows_become_prompts(file: Path) -> None:
     [
         ('{"prompt": "ok"}\n{"prompt": \n', r"prompts\.jsonl line 2 is not JSON .* Mend or remove that line"),
         ('{"prompt": "ok"}\n\n["x"]\n', r"line 3 is not a JSON object"),
+        ("[" * 100_000, r"line 1 is not JSON \(it is nested too deeply\)"),
+        (
+            r'{"prompt": "a \ud800"}',
+            r"dataset\.field: .* line 1 has a prompt that is no text \(it holds half",
+        ),
+        (r'{"prompt": "a", "id": "\udfff"}', r"line 1 has a prompt that is no text"),
         ('{"text": "ok"}\n', r"dataset\.field: .* line 1 has no text under 'prompt' \(it has text\)"),
         ('{"prompt": "  "}\n', r"line 1 has no text under 'prompt'"),
         ('{"prompt": 3}\n', r"line 1 has no text under 'prompt'"),

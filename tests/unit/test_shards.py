@@ -12,6 +12,7 @@ import torch
 from data_gen import dataset, ledger, shards
 from data_gen.sealed import write_sealed
 from predictors.errors import UserError
+from predictors.storage import file_hash
 from tests.harvests import DIM, PROMPTS, write_harvest
 
 SHARD = "rounds-00000.parquet"
@@ -199,7 +200,7 @@ def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(
     path, manifest = folder / "rounds-00000.parquet", dataset.read_manifest(folder)
     pq.write_table(change(pq.read_table(path)), path)
     entry = next(entry for entry in manifest["shards"] if entry["name"] == path.name)
-    entry["bytes"], entry["sha256"] = path.stat().st_size, shards.file_hash(path)
+    entry["bytes"], entry["sha256"] = path.stat().st_size, file_hash(path)
     write_sealed(folder / "manifest.json", manifest)
     with pytest.raises(UserError, match=f"^data: .*{says}"):
         dataset.read_records(folder, "rounds", "all", ["accepted"])
@@ -211,7 +212,7 @@ def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
     ledger.claim(tmp_path, plan, others=False)
     write_harvest(tmp_path, rows=1)
     ledger.claim(tmp_path, plan, others=False)
-    with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, this run has warp\.temperature=0\.5"):
+    with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, here 0\.5"):
         ledger.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from predictors.errors import UserError
 from predictors.storage import only_writer, write_atomically, write_json
-from tests.processes import Child, die, forked
+from tests.processes import die, end, forked, wait_for
 
 
 def test_two_writers_of_one_file_never_break_each_other(tmp_path: Path) -> None:
@@ -47,16 +47,6 @@ def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(tm
         "a.json",
     ]
     end(living)
-
-
-def wait_for(folder: Path, pattern: str) -> None:
-    while not list(folder.glob(pattern)):
-        time.sleep(0.005)
-
-
-def end(child: Child) -> None:
-    child.kill()
-    assert child.wait() == -signal.SIGKILL
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
