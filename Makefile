@@ -2,11 +2,12 @@
 # make test    the default tests
 # make check   lint, format, types, tests
 # make setup   only the environment; does nothing when it is up to date
+# make browser a Chromium for the tests that open pages, where there is none (Debian and the like, as root)
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test check setup
+.PHONY: demo test check setup browser
 
 demo: setup
 	$(RUN) scripts/build_pair.py
@@ -25,6 +26,10 @@ check: setup
 	$(RUN) -m pytest
 
 setup: $(VENV)/.installed
+
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$name && exit 0; done; \
+	apt-get update && apt-get install --yes --no-install-recommends chromium
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -9,6 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from decoding import vocabulary
 from decoding.draft import Verdict
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models import load_pair, pair_identity
@@ -105,6 +106,9 @@ def test_greedy_equals_autoregressive_for_every_method(
     assert 0 < results["metrics"]["all"]["confidence"]["acceptance"] < 1
     traces = {name: read_traces(out / f"traces-{name.replace(' ', '-')}.jsonl") for name in METHODS}
     assert {len(found) for found in traces.values()} == {8}
+    texts = vocabulary.read(out)
+    assert texts.prompt(traces["hrad"][0]).startswith("w") and len(texts.prompts) == 4
+    assert all(token in texts.tokens for found in traces.values() for trace in found for token in trace.tokens)
     plain = [trace.tokens for trace in traces["autoregressive"]]
     assert all([trace.tokens for trace in found] == plain for found in traces.values())
 
