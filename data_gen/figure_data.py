@@ -7,6 +7,7 @@ import torch
 from data_gen.dataset import read_records, read_responses
 from decoding.figures.confidence import DraftTokens
 from decoding.figures.evidence import Harvest
+from decoding.figures.theory import Rounds
 from predictors.base import Records
 
 DRAWN = ("known", "drafted", "accepted", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
@@ -43,3 +44,14 @@ def verdicts(records: Records) -> tuple[torch.Tensor, torch.Tensor]:
     accepted = depth < records["accepted"][:, None]
     most = torch.minimum(records["drafted"], records["known"])[:, None]
     return (depth <= records["accepted"][:, None]) & (depth < most), accepted
+
+
+def rounds(harvests: Sequence[Harvest]) -> dict[float, list[Rounds]]:
+    """Accepted lengths by the target's temperature."""
+    found: dict[float, list[Rounds]] = {}
+    for harvest in harvests:
+        records = read_records(harvest.folder, "rounds", "all", ("known", "drafted", "accepted"))
+        temperature = float(harvest.manifest["warp"]["temperature"])
+        most = torch.minimum(records["drafted"], records["known"])
+        found.setdefault(temperature, []).append(Rounds(temperature, records["accepted"], most, records["group"]))
+    return found

@@ -59,7 +59,7 @@ def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
         interval="no interval: counted",
         reading=(
             f"An attention kernel skips {BLOCK} x {BLOCK} blocks that are empty. Depth first, every subtree is a run "
-            "of rows, and fewer blocks are touched; who sees whom is the same. The picture is of the first tree."
+            "of rows, and fewer blocks are touched; who sees whom is the same. Shaded: the blocks of the first tree."
         ),
         columns=["tree", "order", "rows", "prefix (tokens)", f"non-empty {BLOCK} x {BLOCK} blocks", "blocks"],
         rows=rows,
