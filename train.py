@@ -27,7 +27,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.dataset import identity, read_manifest, read_prompts
-from data_gen.samples import features_of, read_rounds, read_samples, refuse_short_rounds
+from data_gen.samples import features_of, of_prompts, read_rounds, read_samples, refuse_short_rounds
 from data_gen.shards import SPLITS
 from predictors.base import (
     Predictor,
@@ -176,11 +176,6 @@ def drift(predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tens
     samples, rounds = (read(data, predictor, "all", pair) for read in (read_samples, read_rounds))
     assert samples is not None
     return measured(predictor, of_prompts(samples, prompts), None if rounds is None else of_prompts(rounds, prompts))
-
-
-def of_prompts(records: Records, prompts: torch.Tensor) -> Records:
-    kept = prompts[records["group"]]
-    return {name: values[kept] for name, values in records.items()}
 
 
 def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str, dict[str, Any]]:

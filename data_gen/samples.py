@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from torch import Tensor
 
 from data_gen.dataset import read_manifest, read_records
 from data_gen.shards import FEATURES
@@ -39,6 +40,12 @@ def refuse_short_rounds(folder: str | Path, predictor: Predictor) -> None:
 def read_rounds(folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None) -> Records | None:
     """The rounds of one split, for prefix survival; None where `predictor` does not score single tokens."""
     return records_of(folder, predictor, "rounds", split, ROLLOUT, pair) if len(predictor.classes) == 2 else None
+
+
+def of_prompts(records: Records, prompts: Tensor) -> Records:
+    """Rows of some prompts. prompts: [n] bool, by `group`."""
+    kept = prompts[records["group"]]
+    return {name: values[kept] for name, values in records.items()}
 
 
 def features_of(manifest: Mapping[str, Any], predictor: Predictor) -> FeatureSpec:

@@ -1,0 +1,115 @@
+"""What predictors see and know, on features and counts made by hand."""
+
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.figures.evidence import Checkpoint
+from decoding.figures.figure import Missing, save
+from decoding.figures.heads import Activations, Aged, confusions, feature_age, same_class, sweep, tsne
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def activations(apart: float) -> Activations:
+    """Two classes whose features lie `apart`, 12 rounds of each, of 4 prompts."""
+    label = torch.tensor([0, 2] * 12)
+    noise = torch.randn(24, 5, generator=GENERATOR)
+    explicit = noise + apart * label[:, None]
+    return Activations("toy", 3, {"explicit": explicit, "hybrid": noise}, label, torch.arange(24) // 6)
+
+
+def test_neighbours_of_other_prompts_are_counted() -> None:
+    found = activations(50.0)
+    value, low, high = same_class(found.features["explicit"], found)
+    # of the 18 rounds of other prompts 9 are of the same class, and the 10th neighbour is not
+    assert [value, low, high] == pytest.approx([0.9] * 3)
+    nothing = same_class(torch.randn(24, 5, generator=GENERATOR), activations(0.0))[0]
+    assert 0.3 < nothing < 0.7  # type: ignore[operator]
+
+
+def test_every_round_is_a_point_in_both_panels() -> None:
+    found = activations(50.0)
+    figure = tsne(found)
+    assert figure.column("features") == ["explicit"] * 24 + ["hybrid"] * 24
+    assert figure.column("class")[:4] == ["none", "all", "none", "all"]
+    assert figure.n == "4 prompts, 24 rounds" and figure.kind == "modelled"
+    assert "explicit 0.900 (0.900-0.900)" in figure.reading and "by chance 0.500" in figure.reading
+    again = tsne(found)
+    assert again.rows == figure.rows
+
+
+def hrad(counts: list[list[int]] | None) -> Checkpoint:
+    test = {"hrad": {"confusion": [[9]]}, "hrad, priors divided out": {"confusion": counts}} if counts else {"hrad": {}}
+    data = {"splits": {"test": {"prompts": 7, "rows": 20}}}
+    config = {"predictor": "hrad", "gamma": 3, "metrics": {"test": test}, "provenance": {"data": data}}
+    return Checkpoint(Path("ck/h"), config)
+
+
+def test_confusion_is_that_of_the_decision() -> None:
+    figure = confusions(hrad([[6, 2, 2], [1, 3, 1], [0, 1, 4]]))
+    assert figure.column("rounds") == [6, 2, 2, 1, 3, 1, 0, 1, 4]
+    assert figure.column("of the true class, %")[:3] == [60, 20, 20]
+    assert "right 65.0%" in figure.reading and "right 50.0%" in figure.reading
+    assert figure.n == "7 prompts, 20 rounds of 3 draft tokens"
+    with pytest.raises(Missing, match="predictor=hrad"):
+        confusions(hrad(None))
+
+
+def aged() -> Aged:
+    """Fresh features know the class, stale ones the shares."""
+    label = torch.tensor([0, 0, 1, 0])
+    targets = torch.nn.functional.one_hot(label, 3).float()
+    shares = torch.tensor([0.75, 0.25, 0.0]).expand(4, 3)
+    sure = 0.9 * targets + 0.05 * (1 - targets)
+    decided = {0: label, 4: torch.tensor([0, 0, 0, 1])}
+    return Aged("h", "toy", 3, {0: sure, 4: shares}, decided, targets, torch.tensor([0, 0, 1, 1]))
+
+
+def test_each_age_has_its_accuracy_and_log_loss() -> None:
+    figure = feature_age([aged()])
+    assert figure.column("age (positions)") == [0, 4]
+    assert figure.column("accuracy") == [1.0, 0.5] and figure.column("most frequent class") == [0.75, 0.75]
+    entropy = -(0.75 * log(0.75) + 0.25 * log(0.25))
+    assert figure.column("log loss") == pytest.approx([-log(0.9), entropy])
+    assert figure.column("base rate, log loss") == pytest.approx([entropy, entropy])
+    assert figure.n == "2 prompts, 4 rounds of 3 draft tokens" and "bootstrap" in figure.interval
+    with pytest.raises(Missing, match="anchors.stride=1"):
+        feature_age([])
+
+
+def head(depth: int, w_rej: float, loss: float) -> Checkpoint:
+    stages = {"calibrated": {"log_loss": [loss, loss - 0.1, None]}}
+    config: dict[str, Any] = {
+        "predictor": "specdecpp",
+        "settings": {"depth": depth, "w_rej": w_rej, "recipe": "mixed"},
+        "metrics": {
+            "reliability": {"train (test split)": {"token": stages}},
+            "test": {"specdecpp": {"kl": 0.4, "ece": 0.02, "auroc": 0.7}},
+        },
+        "provenance": {"data": {"splits": {"test": {"prompts": 7, "rows": 2000}}}},
+    }
+    return Checkpoint(Path(f"ck/d{depth}w{w_rej}"), config)
+
+
+def test_heads_are_ordered_by_their_settings() -> None:
+    figure = sweep([head(3, 6.0, 0.6), head(0, 6.0, 0.7), head(0, 1.0, 0.8), hrad(None)])
+    assert [row[2:4] for row in figure.rows] == [[0, 1.0], [0, 6.0], [3, 6.0]]
+    assert figure.column("log loss") == [0.8, 0.7, 0.6] and figure.column("log loss high") == [None] * 3
+    assert figure.n == "7 prompts, 2,000 rows"
+    with pytest.raises(Missing, match="predictor.depth=0,1,2,3,4"):
+        sweep([head(3, 6.0, 0.6), head(3, 6.0, 0.5)])
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    figures = [
+        tsne(activations(5.0)),
+        confusions(hrad([[6, 2, 2], [1, 3, 1], [0, 1, 4]])),
+        feature_age([aged()]),
+        sweep([head(3, 6.0, 0.6), head(0, 6.0, 0.7)]),
+    ]
+    for figure in figures:
+        assert all(path.stat().st_size > 100 for path in save(figure, tmp_path))
