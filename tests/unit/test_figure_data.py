@@ -1,0 +1,126 @@
+"""What figures are drawn from, read from a small harvest and untrained checkpoints."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_gen.dataset import read_manifest, read_records
+from data_gen.figure_data import AGES, activations, aged, draft_tokens, predicted, rounds, unseen
+from decoding.figures.evidence import Checkpoint, Harvest
+from decoding.figures.figure import Missing
+from decoding.thresholds import file_hash
+from predictors.base import load_predictor
+from predictors.features import FeatureSpec
+from tests.checkpoints import write_checkpoint
+from tests.harvests import DIM, FEATURES, PAIR, PROMPTS, WARP, write_harvest
+
+
+def harvest(folder: Path, **other: Any) -> Harvest:
+    return Harvest(folder, {**read_manifest(folder), "anchors": {"stride": 1}, **other})
+
+
+def checkpoint(folder: Path, data: Path, name: str = "hrad") -> Checkpoint:
+    spec = FeatureSpec(**FEATURES[name])  # type: ignore[arg-type]
+    context: Mapping[str, Any] = {
+        **{"pair": PAIR, "warp": WARP, "draft_warp": WARP},
+        "provenance": {"data": {"sha256": file_hash(data / "manifest.json")}},
+    }
+    write_checkpoint(folder, name, DIM, gamma=3, features=spec, context=context)
+    return Checkpoint(folder, json.loads((folder / "config.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
+    return harvest(write_harvest(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(scope="module")
+def away(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
+    """Two of its prompts are those of `home`."""
+    return harvest(write_harvest(tmp_path_factory.mktemp("away"), names="other-", shared=2))
+
+
+def test_draft_tokens_are_those_with_a_verdict(home: Harvest) -> None:
+    (tokens,) = draft_tokens([home])
+    records = read_records(home.folder, "rounds", "all")
+    kept, accepted = [], []
+    for row in range(len(records["group"])):
+        most = int(min(records["drafted"][row], records["known"][row]))
+        for depth in range(min(int(records["accepted"][row]) + 1, most)):
+            kept.append(float(records["draft_q"][row, depth]))
+            accepted.append(depth < int(records["accepted"][row]))
+    assert tokens.q.tolist() == pytest.approx(kept) and tokens.accepted.tolist() == accepted
+    assert (tokens.dataset, tokens.laws) == ("toy", "T = 1")
+    assert len(tokens.group.unique()) == sum(PROMPTS.values())
+
+
+def test_a_greedy_draft_is_read_at_temperature_1(home: Harvest) -> None:
+    greedy = harvest(home.folder, draft_warp={**WARP, "temperature": 0.0})
+    (tokens,) = draft_tokens([greedy])
+    assert tokens.q.tolist() == tokens.max_q.tolist() and tokens.laws == "T = 1, draft 0"
+
+
+def test_rounds_are_kept_by_temperature(home: Harvest, away: Harvest) -> None:
+    cold = harvest(away.folder, warp={**WARP, "temperature": 0.0})
+    found = rounds([home, cold, home])
+    assert {temperature: len(parts) for temperature, parts in found.items()} == {1.0: 2, 0.0: 1}
+    assert (found[1.0][0].accepted <= found[1.0][0].most).all()
+
+
+def test_predictions_are_of_prompts_that_were_not_trained_on(tmp_path: Path, home: Harvest, away: Harvest) -> None:
+    found = predicted(checkpoint(tmp_path / "h", home.folder), [away, home])
+    assert [(one.dataset, one.in_domain) for one in found] == [(home.name, True), (away.name, False)]
+    assert [one.prompts for one in found] == [PROMPTS["test"], sum(PROMPTS.values()) - 2]
+    assert unseen(away, home).tolist() == [False] * 2 + [True] * (sum(PROMPTS.values()) - 2)
+    assert all((one.as_trained.sum(1) - 1).abs().max() < 1e-6 for one in found)
+
+
+@pytest.mark.parametrize("name", ["hrad", "specdecpp"])
+def test_they_are_those_of_the_checkpoint(tmp_path: Path, home: Harvest, name: str) -> None:
+    ours = checkpoint(tmp_path / "h", home.folder, name)
+    (one,) = predicted(ours, [home])
+    predictor = load_predictor(ours.folder)
+    samples = predictor.samples(read_records(home.folder, predictor.kind, "test", predictor.columns))
+    probs = predictor.predict_proba(samples["features"].float())
+    assert torch.allclose(one.calibrated if name == "hrad" else one.calibrated[:, 1], probs)
+    assert torch.equal(one.targets, predictor.targets(samples))
+
+
+def test_nothing_is_said_where_the_training_prompts_are_not_known(tmp_path: Path, home: Harvest, away: Harvest) -> None:
+    ours = checkpoint(tmp_path / "h", home.folder)
+    assert predicted(ours, [away]) == [] and aged(ours, [away]) == []
+
+
+def test_other_laws_and_prompts_that_are_all_known_are_left_out(tmp_path: Path, home: Harvest, away: Harvest) -> None:
+    ours = checkpoint(tmp_path / "h", home.folder)
+    cold = harvest(away.folder, warp={**WARP, "temperature": 0.0})
+    same = harvest(write_harvest(tmp_path / "same", rows=20))
+    assert [one.dataset for one in predicted(ours, [home, cold, same])] == [home.name]
+
+
+def test_old_features_are_those_of_earlier_rounds_of_the_same_prompt(tmp_path: Path, home: Harvest) -> None:
+    ours = checkpoint(tmp_path / "h", home.folder)
+    (one,) = aged(ours, [home])
+    predictor = load_predictor(ours.folder)
+    records = read_records(home.folder, "rounds", "test")
+    row = {(int(g), int(a)): n for n, (g, a) in enumerate(zip(records["group"], records["anchor"], strict=True))}
+    kept = [key for key, n in row.items() if key[1] >= max(AGES) and records["known"][n] >= 3]
+    assert len(one.group) == len(kept) > 0 and list(one.probs) == list(AGES)
+    for age in (0, AGES[-1]):
+        wanted = records["features"][[row[group, anchor - age] for group, anchor in kept]].float()
+        assert torch.allclose(one.probs[age], predictor.predict_proba(wanted))
+    assert aged(ours, [harvest(home.folder, anchors={"stride": 4})]) == []
+
+
+def test_explicit_features_are_the_hybrid_ones_without_the_embedding(home: Harvest) -> None:
+    with_embedding = {"hrad": {**FEATURES["hrad"], "embedding": True}}
+    found = activations(harvest(home.folder, features=with_embedding), gamma=3)
+    explicit, hybrid = found.features["explicit"], found.features["hybrid"]
+    assert hybrid.shape[1] == DIM and torch.equal(explicit, hybrid[:, : DIM // 2])
+    assert len(found.label) == len(found.group) == len(hybrid) <= 400
+    with pytest.raises(Missing, match="embedding"):
+        activations(home)
