@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from decoding.figures.evidence import Evaluation
+from decoding.figures.figure import Figure, canvas
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
 
 PARTS = {
@@ -63,6 +64,13 @@ def trace(rounds: Sequence[RoundTrace], seconds: float = 1.0, prompt: str = "a",
 def plain(tokens: int, seconds: float = 1.0, prompt: str = "a", dataset: str = "toy") -> Trace:
     """Decoded without a draft."""
     return trace([chain(0, 0) for _ in range(tokens)], seconds, prompt, dataset)
+
+
+def labels(figure: Figure) -> set[tuple[str, str]]:
+    """Of the x and y axes of its panels."""
+    drawn = canvas(figure)
+    assert drawn is not None
+    return {(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn.axes}
 
 
 def method(engine: str, structure: str, verifier: str, stop: str, /, **settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from decoding.figures.figure import Cell
+from decoding.figures.runs import ALL
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:grey", "tab:cyan")
 MARKERS, HATCHES = ("o", "s", "^", "D", "v", "P", "X", "*"), ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
@@ -23,6 +24,18 @@ def distinct(found: Sequence[Record], name: str) -> list[Any]:
     return list(dict.fromkeys(record[name] for record in found))
 
 
+def together(found: Sequence[Record]) -> list[Record]:
+    """Of each temperature the rows of all datasets together, or of the one there is."""
+    whole = {record["T"] for record in found if record["dataset"] == ALL}
+    return [record for record in found if record["T"] not in whole or record["dataset"] == ALL]
+
+
+def titles(found: Sequence[Record]) -> list[str]:
+    """Of one panel for each temperature."""
+    datasets = {law: {r["dataset"] for r in found if r["T"] == law} for law in distinct(found, "T")}
+    return [f"T = {law:g}, {' and '.join(sorted(names))}" for law, names in datasets.items()]
+
+
 def panels(canvas: Canvas, titles: Sequence[str], most: int = 2, size: tuple[float, float] = PANEL) -> list[Axes]:
     """One empty panel for each title, `most` of them side by side."""
     across = min(most, len(titles))
@@ -37,11 +50,13 @@ def panels(canvas: Canvas, titles: Sequence[str], most: int = 2, size: tuple[flo
 
 
 def lines(axes: Axes, found: Sequence[Record], x: str, y: str, by: str) -> None:
-    """One line for each value of `by`, with the interval of each point."""
-    for place, name in enumerate(distinct(found, by)):
+    """One line for each value of `by`, with the interval of each point; a little apart so that none hides another."""
+    names, width = distinct(found, by), max(r[x] for r in found) - min(r[x] for r in found)
+    for place, name in enumerate(names):
+        shift = (place - (len(names) - 1) / 2) * 0.015 * width
         points = sorted((record for record in found if record[by] == name), key=lambda record: record[x])
         axes.errorbar(
-            [point[x] for point in points],
+            [point[x] + shift for point in points],
             [point[y] for point in points],
             yerr=reach(points, y),
             label=str(name),
@@ -76,6 +91,28 @@ def bars(axes: Axes, found: Sequence[Record], x: str, y: str, by: str) -> list[t
     axes.set_xticks(range(len(groups)), [str(group) for group in groups])
     axes.set_ylabel(y)
     return drawn
+
+
+def dots(axes: Axes, found: Sequence[Record], x: str, y: str, by: str) -> None:
+    """One row for each value of y, in it a dot with its interval for each value of `by`."""
+    rows, names = distinct(found, y), distinct(found, by)
+    for place, name in enumerate(names):
+        points = [record for record in found if record[by] == name]
+        shift = (place - (len(names) - 1) / 2) * 0.6 / len(names)
+        axes.errorbar(
+            [point[x] for point in points],
+            [rows.index(point[y]) + shift for point in points],
+            xerr=reach(points, x),
+            label=str(name),
+            color=COLOURS[place % len(COLOURS)],
+            marker=MARKERS[place % len(MARKERS)],
+            linestyle="none",
+            capsize=2,
+            markersize=4,
+        )
+    axes.set_yticks(range(len(rows)), [str(row) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(x)
 
 
 def reach(points: Sequence[Record], y: str) -> list[list[float]]:

@@ -11,12 +11,14 @@ from matplotlib.figure import Figure as Canvas
 from decoding.figures import drawing
 from decoding.figures.evidence import Evaluation
 from decoding.figures.figure import Cell, Figure, Missing
-from decoding.figures.intervals import METHOD, Estimate, columns, ratio
+from decoding.figures.intervals import METHOD, Estimate, columns, counted, ratio
 from decoding.figures.runs import Method, Run, extent, runs
+from decoding.figures.speed import specbranch
 from decoding.metrics import accepted_tokens
 from decoding.trace import Trace
 
 COMMAND = "python scripts/evaluate.py experiment=draft_lengths"
+CHOOSING = ("HRADStop", "AcceptanceStop", "DrawnConfidence", "PredictableConfidence", "AdaEDL")
 Round = tuple[int, int]
 """Draft tokens, and those accepted."""
 
@@ -73,6 +75,71 @@ def length_fits(evaluations: Sequence[Evaluation]) -> Figure:
         columns=["T", "dataset", "method", "rounds", "mean accepted", *columns("a"), "total variation"],
         rows=[_fit_row(run) for run in found],
     )
+
+
+def optimal_lengths(evaluations: Sequence[Evaluation]) -> Figure:
+    """The length chosen and the one that would have been right, over the rounds of one prompt, by method."""
+    found = [run for run in specbranch(evaluations) if run.method.stop in CHOOSING]
+    shown = _same_prompt(found)
+    if not shown:
+        raise Missing("needs SpecBranch beside other methods: python scripts/evaluate.py experiment=specbranch")
+    names = ["method", "round", "chosen length", "accepted", "right length"]
+    rows: list[list[Cell]] = [
+        [run.label, number, chosen, accepted, f"{accepted}" if accepted < chosen else f"{chosen} or more"]
+        for run, trace in shown
+        for number, (chosen, accepted) in enumerate(choices(trace), 1)
+    ]
+    run, trace = shown[0]
+    return Figure(
+        name="optimal-lengths",
+        title="Right and chosen draft length over rounds",
+        source="SpecBranch, figure 10",
+        kind="measured",
+        n=f"1 prompt of {run.dataset} ({trace.prompt_id}), T = {run.temperature:g}, {len(rows)} rounds",
+        interval="no interval: single rounds are shown",
+        reading="Filled: a token was rejected, so this many would have been right. Hollow: all were accepted, so as "
+        "many or more. The line is what the method chose; filled marks below it are tokens drafted in vain.",
+        columns=names,
+        rows=rows,
+        draw=lambda canvas: _draw_choices(canvas, drawing.records(names, rows)),
+    )
+
+
+def _draw_choices(canvas: Canvas, records: Sequence[drawing.Record]) -> None:
+    methods = drawing.distinct(records, "method")
+    panels = drawing.panels(canvas, methods, size=(4.4, 2.4))
+    for method, axes in zip(methods, panels, strict=True):
+        here = [record for record in records if record["method"] == method]
+        axes.step(
+            [r["round"] for r in here], [r["chosen length"] for r in here], where="mid", color="grey", label="chosen"
+        )
+        for label, known, face in (("right", True, "tab:blue"), ("right, or more", False, "none")):
+            points = [r for r in here if (r["accepted"] < r["chosen length"]) == known]
+            marks = [r["round"] for r in points], [r["accepted"] for r in points]
+            axes.scatter(*marks, s=16, facecolors=face, edgecolors="tab:blue", label=label, zorder=3)
+        axes.set_xlabel("round (target call)")
+        axes.set_ylabel("draft tokens")
+        axes.set_ylim(-0.5, max(1, *(r["chosen length"] for r in here)) + 0.5)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    drawing.legend(canvas, panels[0])
+
+
+def choices(trace: Trace) -> list[Round]:
+    """The length chosen in each round, and how much of it was accepted; candidates at its end are none of it."""
+    lengths = [r.overlap.pending if r.overlap else len(r.draft_tokens) for r in trace.rounds]
+    return [(length, min(length, r.accepted)) for length, r in zip(lengths, trace.rounds, strict=True)]
+
+
+def _same_prompt(found: Sequence[Run]) -> list[tuple[Run, Trace]]:
+    """At the lowest temperature the median prompt by accepted draft tokens, as every method decoded it first."""
+    every = [(run, trace) for run in found if run.temperature == found[0].temperature for trace in run.traces]
+    prompts = counted([trace for _, trace in every], accepted_tokens)
+    median = sorted(prompts, key=lambda prompt: prompts[prompt])[len(prompts) // 2 : len(prompts) // 2 + 1]
+    first: dict[str, tuple[Run, Trace]] = {}
+    for run, trace in every:
+        if (trace.dataset, trace.prompt_id) in median:
+            first.setdefault(run.name, (run, trace))
+    return list(first.values())
 
 
 def drafted_rounds(traces: Sequence[Trace]) -> list[Round]:

@@ -52,6 +52,15 @@ class Run:
         return {(trace.dataset, trace.prompt_id) for trace in self.traces}
 
 
+def branches(how: Method) -> bool:
+    """SpecBranch's engine."""
+    return how.engine == "OverlappedEngine" and not how.settings.get("engine.pre_verify")
+
+
+def pearl(how: Method) -> bool:
+    return how.engine == "OverlappedEngine" and not branches(how)
+
+
 def method(evaluation: Evaluation, name: str) -> Method:
     """name: as in its metrics; the best fixed length has that length."""
     config = evaluation.config["method"][FIXED if name.startswith("best fixed") else name]
@@ -94,12 +103,17 @@ def pooled(found: Sequence[Run]) -> list[Run]:
     return [
         replace(
             group[0],
-            dataset=ALL,
+            dataset=ALL if len(group) > 1 else group[0].dataset,
             traces=[trace for run in group for trace in run.traces],
             baseline=[trace for run in group for trace in run.baseline],
         )
         for group in groups.values()
     ]
+
+
+def with_all(found: Sequence[Run]) -> list[Run]:
+    """And all datasets together, where there are several."""
+    return [*found, *(run for run in pooled(found) if run.dataset == ALL)]
 
 
 def with_method(evaluations: Sequence[Evaluation], wanted: Callable[[Method], bool], missing: str) -> list[Evaluation]:

@@ -6,7 +6,7 @@ import pytest
 
 from decoding.figures.figure import Missing, save
 from decoding.figures.lengths import accepted_lengths, fitted, length_fits, observed, total_variation
-from tests.evaluations import chain, evaluation, method, overlapped, plain, trace
+from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
 
 # rounds (g, tau): (2, 0) (2, 1) (2, 2) (2, 2) (1, 1): 6 accepted, 2 rejected, so a = 6 / 8
 TRACES = [
@@ -58,5 +58,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_it_draws(tmp_path: Path) -> None:
-    assert [path.stat().st_size > 0 for path in save(accepted_lengths([EVALUATION]), tmp_path)] == [True, True]
+    drawn = accepted_lengths([EVALUATION])
+    assert [path.stat().st_size > 0 for path in save(drawn, tmp_path)] == [True, True]
+    assert labels(drawn) == {("accepted draft tokens per round", "share of rounds")}
     assert len(save(length_fits([EVALUATION]), tmp_path)) == 1
