@@ -7,6 +7,7 @@ more than tau >= g, so the likelihood is greatest at a = accepted / (accepted + 
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
 
 from decoding.figures import drawing
 from decoding.figures.evidence import Evaluation
@@ -120,7 +121,7 @@ def _draw_choices(canvas: Canvas, records: Sequence[drawing.Record]) -> None:
         axes.set_xlabel("round (target call)")
         axes.set_ylabel("draft tokens")
         axes.set_ylim(-0.5, max(1, *(r["chosen length"] for r in here)) + 0.5)
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     drawing.legend(canvas, panels[0])
 
 
@@ -134,7 +135,7 @@ def _same_prompt(found: Sequence[Run]) -> list[tuple[Run, Trace]]:
     """At the lowest temperature the median prompt by accepted draft tokens, as every method decoded it first."""
     every = [(run, trace) for run in found if run.temperature == found[0].temperature for trace in run.traces]
     prompts = counted([trace for _, trace in every], accepted_tokens)
-    median = sorted(prompts, key=lambda prompt: prompts[prompt])[len(prompts) // 2 : len(prompts) // 2 + 1]
+    median = sorted(prompts, key=lambda prompt: prompts[prompt][0])[len(prompts) // 2 : len(prompts) // 2 + 1]
     first: dict[str, tuple[Run, Trace]] = {}
     for run, trace in every:
         if (trace.dataset, trace.prompt_id) in median:

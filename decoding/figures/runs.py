@@ -13,6 +13,7 @@ from decoding.trace import Trace
 
 PARTS = ("engine", "structure", "verifier", "stop")
 ALL = "all"  # datasets together
+BEST_FIXED = "best fixed gamma"  # in the metrics with the length that was best there, which datasets need not share
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        return self.name.replace("_", " ")
+        return BEST_FIXED if self.name.startswith(BEST_FIXED) else self.name.replace("_", " ")
 
     @property
     def prompts(self) -> set[tuple[str, str]]:
@@ -63,12 +64,12 @@ def pearl(how: Method) -> bool:
 
 def method(evaluation: Evaluation, name: str) -> Method:
     """name: as in its metrics; the best fixed length has that length."""
-    config = evaluation.config["method"][FIXED if name.startswith("best fixed") else name]
+    config = evaluation.config["method"][FIXED if name.startswith(BEST_FIXED) else name]
     parts = {part: config.get(part, {}).get("_target_", "").rpartition(".")[2] for part in PARTS}
     settings = {key: value for part in PARTS for key, value in _settings(config.get(part, {}), part)}
     for key in [key for key in settings if key.split(".")[:2] in (["engine", part] for part in (*PARTS, "warp"))]:
         del settings[key]  # what the engine was given: the method's own parts once more
-    if name.startswith("best fixed"):
+    if name.startswith(BEST_FIXED):
         grid = evaluation.results["fixed_grid"]
         settings["stop.gamma"] = int(max(grid, key=lambda gamma: grid[gamma]))
     return Method(**parts, settings=settings)
@@ -99,7 +100,7 @@ def pooled(found: Sequence[Run]) -> list[Run]:
     """Datasets of a method at a temperature together."""
     groups: dict[tuple[float, str], list[Run]] = {}
     for run in found:
-        groups.setdefault((run.temperature, run.name), []).append(run)
+        groups.setdefault((run.temperature, run.label), []).append(run)
     return [
         replace(
             group[0],

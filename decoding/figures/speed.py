@@ -6,7 +6,7 @@ from matplotlib.figure import Figure as Canvas
 
 from decoding.figures import drawing
 from decoding.figures.evidence import Evaluation
-from decoding.figures.figure import Cell, Figure, Missing
+from decoding.figures.figure import Cell, Figure
 from decoding.figures.intervals import METHOD, Array, Count, Estimate, columns, compared, counted, divided, ratio
 from decoding.figures.runs import Run, branches, extent, pearl, runs, with_all, with_method
 from decoding.metrics import accepted_runs, draft_steps, drafted_tokens, tokens_per_second
@@ -14,6 +14,7 @@ from decoding.report import BASELINE
 from decoding.timeline import TABLES, Devices, modelled_seconds
 from decoding.trace import Trace
 
+DRAFTED = "drafted/round"
 SPEED, CALLS, RUN, ROLLBACK = "speed-up", "tokens/target call", "accepted run M", "rollback rate RB"
 SPECDECPP = "needs SpecDec++ decoded: python scripts/evaluate.py experiment=specdecpp"
 SPECBRANCH = "needs SpecBranch beside other methods: python scripts/evaluate.py experiment=specbranch"
@@ -54,7 +55,17 @@ def specbranch(evaluations: Sequence[Evaluation]) -> list[Run]:
 
 def measured(name: str, title: str, source: str, found: Sequence[Run]) -> Figure:
     """Every method on every dataset, drawn with datasets apart."""
-    names = ["T", "dataset", "method", "tokens/s", *columns(SPEED), *columns(CALLS), *columns(RUN), *columns(ROLLBACK)]
+    names = [
+        "T",
+        "dataset",
+        "method",
+        DRAFTED,
+        "tokens/s",
+        *columns(SPEED),
+        *columns(CALLS),
+        *columns(RUN),
+        *columns(ROLLBACK),
+    ]
     rows = [_measured_row(run) for run in with_all(found)]
 
     def draw(canvas: Canvas) -> None:
@@ -86,8 +97,6 @@ def measured(name: str, title: str, source: str, found: Sequence[Run]) -> Figure
 def modelled(name: str, title: str, source: str, found: Sequence[Run]) -> Figure:
     """The same priced by the cost tables of the evaluations, drawn over the speed ratio."""
     ratios, tables = ratios_of(found), _tables(found)
-    if not ratios:
-        raise Missing("needs speed ratios to price: python scripts/evaluate.py experiment=specbranch modelled=[4,5,10]")
     names = ["T", "dataset", "method", *(part for c in ratios for part in columns(of_ratio(c))), *tables]
     rows = [
         [
@@ -160,9 +169,9 @@ def tokens(trace: Trace) -> int:
 
 
 def ratios_of(found: Sequence[Run]) -> list[float]:
-    """The speed ratios that every evaluation was asked to price."""
-    asked = [run.evaluation.config.get("modelled", []) for run in found]
-    return sorted(c for c in asked[0] if c not in TABLES and all(c in other for other in asked))
+    """The speed ratios that evaluations were asked to price, else the papers'; counts can be priced at any."""
+    asked = {c for run in found for c in run.evaluation.config.get("modelled", []) if c not in TABLES}
+    return sorted(asked) or [4, 5, 10, 15]
 
 
 def of_ratio(c: float) -> str:
@@ -185,8 +194,9 @@ def _faster(ours: Array, theirs: Array) -> Array:
 def _measured_row(run: Run) -> list[Cell]:
     drafts = any(map(drafted_tokens, run.traces))
     of_draft = [*accepted_run(run), *rollback_rate(run)] if drafts else [None] * 6
-    head = [run.temperature, run.dataset, run.label, tokens_per_second(run.traces)]
-    return [*head, *speedup(run), *tokens_per_call(run), *of_draft]
+    drafted = ratio(run.traces, drafted_tokens, lambda trace: len(trace.rounds)).value
+    head = [run.temperature, run.dataset, run.label, drafted]
+    return [*head, tokens_per_second(run.traces), *speedup(run), *tokens_per_call(run), *of_draft]
 
 
 def _at_ratio(record: drawing.Record, c: float) -> drawing.Record:

@@ -38,6 +38,9 @@ def test_runs_by_dataset_and_temperature() -> None:
         (1.0, "y", "fixed"),
     ]
     assert found[0].traces == both[:1] and len(found[0].baseline[0].tokens) == 2
+    grid = {"1": 3.0, "2": 5.0}
+    best = evaluation({"fixed": FIXED}, {"best fixed gamma (2)": both}, fixed_grid=grid)
+    assert [run.label for run in pooled(runs([best]))] == ["best fixed gamma"], "whatever was best there"
     together = pooled(found)
     assert [(run.temperature, run.dataset, len(run.traces)) for run in together] == [(0.0, "all", 2), (1.0, "all", 2)]
     assert extent(found) == "2 prompts, 4 rounds"

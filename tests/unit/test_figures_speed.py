@@ -58,7 +58,12 @@ def test_estimates_of_a_run() -> None:
 def test_the_measured_table() -> None:
     figure = specbranch_speed(compared())
     ours, plainly = row_of(figure, "without branch"), row_of(figure, "autoregressive")
-    assert ours["tokens/s"] == 2 and ours["speed-up"] == 2 and ours["speed-up high"] == 4
+    assert (
+        ours["drafted/round"] == pytest.approx(7 / 3)
+        and ours["tokens/s"] == 2
+        and ours["speed-up"] == 2
+        and ours["speed-up high"] == 4
+    )
     assert ours["rollback rate RB"] == pytest.approx(2 / 7)
     assert plainly["speed-up"] == 1 and plainly["speed-up low"] is None and plainly["accepted run M"] is None
     assert row_of(figure, "specbranch")["rollback rate RB"] == pytest.approx(4 / 7), "as the engine has counted"
@@ -89,7 +94,7 @@ def test_datasets_together_have_no_stored_price() -> None:
     other.config["modelled"] = ["measured", 2]
     figure = specbranch_modelled([*compared(modelled={"without_branch": {"measured": 1.25}}), other])
     rows = {(row[1], row[2]): row for row in figure.rows}
-    assert "speed-up, c = 10" not in figure.columns, "not asked of every evaluation"
+    assert rows["other", "without branch"][figure.columns.index("speed-up, c = 10")] == pytest.approx(2 * 10 / 11)
     stored = figure.columns.index("speed-up, forwards as measured")
     assert rows["toy", "without branch"][stored] == 1.25
     assert rows["other", "without branch"][stored] == 1.5
@@ -103,15 +108,18 @@ def test_specdecpp_is_known_by_its_stop_rule() -> None:
     assert row_of(specdecpp_modelled([found]), "stop 50")["speed-up, c = 2"] == pytest.approx(16 / 13)
 
 
+def test_without_ratios_asked_the_papers_are_priced() -> None:
+    found = compared()
+    del found[0].config["modelled"]
+    names = specbranch_modelled(found).columns
+    assert [name for name in names if name.endswith(" low")] == [f"speed-up, c = {c} low" for c in (4, 5, 10, 15)]
+
+
 def test_what_is_missing_is_named() -> None:
     alone = evaluation({"eps_10": BRANCHES}, {"autoregressive": PLAIN, "eps_10": BESIDE})
     for build, experiment in ((specdecpp_speed, "specdecpp"), (specbranch_speed, "specbranch")):
         with pytest.raises(Missing, match=f"python scripts/evaluate.py experiment={experiment}"):
             build([alone])
-    unpriced = compared()
-    unpriced[0].config["modelled"] = ["measured"]
-    with pytest.raises(Missing, match=r"modelled=\[4,5,10\]"):
-        specbranch_modelled(unpriced)
 
 
 def test_they_draw(tmp_path: Path) -> None:
