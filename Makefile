@@ -1,4 +1,4 @@
-# make demo    from a fresh clone: environment, model pair, data, both predictors, the table
+# make demo    from a fresh clone: environment, model pair, data, both predictors, the table, the report
 # make test    the default tests
 # make check   lint, format, types, tests
 # make setup   only the environment; does nothing when it is up to date
@@ -15,6 +15,7 @@ demo: setup
 	$(RUN) train.py predictor=specdecpp
 	$(RUN) train.py predictor=hrad
 	$(RUN) scripts/evaluate.py
+	$(RUN) scripts/report.py
 
 test: setup
 	$(RUN) -m pytest

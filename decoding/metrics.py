@@ -3,7 +3,7 @@
 Everything is a ratio of sums over requests, never a mean of ratios, except where the name says so (`per_request`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median, pstdev
 from typing import Any
@@ -76,6 +76,11 @@ class Metrics:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Metrics":
+        spreads = {key: values[key] and Spread(**values[key]) for key in ("tokens_per_second", "speedup")}
+        return cls(**{**values, **spreads})
 
 
 def measure(repeats: Sequence[Sequence[Trace]], baseline: Sequence[Sequence[Trace]] | None = None) -> Metrics:

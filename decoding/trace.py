@@ -186,10 +186,10 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> None:
 def read_traces(path: Path) -> list[Trace]:
     """Raises UserError naming file and line when a line is not a trace."""
     traces = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 traces.append(Trace.from_dict(json.loads(line)))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: not a trace ({error}). Run scripts/evaluate.py again") from error
     return traces

@@ -1,7 +1,7 @@
 """The one wrapper around Weights & Biases. It never asks, never needs a network, and can be left out."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,19 @@ class WandbLogger:
         else:
             self.run.log(dict(values), step=step)
 
+    def image(self, name: str, path: Path, caption: str) -> None:
+        """A picture, a PNG."""
+        import wandb
+
+        self.run.log({name: wandb.Image(str(path), caption=caption)})
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """rows: numbers, text and None, which need not be the same in a whole column."""
+        import wandb
+
+        rows = [list(row) for row in rows]
+        self.run.log({name: wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)})
+
     def artifact(self, name: str, kind: str, folder: Path) -> None:
         """Keep a copy of `folder` with the run, e.g. a checkpoint."""
         import wandb
@@ -61,6 +74,10 @@ class NullLogger:
     def start(self, job: str, config: Mapping[str, Any]) -> None: ...
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
+
+    def image(self, name: str, path: Path, caption: str) -> None: ...
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
 
     def artifact(self, name: str, kind: str, folder: Path) -> None: ...
 

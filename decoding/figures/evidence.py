@@ -50,7 +50,7 @@ class Harvest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder of train.py; config: its config.json, with provenance and metrics."""
+    """A folder of train.py; config: its config.json, with provenance, and its metrics.json under `metrics`."""
 
     folder: Path
     config: Json
@@ -58,10 +58,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is reported on. thresholds: files of scripts/tune.py; costs: what cost=measure wrote."""
+    """All that is reported on. thresholds: files of scripts/tune.py; costs: what cost=measure wrote, each with its
+    `file`; left_alone: what was found besides, and why it is not read."""
 
     evaluations: Sequence[Evaluation] = ()
     harvests: Sequence[Harvest] = ()
     checkpoints: Sequence[Checkpoint] = ()
     thresholds: Sequence[Json] = ()
-    costs: Sequence[Json] = field(default=())
+    costs: Sequence[Json] = ()
+    left_alone: Mapping[Path, str] = field(default_factory=dict)

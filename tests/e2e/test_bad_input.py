@@ -19,7 +19,18 @@ from safetensors.torch import load_file, save_file
 
 import train
 from data_gen.dataset import read_manifest
-from scripts import benchmark, build_pair, check_replay, collect, distill_draft, evaluate, gen_data, tune, tune_tree
+from scripts import (
+    benchmark,
+    build_pair,
+    check_replay,
+    collect,
+    distill_draft,
+    evaluate,
+    gen_data,
+    report,
+    tune,
+    tune_tree,
+)
 from tests.checkpoints import write_checkpoint
 from tests.harvests import PAIR
 from tests.tiny_pair import save_tiny_pair
@@ -37,7 +48,18 @@ SCRIPTS: dict[str, ModuleType] = {
     "train.py": train,
     **{
         f"scripts/{script.__name__.rsplit('.', 1)[-1]}.py": script
-        for script in (benchmark, build_pair, check_replay, collect, distill_draft, evaluate, gen_data, tune, tune_tree)
+        for script in (
+            benchmark,
+            build_pair,
+            check_replay,
+            collect,
+            distill_draft,
+            evaluate,
+            gen_data,
+            report,
+            tune,
+            tune_tree,
+        )
     },
 }
 
@@ -73,6 +95,7 @@ def nan_weights() -> None:
 
 
 HARVEST, TRAIN, EVALUATE, TUNE = "scripts/gen_data.py", "train.py", "scripts/evaluate.py", "scripts/tune.py"
+REPORT = "scripts/report.py"
 CASES = [
     # settings of a harvest
     Case("gamma 0", HARVEST, ["gamma=0"]),
@@ -171,6 +194,19 @@ CASES = [
     Case("nothing to collect", "scripts/collect.py", ["folder=none"]),
     Case("nowhere to put the table", "scripts/collect.py", ["folder=checkpoints", "out=5"]),
     Case("a number for a folder to collect", "scripts/collect.py", ["out=table.md", "folder=5"]),
+    # report
+    Case("no such folder to report on", REPORT, ["run=none"]),
+    Case("a folder without a run", REPORT, ["run=pair"]),
+    Case("a number for folders", REPORT, ["run=5"]),
+    Case("a report in the folder of a run", REPORT, ["out=runs/toy"]),
+    Case("results cut short", REPORT, [], cut("runs/toy/results.json")),
+    Case("results with a word for a number", REPORT, [], lambda: garbled_results()),
+    Case("a trace that is no JSON", REPORT, [], write("runs/toy/traces-specdecpp.jsonl", '{"tokens": [')),
+    Case("a method without its traces", REPORT, [], lambda: Path("runs/toy/traces-specdecpp.jsonl").unlink()),
+    Case("a manifest of which a part is gone", REPORT, ["run=data"], cut("data/toy/manifest.json")),
+    Case(
+        "a checkpoint that was changed", REPORT, ["run=checkpoints"], edit("checkpoints/specdecpp/config.json", dim=9)
+    ),
 ]
 
 
@@ -179,9 +215,17 @@ def write_other_tokenizer() -> None:
     path.write_text(path.read_text().replace('"w7"', '"seven"'))
 
 
+def garbled_results() -> None:
+    path = Path("runs/toy/results.json")
+    results = json.loads(path.read_text())
+    edit(
+        str(path), metrics={"all": {name: {**m, "speedup": "fast"} for name, m in results["metrics"]["all"].items()}}
+    )()
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, prompts, a harvest of it, one of every position, one that was only begun, and a checkpoint."""
+    """A pair, prompts, a harvest of it, one of every position, one that was only begun, a checkpoint, an evaluation."""
     folder = tmp_path_factory.mktemp("workplace")
     save_tiny_pair(folder / "pair")
     lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(9)]
@@ -195,6 +239,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "data" / "toy", folder / "data" / "begun")
     (folder / "data" / "begun" / "manifest.json").unlink()
     checkpoint(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        command(patch, EVALUATE, ["out=runs/toy", "limit=1", "repeats=1"])
+        evaluate.main()
     return folder
 
 
@@ -214,6 +262,7 @@ OWN = {
         *("methods=[specdecpp]", "max_new_tokens=12"),
     ],
     TUNE: ["data=data/rounds", "cost=c4", "methods=[fixed]"],
+    REPORT: ["run=runs", "out=report", "logger=none"],
 }
 
 

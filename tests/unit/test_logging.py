@@ -1,26 +1,48 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from predictors.logging import NullLogger, WandbLogger
+from tests.wandb_runs import read_run
+
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe0def46b80000"
+    "000049454e44ae426082"
+)
 
 
-def test_offline_run_keeps_curves_and_artifact_without_asking(
+def test_offline_run_is_read_back_with_config_curves_pictures_and_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text("{}")
+    (tmp_path / "pixel.png").write_bytes(PIXEL)
     logger = WandbLogger("test", folder=str(tmp_path / "runs"))
     logger.start("train", {"predictor": {"depth": 3}})
     logger.log({"train/loss": 0.5}, step=1)
+    logger.log({"train/loss": 0.25}, step=2)
     logger.log({"test/kl": 0.1})
+    logger.image("figures/pixel", tmp_path / "pixel.png", "One pixel.")
+    logger.table("tables/mixed", ["method", "speed-up"], [["hrad", 1.5], ["autoregressive", None], [3, "text"]])
     logger.artifact("specdecpp", "predictor", checkpoint)
     logger.finish()
-    (run,) = (tmp_path / "runs" / "wandb").glob("offline-run-*")
-    assert list(run.glob("*.wandb"))
-    assert f"wandb sync {run}" in capsys.readouterr().out
+    run = read_run(tmp_path / "runs")
+    assert f"wandb sync {run.folder}" in capsys.readouterr().out
+    assert run.config["predictor"] == {"depth": 3}
+    assert [(step["_step"], step["train/loss"]) for step in run.history if "train/loss" in step] == [
+        (1, 0.5),
+        (2, 0.25),
+    ]
+    assert run.summary["test/kl"] == 0.1
+    image, table = run.summary["figures/pixel"], run.summary["tables/mixed"]
+    assert image["caption"] == "One pixel." and run.file(image).read_bytes() == PIXEL
+    assert json.loads(run.file(table).read_text()) == {
+        "columns": ["method", "speed-up"],
+        "data": [["hrad", 1.5], ["autoregressive", None], [3, "text"]],
+    }
 
 
 def test_finish_without_start_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +55,8 @@ def test_no_logger_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     logger = NullLogger()
     logger.start("train", {})
     logger.log({"loss": 1.0}, step=1)
+    logger.image("x", tmp_path / "x.png", "")
+    logger.table("x", [], [])
     logger.artifact("x", "predictor", tmp_path)
     logger.finish()
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,158 @@
+"""Draw every figure and table that evaluations, harvests, checkpoints and tunings allow, as one page to look at.
+
+    python scripts/report.py                                    # of all that is in runs, data and checkpoints
+    python scripts/report.py run=runs/smollm2-starter-T1.0
+    python scripts/report.py run=[runs,data/rounds] out=runs/rounds-report
+
+Folders are searched with the folders in them. Writes index.html, which needs no network and none of the other files,
+a PNG and a CSV of each figure, and report.json, which lists them; an earlier report in `out` is replaced. What lacks
+its input is named at the end of the page, with the command that makes it.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from data_gen.evidence import REPORT, gather
+from decoding.figures.evidence import Evidence
+from decoding.figures.figure import Figure, Missing, save
+from decoding.figures.page import Lack, Section, Shown, page
+from decoding.figures.overview import speedups, time_shares
+from predictors.cli import hydra_script
+from predictors.errors import UserError
+from predictors.storage import checked_folder, refuse_foreign, replaced_folder, write_json
+
+DEFAULT = ("runs", "data", "checkpoints")
+EVALUATION = "an evaluation: python scripts/evaluate.py"
+Builder = Callable[[], Figure]
+Thing = TypeVar("Thing")
+
+
+class Entry(NamedTuple):
+    """A figure of the report, or one for each of several things of a kind."""
+
+    section: str
+    title: str
+    builders: Sequence[Builder]
+
+
+def contents(evidence: Evidence) -> list[Entry]:
+    """Every figure there is, in the order of the page."""
+    evaluations = evidence.evaluations
+    return [
+        Entry("Evaluations", "Speed-up", [partial(speedups, evaluations)]),
+        Entry("Evaluations", "Where the time goes", each(time_shares, evaluations, EVALUATION)),
+    ]
+
+
+def each(build: Callable[[Thing], Figure], things: Iterable[Thing], needs: str) -> list[Builder]:
+    """A figure of each thing. needs: what is missing where there is none, and the command that makes it."""
+
+    def missing() -> Figure:
+        raise Missing(f"needs {needs}")
+
+    return [partial(build, thing) for thing in things] or [missing]
+
+
+@hydra_script("report")
+def main(cfg: DictConfig) -> None:
+    """Folders in, a page out."""
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, REPORT)
+    evidence = gather(searched(cfg.run))
+    logger = instantiate(cfg.logger)
+    logger.start("report", OmegaConf.to_container(cfg, resolve=True))
+    try:
+        with replaced_folder(out, REPORT) as folder:
+            sections, lacking = build(contents(evidence), folder)
+            (folder / "index.html").write_text(page(evidence, sections, lacking), encoding="utf-8")
+            write_json(folder / REPORT, facts(sections, lacking))
+        for shown in (shown for section in sections for shown in section.shown):
+            log(logger, shown.figure, out)
+        logger.artifact("report", "report", out)
+    finally:
+        logger.finish()
+    for lack in lacking:
+        print(f"not in this report: {lack.title}: {lack.needs}")
+    print(f"{sum(len(section.shown) for section in sections)} figures and tables\nsaved {out / 'index.html'}")
+
+
+def searched(run: Any) -> list[Path]:
+    """`cfg.run`: a folder, several, or null."""
+    if run is None:
+        return [Path(name) for name in DEFAULT if Path(name).is_dir()]
+    folders = [run] if isinstance(run, str) else list(run) if OmegaConf.is_list(run) else []
+    if not folders or not all(isinstance(folder, str) and folder for folder in folders):
+        raise UserError(f"run: {run} is no folder and no list of folders. Write run=<folder> or run=[<folder>,...]")
+    return [Path(folder) for folder in folders]
+
+
+def build(entries: Sequence[Entry], folder: Path) -> tuple[list[Section], list[Lack]]:
+    """Draw into `folder`. Returns what there is, by section, and what is lacking altogether."""
+    sections: dict[str, list[Shown]] = {}
+    lacking, taken = list[Lack](), set[str]()
+    with tqdm(total=sum(len(entry.builders) for entry in entries), desc="report", unit="figure") as bar:
+        for entry in entries:
+            needs, found = dict[str, None](), list[Shown]()
+            for builder in entry.builders:
+                try:
+                    found.append(drawn(unique(builder(), taken), folder))
+                except Missing as missing:
+                    needs[str(missing)] = None
+                bar.update()
+            sections.setdefault(entry.section, []).extend(found)
+            if not found:
+                lacking.append(Lack(entry.title, "; ".join(needs)))
+    return [Section(title, shown) for title, shown in sections.items() if shown], lacking
+
+
+def unique(figure: Figure, taken: set[str]) -> Figure:
+    """With another name where there is one of that name: two runs may be called the same."""
+    numbered = (figure.name if number == 1 else f"{figure.name}-{number}" for number in range(1, len(taken) + 2))
+    name = next(name for name in numbered if name not in taken)
+    taken.add(name)
+    return replace(figure, name=name)
+
+
+def drawn(figure: Figure, folder: Path) -> Shown:
+    images = [path for path in save(figure, folder) if path.suffix == ".png"]
+    return Shown(figure, images[0].read_bytes() if images else None)
+
+
+def facts(sections: Sequence[Section], lacking: Sequence[Lack]) -> dict[str, Any]:
+    """What report.json says."""
+    listed = ("name", "title", "source", "kind", "n", "interval", "reading")
+    figures = [
+        {"section": section.title, **{key: getattr(shown.figure, key) for key in listed}}
+        for section in sections
+        for shown in section.shown
+    ]
+    return {
+        "command": shlex.join(["python", "scripts/report.py", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "version": version("draftpredict"),
+        "figures": figures,
+        "not_in_this_report": [lack._asdict() for lack in lacking],
+    }
+
+
+def log(logger: Any, figure: Figure, folder: Path) -> None:
+    """The picture and the values, as the page has them."""
+    image = folder / f"{figure.name}.png"
+    if image.is_file():
+        logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
+    logger.table(f"tables/{figure.name}", figure.columns, figure.rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""scripts/report.py from its command line: harvest, train, tune, evaluate, report, on a tiny pair."""
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import train
+from decoding.figures.figure import Figure
+from scripts import evaluate, gen_data, report, tune
+from tests.programs import SPLITS, base, refused, run
+from tests.wandb_runs import read_run
+
+SMALL = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/toy", *SPLITS)
+QUICK = ("data=data/toy", "trainer.epochs=2", "trainer.lr=0.01")
+FEW = ("split=test", "limit=3", "repeats=2", "max_new_tokens=12", "gammas=[2]", "logger=none", "out=runs/x", *SPLITS)
+
+
+@pytest.fixture(scope="module")
+def made(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which everything has been run once, training and report logged to W&B."""
+    folder = tmp_path_factory.mktemp("reported")
+    prompts = [{"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 25)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    pair = base(tiny_pair_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("WANDB_MODE", "offline")
+        run(gen_data, patch, *pair, *SMALL)
+        run(train, patch, "predictor=specdecpp", *QUICK, "logger.folder=logs/train")
+        run(train, patch, "predictor=hrad", *QUICK, "logger=none")
+        run(tune, patch, *pair, "data=data/toy", "cost=c4", "points=5", "out=runs/thresholds.json", *SPLITS)
+        run(evaluate, patch, *pair, *FEW)
+        run(report, patch, "logger.folder=logs/report")
+    return folder
+
+
+@pytest.fixture
+def facts(made: Path) -> Any:
+    return json.loads((made / "runs/report/report.json").read_text())
+
+
+def test_every_figure_has_its_files_and_says_what_it_rests_on(made: Path, facts: Any) -> None:
+    out = made / "runs/report"
+    names = {figure["name"] for figure in facts["figures"]}
+    assert {"speedups", "time-x"} <= names and len(names) == len(facts["figures"])
+    for figure in facts["figures"]:
+        assert figure["kind"] in ("measured", "modelled", "exact")
+        assert all(figure[key] for key in ("title", "source", "n", "interval", "reading", "section"))
+        with (out / f"{figure['name']}.csv").open(newline="") as lines:
+            header, *rows = csv.reader(lines)
+        assert rows and {len(row) for row in rows} == {len(header)}
+    assert {path.stem for path in out.glob("*.csv")} == names
+    assert {path.stem for path in out.glob("*.png")} <= names and list(out.glob("*.png"))
+
+
+def test_the_page_holds_all_and_fetches_nothing(made: Path, facts: Any) -> None:
+    page = (made / "runs/report/index.html").read_text()
+    for figure in facts["figures"]:
+        assert f'id="{figure["name"]}"' in page
+        assert f'href="{figure["name"]}.csv"' in page
+    pictures = list((made / "runs/report").glob("*.png"))
+    assert page.count("data:image/png;base64,") == len(pictures)
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:\w+:)?//""", page) and "@import" not in page
+    for place in ("runs/x", "data/toy", "checkpoints/specdecpp", "checkpoints/hrad", "runs/thresholds.json"):
+        assert f"<code>{place}</code>" in page, "it says what it is made from"
+    for lack in facts["not_in_this_report"]:
+        assert lack["title"] in page and lack["needs"]
+
+
+def test_weights_and_biases_has_config_curves_tables_and_pictures(made: Path, facts: Any) -> None:
+    trained, reported = (read_run(made / "logs" / name) for name in ("train", "report"))
+    assert trained.config["trainer"]["epochs"] == 2
+    curves = json.loads((made / "checkpoints/specdecpp/metrics.json").read_text())["history"]
+    logged = [{key: step[f"train/{key}"] for key in row} for row, step in zip(curves, trained.history, strict=False)]
+    assert logged == curves and len(curves) == 2
+    assert reported.config["out"] == "runs/report"
+    for figure in facts["figures"]:
+        name = figure["name"]
+        logged = json.loads(reported.file(reported.summary[f"tables/{name}"]).read_text())
+        with (made / f"runs/report/{name}.csv").open(newline="") as lines:
+            header, *rows = csv.reader(lines)
+        assert logged["columns"] == header and len(logged["data"]) == len(rows)
+    for picture in (made / "runs/report").glob("*.png"):
+        logged = reported.summary[f"figures/{picture.stem}"]
+        assert reported.file(logged).read_bytes() == picture.read_bytes() and logged["caption"]
+
+
+def test_a_report_of_one_harvest_says_what_it_lacks(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(report, monkeypatch, f"run={made / 'data'}", "logger=none")
+    facts = json.loads(Path("runs/report/report.json").read_text())
+    lacking = {lack["title"]: lack["needs"] for lack in facts["not_in_this_report"]}
+    assert "python scripts/evaluate.py" in lacking["Speed-up"] and "Speed-up" in capsys.readouterr().out
+
+
+def test_a_report_replaces_reports_and_nothing_else(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = (f"run=[{made / 'runs'}]", "logger=none", "out=here")
+    run(report, monkeypatch, *arguments)
+    Path("here/stale.png").touch()
+    run(report, monkeypatch, *arguments)
+    assert not Path("here/stale.png").exists()
+    Path("here/report.json").unlink()
+    assert "out: here holds something else" in refused(report, monkeypatch, capsys, *arguments)
+
+
+def test_runs_of_one_name_and_what_is_left_alone(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        shutil.copytree(made / "runs/x", tmp_path / name / "x")
+    shutil.copytree(made / "data/toy", "first/begun")
+    Path("first/begun/manifest.json").unlink()
+    Path("first/notes.json").write_text('{"mine": 1}')
+    run(report, monkeypatch, "run=[first,second,first]", "logger=none")
+    facts = json.loads(Path("runs/report/report.json").read_text())
+    assert {"time-x", "time-x-2"} <= {figure["name"] for figure in facts["figures"]}
+    page = Path("runs/report/index.html").read_text()
+    assert "first/notes.json" in page and "first/begun/plan.json" in page and page.count("<code>first/x</code>") == 1
+
+
+def test_a_bug_in_a_figure_is_not_hidden(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is missing is."""
+
+    def broken(*_: object) -> Figure:
+        raise ZeroDivisionError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "speedups", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(report, monkeypatch, f"run={made / 'runs'}", "logger=none")
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())

@@ -1,0 +1,62 @@
+"""The tables of all evaluations on known results."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoding.figures.evidence import Evaluation
+from decoding.figures.figure import Missing, canvas, save
+from decoding.figures.overview import speedups, time_shares
+from decoding.metrics import Metrics, Spread
+from decoding.trace import STAGES
+
+
+def metrics(speed: float, speedup: Spread | None) -> dict[str, Any]:
+    counts = {"tokens_per_target_call": 1.5, "acceptance": 0.25, "predictor_share": 0.125, "requests": 6, "repeats": 2}
+    rest = dict.fromkeys((name for name in Metrics.__dataclass_fields__ if name not in counts), 0)
+    values = {**rest, **counts, "tokens_per_second": Spread(speed, speed - 1, speed + 1), "speedup": speedup}
+    return Metrics(**values).to_dict()
+
+
+def evaluation(name: str = "one") -> Evaluation:
+    methods = {"autoregressive": metrics(10, None), "hrad": metrics(12, Spread(1.2, 1.1, 1.3))}
+    shares = {stage: share for stage, share in zip(STAGES, (0.2, 0.5, 0.1, 0.05, 0.05, 0.1), strict=True)}
+    results = {
+        "metrics": {"all": methods},
+        "profile": {name: {**shares, "overhead": 0.3} for name in methods},
+        "run": {"config": {"warp": {"temperature": 1.0}}},
+    }
+    return Evaluation(Path("runs") / name, results, {})
+
+
+def test_speedups_have_the_spread_of_the_repeats() -> None:
+    figure = speedups([evaluation(), evaluation("two")])
+    assert figure.kind == "measured" and "evaluations: 2" in figure.n and "repeats" in figure.interval
+    assert figure.column("evaluation") == ["one", "one", "two", "two"]
+    assert figure.rows[0][4:10] == [3, 2, 10, 1, None, None]
+    assert figure.rows[1] == ["one", "all", 1.0, "hrad", 3, 2, 12, 1.2, 1.1, 1.3, 1.5, 0.25, 12.5, "faster"]
+    assert {len(row) for row in figure.rows} == {len(figure.columns)}
+
+
+def test_speedups_need_an_evaluation() -> None:
+    with pytest.raises(Missing, match="python scripts/evaluate.py"):
+        speedups([])
+
+
+def test_time_shares_are_the_stages_in_percent() -> None:
+    figure = time_shares(evaluation())
+    assert figure.kind == "measured" and figure.n == "6 requests a method"
+    assert figure.rows[1] == ["hrad", 20.0, 50.0, 10.0, 5.0, 5.0, 10.0]
+    assert all("% of decode time" in name for name in figure.columns[1:])
+    drawn = canvas(figure)
+    assert drawn is not None
+    (axes,) = drawn.axes
+    assert axes.get_xlabel() == "share of decode time (%)" and axes.get_ylabel() == "method"
+    widths = [bar.get_width() for bars in axes.containers for bar in bars]
+    assert sum(widths) == pytest.approx(200)
+
+
+def test_time_shares_are_drawn(tmp_path: Path) -> None:
+    table, image = save(time_shares(evaluation()), tmp_path)
+    assert table.name == "time-one.csv" and image.stat().st_size > 0

@@ -1,0 +1,81 @@
+"""Reading back an offline run of Weights & Biases, from the file that `wandb sync` uploads."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wandb.proto.wandb_internal_pb2 import Record
+
+BLOCK, HEADER = 32768, 7  # bytes: a log of blocks; checksum, length and kind before each part of a record
+
+
+class Run(NamedTuple):
+    """history: one dict per step; summary: the last values."""
+
+    folder: Path
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+    def file(self, logged: dict[str, Any]) -> Path:
+        """Of a picture or a table."""
+        return self.folder / "files" / logged["path"]
+
+
+def read_run(folder: Path) -> Run:
+    """The only run in the folder that a logger was given."""
+    (run,) = (folder / "wandb").glob("offline-run-*")
+    (log,) = run.glob("*.wandb")
+    read = Run(run, {}, [], {})
+    for record in whole(log):
+        read.config.update(values(record.run.config.update) | values(record.config.update))
+        merge(read.summary, values(record.summary.update))
+        if record.HasField("history"):
+            read.history.append(values(record.history.item))
+    return read
+
+
+def whole(log: Path, patience: float = 60) -> list[Record]:
+    """All records; the process that writes them may do so until some time after the run has ended."""
+    until = time.monotonic() + patience
+    while True:
+        found = [Record.FromString(data) for data in records(log.read_bytes())]
+        if any(record.HasField("exit") for record in found):
+            return found
+        assert time.monotonic() < until, f"{log} has no end"
+        time.sleep(0.1)
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    at, parts = HEADER, b""  # the file has a header of the same length
+    while at + HEADER <= len(data):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        parts += data[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+        if kind in (1, 4):  # the whole of a record, or its last part
+            yield parts
+            parts = b""
+
+
+def values(items: Iterable[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in items:
+        *outer, name = item.nested_key or [item.key]
+        place = found
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[name] = json.loads(item.value_json)
+    return found
+
+
+def merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = value
