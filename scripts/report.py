@@ -3,10 +3,12 @@
     python scripts/report.py                                    # of all that is in runs, data and checkpoints
     python scripts/report.py run=runs/smollm2-starter-T1.0
     python scripts/report.py run=[runs,data/rounds] out=runs/rounds-report
+    python scripts/report.py trace=runs/smollm2-starter-T1.0/traces-hrad.jsonl prompt=3
 
 Folders are searched with the folders in them. Writes index.html, which needs no network and none of the other files,
 a PNG and a CSV of each figure, and report.json, which lists them; an earlier report in `out` is replaced. What lacks
-its input is named at the end of the page, with the command that makes it.
+its input is named at the end of the page, with the command that makes it. `trace` and `prompt` print the rounds of one
+request instead, and write nothing.
 """
 
 import shlex
@@ -23,11 +25,16 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.evidence import REPORT, gather
+from data_gen.evidence import REPORT, RESULTS, gather, read_evaluation
+from decoding import vocabulary
+from decoding.figures import terminal
 from decoding.figures.evidence import Evidence
 from decoding.figures.figure import Figure, Missing, save
-from decoding.figures.page import Lack, Section, Shown, page
 from decoding.figures.overview import speedups, time_shares
+from decoding.figures.page import Lack, Section, Shown, page
+from decoding.figures.rounds import rule_of
+from decoding.figures.viewer import fragment
+from decoding.trace import Trace, read_traces
 from predictors.cli import hydra_script
 from predictors.errors import UserError
 from predictors.storage import checked_folder, refuse_foreign, replaced_folder, write_json
@@ -67,15 +74,20 @@ def each(build: Callable[[Thing], Figure], things: Iterable[Thing], needs: str) 
 @hydra_script("report")
 def main(cfg: DictConfig) -> None:
     """Folders in, a page out."""
+    if cfg.trace is not None or cfg.prompt is not None:
+        print_trace(cfg)
+        return
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, REPORT)
     evidence = gather(searched(cfg.run))
+    texts = {evaluation.folder: vocabulary.read(evaluation.folder) for evaluation in evidence.evaluations}
     logger = instantiate(cfg.logger)
     logger.start("report", OmegaConf.to_container(cfg, resolve=True))
     try:
         with replaced_folder(out, REPORT) as folder:
             sections, lacking = build(contents(evidence), folder)
-            (folder / "index.html").write_text(page(evidence, sections, lacking), encoding="utf-8")
+            text = page(evidence, sections, lacking, fragment(evidence.evaluations, texts))
+            (folder / "index.html").write_text(text, encoding="utf-8")
             write_json(folder / REPORT, facts(sections, lacking))
         for shown in (shown for section in sections for shown in section.shown):
             log(logger, shown.figure, out)
@@ -152,6 +164,37 @@ def log(logger: Any, figure: Figure, folder: Path) -> None:
     if image.is_file():
         logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
     logger.table(f"tables/{figure.name}", figure.columns, figure.rows)
+
+
+# In the terminal -----------------------------------------------------------------------------------------------------
+
+
+def print_trace(cfg: DictConfig) -> None:
+    """The rounds of one request, decoded by one method."""
+    if cfg.trace is None:
+        raise UserError("prompt: of which trace? Add trace=<a traces-*.jsonl of an evaluation>")
+    path = Path(str(cfg.trace))
+    if not path.is_file():
+        raise UserError(
+            f"trace: there is no file {path}. Give one of an evaluation, e.g. trace=runs/x/traces-hrad.jsonl"
+        )
+    trace = of_prompt(read_traces(path), cfg.prompt, path)
+    results = path.parent / RESULTS
+    rule = rule_of(read_evaluation(path.parent).config, trace.method) if results.is_file() else ""
+    for line in terminal.lines(trace, vocabulary.read(path.parent), terminal.wants_colour(sys.stdout), rule):
+        print(line)
+
+
+def of_prompt(traces: Sequence[Trace], prompt: Any, path: Path) -> Trace:
+    """prompt: a number, from 1 on, or an id. Of several repeats the first."""
+    prompts = list(dict.fromkeys((trace.dataset, trace.prompt_id) for trace in traces))
+    chosen = [place for place, (_, name) in enumerate(prompts) if prompt in (place + 1, name)]
+    if not chosen or isinstance(prompt, bool):
+        ids = ", ".join(name for _, name in prompts[:3])
+        raise UserError(
+            f"prompt: {prompt} is none of the {len(prompts)} in trace={path}. Give a number from 1 on, or an id: {ids}"
+        )
+    return traces[chosen[0]]
 
 
 if __name__ == "__main__":

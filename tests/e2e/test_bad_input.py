@@ -95,7 +95,7 @@ def nan_weights() -> None:
 
 
 HARVEST, TRAIN, EVALUATE, TUNE = "scripts/gen_data.py", "train.py", "scripts/evaluate.py", "scripts/tune.py"
-REPORT = "scripts/report.py"
+REPORT, TRACE = "scripts/report.py", "runs/toy/traces-specdecpp.jsonl"
 CASES = [
     # settings of a harvest
     Case("gamma 0", HARVEST, ["gamma=0"]),
@@ -199,11 +199,16 @@ CASES = [
     Case("a folder without a run", REPORT, ["run=pair"]),
     Case("a number for folders", REPORT, ["run=5"]),
     Case("a report in the folder of a run", REPORT, ["out=runs/toy"]),
-    Case("results cut short", REPORT, [], cut("runs/toy/results.json")),
+    Case("results cut short", REPORT, [], write("runs/toy/results.json", '{"metrics": ')),
     Case("results with a word for a number", REPORT, [], lambda: garbled_results()),
-    Case("a trace that is no JSON", REPORT, [], write("runs/toy/traces-specdecpp.jsonl", '{"tokens": [')),
-    Case("a method without its traces", REPORT, [], lambda: Path("runs/toy/traces-specdecpp.jsonl").unlink()),
-    Case("a manifest of which a part is gone", REPORT, ["run=data"], cut("data/toy/manifest.json")),
+    Case("a trace that is no JSON", REPORT, [], write(TRACE, '{"tokens": [')),
+    Case("a method without its traces", REPORT, [], lambda: Path(TRACE).unlink()),
+    Case("no such trace", REPORT, ["prompt=1", "trace=runs/toy/none.jsonl"]),
+    Case("a prompt without a trace", REPORT, ["prompt=1"]),
+    Case("a trace without a prompt", REPORT, [f"trace={TRACE}"]),
+    Case("a prompt that is not in the trace", REPORT, [f"trace={TRACE}", "prompt=7"]),
+    Case("texts of tokens that are no JSON", REPORT, [], write("runs/toy/vocabulary.json", "{")),
+    Case("a manifest cut short", REPORT, ["run=data"], write("data/toy/manifest.json", '{"pair": ')),
     Case(
         "a checkpoint that was changed", REPORT, ["run=checkpoints"], edit("checkpoints/specdecpp/config.json", dim=9)
     ),

@@ -11,6 +11,7 @@ import pytest
 
 import train
 from decoding.figures.figure import Figure
+from decoding.trace import read_traces
 from scripts import evaluate, gen_data, report, tune
 from tests.programs import SPLITS, base, refused, run
 from tests.wandb_runs import read_run
@@ -68,6 +69,7 @@ def test_the_page_holds_all_and_fetches_nothing(made: Path, facts: Any) -> None:
     assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:\w+:)?//""", page) and "@import" not in page
     for place in ("runs/x", "data/toy", "checkpoints/specdecpp", "checkpoints/hrad", "runs/thresholds.json"):
         assert f"<code>{place}</code>" in page, "it says what it is made from"
+    assert 'id="viewer-slider"' in page and "w3" in page, "the trace viewer, with the texts of tokens"
     for lack in facts["not_in_this_report"]:
         assert lack["title"] in page and lack["needs"]
 
@@ -125,6 +127,21 @@ def test_runs_of_one_name_and_what_is_left_alone(made: Path, tmp_path: Path, mon
     assert {"time-x", "time-x-2"} <= {figure["name"] for figure in facts["figures"]}
     page = Path("runs/report/index.html").read_text()
     assert "first/notes.json" in page and "first/begun/plan.json" in page and page.count("<code>first/x</code>") == 1
+
+
+def test_a_trace_is_printed_and_nothing_written(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = made / "runs/x/traces-specdecpp.jsonl"
+    second = read_traces(file)[1]
+    printed = []
+    for prompt in (2, second.prompt_id):
+        run(report, monkeypatch, f"trace={file}", f"prompt={prompt}")
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert f"{second.dataset} {second.prompt_id}, specdecpp: {len(second.tokens)} tokens" in printed[0]
+    assert not [path for path in tmp_path.iterdir() if path.name != "outputs"]
 
 
 def test_a_bug_in_a_figure_is_not_hidden(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
