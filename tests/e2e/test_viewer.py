@@ -28,7 +28,6 @@ PAGE = (
 )
 NASTY = "</script><script>throw 1</script><img src=http://localhost/x onerror=throw>"
 TEXTS = {token: f" w{token}" for token in range(64)} | {5: "\n", 6: NASTY}
-STEP_MS = 16.0  # a frame
 
 
 def timed(round_: RoundTrace, number: int) -> RoundTrace:
@@ -350,26 +349,32 @@ def test_for_those_who_do_not_see_it(page: Page) -> None:
 # How fast ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_two_thousand_tokens_without_lag(browser: Browser, tmp_path: Path, kind: str) -> None:
-    """A step, its layout included, in the time of a frame."""
+@pytest.mark.parametrize(("kind", "most"), [("chain", 100), ("tree", 400)])
+def test_a_step_touches_its_round_alone(browser: Browser, tmp_path: Path, kind: str, most: int) -> None:
+    """Of 2,000 tokens. Prints milliseconds of a step, its layout included; what is asserted is the work it makes: nodes
+    of the page that change, which the size of a round decides and not the length of the text."""
     one = chain([4, 6, 7, 8], 1, 9) if kind == "chain" else tree([0] + [1] * 30 + [0] * 29, row=1, accepted=1)
     path = written(tmp_path, evaluation("long", {"fixed": [[timed(one, number) for number in range(1000)]]}, {}))
     with opened(browser, path) as page:
         assert page.locator("#viewer-text i").count() == 2000
         steps = page.evaluate(
             """() => {
-              const root = document.getElementById("viewer"), took = [];
+              const root = document.getElementById("viewer"), took = [], touched = [];
+              const watch = new MutationObserver(() => {});
+              watch.observe(root, { subtree: true, childList: true, attributes: true, characterData: true });
+              const size = (node) => 1 + (node.querySelectorAll ? node.querySelectorAll("*").length : 0);
+              const sum = (numbers) => numbers.reduce((total, one) => total + one, 0);
               const press = (key) => {
                 const start = performance.now();
                 root.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
                 document.body.getBoundingClientRect();
-                return performance.now() - start;
+                took.push(performance.now() - start);
+                touched.push(sum(watch.takeRecords().map((one) => 1 + sum([...one.addedNodes].map(size)))));
               };
-              for (let i = 0; i < 200; i++) took.push(press("ArrowRight"));
-              return { step: took.reduce((sum, one) => sum + one) / 200, end: press("End"), home: press("Home") };
+              for (let i = 0; i < 200; i++) press("ArrowRight");
+              return { milliseconds: sum(took) / 200, nodes: Math.max(...touched.slice(1)) };
             }"""
         )
         print(json.dumps(steps), re.sub(r"\s+", " ", page.inner_text("#viewer-summary")))
-        assert steps["step"] < STEP_MS and page.inner_text("#viewer-place") == "1 / 1000"
-        assert max(steps["end"], steps["home"]) < 20 * STEP_MS
+        assert page.inner_text("#viewer-place") == "201 / 1000"
+        assert 0 < steps["nodes"] < most
