@@ -107,6 +107,6 @@ MANIFEST: Form = {
     "anchors": {"stride": is_length},
     "features": {"specdecpp": _SPEC, "hrad": _SPEC},
     "features_stored": lambda value: isinstance(value, bool),
-    "responses_from": lambda value: isinstance(value, dict),
+    "responses_from": lambda value: value is None or isinstance(value, dict),
     "shards": are_entries,
 }

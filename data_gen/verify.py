@@ -37,7 +37,7 @@ def verify(folder: Path) -> list[str]:
         bad += [f"{folder / name} belongs to no chunk. Delete it" for name in ledger.strangers(folder, count)]
     if plan and not bad and not _vouches(found[ledger.MANIFEST], plan, folder):
         bad.append(f"{folder / ledger.MANIFEST} is out of date: it does not describe the shards beside it")
-    if "url" in found.get(ledger.MANIFEST, {}).get("responses_from", {}):  # they were asked from a server
+    if "url" in (found.get(ledger.MANIFEST, {}).get("responses_from") or {}):  # they were asked from a server
         bad += log.faults(folder, [] if bad else _answered(folder, bad))
     return bad
 

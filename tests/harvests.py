@@ -45,7 +45,6 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "",
         "features": FEATURES,
         "feature_dims": {"specdecpp": DIM, "hrad": DIM},
         "features_stored": True,
-        "responses_from": {},
         **ledger.inventory(folder, settings),
     }
     write_sealed(folder / "manifest.json", manifest)
