@@ -9,8 +9,10 @@ from matplotlib.figure import Figure as Canvas
 from decoding.figures.figure import Cell
 from decoding.figures.runs import ALL
 
-COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:grey", "tab:cyan")
-MARKERS, HATCHES = ("o", "s", "^", "D", "v", "P", "X", "*"), ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
+NAMES = ("blue", "orange", "green", "red", "purple", "brown", "grey", "cyan", "olive", "pink")
+COLOURS = tuple(f"tab:{name}" for name in NAMES)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--", "||", "**")
 DASHES = ("-", "--", "-.", ":")
 PANEL = (4.2, 3.0)  # inches
 Record = dict[str, Any]

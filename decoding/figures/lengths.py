@@ -68,7 +68,7 @@ def length_fits(evaluations: Sequence[Evaluation]) -> Figure:
         name="length-fits",
         title="Acceptance fitted to accepted lengths, by method and dataset",
         source="SpecBranch, figures 12 and 13",
-        kind="measured",
+        kind="modelled",
         n=extent(found),
         interval=METHOD,
         reading="a: acceptance per token tested. total variation: share of rounds to be moved for histogram and fitted "

@@ -40,6 +40,7 @@ def test_fits_by_method() -> None:
     assert rows["fixed 2"]["a"] == 6 / 8
     assert (rows["fixed 2"]["a low"], rows["fixed 2"]["a high"]) == (3 / 5, 1)
     assert rows["fixed 2"]["total variation"] == pytest.approx((0.05 + 0.1 + 0.05) / 2)
+    assert figure.kind == "modelled", "a fit"
     assert rows["fixed 1"]["a"] == 1 and rows["fixed 1"]["a low"] is None, "one prompt has no interval"
 
 

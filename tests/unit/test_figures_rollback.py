@@ -1,5 +1,6 @@
 """Rollback, ablation and sensitivity of SpecBranch, from hand-made rounds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ SERIAL = [trace([chain(2, 1), chain(0, 0)], 2.0, "a"), trace([chain(1, 1)], 2.0,
 
 def compared() -> list:
     traces = {name: SHARED if METHODS[name]["engine"].get("pre_verify") is not None else SERIAL for name in METHODS}
+    traces["without_hrad"] = [replace(each, seconds=6.0) for each in SHARED]
     found = evaluation(METHODS, {"autoregressive": [plain(2, 2.0, "a"), plain(2, 2.0, "b")], **traces})
     found.config["modelled"] = [2]
     return [found]
@@ -77,6 +79,7 @@ def test_ablation_knows_the_parts_by_their_config() -> None:
     assert set(figure.column("method")) == {"fixed length", "PEARL", "SpecBranch", "without branches", "without H-RAD"}
     speeds = dict(zip(figure.column("method"), figure.column("speed-up"), strict=True))
     assert speeds["SpecBranch"] == pytest.approx((6 / 4) / (4 / 4))
+    assert speeds["without H-RAD"] == pytest.approx((6 / 12) / (4 / 4))
     assert speeds["without branches"] == pytest.approx(5 / 4)
     assert figure.kind == "measured"
 
