@@ -52,17 +52,18 @@ def tree_table(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def tree_growth(evaluations: Sequence[Evaluation]) -> Figure:
-    """Tree size and accepted tokens over the steps of the longest output, at every temperature."""
+    """Tree size and accepted tokens over steps: at every temperature of the output whose trees differ most in size."""
     needed = f"needs a tree whose size depends on the tokens drawn: {NEEDS}wide_trees"
     wanted = [run for run in runs(with_method(evaluations, _adaptive, needed), _adaptive) if run.traces]
     laws = list(dict.fromkeys(run.temperature for run in wanted))
-    longest = [
-        max((trace for run in wanted if run.temperature == law for trace in run.traces), key=_output) for law in laws
+    every = [(run, trace) for run in wanted for trace in run.traces]
+    shown = [
+        max((each for each in every if each[0].temperature == law), key=lambda each: _sizes(each[1])) for law in laws
     ]
-    names = ["T", "dataset", "prompt", "step", NODES, ACCEPTED]
+    names = ["T", "dataset", "method", "prompt", "step", NODES, ACCEPTED]
     rows: list[list[Cell]] = [
-        [law, trace.dataset, trace.prompt_id, step, len(r.draft_tokens), r.accepted]
-        for law, trace in zip(laws, longest, strict=True)
+        [run.temperature, run.dataset, run.label, trace.prompt_id, step, len(r.draft_tokens), r.accepted]
+        for run, trace in shown
         for step, r in enumerate(trace.rounds, 1)
     ]
     return Figure(
@@ -89,7 +90,7 @@ def _draw_growth(canvas: Canvas, records: Sequence[drawing.Record]) -> None:
         steps = [record["step"] for record in here]
         above, below = grid[:, column]
         above.plot(steps, [record[NODES] for record in here], color="tab:blue", marker=".")
-        above.set_title(f"T = {law:g}, {here[0]['dataset']}", fontsize=10)
+        above.set_title(f"T = {law:g}, {here[0]['method']}", fontsize=10)
         above.set_ylim(bottom=0)
         below.bar(steps, [record[ACCEPTED] for record in here], color="tab:orange")
         below.set_xlabel("step (target call)")
@@ -97,8 +98,8 @@ def _draw_growth(canvas: Canvas, records: Sequence[drawing.Record]) -> None:
     grid[1, 0].set_ylabel("accepted tokens")
 
 
-def _output(trace: Trace) -> int:
-    return len(trace.tokens)
+def _sizes(trace: Trace) -> int:
+    return len({len(round_.draft_tokens) for round_ in trace.rounds})
 
 
 def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:

@@ -57,13 +57,13 @@ def test_tokens_per_call_of_trees() -> None:
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 13 rounds")
 
 
-def test_growth_of_the_longest_output_at_each_temperature() -> None:
+def test_growth_where_sizes_differ_most_at_each_temperature() -> None:
     figure = tree_growth([*wide(), *wide(0.0)])
     assert figure.rows == [
-        [0.0, "toy", "a", 1, 4, 2],
-        [0.0, "toy", "a", 2, 2, 0],
-        [1.0, "toy", "a", 1, 4, 2],
-        [1.0, "toy", "a", 2, 2, 0],
+        [0.0, "toy", "dyspec layers", "a", 1, 4, 2],
+        [0.0, "toy", "dyspec layers", "a", 2, 2, 0],
+        [1.0, "toy", "dyspec layers", "a", 1, 4, 2],
+        [1.0, "toy", "dyspec layers", "a", 2, 2, 0],
     ]
     assert "single rounds" in figure.interval and figure.n == "1 prompt at each of 2 temperatures, 4 rounds"
 
