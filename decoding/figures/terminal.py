@@ -12,7 +12,7 @@ from decoding.vocabulary import Vocabulary
 STYLES: dict[Fate | Origin, str] = {
     "accepted": "32",
     "rejected": "31;9",
-    "rolled back": "90;9",
+    "rolled back": "90",
     "branch": "35",
     "retained": "34;1",
     "wasted": "90;3",

@@ -316,7 +316,7 @@ CONTRAST = """() => {
     return found.length < 4 || found[3] > 0 ? found : one.parentElement ? behind(one.parentElement) : null;
   };
   const page = matchMedia("(prefers-color-scheme: dark)").matches ? [20, 24, 28] : [255, 255, 255];
-  const texts = "#viewer :is(p, h4, b, button, select, i, .viewer-chip, .viewer-bar, .viewer-soft)";
+  const texts = "#viewer :is(p, h3, b, button, select, i, .viewer-chip, .viewer-bar, .viewer-soft)";
   return [...document.querySelectorAll(texts)].map((one) => {
     const pair = [light(colour(getComputedStyle(one).color)), light(behind(one) || page)];
     return [one.className || one.tagName, (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05)];
