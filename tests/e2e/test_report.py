@@ -13,6 +13,7 @@ import train
 from decoding.figures.figure import Figure
 from decoding.trace import read_traces
 from scripts import evaluate, gen_data, report, tune
+from tests.browser import REMEDY, executable, launched, opened
 from tests.programs import SPLITS, base, refused, run
 from tests.wandb_runs import read_run
 
@@ -72,6 +73,25 @@ def test_the_page_holds_all_and_fetches_nothing(made: Path, facts: Any) -> None:
     assert 'id="viewer-slider"' in page and "w3" in page, "the trace viewer, with the texts of tokens"
     for lack in facts["not_in_this_report"]:
         assert lack["title"] in page and lack["needs"]
+
+
+@pytest.mark.skipif(executable() is None, reason=REMEDY)
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
+def test_the_page_opens_from_disk_without_a_complaint(made: Path, scheme: str, width: int) -> None:
+    """In a browser: no message, no error, no request but for files and data; pictures, links and the viewer work."""
+    size = {"width": width, "height": 800}
+    with (
+        launched() as browser,
+        opened(browser, made / "runs/report/index.html", color_scheme=scheme, viewport=size) as page,
+    ):
+        shown = page.evaluate("[...document.images].filter((one) => one.naturalWidth > 0).length")
+        assert shown == len(list((made / "runs/report").glob("*.png"))) > 0
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+        places = page.eval_on_selector_all("nav a", "all => all.map((one) => one.getAttribute('href'))")
+        assert places and all(page.locator(f"[id='{place[1:]}']").count() == 1 for place in places)
+        page.focus("#viewer")
+        page.keyboard.press("ArrowRight")
+        assert page.input_value("#viewer-slider") == "2" and page.inner_text("#viewer-summary").startswith("Round 2 of")
 
 
 def test_weights_and_biases_has_config_curves_tables_and_pictures(made: Path, facts: Any) -> None:
