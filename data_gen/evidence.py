@@ -59,12 +59,14 @@ def _markers(folders: Sequence[Path]) -> Iterator[Path]:
     for top in folders:
         if not top.is_dir():
             raise UserError(f"{KEY}: there is no folder {top}. Write {KEY}=<folder of runs, harvests or checkpoints>")
-        for parent, inner, names in os.walk(top):
-            inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for parent, inner, names in os.walk(top, followlinks=True):
             folder = Path(parent)
-            if REPORT not in names and folder.resolve() not in seen:
-                seen.add(folder.resolve())
-                yield from (folder / name for name in _of_folder(sorted(names)))
+            if folder.resolve() in seen:  # links may lead in a circle
+                inner.clear()
+                continue
+            seen.add(folder.resolve())
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            yield from [] if REPORT in names else (folder / name for name in _of_folder(sorted(names)))
 
 
 def _of_folder(names: Sequence[str]) -> list[str]:

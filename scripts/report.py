@@ -14,23 +14,21 @@ request instead, and write nothing.
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
+from data_gen.contents import Entry, contents
 from data_gen.evidence import REPORT, RESULTS, gather, read_evaluation
 from decoding import vocabulary
 from decoding.figures import terminal
-from decoding.figures.evidence import Evidence
 from decoding.figures.figure import Figure, Missing, save
-from decoding.figures.overview import speedups, time_shares
 from decoding.figures.page import Lack, Section, Shown, page
 from decoding.figures.rounds import rule_of
 from decoding.figures.viewer import fragment
@@ -40,35 +38,6 @@ from predictors.errors import UserError
 from predictors.storage import checked_folder, refuse_foreign, replaced_folder, write_json
 
 DEFAULT = ("runs", "data", "checkpoints")
-EVALUATION = "an evaluation: python scripts/evaluate.py"
-Builder = Callable[[], Figure]
-Thing = TypeVar("Thing")
-
-
-class Entry(NamedTuple):
-    """A figure of the report, or one for each of several things of a kind."""
-
-    section: str
-    title: str
-    builders: Sequence[Builder]
-
-
-def contents(evidence: Evidence) -> list[Entry]:
-    """Every figure there is, in the order of the page."""
-    evaluations = evidence.evaluations
-    return [
-        Entry("Evaluations", "Speed-up", [partial(speedups, evaluations)]),
-        Entry("Evaluations", "Where the time goes", each(time_shares, evaluations, EVALUATION)),
-    ]
-
-
-def each(build: Callable[[Thing], Figure], things: Iterable[Thing], needs: str) -> list[Builder]:
-    """A figure of each thing. needs: what is missing where there is none, and the command that makes it."""
-
-    def missing() -> Figure:
-        raise Missing(f"needs {needs}")
-
-    return [partial(build, thing) for thing in things] or [missing]
 
 
 @hydra_script("report")

@@ -2,22 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 
-from matplotlib.figure import Figure as Canvas
-
 from decoding.figures.evidence import Evaluation
 from decoding.figures.figure import Cell, Figure, Missing
 from decoding.metrics import Metrics
 from decoding.report import verdict
+from decoding.trace import Stage
 
-STAGES = {"draft": "draft", "target": "target", "sample": "drawing", "verify": "verification", "stop": "stop rule"}
-HATCHES = ("", "//", "..", "xx", "\\\\", "")
-COMMAND = "python scripts/evaluate.py"
+STAGES: dict[Stage, str] = {
+    "draft": "draft",
+    "target": "target",
+    "sample": "drawing",
+    "verify": "verification",
+    "stop": "stop rule",
+    "other": "other",
+}
+NEEDS = "needs an evaluation: python scripts/evaluate.py"
 
 
 def speedups(evaluations: Sequence[Evaluation]) -> Figure:
     """Every method of every evaluation, on all prompts and on each dataset."""
     if not evaluations:
-        raise Missing(f"needs an evaluation: {COMMAND}")
+        raise Missing(NEEDS)
     return Figure(
         name="speedups",
         title="Speed-up over decoding without a draft",
@@ -47,38 +52,23 @@ def _speed_rows(evaluation: Evaluation) -> Iterator[list[Cell]]:
             ]
 
 
-def time_shares(evaluation: Evaluation) -> Figure:
+def time_shares(evaluations: Sequence[Evaluation]) -> Figure:
     """Stages of decoding, by method."""
-    profile = evaluation.results["profile"]
-    requests = evaluation.results["metrics"]["all"]
-    rows: list[list[Cell]] = [
-        [name, *(100 * shares[stage] for stage in (*STAGES, "other"))] for name, shares in profile.items()
-    ]
+    if not evaluations:
+        raise Missing(NEEDS)
     return Figure(
-        name=f"time-{evaluation.folder.name}",
-        title=f"Where the time goes: {evaluation.folder.name}",
+        name="time-shares",
+        title="Where the time goes",
         source="The table that scripts/evaluate.py prints with profile=true",
         kind="measured",
-        n=f"{max(values['requests'] for values in requests.values())} requests a method",
+        n=f"evaluations: {len(evaluations)}; requests as in the table, every repeat counted",
         interval="no interval: sums over all requests, prefill left out",
-        reading="Where draft and target run side by side, their shares add up to more than 100 %.",
-        columns=["method", *(f"{words}, % of decode time" for words in (*STAGES.values(), "other"))],
-        rows=rows,
-        draw=lambda canvas: _draw_shares(canvas, rows),
-    )
-
-
-def _draw_shares(canvas: Canvas, rows: Sequence[Sequence[Cell]]) -> None:
-    axes = canvas.subplots()
-    names = [str(row[0]) for row in rows]
-    left = [0.0] * len(rows)
-    for number, (stage, hatch) in enumerate(zip((*STAGES.values(), "other"), HATCHES, strict=True), 1):
-        width = [float(row[number] or 0) for row in rows]
-        axes.barh(names, width, left=left, label=stage, hatch=hatch, edgecolor="white", linewidth=0.5)
-        left = [start + more for start, more in zip(left, width, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlabel("share of decode time (%)")
-    axes.set_ylabel("method")
-    canvas.legend(
-        loc="outside upper center", ncols=len(STAGES) + 1, fontsize="small", columnspacing=1, handlelength=1.5
+        reading="A stop rule that takes long costs more than it can save. Where draft and target run side by side, "
+        "their shares add up to more than 100 %.",
+        columns=["evaluation", "method", "requests", *(f"{words}, % of decode time" for words in STAGES.values())],
+        rows=[
+            [evaluation.folder.name, name, len(evaluation.traces[name]), *(100 * shares[stage] for stage in STAGES)]
+            for evaluation in evaluations
+            for name, shares in evaluation.results["profile"].items()
+        ],
     )

@@ -10,12 +10,17 @@ from decoding.figures.evidence import Evaluation
 from decoding.figures.figure import Cell, Figure
 from decoding.figures.intervals import METHOD, columns, ratio
 from decoding.figures.runs import Run, extent, pooled
-from decoding.figures.speed import specbranch
+from decoding.figures.speed import specbranch, specdecpp
 from decoding.figures.trees import trees
 from decoding.metrics import profile
 from decoding.trace import STAGES
 
 ROUND = "round, ms"
+
+
+def specdecpp_times(evaluations: Sequence[Evaluation]) -> Figure:
+    title = "Where a round's time goes: SpecDec++ and others"
+    return step_times("specdecpp-times", title, "SpecBranch, table 9", specdecpp(evaluations))
 
 
 def specbranch_times(evaluations: Sequence[Evaluation]) -> Figure:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from decoding.figures.evidence import Evaluation
-from decoding.figures.figure import Missing, canvas, save
+from decoding.figures.figure import Missing, save
 from decoding.figures.overview import speedups, time_shares
 from decoding.metrics import Metrics, Spread
-from decoding.trace import STAGES
+from decoding.trace import STAGES, Trace
 
 
 def metrics(speed: float, speedup: Spread | None) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def evaluation(name: str = "one") -> Evaluation:
         "profile": {name: {**shares, "overhead": 0.3} for name in methods},
         "run": {"config": {"warp": {"temperature": 1.0}}},
     }
-    return Evaluation(Path("runs") / name, results, {})
+    trace = Trace(prompt_tokens=1, tokens=[1], rounds=[], prefill_seconds=0.1, seconds=1.0)
+    return Evaluation(Path("runs") / name, results, {name: [trace] * 6 for name in methods})
 
 
 def test_speedups_have_the_spread_of_the_repeats() -> None:
@@ -45,18 +46,16 @@ def test_speedups_need_an_evaluation() -> None:
 
 
 def test_time_shares_are_the_stages_in_percent() -> None:
-    figure = time_shares(evaluation())
-    assert figure.kind == "measured" and figure.n == "6 requests a method"
-    assert figure.rows[1] == ["hrad", 20.0, 50.0, 10.0, 5.0, 5.0, 10.0]
-    assert all("% of decode time" in name for name in figure.columns[1:])
-    drawn = canvas(figure)
-    assert drawn is not None
-    (axes,) = drawn.axes
-    assert axes.get_xlabel() == "share of decode time (%)" and axes.get_ylabel() == "method"
-    widths = [bar.get_width() for bars in axes.containers for bar in bars]
-    assert sum(widths) == pytest.approx(200)
+    figure = time_shares([evaluation(), evaluation("two")])
+    assert figure.kind == "measured" and "evaluations: 2" in figure.n and figure.draw is None
+    assert figure.column("evaluation") == ["one", "one", "two", "two"]
+    assert figure.rows[1] == ["one", "hrad", 6, 20.0, 50.0, 10.0, 5.0, 5.0, 10.0]
+    assert all("% of decode time" in name for name in figure.columns[3:])
+    with pytest.raises(Missing, match=r"python scripts/evaluate.py"):
+        time_shares([])
 
 
-def test_time_shares_are_drawn(tmp_path: Path) -> None:
-    table, image = save(time_shares(evaluation()), tmp_path)
-    assert table.name == "time-one.csv" and image.stat().st_size > 0
+def test_they_are_written_as_tables(tmp_path: Path) -> None:
+    for figure in (speedups([evaluation()]), time_shares([evaluation()])):
+        (table,) = save(figure, tmp_path)
+        assert len(table.read_text().splitlines()) == len(figure.rows) + 1
