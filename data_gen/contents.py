@@ -1,15 +1,14 @@
 """What a report shows, and in which order: every figure there is, each with what builds it from the evidence."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from decoding.figures import blocks, lengths, masks, overview, rollback, speed, times, toy, trees
 from decoding.figures.evidence import Evidence
-from decoding.figures.figure import Figure, Missing
+from decoding.figures.figure import Figure
 
 Builder = Callable[[], Figure]
-Thing = TypeVar("Thing")
 
 
 class Entry(NamedTuple):
@@ -37,10 +36,10 @@ def contents(evidence: Evidence) -> list[Entry]:
         decoded(lengths_of, "Accepted length of a round, and the truncated geometric law", lengths.accepted_lengths),
         decoded(lengths_of, "Acceptance fitted to accepted lengths", lengths.length_fits),
         decoded(specdecpp, "SpecDec++ and what it is compared with", speed.specdecpp_speed),
-        decoded(specdecpp, "The same on other machines", speed.specdecpp_modelled),
+        decoded(specdecpp, "SpecDec++ on other machines", speed.specdecpp_modelled),
         decoded(specdecpp, "Where a round's time goes: SpecDec++", times.specdecpp_times),
         decoded(specbranch, "SpecBranch and what it is compared with", speed.specbranch_speed),
-        decoded(specbranch, "The same with a device for each model", speed.specbranch_modelled),
+        decoded(specbranch, "SpecBranch with a device for each model", speed.specbranch_modelled),
         decoded(specbranch, "Rollback rate by method and dataset", rollback.rollback_rates),
         decoded(specbranch, "Right and chosen draft length over rounds", lengths.optimal_lengths),
         decoded(specbranch, "SpecBranch without its parts, measured", rollback.ablation),
@@ -61,12 +60,3 @@ def contents(evidence: Evidence) -> list[Entry]:
         Entry(tree, "Acceptance of two candidates on toy laws", [toy.toy_acceptance]),
         Entry(tree, "Attention mask of a tree before and after reordering", [masks.mask_order]),
     ]
-
-
-def each(build: Callable[[Thing], Figure], things: Iterable[Thing], needs: str) -> list[Builder]:
-    """A figure of each thing. needs: what is missing where there is none, and the command that makes it."""
-
-    def missing() -> Figure:
-        raise Missing(f"needs {needs}")
-
-    return [partial(build, thing) for thing in things] or [missing]

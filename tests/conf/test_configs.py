@@ -61,6 +61,19 @@ def test_first_line_is_a_command_that_works(file: Path) -> None:
     composed(Path(script).stem, *shlex.split(overrides))
 
 
+def documented(file: str) -> list[str]:
+    """Commands of a page, sweeps aside, on one line each; `mine` is a pair that its reader makes."""
+    lines = (ROOT / file).read_text().replace("\\\n", " ").splitlines()
+    found = [line.split(" #")[0].removeprefix("$ ") for line in lines if line.startswith("$ python ")]
+    return [" ".join(line.split()).replace("pair=mine", "pair=smollm2") for line in found if " -m " not in line]
+
+
+@pytest.mark.parametrize("command", [*documented("README.md"), *documented("docs/guide.md")])
+def test_commands_of_the_docs_compose(command: str) -> None:
+    _, script, *overrides = shlex.split(command)
+    OmegaConf.resolve(composed(Path(script).stem, *overrides))
+
+
 @pytest.mark.parametrize(("program", "place", "option"), CHOICES)
 def test_option_composes_and_builds(program: str, place: str, option: str) -> None:
     cfg = composed(program, f"{place}={option}")
