@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from decoding import energy
 from decoding.journal import Journal
 from decoding.sampling import Sampler
 from decoding.trace import Trace
@@ -78,7 +79,10 @@ def request_seed(seed: int, request: Request, repeat: int) -> int:
 
 
 def _decode(engine: Engine, name: str, request: Request, seed: int, max_new_tokens: int) -> Trace:
+    meter = energy.meter()
+    before = meter.read()
     trace = engine.decode(request.tokens, max_new_tokens, Sampler.seeded(seed))
+    trace.joules = meter.since(before)
     trace.prompt_id, trace.dataset, trace.method, trace.seed = request.prompt_id, request.dataset, name, seed
     return trace
 

@@ -139,7 +139,10 @@ class RoundTrace:
 
 @dataclass
 class Trace:
-    """One request decoded by one method. `seconds` is wall time, the prefill included."""
+    """One request decoded by one method. `seconds` is wall time, the prefill included.
+
+    joules: what the machine counted meanwhile (`decoding.energy`); None where it counts none
+    """
 
     prompt_tokens: int
     tokens: list[int]
@@ -150,6 +153,7 @@ class Trace:
     dataset: str = ""
     method: str = ""
     seed: int = 0
+    joules: float | None = None
     stages: dict[Stage, float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

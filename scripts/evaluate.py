@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import refuse_other_shares, requests_of_split
-from decoding import report, thresholds, vocabulary
+from decoding import energy, report, thresholds, vocabulary
 from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
 from decoding.journal import Journal, file_hashes, journal_path
 from decoding.lossless import broken_invariants, greedy_differences
@@ -246,6 +246,7 @@ def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
         "config": OmegaConf.to_container(cfg, resolve=True),
         "pair": pair_identity(pair),
         **setup_facts(pair),
+        "energy": energy.meter().about,
         "date": time.strftime("%Y-%m-%d"),
     }
 

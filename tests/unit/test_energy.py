@@ -1,0 +1,120 @@
+"""Energy counters that are files and fakes, and the figure made from what they say."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decoding import benchmark
+from decoding.energy import Counter, Meter, nvml_counters, rapl_counters
+from decoding.figures.energy import JOULES, energy
+from decoding.figures.evidence import Evaluation
+from decoding.figures.figure import Missing, save
+from decoding.trace import Trace
+
+
+def domain(root: Path, folder: str, name: str, joules: float, most: int = 1000) -> Path:
+    (root / folder).mkdir()
+    (root / folder / "name").write_text(name + "\n")
+    (root / folder / "max_energy_range_uj").write_text(f"{most * 10**6}\n")
+    counter = root / folder / "energy_uj"
+    counter.write_text(f"{int(joules * 1e6)}\n")
+    return counter
+
+
+def test_packages_are_counted_and_their_parts_are_not(tmp_path: Path) -> None:
+    first = domain(tmp_path, "intel-rapl:0", "package-0", 990.0)
+    domain(tmp_path, "intel-rapl:0:0", "core", 5.0)
+    domain(tmp_path, "intel-rapl:1", "psys", 5.0)
+    counters, _ = rapl_counters(tmp_path)
+    assert [counter.name for counter in counters] == ["RAPL package-0"]
+    meter = Meter(counters, "")
+    before = meter.read()
+    first.write_text("996500000")
+    assert meter.since(before) == pytest.approx(6.5)
+    first.write_text("3000000")  # past 1000 J it starts again
+    assert meter.since(before) == pytest.approx(13)
+
+
+def test_no_counter_is_no_number_and_has_a_reason(tmp_path: Path) -> None:
+    counters, reason = rapl_counters(tmp_path)
+    assert counters == [] and "no RAPL counter" in reason
+    assert Meter([], reason).since([]) is None
+    domain(tmp_path, "intel-rapl:0", "package-0", 1.0).unlink()
+    counters, reason = rapl_counters(tmp_path)
+    assert counters == [] and "intel-rapl:0 cannot be read" in reason
+
+
+class NVMLError(Exception):
+    pass
+
+
+def fake_nvml(**other: Any) -> SimpleNamespace:
+    calls = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 1500 * (handle + 1),
+    }
+    return SimpleNamespace(**{**calls, "NVMLError": NVMLError, **other})
+
+
+def test_gpus_count_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
+    counters, _ = nvml_counters()
+    assert [counter.read() for counter in counters] == [1.5, 3.0]
+
+
+def test_a_gpu_that_does_not_count_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int) -> None:
+        raise NVMLError("Not Supported")
+
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetTotalEnergyConsumption=refuse))
+    assert nvml_counters() == ([], "NVML cannot be read (Not Supported)")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml_counters() == ([], "no NVML (pip install nvidia-ml-py)")
+
+
+def test_a_decode_keeps_what_was_counted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([10.0, 12.5])
+    meter = Meter([Counter("fake", lambda: next(readings))], "fake")
+    monkeypatch.setattr(benchmark.energy, "meter", lambda: meter)
+    engine: Any = SimpleNamespace(decode=lambda *_: Trace(1, [1], [], 0.0, 1.0))
+    request: Any = SimpleNamespace(tokens=None, prompt_id="p", dataset="d")
+    trace = benchmark._decode(engine, "plain", request, 0, 4)
+    assert trace.joules == 2.5 and Trace.from_dict(trace.to_dict()).joules == 2.5
+
+
+def decoded(prompt: str, tokens: int, joules: float | None) -> Trace:
+    return Trace(3, [0] * tokens, [], 0.0, 2.0, prompt_id=prompt, dataset="toy", joules=joules)
+
+
+def evaluation(joules: float | None = 20.0, **run: str) -> Evaluation:
+    traces = {
+        "autoregressive": [decoded("a", 10, 40.0), decoded("b", 10, 60.0)],
+        "fixed": [decoded("a", 10, joules), decoded("b", 10, 30.0)],
+    }
+    return Evaluation(Path("runs/one"), {"run": run}, traces)
+
+
+def test_energy_per_token_is_a_ratio_of_sums() -> None:
+    figure = energy(evaluation(energy="RAPL package-0"))
+    assert figure.column(JOULES) == pytest.approx([5.0, 2.5])
+    assert figure.column("of plain decoding") == pytest.approx([1.0, 0.5])
+    assert figure.column("of plain decoding low")[1] == pytest.approx(0.5)  # half for each prompt
+    assert figure.column(f"{JOULES} low")[1] == pytest.approx(2.0)
+    assert figure.column("power (W)") == pytest.approx([25.0, 12.5])
+    assert figure.kind == "measured" and "RAPL package-0" in figure.reading and figure.n == "2 requests a method"
+
+
+def test_without_a_counter_the_reason_is_given() -> None:
+    with pytest.raises(Missing, match="no RAPL counter"):
+        energy(evaluation(None, energy="no RAPL counter in /sys/class/powercap"))
+    with pytest.raises(Missing, match="evaluate.py"):
+        energy(evaluation(None))
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    assert all(path.stat().st_size > 100 for path in save(energy(evaluation()), tmp_path))
