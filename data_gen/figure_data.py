@@ -1,6 +1,7 @@
 """What figures are drawn from, read from harvests and checkpoints."""
 
-from collections.abc import Collection, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -24,6 +25,22 @@ DRAWN = ("known", "drafted", "accepted", "draft_q", "draft_max_q", "draft_entrop
 AGES = (0, 1, 2, 3, 4, 6, 8)  # positions
 
 
+def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:
+    """Harvests of one pair together, whatever it was called."""
+    found: dict[str, list[Harvest]] = {}
+    for harvest in harvests:
+        found.setdefault(_models(harvest.manifest["pair"]), []).append(harvest)
+    return list(found.values())
+
+
+def of_pair(pair: Mapping[str, str], harvests: Sequence[Harvest]) -> list[Harvest]:
+    return [harvest for harvest in harvests if _models(harvest.manifest["pair"]) == _models(pair)]
+
+
+def _models(pair: Mapping[str, str]) -> str:
+    return json.dumps({**pair, "name": ""}, sort_keys=True)
+
+
 def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:
     """The draft tokens of every dataset of every harvest that a verdict was given on."""
     return [tokens for harvest in harvests for tokens in _draft_tokens(harvest)]
@@ -33,7 +50,10 @@ def _draft_tokens(harvest: Harvest) -> Iterator[DraftTokens]:
     records = read_records(harvest.folder, "rounds", "all", DRAWN)
     warps = harvest.manifest["warp"], harvest.manifest["draft_warp"]
     target, draft = (float(warp["temperature"]) for warp in warps)
-    names = [response["dataset"] for response in read_responses(harvest.folder, "all")]
+    pair, names = (
+        harvest.manifest["pair"]["name"],
+        [response["dataset"] for response in read_responses(harvest.folder, "all")],
+    )
     kept, accepted = verdicts(records)
     columns = {
         "q": records["draft_q" if draft else "draft_max_q"],
@@ -46,7 +66,7 @@ def _draft_tokens(harvest: Harvest) -> Iterator[DraftTokens]:
     for name in dict.fromkeys(names):
         of_dataset = torch.tensor([other == name for other in names])
         rows = kept & of_dataset[records["group"]][:, None]
-        yield DraftTokens(name, target, draft, **{column: values[rows] for column, values in columns.items()})
+        yield DraftTokens(pair, name, target, draft, **{column: values[rows] for column, values in columns.items()})
 
 
 def verdicts(records: Records) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,6 +129,7 @@ def _predicted(checkpoint: Checkpoint, predictor: Predictor, harvest: Harvest, h
     return Predicted(
         checkpoint=checkpoint.folder.name,
         predictor=predictor.name,
+        temperature=float(home.manifest["warp"]["temperature"]),
         trained_on=home.name,
         dataset=harvest.name,
         in_domain=harvest is home,

@@ -26,12 +26,14 @@ STAGES = ("as trained", "calibrated")
 class Predicted:
     """What a predictor says of prompts it was not trained on.
 
-    checkpoint, predictor: names; trained_on, dataset: harvests; in_domain: whether they are one, of which these are the
-    test prompts; as_trained, calibrated, targets: [n, C] distributions; group: [n] prompts
+    checkpoint, predictor: names; temperature: of the target; trained_on, dataset: harvests; in_domain: whether they
+    are one, of which these are the test prompts; as_trained, calibrated, targets: [n, C] distributions; group: [n]
+    prompts
     """
 
     checkpoint: str
     predictor: str
+    temperature: float
     trained_on: str
     dataset: str
     in_domain: bool
@@ -111,8 +113,8 @@ def drift(found: Sequence[Predicted]) -> Figure:
     columns += [*estimate_columns("calibration error"), *estimate_columns("log loss"), "base rate"]
     rows = [_drift_row(one) for one in found]
     return Figure(
-        name=f"drift-{found[0].predictor}",
-        title=f"{found[0].predictor}: calibration on other datasets",
+        name=f"drift-{found[0].predictor}-T{found[0].temperature:g}",
+        title=f"{found[0].predictor}: calibration on other datasets, T = {found[0].temperature:g}",
         source="Drift matrix",
         kind="measured",
         n=_counted(found),

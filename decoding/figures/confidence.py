@@ -25,10 +25,12 @@ NEEDS = "needs a harvest: python scripts/gen_data.py"
 class DraftTokens:
     """Draft tokens with a verdict: of each round those accepted and the first one rejected. Columns [n].
 
+    pair, dataset: names; temperature, draft_temperature: of the laws that were sampled from
     q: of the drawn token under the law it was drawn from; where the draft is greedy, what it has at temperature 1.
     max_q, entropy (nats): of the draft at temperature 1. accept: min(1, p/q); accepted: whether it was; group: prompt
     """
 
+    pair: str
     dataset: str
     temperature: float
     draft_temperature: float
@@ -224,4 +226,4 @@ def _label(axes: Axes, name: str) -> None:
 
 def _counted(found: Sequence[DraftTokens]) -> str:
     prompts = sum(len(tokens.group.unique()) for tokens in found)
-    return f"{prompts:,} prompts, {sum(len(tokens.q) for tokens in found):,} draft tokens"
+    return f"{found[0].pair}, {prompts:,} prompts, {sum(len(tokens.q) for tokens in found):,} draft tokens"

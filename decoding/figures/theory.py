@@ -96,7 +96,7 @@ def latency(rounds: Sequence[Rounds], cost: Json, evaluations: Sequence[Evaluati
         title=f"Time per token by draft length, a = {fitted}, c = {c:.2f}, T = {rounds[0].temperature:g}",
         source="SpecBranch, figure 2 and Theorem 1",
         kind="modelled",
-        n=f"{_prompts(rounds)} prompts, {sum(len(part.accepted) for part in rounds):,} rounds; c on {_machine(cost)}",
+        n=f"{_counts(rounds)} of {cost['pair']['name']}; c on {_machine(cost)}",
         interval=f"{METHOD} of a and of what is counted; decoded: one pass",
         reading=(
             "Below 1 is faster than plain decoding. Theorem 1 leaves out the token that every rejected round still "
@@ -147,8 +147,9 @@ def _decoded(evaluations: Sequence[Evaluation], cost: Json, rounds: Sequence[Rou
     return rows
 
 
-def _prompts(rounds: Sequence[Rounds]) -> int:
-    return sum(len(part.group.unique()) for part in rounds)
+def _counts(rounds: Sequence[Rounds]) -> str:
+    prompts = sum(len(part.group.unique()) for part in rounds)
+    return f"{prompts} prompts, {sum(len(part.accepted) for part in rounds):,} rounds"
 
 
 def _machine(cost: Json) -> str:

@@ -21,6 +21,7 @@ def two(f: torch.Tensor) -> torch.Tensor:
 HOME = Predicted(
     checkpoint="head",
     predictor="specdecpp",
+    temperature=1.0,
     trained_on="train",
     dataset="train",
     in_domain=True,

@@ -10,6 +10,7 @@ from decoding.figures.confidence import QUANTITIES, DraftTokens, acceptance_by_p
 from decoding.figures.figure import Missing, save
 
 TOKENS = DraftTokens(
+    pair="toy",
     dataset="alpaca",
     temperature=1.0,
     draft_temperature=1.0,
@@ -43,7 +44,7 @@ def test_every_dataset_and_temperature_has_its_rows() -> None:
     figure = by_verdict([TOKENS, other], QUANTITIES[0])
     assert figure.column("temperatures") == ["T = 1"] * 2 + ["T = 0, draft 1"] * 2
     assert figure.column("dataset") == ["alpaca"] * 2 + ["gsm8k"] * 2
-    assert figure.n == "4 prompts, 8 draft tokens"
+    assert figure.n == "toy, 4 prompts, 8 draft tokens"
 
 
 def test_acceptance_is_averaged_within_bins_of_q() -> None:

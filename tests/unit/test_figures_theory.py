@@ -26,6 +26,7 @@ COST: dict[str, Any] = {
     "seconds": {"draft": 0.01, "target": {"1": 0.05, "3": 0.06}, "autoregressive": 0.04, "calls": {}},
     "regression": {"draft": 0.011, "target": 0.045, "r2": 0.99, "rows": 44},
     "measured_on": MACHINE,
+    "pair": {"name": "toy"},
 }
 ROUNDS = Rounds(1.0, torch.tensor([0, 1, 3, 2]), torch.tensor([3, 3, 3, 2]), torch.tensor([0, 0, 1, 1]))
 
@@ -55,7 +56,7 @@ def test_latency_counts_rounds_whose_outcome_is_known() -> None:
     assert value == pytest.approx((3 + 4) / (4 / 3 + 1) / 4) and low <= value <= high
     # beyond 3 tokens only the rejected rounds are known
     assert point(figure, "one after the other, counted", 4)[0] == pytest.approx((4 + 4) / (1 / 2 + 1) / 4)
-    assert (figure.kind, figure.n) == ("modelled", "2 prompts, 4 rounds; c on cpu, f32, 2 threads")
+    assert (figure.kind, figure.n) == ("modelled", "2 prompts, 4 rounds of toy; c on cpu, f32, 2 threads")
 
 
 def evaluation(**other: Any) -> Evaluation:
