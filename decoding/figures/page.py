@@ -104,7 +104,7 @@ def _evaluation(evaluation: Evaluation) -> Origin:
     requests = next(iter(evaluation.results["metrics"]["all"].values()))["requests"]
     about = (
         f"{config['pair']['name']}, temperature {evaluation.temperature:g}, {', '.join(evaluation.datasets)}: "
-        f"{requests // config['repeats']} prompts, {config['repeats']} repeats; {run['date']}"
+        f"{requests // config['repeats']} prompts, repeats: {config['repeats']}; {run['date']}"
     )
     return Origin("evaluation", str(evaluation.folder), about, _machine(run), run["command"])
 
