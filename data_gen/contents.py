@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from data_gen import harvest_figures
 from decoding.figures import blocks, lengths, masks, overview, rollback, speed, times, toy, trees
-from decoding.figures.evidence import Evidence
+from decoding.figures.evidence import Evaluation, Evidence
 from decoding.figures.figure import Figure
 
 Builder = Callable[[], Figure]
+Build = Callable[[Sequence[Evaluation]], Figure]
 
 
 class Entry(NamedTuple):
@@ -22,41 +24,48 @@ class Entry(NamedTuple):
 
 def contents(evidence: Evidence) -> list[Entry]:
     """In the order of the page."""
-    evaluations = evidence.evaluations
+    found = (Entry(*entry) for entry in harvest_figures.entries(evidence))
+    return [*_overview(evidence.evaluations), *found, *_papers(evidence.evaluations)]
 
-    def decoded(section: str, title: str, build: Callable[..., Figure]) -> Entry:
-        return Entry(section, title, [partial(build, evaluations)])
 
-    every = "All evaluations"
-    lengths_of, specdecpp, specbranch = "Accepted lengths", "SpecDec++", "SpecBranch"
-    drafts, tree = "Block verification and parallel drafts", "Draft trees"
+def _overview(evaluations: Sequence[Evaluation]) -> list[Entry]:
+    every, accepted = "All evaluations", "Accepted lengths"
+    figures: list[tuple[str, str, Build]] = [
+        (every, "Speed-up", overview.speedups),
+        (every, "Where the time goes", overview.time_shares),
+        (accepted, "Accepted length of a round, and the truncated geometric law", lengths.accepted_lengths),
+        (accepted, "Acceptance fitted to accepted lengths", lengths.length_fits),
+    ]
+    return [Entry(section, title, [partial(build, evaluations)]) for section, title, build in figures]
+
+
+def _papers(evaluations: Sequence[Evaluation]) -> list[Entry]:
+    plus, branch = "SpecDec++", "SpecBranch"
+    block, tree = "Block verification and parallel drafts", "Draft trees"
+    figures: list[tuple[str, str, Build]] = [
+        (plus, "SpecDec++ and what it is compared with", speed.specdecpp_speed),
+        (plus, "SpecDec++ on other machines", speed.specdecpp_modelled),
+        (plus, "Where a round's time goes: SpecDec++", times.specdecpp_times),
+        (branch, "SpecBranch and what it is compared with", speed.specbranch_speed),
+        (branch, "SpecBranch with a device for each model", speed.specbranch_modelled),
+        (branch, "Rollback rate by method and dataset", rollback.rollback_rates),
+        (branch, "Right and chosen draft length over rounds", lengths.optimal_lengths),
+        (branch, "SpecBranch without its parts", rollback.ablation),
+        (branch, "SpecBranch without its parts, a device for each model", rollback.ablation_modelled),
+        (branch, "SpecBranch by threshold epsilon", rollback.epsilon),
+        (branch, "SpecBranch by threshold epsilon, a device for each model", rollback.epsilon_modelled),
+        (branch, "SpecBranch by number of branches", rollback.most_branches),
+        (branch, "SpecBranch by number of branches, a device for each model", rollback.most_branches_modelled),
+        (branch, "Where a round's time goes: SpecBranch", times.specbranch_times),
+        (block, "Block against token-wise verification by draft length", blocks.block_gain),
+        (block, "Several whole drafts, token by token or as a block", blocks.parallel_drafts),
+        (tree, "Tokens per target call: DySpec, Sequoia, SpecInfer", trees.tree_table),
+        (tree, "Tree size and accepted tokens over steps", trees.tree_growth),
+        (tree, "RRS, RRSw and SpecHub on binary trees", trees.sibling_rules),
+        (tree, "Where a round's time goes: trees", times.tree_times),
+    ]
     return [
-        decoded(every, "Speed-up", overview.speedups),
-        decoded(every, "Where the time goes", overview.time_shares),
-        decoded(lengths_of, "Accepted length of a round, and the truncated geometric law", lengths.accepted_lengths),
-        decoded(lengths_of, "Acceptance fitted to accepted lengths", lengths.length_fits),
-        decoded(specdecpp, "SpecDec++ and what it is compared with", speed.specdecpp_speed),
-        decoded(specdecpp, "SpecDec++ on other machines", speed.specdecpp_modelled),
-        decoded(specdecpp, "Where a round's time goes: SpecDec++", times.specdecpp_times),
-        decoded(specbranch, "SpecBranch and what it is compared with", speed.specbranch_speed),
-        decoded(specbranch, "SpecBranch with a device for each model", speed.specbranch_modelled),
-        decoded(specbranch, "Rollback rate by method and dataset", rollback.rollback_rates),
-        decoded(specbranch, "Right and chosen draft length over rounds", lengths.optimal_lengths),
-        decoded(specbranch, "SpecBranch without its parts, measured", rollback.ablation),
-        decoded(specbranch, "SpecBranch without its parts, a device for each model", rollback.ablation_modelled),
-        decoded(specbranch, "SpecBranch by threshold epsilon, measured", rollback.epsilon),
-        decoded(specbranch, "SpecBranch by threshold epsilon, a device for each model", rollback.epsilon_modelled),
-        decoded(specbranch, "SpecBranch by number of branches, measured", rollback.most_branches),
-        decoded(
-            specbranch, "SpecBranch by number of branches, a device for each model", rollback.most_branches_modelled
-        ),
-        decoded(specbranch, "Where a round's time goes: SpecBranch", times.specbranch_times),
-        decoded(drafts, "Block against token-wise verification by draft length", blocks.block_gain),
-        decoded(drafts, "Several whole drafts, token by token or as a block", blocks.parallel_drafts),
-        decoded(tree, "Tokens per target call: DySpec, Sequoia, SpecInfer", trees.tree_table),
-        decoded(tree, "Tree size and accepted tokens over steps", trees.tree_growth),
-        decoded(tree, "RRS, RRSw and SpecHub on binary trees", trees.sibling_rules),
-        decoded(tree, "Where a round's time goes: trees", times.tree_times),
+        *(Entry(section, title, [partial(build, evaluations)]) for section, title, build in figures),
         Entry(tree, "Acceptance of two candidates on toy laws", [toy.toy_acceptance]),
         Entry(tree, "Attention mask of a tree before and after reordering", [masks.mask_order]),
     ]
