@@ -15,6 +15,7 @@ from decoding.figures import overview
 from decoding.figures.figure import Figure
 from decoding.trace import read_traces
 from scripts import evaluate, gen_data, report, tune
+from tests.browser import REMEDY, executable, launched, opened
 from tests.programs import SPLITS, base, refused, run
 from tests.wandb_runs import read_run
 
@@ -76,6 +77,25 @@ def test_the_page_holds_all_and_fetches_nothing(made: Path, facts: Any) -> None:
     assert 'id="viewer-slider"' in page and "w3" in page, "the trace viewer, with the texts of tokens"
     for lack in facts["not_in_this_report"]:
         assert all(str(escape(text)) in page for text in lack.values())
+
+
+@pytest.mark.skipif(executable() is None, reason=REMEDY)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_page_opens_from_disk_on_any_screen(made: Path, scheme: Any, width: int) -> None:
+    """Nothing is said in the console, nothing asked for, every picture decoded, nothing wider than the screen."""
+    size: Any = {"width": width, "height": 800}
+    with (
+        launched() as browser,
+        opened(browser, made / "runs/report/index.html", color_scheme=scheme, viewport=size) as page,
+    ):
+        assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        there = "link => document.getElementById(decodeURIComponent(link.hash.slice(1)))"
+        assert page.evaluate(f"[...document.querySelectorAll('nav a')].every({there})")
+        before = page.inner_text("#viewer-place")
+        page.click("#viewer-next")
+        assert page.inner_text("#viewer-place") != before
 
 
 def test_weights_and_biases_has_config_curves_tables_and_pictures(made: Path, facts: Any) -> None:
