@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from data_gen import harvest_figures
 from decoding.figures import blocks, lengths, masks, overview, rollback, speed, times, toy, trees
 from decoding.figures.evidence import Evidence
 from decoding.figures.figure import Figure
@@ -59,4 +60,5 @@ def contents(evidence: Evidence) -> list[Entry]:
         decoded(tree, "Where a round's time goes: trees", times.tree_times),
         Entry(tree, "Acceptance of two candidates on toy laws", [toy.toy_acceptance]),
         Entry(tree, "Attention mask of a tree before and after reordering", [masks.mask_order]),
+        *(Entry(*entry) for entry in harvest_figures.entries(evidence)),
     ]
