@@ -9,7 +9,7 @@ from data_gen.dataset import read_records, read_responses
 from data_gen.ledger import MANIFEST
 from data_gen.samples import of_prompts, records_of
 from decoding.figures.calibration import Predicted
-from decoding.figures.confidence import DraftTokens
+from decoding.figures.confidence import DraftTokens, merged
 from decoding.figures.evidence import Checkpoint, Harvest
 from decoding.figures.figure import Missing
 from decoding.figures.heads import POINTS, Activations, Aged
@@ -42,8 +42,8 @@ def _models(pair: Mapping[str, str]) -> str:
 
 
 def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:
-    """The draft tokens of every dataset of every harvest that a verdict was given on."""
-    return [tokens for harvest in harvests for tokens in _draft_tokens(harvest)]
+    """The draft tokens that a verdict was given on, by dataset and laws."""
+    return merged(tokens for harvest in harvests for tokens in _draft_tokens(harvest))
 
 
 def _draft_tokens(harvest: Harvest) -> Iterator[DraftTokens]:

@@ -1,7 +1,7 @@
 """What the draft's own probabilities say about acceptance: by verdict, dataset and temperature, and in bins of q."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,21 @@ QUANTITIES = (
         "Rejected tokens come from flatter laws; AdaEDL stops on a bound in this number.",
     ),
 )
+
+
+def merged(found: Iterable[DraftTokens]) -> list[DraftTokens]:
+    """One for each dataset and pair of laws: harvests may share a dataset."""
+    parts: dict[tuple[str, str, str], list[DraftTokens]] = {}
+    for tokens in found:
+        parts.setdefault((tokens.pair, tokens.dataset, tokens.laws), []).append(tokens)
+    return [_joined(alike) for alike in parts.values()]
+
+
+def _joined(parts: Sequence[DraftTokens]) -> DraftTokens:
+    names = ("q", "max_q", "entropy", "accept", "accepted")
+    columns: dict[str, Any] = {name: torch.cat([getattr(tokens, name) for tokens in parts]) for name in names}
+    return replace(parts[0], **columns, group=distinct_groups(parts))
+
 
 # By verdict ----------------------------------------------------------------------------------------------------------
 
@@ -172,7 +187,7 @@ def _by_laws(found: Sequence[DraftTokens]) -> Mapping[str, list[DraftTokens]]:
 
 def _bin_rows(laws: str, parts: Sequence[DraftTokens]) -> Iterator[list[Cell]]:
     q, accept = (torch.cat([getattr(tokens, name) for tokens in parts]).double() for name in ("q", "accept"))
-    group = _distinct_groups(parts)
+    group = distinct_groups(parts)
     place = (q * BINS).long().clamp(max=BINS - 1)
     for number in range(BINS):
         rows = place == number
@@ -188,7 +203,7 @@ def _bin_rows(laws: str, parts: Sequence[DraftTokens]) -> Iterator[list[Cell]]:
             yield [*about, *mean(accept[rows], group[rows])]
 
 
-def _distinct_groups(parts: Sequence[DraftTokens]) -> Tensor:
+def distinct_groups(parts: Sequence[DraftTokens]) -> Tensor:
     """Prompts of all parts, numbered through."""
     firsts = [0]
     for tokens in parts:

@@ -10,7 +10,7 @@ from decoding.figures.drawing import COLOURS, DASHES, MARKERS, Record, distinct,
 from decoding.figures.evidence import Harvest, Json
 from decoding.figures.figure import Cell, Figure
 
-ORACLE = "oracle"
+ORACLE, TICKS = "oracle", (0, 0.25, 0.5, 0.75, 1, 2, 5, 10, 20)
 DISCARD, VERIFICATION = "discarded draft tokens per token", "target calls per token"
 
 
@@ -98,7 +98,8 @@ def _draw(found: Sequence[Record], canvas: Canvas) -> None:
         if record["rule"] == ORACLE:
             axes.plot(record[DISCARD], record[VERIFICATION], "k*", markersize=14, label=ORACLE)
     axes.set_xscale("symlog", linthresh=1)
-    axes.set_xlim(left=-0.03)
+    axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    axes.set_xlim(-0.03, 1.1 * max(record[DISCARD] for record in found) + 0.1)
     axes.set_xlabel(DISCARD)
     axes.set_ylabel(VERIFICATION)
     axes.grid(alpha=0.3)

@@ -64,6 +64,13 @@ def test_a_greedy_draft_is_read_at_temperature_1(home: Harvest) -> None:
     assert tokens.q.tolist() == tokens.max_q.tolist() and tokens.laws == "T = 1, draft 0"
 
 
+def test_harvests_of_one_dataset_are_one_row(home: Harvest, away: Harvest) -> None:
+    (alone,), (both,) = draft_tokens([home]), draft_tokens([home, away])
+    assert len(both.q) == 2 * len(alone.q) and len(both.group.unique()) == 2 * sum(PROMPTS.values())
+    cold = harvest(away.folder, warp={**WARP, "temperature": 0.0})
+    assert [tokens.laws for tokens in draft_tokens([home, cold])] == ["T = 1", "T = 0, draft 1"]
+
+
 def test_rounds_are_kept_by_temperature(home: Harvest, away: Harvest) -> None:
     cold = harvest(away.folder, warp={**WARP, "temperature": 0.0})
     found = rounds([home, cold, home])
