@@ -68,5 +68,4 @@ def _papers(evaluations: Sequence[Evaluation]) -> list[Entry]:
         *(Entry(section, title, [partial(build, evaluations)]) for section, title, build in figures),
         Entry(tree, "Acceptance of two candidates on toy laws", [toy.toy_acceptance]),
         Entry(tree, "Attention mask of a tree before and after reordering", [masks.mask_order]),
-        *(Entry(*entry) for entry in harvest_figures.entries(evidence)),
     ]
