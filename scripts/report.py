@@ -90,6 +90,8 @@ def build(entries: Sequence[Entry], folder: Path) -> tuple[list[Section], list[L
                     found.append(drawn(unique(builder(), taken), folder))
                 except Missing as missing:
                     needs[str(missing)] = None
+                except UserError as error:  # a shard, say, under the key of the programs that read nothing else
+                    raise UserError(f"run: {str(error).partition(': ')[2]}") from error
                 bar.update()
             sections.setdefault(entry.section, []).extend(found)
             if not found:

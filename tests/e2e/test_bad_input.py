@@ -95,6 +95,7 @@ def nan_weights() -> None:
 
 
 HARVEST, TRAIN, EVALUATE, TUNE = "scripts/gen_data.py", "train.py", "scripts/evaluate.py", "scripts/tune.py"
+SHARD = "data/toy/rounds-00000.parquet"
 REPORT, TRACE = "scripts/report.py", "runs/toy/traces-specdecpp.jsonl"
 CASES = [
     # settings of a harvest
@@ -208,6 +209,7 @@ CASES = [
     Case("a trace without a prompt", REPORT, [f"trace={TRACE}"]),
     Case("a prompt that is not in the trace", REPORT, [f"trace={TRACE}", "prompt=7"]),
     Case("texts of tokens that are no JSON", REPORT, [], write("runs/toy/vocabulary.json", "{")),
+    Case("a harvest without one of its shards", REPORT, ["run=data"], lambda: Path(SHARD).unlink()),
     Case("a manifest cut short", REPORT, ["run=data"], write("data/toy/manifest.json", '{"pair": ')),
     Case(
         "a checkpoint that was changed", REPORT, ["run=checkpoints"], edit("checkpoints/specdecpp/config.json", dim=9)
