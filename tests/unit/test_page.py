@@ -65,6 +65,13 @@ def test_nothing_is_fetched() -> None:
     assert "default-src 'none'" in text
 
 
+def test_links_of_any_name_lead_somewhere() -> None:
+    """Folders of sweeps have percent signs in their names."""
+    text = one(a_figure(name="depth=1+a%5B b"))
+    assert 'id="depth=1+a%5B b"' in text
+    assert 'href="#depth%3D1%2Ba%255B%20b"' in text and 'href="depth%3D1%2Ba%255B%20b.csv"' in text
+
+
 def test_what_is_lacking_or_left_alone_is_said() -> None:
     evidence = Evidence(left_alone={Path("runs/old.json"): "nothing a report reads"})
     text = one(a_figure(), evidence=evidence, lacking=[Lack("Energy", "needs NVML")])

@@ -28,9 +28,10 @@ def test_traces_survive_a_file(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
     line = json.dumps(trace().to_dict())
-    path.write_text(line + "\n" + line[:40] + "\n")
-    with pytest.raises(UserError, match="traces.jsonl:2"):
-        read_traces(path)
+    for bad in (line[:40].encode(), b"\xff", b"[" * 100_000, b"3"):
+        path.write_bytes(line.encode() + b"\n" + bad + b"\n")
+        with pytest.raises(UserError, match="traces.jsonl:2"):
+            read_traces(path)
 
 
 def test_stopwatch_gives_each_moment_to_one_stage() -> None:
