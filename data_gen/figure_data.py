@@ -14,11 +14,11 @@ from decoding.figures.evidence import Checkpoint, Harvest
 from decoding.figures.figure import Missing
 from decoding.figures.heads import POINTS, Activations, Aged
 from decoding.figures.theory import Rounds
-from decoding.thresholds import file_hash
 from predictors.base import Predictor, Records, load_predictor
 from predictors.calibration import balanced
 from predictors.features import FeatureSpec
 from predictors.hrad import HRAD
+from predictors.storage import file_hash
 from predictors.trainer import logits_in_chunks
 
 DRAWN = ("known", "drafted", "accepted", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")

@@ -45,15 +45,14 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def reads(make: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    """Whether `make` takes a value."""
+def spells_out(kind: Any) -> Callable[[Any], bool]:
+    """Whether a dict gives all settings of the dataclass `kind`, and right ones."""
 
     def right(value: Any) -> bool:
         try:
-            make(value)
+            return bool(kind.from_dict(value).to_dict().keys() == value.keys())
         except UNREADABLE:
             return False
-        return True
 
     return right
 
@@ -94,8 +93,8 @@ _ENTRY = {
     "bytes": is_size,
     "sha256": is_text,
 }
-_WARP = reads(Warp.from_dict)
-_SPEC = reads(FeatureSpec.from_dict)
+_WARP = spells_out(Warp)
+_SPEC = spells_out(FeatureSpec)
 PLAN: Form = {"prompts": {"count": is_length}, "batch_size": is_length, "splits": dict.fromkeys(SPLITS, is_size)}
 MANIFEST: Form = {
     **PLAN,

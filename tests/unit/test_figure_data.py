@@ -12,9 +12,9 @@ from data_gen.dataset import read_manifest, read_records
 from data_gen.figure_data import AGES, activations, aged, draft_tokens, predicted, rounds, unseen
 from decoding.figures.evidence import Checkpoint, Harvest
 from decoding.figures.figure import Missing
-from decoding.thresholds import file_hash
 from predictors.base import load_predictor
 from predictors.features import FeatureSpec
+from predictors.storage import file_hash
 from tests.checkpoints import write_checkpoint
 from tests.harvests import DIM, FEATURES, PAIR, PROMPTS, WARP, write_harvest
 

@@ -163,6 +163,7 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: s
         ),
         ({"splits": {"train": 1, "calibration": 1, "test": 1}}, "splits"),
         ({"max_new_tokens": 10**30}, "max_new_tokens"),
+        ({"warp": {"top_k": 0, "top_p": 1.0}}, "warp"),
     ],
 )
 def test_a_manifest_of_other_values_is_refused(folder: Path, changed: dict[str, Any], names: str) -> None:
