@@ -29,15 +29,16 @@ def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:
     """Harvests of one pair together, whatever it was called."""
     found: dict[str, list[Harvest]] = {}
     for harvest in harvests:
-        found.setdefault(_models(harvest.manifest["pair"]), []).append(harvest)
+        found.setdefault(models(harvest.manifest["pair"]), []).append(harvest)
     return list(found.values())
 
 
 def of_pair(pair: Mapping[str, str], harvests: Sequence[Harvest]) -> list[Harvest]:
-    return [harvest for harvest in harvests if _models(harvest.manifest["pair"]) == _models(pair)]
+    return [harvest for harvest in harvests if models(harvest.manifest["pair"]) == models(pair)]
 
 
-def _models(pair: Mapping[str, str]) -> str:
+def models(pair: Mapping[str, str]) -> str:
+    """Of a pair, whatever it is called."""
     return json.dumps({**pair, "name": ""}, sort_keys=True)
 
 

@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-from data_gen.figure_data import activations, aged, by_pair, draft_tokens, of_pair, predicted, rounds, trained_on
+from data_gen.figure_data import (
+    activations,
+    aged,
+    by_pair,
+    draft_tokens,
+    models,
+    of_pair,
+    predicted,
+    rounds,
+    trained_on,
+)
 from decoding.figures.calibration import NEEDS, diagrams, drift
 from decoding.figures.confidence import QUANTITIES, Quantity, acceptance_by_probability, by_verdict
 from decoding.figures.energy import energy
@@ -60,11 +70,12 @@ def _prices(evidence: Evidence) -> list[Entry]:
 def _latencies(cost: Json, evidence: Evidence) -> list[Builder]:
     """One for each temperature of the harvests of its pair."""
     harvests = of_pair(cost["pair"], evidence.harvests)
+    decoded = [one for one in evidence.evaluations if models(one.results["run"]["pair"]) == models(cost["pair"])]
     read = cache(partial(rounds, harvests))
     temperatures = sorted({float(harvest.manifest["warp"]["temperature"]) for harvest in harvests}, reverse=True)
 
     def build(temperature: float) -> Figure:
-        return latency(read()[temperature], cost, evidence.evaluations)
+        return latency(read()[temperature], cost, decoded)
 
     return [partial(build, temperature) for temperature in temperatures] or [partial(latency, [], cost)]
 

@@ -1,6 +1,7 @@
 """Token-wise against block verification, of one draft and of several side by side."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
@@ -9,18 +10,18 @@ from decoding.figures import drawing
 from decoding.figures.evidence import Evaluation
 from decoding.figures.figure import Cell, Figure, Missing
 from decoding.figures.intervals import METHOD, Array, columns, compared, counted, divided
-from decoding.figures.runs import Method, Run, extent, runs, with_all
+from decoding.figures.runs import BEST_FIXED, Method, Run, extent, runs, with_all
 from decoding.figures.speed import CALLS, SPEED, speedup, tokens, tokens_per_call
 
 RULES = {"TokenVerifier": "token", "BlockVerifier": "block"}
 UNITS = {"gamma": "gamma, tokens of a draft", "drafts": "drafts side by side"}
 GAIN = "tokens/call over token-wise"
-Key = tuple[float, str, Any]
+Key = tuple[Path, float, str, Any]
 
 
 def block_gain(evaluations: Sequence[Evaluation]) -> Figure:
     """Fixed draft lengths, by gamma and temperature."""
-    found = [run for run in runs(evaluations, _one_draft) if run.traces]
+    found = [run for run in runs(evaluations, _one_draft) if run.traces and run.label != BEST_FIXED]
     needed = "needs both rules at the same draft lengths: python scripts/evaluate.py experiment=draft_lengths"
     return _figure(
         found,
@@ -116,5 +117,5 @@ def _size(run: Run) -> int:
 
 
 def _key(run: Run) -> Key:
-    """What both rules have to share to be compared."""
-    return run.temperature, run.dataset, _size(run)
+    """What both rules have to share to be compared: the prompts, too."""
+    return run.evaluation.folder, run.temperature, run.dataset, _size(run)

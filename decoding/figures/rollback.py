@@ -66,9 +66,9 @@ def rollback_rates(evaluations: Sequence[Evaluation]) -> Figure:
 
 def ablation(evaluations: Sequence[Evaluation]) -> Figure:
     """Measured speed of SpecBranch and of what is left without one of its parts."""
-    found = with_all(_parts(evaluations))
+    found = _parts(evaluations)
     names = ["T", "dataset", "method", *columns(SPEED)]
-    rows: list[list[Cell]] = [[run.temperature, run.dataset, part(run), *speedup(run)] for run in found]
+    rows: list[list[Cell]] = [[run.temperature, run.dataset, part(run), *speedup(run)] for run in with_all(found)]
     return Figure(
         name="ablation-measured",
         title="SpecBranch without its parts, measured",
@@ -153,12 +153,12 @@ def most_branches_modelled(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def _sensitivity(evaluations: Sequence[Evaluation], key: str, setting: str, source: str) -> Figure:
-    found = with_all(_swept(evaluations, key, setting))
+    found = _swept(evaluations, key, setting)
     names = ["T", "dataset", setting, *columns(CALLS), *columns(RUN), *columns(ROLLBACK), *columns(SPEED)]
     estimates = (tokens_per_call, accepted_run, rollback_rate, speedup)
     rows: list[list[Cell]] = [
         [run.temperature, run.dataset, run.method.settings[key], *(x for of in estimates for x in of(run))]
-        for run in found
+        for run in with_all(found)
     ]
 
     def draw(canvas: Canvas) -> None:

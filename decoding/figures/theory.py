@@ -121,8 +121,9 @@ def acceptance(rounds: Sequence[Rounds]) -> Estimate:
 
 
 def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[Cell] | None:
-    """Of the rounds whose outcome with g draft tokens is known; None where there is none."""
-    kept = [(part.accepted < part.most) | (part.most >= g) for part in rounds]
+    """Of the rounds in which a verdict on g tokens could be given; None where there is none. A shorter round tells its
+    outcome only where it was rejected: to count it would make acceptance look worse than it is."""
+    kept = [part.most >= g for part in rounds]
     offset = max(int(part.group.max()) for part in rounds) + 1
     accepted = torch.cat([part.accepted[rows] for part, rows in zip(rounds, kept, strict=True)]).clamp(max=g)
     groups = [part.group[rows] + offset * place for place, (part, rows) in enumerate(zip(rounds, kept, strict=True))]

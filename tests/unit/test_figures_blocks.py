@@ -1,5 +1,6 @@
 """Token-wise against block verification, from hand-made rounds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_gain_on_the_same_prompts() -> None:
     assert [rows["block"][gain], rows["block"][f"{gain} low"], rows["block"][f"{gain} high"]] == [0.5, 0, 1]
     assert rows["token"][gain] is None
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 4 rounds")
+
+
+def test_each_length_once_and_rules_on_the_same_prompts() -> None:
+    (found,) = one_draft()
+    best = evaluation(
+        {"fixed": fixed("token", 4)},
+        {"autoregressive": PLAIN, "best fixed gamma (4)": TOKEN},
+        fixed_grid={"4": 1.0},
+    )
+    other = evaluation(
+        {"block_8": fixed("block", 8)},
+        {"autoregressive": [plain(4, 4.0, "z")], "block_8": [trace([chain(8, 2)], 1.0, "z")]},
+    )
+    alone = replace(other, folder=Path("runs/other"))
+    assert block_gain([found, best, alone]).rows == block_gain([found]).rows
 
 
 def test_several_drafts() -> None:

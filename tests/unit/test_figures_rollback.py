@@ -84,6 +84,14 @@ def test_ablation_knows_the_parts_by_their_config() -> None:
     assert figure.kind == "measured"
 
 
+def test_datasets_together_are_not_counted_again() -> None:
+    (found,) = compared()
+    traces = {name: [*each, *(replace(one, dataset="other") for one in each)] for name, each in found.traces.items()}
+    figure = ablation([replace(found, traces=traces)])
+    assert "all" in figure.column("dataset")
+    assert figure.n == f"4 prompts, {2 * int(ablation([found]).n.split()[2])} rounds"
+
+
 def test_ablation_modelled() -> None:
     figure = ablation_modelled(compared())
     speeds = {(row[1], row[2]): row[3] for row in figure.rows}

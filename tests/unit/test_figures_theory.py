@@ -46,7 +46,7 @@ def test_acceptance_is_accepted_over_tested() -> None:
     assert acceptance([ROUNDS]).value == pytest.approx(6 / (6 + 2))  # two rounds end in a rejection
 
 
-def test_latency_counts_rounds_whose_outcome_is_known() -> None:
+def test_latency_counts_rounds_that_are_long_enough() -> None:
     figure = latency([ROUNDS], COST)
     assert "a = 0.750" in figure.title and "c = 4.00" in figure.title
     assert point(figure, "one after the other", 2)[0] == pytest.approx(sequential(2, 4, 0.75))
@@ -54,8 +54,9 @@ def test_latency_counts_rounds_whose_outcome_is_known() -> None:
     assert point(figure, "one after the other, counted", 1)[0] == pytest.approx((1 + 4) / (3 / 4 + 1) / 4)
     value, low, high = point(figure, "one after the other, counted", 3)
     assert value == pytest.approx((3 + 4) / (4 / 3 + 1) / 4) and low <= value <= high
-    # beyond 3 tokens only the rejected rounds are known
-    assert point(figure, "one after the other, counted", 4)[0] == pytest.approx((4 + 4) / (1 / 2 + 1) / 4)
+    # of 4 tokens only rejections are known, which would make acceptance look worse than it is
+    counted = [row[1] for row in figure.rows if row[0] == "one after the other, counted"]
+    assert counted == [1, 2, 3]
     assert (figure.kind, figure.n) == ("modelled", "2 prompts, 4 rounds of toy; c on cpu, f32, 2 threads")
 
 
