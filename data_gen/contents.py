@@ -37,7 +37,7 @@ def setting(evaluation: Evaluation) -> dict[str, str]:
     """What two evaluations have to share for one table to hold both: the pair, what it ran on, and the draft's law
     beside the target's. In words, by which `by_setting` tells them apart."""
     run, config = evaluation.results["run"], evaluation.config
-    draft = config.get("draft_warp", config["warp"])["temperature"]
+    draft = (config.get("draft_warp") or config["warp"])["temperature"]
     return {
         "models": models(run["pair"]),
         "pair": run["pair"]["name"],

@@ -17,6 +17,7 @@ from decoding.cost import read_cost
 from decoding.figures.evidence import Checkpoint, Evaluation, Evidence, Harvest, Json
 from decoding.machine import DECIDES_COSTS
 from decoding.metrics import Metrics
+from decoding.report import BASELINE
 from decoding.trace import Trace, read_traces
 from predictors.base import FORMAT_VERSION, damaged, read_config, refuse_changed
 from predictors.errors import UserError
@@ -97,6 +98,7 @@ def read_evaluation(folder: Path) -> Evaluation:
         command, methods = results["run"]["command"], list(results["metrics"]["all"])
         for metrics in results["metrics"].values():
             _ = [Metrics.from_dict(values) for values in metrics.values()]
+        _ = [metrics[BASELINE] for metrics in results["metrics"].values()]
         _ = results["run"]["config"]["warp"]["temperature"] + results["run"]["config"]["repeats"]
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(

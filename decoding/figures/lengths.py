@@ -90,6 +90,8 @@ def optimal_lengths(evaluations: Sequence[Evaluation]) -> Figure:
         for run, trace in shown
         for number, (chosen, accepted) in enumerate(choices(trace), 1)
     ]
+    if not rows:
+        raise Missing("needs requests with rounds: python scripts/evaluate.py experiment=specbranch")
     run, trace = shown[0]
     return Figure(
         name="optimal-lengths",

@@ -33,6 +33,8 @@ COMMAND = "python scripts/evaluate.py experiment="
 def rollback_rates(evaluations: Sequence[Evaluation]) -> Figure:
     """RB by method, dataset and temperature."""
     found = [run for run in specbranch(evaluations) if any(map(drafted_tokens, run.traces))]
+    if not found:
+        raise Missing(f"needs requests in which something is drafted: {COMMAND}specbranch")
     names = ["T", "dataset", "method", *columns(ROLLBACK)]
     rows = [[run.temperature, run.dataset, run.label, *rollback_rate(run)] for run in found]
 

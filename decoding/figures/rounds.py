@@ -109,7 +109,7 @@ class Round:
 
 def rounds(trace: Trace, rule: str = "") -> list[Round]:
     """rule: name of the stop rule's class (`rule_of`), which says what its values mean."""
-    limits, following = _limits(trace), [*trace.rounds[1:], None]
+    limits, following = _limits(trace), [*trace.rounds, None][1:]
     return [
         _round(round_, after, rule, start, end)
         for round_, after, (start, end) in zip(trace.rounds, following, limits, strict=True)

@@ -202,6 +202,7 @@ CASES = [
     Case("a report in the folder of a run", REPORT, ["out=runs/toy"]),
     Case("results cut short", REPORT, [], write("runs/toy/results.json", '{"metrics": ')),
     Case("results with a word for a number", REPORT, [], lambda: garbled_results()),
+    Case("results without plain decoding", REPORT, [], lambda: results_without_baseline()),
     Case("a trace that is no JSON", REPORT, [], write(TRACE, '{"tokens": [')),
     Case("a method without its traces", REPORT, [], lambda: Path(TRACE).unlink()),
     Case("no such trace", REPORT, ["prompt=1", "trace=runs/toy/none.jsonl"]),
@@ -227,6 +228,14 @@ def garbled_results() -> None:
     results = json.loads(path.read_text())
     edit(
         str(path), metrics={"all": {name: {**m, "speedup": "fast"} for name, m in results["metrics"]["all"].items()}}
+    )()
+
+
+def results_without_baseline() -> None:
+    path = Path("runs/toy/results.json")
+    found = json.loads(path.read_text())["metrics"]
+    edit(
+        str(path), metrics={name: {m: v for m, v in of.items() if m != "autoregressive"} for name, of in found.items()}
     )()
 
 

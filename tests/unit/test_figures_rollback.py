@@ -132,6 +132,15 @@ def test_what_is_missing_is_named() -> None:
             build([])
 
 
+def test_outputs_that_end_before_anything_is_drafted() -> None:
+    (found,) = compared()
+    at_once = [trace([chain(0, 0)], 1.0, "a")]
+    with pytest.raises(Missing, match="something is drafted"):
+        rollback_rates([replace(found, traces={name: at_once for name in found.traces})])
+    with pytest.raises(Missing, match="with rounds"):
+        optimal_lengths([replace(found, traces={name: [trace([])] for name in found.traces})])
+
+
 def test_they_draw(tmp_path: Path) -> None:
     both = swept(a=specbranch(eps=0.2), b=specbranch(eps=0.5), c=specbranch(candidates=4))
     builds = (rollback_rates, ablation, ablation_modelled, optimal_lengths)

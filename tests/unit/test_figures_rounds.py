@@ -164,3 +164,7 @@ def test_overlap_traces_need_no_rule() -> None:
     stages = StageTrace("draft", 0, 0, 0, 0, [], 0, 0, [Span("target", "verify", 1.0, 2.0, 1)])
     found = of(replace(plain(8), overlap=stages, predicted=[0.0]))[0]
     assert found.outcome == 0 and found.drafted == []
+
+
+def test_a_request_without_rounds() -> None:
+    assert rounds(Trace(5, [], [], 0.1, 0.1)) == []
