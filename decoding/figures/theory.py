@@ -19,6 +19,8 @@ from decoding.figures.evidence import Evaluation, Json
 from decoding.figures.figure import Cell, Figure, Missing
 from decoding.figures.intervals import METHOD, Estimate, bootstrap
 from decoding.figures.intervals import columns as estimate_columns
+from decoding.figures.runs import Method, Run, pooled, runs
+from decoding.figures.speed import speedup
 from decoding.machine import in_words, other_machine
 
 COSTS = "python scripts/tune.py"
@@ -97,7 +99,7 @@ def latency(rounds: Sequence[Rounds], cost: Json, evaluations: Sequence[Evaluati
         source="SpecBranch, figure 2 and Theorem 1",
         kind="modelled",
         n=f"{_counts(rounds)} of {cost['pair']['name']}; c on {_machine(cost)}",
-        interval=f"{METHOD} of a and of what is counted; decoded: one pass",
+        interval=f"{METHOD} of a, of what is counted and of what was decoded",
         reading=(
             "Below 1 is faster than plain decoding. Theorem 1 leaves out the token that every rejected round still "
             "commits, which makes it too pessimistic for a low acceptance. Counted points off their curve show that "
@@ -135,17 +137,23 @@ def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[Cell] | None:
 
 
 def _decoded(evaluations: Sequence[Evaluation], cost: Json, rounds: Sequence[Rounds]) -> list[list[Cell]]:
-    """From the pass in which scripts/evaluate.py chose among fixed lengths, where it ran at this temperature and as
-    the costs were measured."""
+    """Fixed lengths against plain decoding of the same evaluation, where it ran at this temperature and as the costs
+    were measured."""
     rows: list[list[Cell]] = []
     for evaluation in evaluations:
-        run, grid = evaluation.results["run"], evaluation.results["fixed_grid"]
-        plain = evaluation.results["metrics"]["all"].get("autoregressive")
-        alike = evaluation.temperature == rounds[0].temperature and not other_machine(cost["measured_on"], run)
-        if plain and alike and len(grid) > 1:
-            rate = plain["tokens_per_second"]["median"]
-            rows += [[DECODED, int(g), rate / speed, None, None] for g, speed in grid.items()]
+        alike = evaluation.temperature == rounds[0].temperature
+        if alike and not other_machine(cost["measured_on"], evaluation.results["run"]):
+            rows += [_decoded_row(run) for run in pooled(runs([evaluation], _fixed)) if run.baseline]
     return rows
+
+
+def _fixed(how: Method) -> bool:
+    return (how.engine, how.structure, how.verifier, how.stop) == ("SerialEngine", "Chain", "TokenVerifier", "Fixed")
+
+
+def _decoded_row(run: Run) -> list[Cell]:
+    ends = [None if end is None else 1 / end for end in (speedup(run)[place] for place in (0, 2, 1))]
+    return [DECODED, int(run.method.settings["stop.gamma"]), *ends]
 
 
 def _counts(rounds: Sequence[Rounds]) -> str:

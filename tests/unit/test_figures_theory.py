@@ -20,6 +20,8 @@ from decoding.figures.theory import (
     sequential,
     theorem_1,
 )
+from tests.evaluations import evaluation as made
+from tests.evaluations import method, plain
 
 MACHINE = {"hardware": {"target": "cpu", "draft": "cpu"}, "dtypes": {"target": "f32", "draft": "f32"}, "threads": 2}
 COST: dict[str, Any] = {
@@ -61,9 +63,11 @@ def test_latency_counts_rounds_that_are_long_enough() -> None:
 
 
 def evaluation(**other: Any) -> Evaluation:
-    rates = {"autoregressive": {"tokens_per_second": {"median": 20.0}}}
-    run = {"config": {"warp": {"temperature": 1.0}}, **MACHINE, **other}
-    return Evaluation(Path("e"), {"run": run, "metrics": {"all": rates}, "fixed_grid": {"1": 25.0, "2": 10.0}}, {})
+    lengths = {f"token_{g}": method("serial", "chain", "token", "fixed", stop={"gamma": g}) for g in (1, 2)}
+    traces = {"autoregressive": [plain(4, 4.0)], "token_1": [plain(4, 3.2)], "token_2": [plain(4, 8.0)]}
+    found = made(lengths, traces)
+    found.results["run"] |= {**MACHINE, **other}
+    return found
 
 
 def test_what_was_decoded_on_that_machine_is_marked() -> None:
