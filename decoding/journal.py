@@ -74,7 +74,7 @@ class Journal:
         try:
             turn = json.loads(line)
             self.turns[turn["key"]] = {name: Trace.from_dict(trace) for name, trace in turn["traces"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"out: {self.path} is damaged ({error}). Delete it to start over") from error
 
 

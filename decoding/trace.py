@@ -193,7 +193,11 @@ def read_traces(path: Path) -> list[Trace]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                traces.append(Trace.from_dict(json.loads(line)))
+                traces.append(Trace.from_dict(json.loads(line, parse_constant=_refuse)))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: not a trace ({error}). Run scripts/evaluate.py again") from error
     return traces
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no measurement")

@@ -135,6 +135,8 @@ def checked_folder(key: str, value: object, kind: str = "folder") -> Path:
         raise UserError(f"{key}: {value!r} is no {kind}. Write {key}=<{kind}>")
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(value).parts):
         raise UserError(f"{key}: a name in {value[:40]}... is longer than {LONGEST_NAME} bytes. Choose a shorter one")
+    if not Path(value).resolve().name:
+        raise UserError(f"{key}: {value} is no {kind} of its own. Choose another {key}=<{kind}>")
     return Path(value)
 
 

@@ -56,7 +56,8 @@ class Server:
     def __post_init__(self) -> None:
         if "@" in str(self.url):
             raise UserError(
-                "responses.url: it holds a user name or a password, which would be kept with the data. Leave them out; "
+                "responses.url: it holds a user name or a password, which would be kept with the data. Leave them out "
+                "(Hydra has noted them in outputs/: delete them there); "
                 "responses.key_variable names an environment variable with an API key"
             )
         if not is_address(self.url):

@@ -162,6 +162,7 @@ CASES = [
     Case("an unknown calibration", TRAIN, ["calibration=beta"]),
     Case("a folder of something else to write to", TRAIN, ["out=pair"]),
     Case("a number for a folder to write to", TRAIN, ["out=5"]),
+    Case("the root to write to", TRAIN, ["out=/"]),
     Case("too long a name to write to", TRAIN, [f"out=checkpoints/{'x' * 300}"]),
     Case("a word for a seed", TRAIN, ["seed=abc"]),
     Case("a seed below 0", TRAIN, ["seed=-1"]),

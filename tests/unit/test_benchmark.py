@@ -94,7 +94,7 @@ def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
         assert journal.turns == {"a": {"b": whole}}
 
 
-@pytest.mark.parametrize("line", ["{}", '{"key": "a", "traces": []}', "[1"])
+@pytest.mark.parametrize("line", ["{}", '{"key": "a", "traces": []}', "[1", "[" * 100_000])
 def test_a_damaged_journal_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "x.resume").write_text(line + "\n")
     with pytest.raises(UserError, match="out: .*x.resume is damaged"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from predictors.errors import UserError
-from predictors.storage import only_writer, write_atomically, write_json
+from predictors.storage import checked_folder, only_writer, write_atomically, write_json
 from tests.processes import die, end, forked, wait_for
 
 
@@ -81,3 +81,9 @@ def test_what_cannot_be_written_names_its_key_and_a_remedy(tmp_path: Path, code:
         UserError, match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another"
     ):
         write_json(tmp_path / "file" / "a.json", 1, key="cost.file")
+
+
+@pytest.mark.parametrize("value", ["/", "//", "/x/.."])
+def test_the_root_is_no_folder_to_replace(value: str) -> None:
+    with pytest.raises(UserError, match=rf"^out: {value} is no folder of its own\. Choose another out=<folder>$"):
+        checked_folder("out", value)

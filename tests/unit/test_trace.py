@@ -28,7 +28,7 @@ def test_traces_survive_a_file(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
     line = json.dumps(trace().to_dict())
-    for bad in (line[:40].encode(), b"\xff", b"[" * 100_000, b"3"):
+    for bad in (line[:40].encode(), b"\xff", b"[" * 100_000, b"3", line.replace("1.6", "NaN").encode()):
         path.write_bytes(line.encode() + b"\n" + bad + b"\n")
         with pytest.raises(UserError, match="traces.jsonl:2"):
             read_traces(path)
