@@ -152,7 +152,7 @@ def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(failure: str,
     assert stub.tries[bad] == (4 if "4 tries" in message else 1)
     assert [row["id"] for row in rows(tmp_path)] == [prompt.id for prompt in PROMPTS[:5]]
     with stub_server() as stub:
-        bring(stub.url, tmp_path, prompts=chats)
+        bring(stub.url, tmp_path, prompts=chats, timeout=30)
     assert stub.tries == {prompt.text: 1 for prompt in PROMPTS[5:]}, "the rerun asks for what is missing only"
     assert sorted(row["id"] for row in rows(tmp_path)) == sorted(prompt.id for prompt in PROMPTS)
 
