@@ -1,5 +1,6 @@
 """Evidence that a decode is lossless: token-for-token equality when greedy, fixed invariants always."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from decoding.lm import LM
 from decoding.trace import Trace
 
 TOLERANCE = 1e-3  # largest top-two logit gap that float32 rounding may flip
+STEPS = 2  # the same for narrower dtypes, in steps between neighbouring numbers: each of the two logits may be one off
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class Difference:
     """The first place where a greedy output leaves the baseline's.
 
     gap: logit of the baseline's token minus logit of this method's, from one uncached target pass over the common
-    prefix. Forwards of different lengths round differently, so a near tie may fall either way.
+    prefix. Forwards of different lengths round differently, so a near tie may fall either way. limit: a near
+    tie is below it.
     """
 
     prompt_id: str
@@ -24,24 +27,30 @@ class Difference:
     baseline_token: int | None
     token: int | None
     gap: float
+    limit: float = TOLERANCE
 
     @property
     def excused(self) -> bool:
-        return abs(self.gap) < TOLERANCE
+        return abs(self.gap) < self.limit
 
 
 def greedy_differences(
-    target: LM, prompts: Sequence[torch.Tensor], traces: Sequence[Trace], baseline: Sequence[Trace]
+    target: LM,
+    prompts: Sequence[torch.Tensor],
+    traces: Sequence[Trace],
+    baseline: Sequence[Trace],
+    dtype: torch.dtype = torch.float32,
 ) -> list[Difference]:
-    """One entry per request whose tokens are not the baseline's. prompts: ids [n] of each request."""
+    """One entry per request whose tokens are not the baseline's. prompts: ids [n] of each request; dtype: of the
+    target's logits."""
     found = []
     for prompt, ours, theirs in zip(prompts, traces, baseline, strict=True):
         if ours.tokens != theirs.tokens:
-            found.append(_first_difference(target, prompt, ours, theirs))
+            found.append(_first_difference(target, prompt, ours, theirs, dtype))
     return found
 
 
-def _first_difference(target: LM, prompt: torch.Tensor, ours: Trace, theirs: Trace) -> Difference:
+def _first_difference(target: LM, prompt: torch.Tensor, ours: Trace, theirs: Trace, dtype: torch.dtype) -> Difference:
     position = next(
         (i for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=False)) if a != b),
         min(len(ours.tokens), len(theirs.tokens)),
@@ -52,7 +61,14 @@ def _first_difference(target: LM, prompt: torch.Tensor, ours: Trace, theirs: Tra
     target.reset()
     prefix = torch.cat([prompt, torch.tensor(ours.tokens[:position], dtype=torch.long)])
     logits = target.forward(prefix, logits="last").logits[-1]
-    return Difference(ours.prompt_id, position, expected, token, (logits[expected] - logits[token]).item())
+    first, second = logits[expected].item(), logits[token].item()
+    return Difference(ours.prompt_id, position, expected, token, first - second, near_tie(max(first, second), dtype))
+
+
+def near_tie(logit: float, dtype: torch.dtype) -> float:
+    """The gap from which on two logits of about `logit` in `dtype` are not the same up to rounding."""
+    step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(logit), 1.0)))
+    return max(TOLERANCE, math.nextafter(STEPS * step, math.inf))
 
 
 def broken_invariants(trace: Trace, max_new_tokens: int, eos_ids: frozenset[int]) -> list[str]:

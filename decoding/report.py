@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from decoding.lossless import TOLERANCE, Difference
+from decoding.lossless import Difference
 from decoding.metrics import Metrics, OverlapMetrics, Spread
 
 BASELINE = "autoregressive"
@@ -169,7 +169,7 @@ def lossless_lines(differences: Mapping[str, Sequence[Difference]], prompts: int
         lines.append(f"{name}: {prompts - len(found)} of {prompts} outputs equal autoregressive decoding ({state})")
         lines += [
             f"  {d.prompt_id}, token {d.position}: {d.token} instead of {d.baseline_token}, logit gap {d.gap:.1e} "
-            f"({'near tie' if d.excused else 'too large'}, limit {TOLERANCE:.0e})"
+            f"({'near tie' if d.excused else 'too large'}, limit {d.limit:.0e})"
             for d in found
         ]
     return lines

@@ -211,7 +211,7 @@ def lossless(cfg: DictConfig, pair: ModelPair, requests: list[Request], traces: 
         name: [
             difference
             for ours, theirs in zip(repeats, traces[BASELINE], strict=True)
-            for difference in greedy_differences(pair.target, prompts, ours, theirs)
+            for difference in greedy_differences(pair.target, prompts, ours, theirs, pair.target.model.dtype)
         ]
         for name, repeats in traces.items()
         if name != BASELINE

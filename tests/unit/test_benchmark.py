@@ -10,7 +10,7 @@ import torch
 
 from decoding.benchmark import Request, Traces, of_dataset, request_seed, run
 from decoding.journal import Journal
-from decoding.lossless import TOLERANCE, Difference, greedy_differences
+from decoding.lossless import TOLERANCE, Difference, greedy_differences, near_tie
 from decoding.metrics import Metrics, Spread
 from decoding.report import draft_table, lossless_lines, markdown, speed_table, summary
 from decoding.sampling import Sampler
@@ -114,6 +114,26 @@ def test_a_near_tie_is_excused_and_a_real_difference_is_not() -> None:
     (longer,) = greedy_differences(constant_lm([0, 0, 0]), prompt, [trace([2, 1])], [trace([2])])
     assert not longer.excused  # one goes on where the other has ended
     assert greedy_differences(constant_lm([0, 0]), prompt, [trace([1])], [trace([1])]) == []
+
+
+@pytest.mark.parametrize(
+    ("logit", "dtype", "limit"),
+    [
+        (20.0, torch.float32, TOLERANCE),
+        (20.0, torch.bfloat16, 0.25),
+        (0.5, torch.bfloat16, 2**-6),
+        (-9, torch.float16, 2**-6),
+    ],
+)
+def test_a_near_tie_is_two_steps_of_the_dtype(logit: float, dtype: torch.dtype, limit: float) -> None:
+    assert near_tie(logit, dtype) == pytest.approx(limit) and near_tie(logit, dtype) >= limit
+
+
+def test_a_tie_of_bfloat16_is_none_of_float32() -> None:
+    lm, prompt = constant_lm([1.01, 1.0, 0]), [torch.tensor([0])]
+    for dtype, excused in ((torch.float32, False), (torch.bfloat16, True)):
+        (found,) = greedy_differences(lm, prompt, [trace([1])], [trace([0])], dtype)
+        assert found.excused == excused
 
 
 def test_lossless_lines_say_which_and_why() -> None:
