@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from data_gen.chats import load_chats
@@ -42,9 +42,9 @@ def main(cfg: DictConfig) -> None:
     """Responses in, a table and a file out."""
     for key in ("size", "positions", "gammas", "held_out"):
         checked_count(key, cfg[key])
-    OmegaConf.update(
-        cfg, "pair.draft_vocabulary", None
-    )  # the draft with all tokens is what the others are held against
+    for size in cfg.sizes:
+        checked_count("sizes", size)
+    cfg.pair.draft_vocabulary = None  # the draft with all tokens is what the others are held against
     counted, held = chats(Path(cfg.chats), cfg.held_out) if cfg.chats is not None else harvested(Path(cfg.data))
     pair = load_pair(cfg.pair)
     if cfg.chats is None:
