@@ -41,8 +41,7 @@ class BatchedLM:
         self._lengths = self._lengths + 1
         output = self._run(tokens[:, None], positions, self._real[:, None, : self._width], hidden)
         assert output.logits is not None
-        dtype = at_most_float32(output.logits.dtype)
-        logits = output.logits[:, -1, : self._lm.vocab_size].to(self._lm.output_device, dtype)
+        logits = self._lm.spread(output.logits[:, -1], at_most_float32(output.logits.dtype))
         if output.hidden_states is None:
             return LMOutput(logits, None)
         states = torch.stack([layer[:, 0] for layer in output.hidden_states])

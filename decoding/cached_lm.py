@@ -5,6 +5,7 @@ keep a full key/value cache (Llama, Qwen2, Gemma, Mistral, Phi, ...). Sliding-wi
 context stays within the window: ``max_length`` is clamped to it. State-space and attention-sink models are refused.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +25,21 @@ class CachedLM:
     means the same on every machine). ``forwards`` and ``seconds`` count the calls and the time spent in them.
     """
 
-    def __init__(self, model: PreTrainedModel, *, vocab_size: int | None = None, max_length: int | None = None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        vocab_size: int | None = None,
+        max_length: int | None = None,
+        vocabulary: torch.Tensor | None = None,
+    ) -> None:
+        """vocabulary: [k], the tokens that the model's output layer is about, in its order (None: all, in theirs)."""
         self.model = model.eval()
         self.model.set_attn_implementation(ATTENTION)
         self.device: torch.device = model.device
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
         self.max_length = _context_limit(model.config, max_length)
+        self.vocabulary = vocabulary
         self.output_device = torch.device("cpu")
         self.length = 0
         self.forwards = 0
@@ -135,6 +145,15 @@ class CachedLM:
         self.forwards = 0
         self.seconds = 0.0
 
+    def spread(self, logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What the model gives, [..., k], as logits [..., V] on `output_device`: -inf for tokens it cannot say."""
+        if self.vocabulary is None:
+            return logits[..., : self.vocab_size].to(self.output_device, dtype)
+        logits = logits.to(self.output_device, dtype)
+        self.vocabulary = self.vocabulary.to(self.output_device)
+        full = logits.new_full((*logits.shape[:-1], self.vocab_size), -math.inf)
+        return full.index_copy_(-1, self.vocabulary, logits)
+
     def embed(self, token: int) -> torch.Tensor:
         """Input embedding of one token, [H] float32."""
         index = torch.tensor([token], device=self.device)
@@ -164,7 +183,7 @@ class CachedLM:
             )
             dtype = at_most_float32(result.logits.dtype) if narrow else torch.float32
             output = LMOutput(
-                result.logits[0, :, : self.vocab_size].to(self.output_device, dtype),
+                self.spread(result.logits[0], dtype),
                 torch.cat(result.hidden_states).to(self.output_device) if hidden else None,
             )
         self._block_start, self._tree = self.length, None

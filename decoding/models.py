@@ -23,6 +23,7 @@ from transformers import (
 from transformers.quantizers import AutoQuantizationConfig
 
 from decoding.cached_lm import CachedLM
+from decoding.draft_vocabulary import digest, keep_rows, read_vocabulary, with_ends
 from decoding.packing import pack_linears
 from predictors.errors import UserError
 
@@ -42,18 +43,19 @@ def load_pair(cfg: DictConfig) -> ModelPair:
     """Load both models of a ``conf/pair`` group after checking that they exist and share one vocabulary.
 
     Raises UserError naming ``pair.target`` or ``pair.draft`` for a missing folder, an unsupported architecture or
-    different vocabularies.
+    different vocabularies, and ``pair.draft_vocabulary`` for a file that is not about this vocabulary.
     """
     configs = {side: _load_config(side, cfg) for side in ("target", "draft")}
     tokenizers = {side: _load_tokenizer(side, cfg) for side in ("target", "draft")}
     vocab_size = min(config.get_text_config().vocab_size for config in configs.values())
     check_same_vocabulary(tokenizers["target"], tokenizers["draft"], vocab_size)
-    models = {
-        side: CachedLM(_load_model(side, cfg), vocab_size=vocab_size, max_length=cfg.max_length)
-        for side in ("target", "draft")
-    }
-    eos_ids = _eos_ids(models["target"].model, tokenizers["target"])
-    return ModelPair(models["target"], models["draft"], tokenizers["target"], cfg.name, eos_ids)
+    file = cfg.get("draft_vocabulary")
+    tokens = None if file is None else read_vocabulary(Path(file).expanduser(), vocab_size)
+    target, sizes = _load_model("target", cfg), {"vocab_size": vocab_size, "max_length": cfg.max_length}
+    eos_ids = _eos_ids(target, tokenizers["target"])
+    vocabulary = None if tokens is None else with_ends(tokens, eos_ids)
+    draft = CachedLM(_load_model("draft", cfg, vocabulary), vocabulary=vocabulary, **sizes)
+    return ModelPair(CachedLM(target, **sizes), draft, tokenizers["target"], cfg.name, eos_ids)
 
 
 def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int) -> None:
@@ -90,7 +92,8 @@ def _load_tokenizer(side: str, cfg: DictConfig) -> PreTrainedTokenizerBase:
         raise UserError(f"pair.{side}: no tokenizer in {source} ({_first_line(error)}). {_REMEDY}") from error
 
 
-def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
+def _load_model(side: str, cfg: DictConfig, vocabulary: torch.Tensor | None = None) -> PreTrainedModel:
+    """vocabulary: tokens its output layer is left with; None: all."""
     source, device_map, options = _source(side, cfg), _device_map(side, cfg), _options(side, cfg)
     device = "cpu" if _on_cpu(device_map) else str(device_map)
     remedy = f"Check pair.{side}_options={options}" if options else _REMEDY
@@ -116,6 +119,8 @@ def _load_model(side: str, cfg: DictConfig) -> PreTrainedModel:
             f"pair.{side}: {type(model).__name__} keeps other state than keys and values of full attention. "
             "Choose a Llama, Qwen2, Gemma, Mistral or similar model."
         )
+    if vocabulary is not None:
+        keep_rows(model, vocabulary)
     pack_linears(model)
     return model
 
@@ -209,9 +214,15 @@ def pair_identity(pair: ModelPair) -> dict[str, Any]:
     return {
         "name": pair.name,
         "target": model_fingerprint(pair.target.model),
-        "draft": model_fingerprint(pair.draft.model),
+        "draft": _draft_identity(pair.draft),
         "tokenizer": _digest([json.dumps(sorted(pair.tokenizer.get_vocab().items()))]),
     }
+
+
+def _draft_identity(draft: CachedLM) -> str:
+    """With another vocabulary a draft has other laws q: what belongs to one does not belong to the other."""
+    fingerprint = model_fingerprint(draft.model)
+    return fingerprint if draft.vocabulary is None else f"{fingerprint}, {digest(draft.vocabulary)}"
 
 
 def model_fingerprint(model: PreTrainedModel, samples: int = 64) -> str:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import NamedTuple, Protocol
 
 import pytest
+import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from decoding.engines.fit import check_fit
 from decoding.engines.serial import SerialEngine
@@ -18,7 +20,7 @@ from decoding.lm import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.sequoia import write_artefact
-from decoding.table_lm import TableLM, mixed_table, random_table
+from decoding.table_lm import Table, TableLM, mixed_table, random_table
 from decoding.trace import Trace
 from predictors.errors import UserError
 from tests.checkpoints import ONE_STATE, write_checkpoint
@@ -84,6 +86,21 @@ SEQUOIA = [0, 1, 0, 3]  # the tree of the artefact: two children, each with one 
 def toy_pair(vocab: int, seed: int, weight: float = 0.5) -> Pair:
     target, noise = (random_table(vocab, seed + offset, concentration=0.7) for offset in range(2))
     return SimpleNamespace(target=TableLM(target), draft=TableLM(mixed_table(target, noise, weight)))
+
+
+def limited_pair(vocab: int, seed: int, tokens: list[int]) -> Pair:
+    """A pair whose draft proposes `tokens` only."""
+    pair = toy_pair(vocab, seed)
+    return SimpleNamespace(target=pair.target, draft=TableLM(limited_table(pair.draft.table, tokens)))
+
+
+def limited_table(table: Table, tokens: list[int]) -> Table:
+    def law(context: tuple[int, ...]) -> Tensor:
+        kept = torch.zeros_like(table(context))
+        kept[tokens] = table(context)[tokens]
+        return kept / kept.sum()
+
+    return law
 
 
 def stop_rule(name: str, folder: Path, values: dict, gamma: int = 3) -> StopRule:

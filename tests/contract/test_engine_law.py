@@ -26,6 +26,7 @@ from tests.contract.engines import (
     Case,
     checked,
     engine,
+    limited_pair,
     stop_rule,
     toy_pair,
     verifier,
@@ -95,6 +96,15 @@ def test_engine_law_with_eos(case: Case, tmp_path: Path) -> None:
             assert not inner & eos
     drafted = {token for trace in traces for round_ in trace.rounds for token in round_.draft_tokens}
     assert drafted & eos
+
+
+@pytest.mark.parametrize("tokens", [[0, 2], [1]], ids=str)
+@pytest.mark.parametrize("case", THREE_WORDS)
+def test_engine_law_of_a_draft_that_lacks_tokens(case: Case, tokens: list[int], tmp_path: Path) -> None:
+    traces = checked(engine(limited_pair(3, 5, tokens), case, tmp_path), case.size.length)
+    rounds = [round_ for trace in traces for round_ in trace.rounds]
+    assert case.builds == "lookup" or {token for round_ in rounds for token in round_.draft_tokens} == set(tokens)
+    assert {token for trace in traces for token in trace.tokens} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("stop", ["fixed", "confidence", "entropy"])

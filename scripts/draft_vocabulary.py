@@ -1,0 +1,127 @@
+"""Make a draft faster by letting it propose fewer tokens: those its target says most often.
+
+    python scripts/draft_vocabulary.py                                        # counted in data/starter
+    python scripts/draft_vocabulary.py data=data/mine pair.target=my/target pair.draft=my/draft size=16384
+    python scripts/gen_data.py pair.draft_vocabulary=data/starter/draft_vocabulary.safetensors out=data/short
+
+The table says for each size how many of the tokens of held-out responses it holds, what it costs in acceptance and what
+it saves in time. What is decoded is lossless with any vocabulary. `--help` lists every setting.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import Tensor
+
+from data_gen.chats import load_chats
+from data_gen.dataset import read_manifest, read_prompts
+from data_gen.tuning_data import refuse_other_pair
+from data_gen.vocabulary import Text, count, draft_seconds, fits, modelled_speedup, ranked, shortened, target_seconds
+from decoding.draft_vocabulary import with_ends, write_vocabulary
+from decoding.models import ModelPair, load_pair, pair_identity
+from decoding.report import markdown
+from predictors.cli import hydra_script
+from predictors.errors import UserError, checked_count
+
+HEADER = ["tokens", "of what was said", "of p", "acceptance", "agreement", "draft forward", "modelled speed-up"]
+LEGEND = (
+    "of what was said, of p: share of held-out response tokens, mean of the target's law, that the vocabulary holds. "
+    "Acceptance: sum(min(p, q)). Draft forward: measured here, one row. Speed-up: the best fixed draft length's, "
+    "modelled from these and the measured target, as if every token were accepted independently."
+)
+
+
+@hydra_script("draft_vocabulary")
+def main(cfg: DictConfig) -> None:
+    """Responses in, a table and a file out."""
+    for key in ("size", "positions", "gammas", "held_out"):
+        checked_count(key, cfg[key])
+    for size in cfg.sizes:
+        checked_count("sizes", size)
+    cfg.pair.draft_vocabulary = None  # the draft with all tokens is what the others are held against
+    counted, held = chats(Path(cfg.chats), cfg.held_out) if cfg.chats is not None else harvested(Path(cfg.data))
+    pair = load_pair(cfg.pair)
+    if cfg.chats is None:
+        refuse_other_target(pair, Path(cfg.data))
+    counts = count(counted, pair.draft.vocab_size)
+    tokens = ranked(counts)
+    sizes = [size for size in sorted({*cfg.sizes, cfg.size}) if size < len(tokens)]
+    if cfg.size not in sizes:
+        raise UserError(f"size: {cfg.size} are all tokens of the pair, it has {len(tokens)}. Lower it")
+    rows = table(cfg, pair, held, [with_ends(tokens[:size], pair.eos_ids) for size in sizes])
+    text = markdown(HEADER, [[f"{size:,}", *row] for size, row in zip([*sizes, len(tokens)], rows, strict=True)])
+    out = Path(cfg.out or f"{cfg.chats or cfg.data}/draft_vocabulary.safetensors")
+    write_vocabulary(out, tokens[: cfg.size], provenance(cfg, pair, counts, len(counted)))
+    print(f"\n{text}\n\n{LEGEND}\nsaved {out}: {said(counts, cfg.size)}")
+
+
+def harvested(folder: Path) -> tuple[list[Text], list[Text]]:
+    """Responses that are counted, and held-out ones."""
+    read_manifest(folder)
+    splits = {name: texts(folder, name) for name in ("train", "calibration", "test")}
+    if not splits["train"] or not (held := splits["calibration"] + splits["test"]):
+        raise UserError(f"data: {folder} has no responses to count, or none held out. Harvest more prompts")
+    return splits["train"], held
+
+
+def texts(folder: Path, split: str) -> list[Text]:
+    rows = read_prompts(folder, "responses", split, ["prompt_tokens", "response_tokens"])
+    return [Text.given(row["prompt_tokens"], row["response_tokens"]) for row in rows]
+
+
+def chats(folder: Path, held_out: int) -> tuple[list[Text], list[Text]]:
+    """The same of a distillation; its first chats are held out."""
+    paths = sorted(folder.glob("*.safetensors"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    found = [Text.of(chat) for path in paths for chat in load_chats(path)]
+    if len(found) <= held_out:
+        raise UserError(f"chats: {folder} has {len(found)} chats, held_out={held_out} leaves none. Generate more")
+    return found[held_out:], found[:held_out]
+
+
+def refuse_other_target(pair: ModelPair, folder: Path) -> None:
+    """What another model has said tells nothing; what another draft of the same target was harvested for does."""
+    harvested = read_manifest(folder)["pair"]
+    sides = {side: harvested[side] for side in ("target", "tokenizer")}
+    refuse_other_pair(pair_identity(pair), {"pair": {"name": harvested["name"], **sides}}, "pair.target: it")
+
+
+def table(cfg: DictConfig, pair: ModelPair, held: Sequence[Text], vocabularies: Sequence[Tensor]) -> list[list[str]]:
+    """A row for each of `vocabularies`, and one for all tokens."""
+    warps = instantiate(cfg.warp), instantiate(cfg.draft_warp)
+    everything = torch.arange(pair.draft.vocab_size)
+    found = fits(pair, shortened(held, cfg.positions), [*vocabularies, everything], warps)
+    target, drafting = target_seconds(pair.target, cfg.gammas + 1), draft_seconds(pair.draft, vocabularies)
+    said = count(held, pair.draft.vocab_size)
+    rows = []
+    for tokens, fit, seconds in zip([*vocabularies, everything], found, drafting, strict=True):
+        speedup, gamma = modelled_speedup(fit.acceptance, seconds, target)
+        shares = (said[tokens].sum().item() / said.sum().item(), fit.mass, fit.acceptance, fit.agreement)
+        rows.append([*(f"{share:.4f}" for share in shares), f"{seconds * 1e3:.2f} ms", f"{speedup:.2f}x at {gamma}"])
+    return rows
+
+
+def said(counts: Tensor, size: int) -> str:
+    known = int((counts > 0).sum())
+    return f"{size:,} tokens, {min(known, size):,} of them said at least once in {int(counts.sum()):,} counted"
+
+
+def provenance(cfg: DictConfig, pair: ModelPair, counts: Tensor, responses: int) -> dict[str, Any]:
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "pair": {name: part for name, part in pair_identity(pair).items() if name != "draft"},
+        "counted_on": "chats of a distillation" if cfg.chats is not None else "a harvest",
+        "responses": responses,
+        "tokens_counted": int(counts.sum()),
+        "distinct_tokens": int((counts > 0).sum()),
+        "size": cfg.size,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""scripts/draft_vocabulary.py from its command line, and a harvest with the vocabulary it makes."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from data_gen.chats import Chat, save_chats
+from data_gen.dataset import read_manifest, read_prompts
+from decoding.draft_vocabulary import read_vocabulary
+from scripts import draft_vocabulary, evaluate, gen_data
+from tests.programs import GREEDY, SPLITS, base, refused, run
+from tests.tiny_pair import EOS, VOCAB, save_tiny_pair
+
+SIZES = ("sizes=[4,20]", "size=9", "positions=40", "pair.max_length=40")
+
+
+def test_a_vocabulary_is_made_and_drafts_keep_to_it(
+    harvest: Path,
+    tiny_pair_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(harvest, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    pair = [word for word in base(tiny_pair_dir) if word.startswith("pair")]
+    run(draft_vocabulary, monkeypatch, *pair, *SIZES, *GREEDY, "data=data/greedy")
+    printed = capsys.readouterr().out
+    rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
+    assert [int(row[0]) for row in rows] == [4, 9, 20, VOCAB] and "modelled speed-up" in printed
+    shares = [[float(row[column]) for row in rows] for column in (1, 2, 3)]
+    assert all(share == sorted(share) for share in shares) and shares[0][-1] == shares[1][-1] == 1
+
+    path = Path("data/greedy/draft_vocabulary.safetensors")
+    tokens = read_vocabulary(path, VOCAB).tolist()
+    said = torch.cat(
+        [row["response_tokens"] for row in read_prompts("data/greedy", "responses", "train", ["response_tokens"])]
+    )
+    counts = torch.bincount(said, minlength=VOCAB)
+    assert sorted(counts[tokens].tolist()) == counts.topk(9).values.sort().values.tolist()
+
+    small = ("max_new_tokens=12", "gamma=3", "out=data/short", *SPLITS, *GREEDY)
+    run(gen_data, monkeypatch, *base(tiny_pair_dir), *small, f"pair.draft_vocabulary={path}")
+    manifest, whole = read_manifest("data/short")["pair"], read_manifest("data/greedy")["pair"]
+    assert manifest["draft"] != whole["draft"] and manifest["target"] == whole["target"]
+    drafted = {
+        token
+        for shard in Path("data/short").glob("rounds*.parquet")
+        for row in pq.read_table(shard, columns=["draft_tokens"]).to_pylist()
+        for token in row["draft_tokens"]
+    }
+    assert drafted and drafted <= {EOS, *tokens}
+
+    learned = ("methods=[specdecpp]", "method.specdecpp.stop.checkpoint=checkpoints/specdecpp", "split=all")
+    arguments = (*base(tiny_pair_dir), *GREEDY, *learned, "logger=none", f"pair.draft_vocabulary={path}")
+    message = refused(evaluate, monkeypatch, capsys, *arguments)
+    assert "was trained with pair.draft=" in message and "tokens" in message
+
+
+def test_chats_are_counted_and_the_first_held_out(
+    tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("chats").mkdir()
+    spoken = ([1, 2, 9, 9], [1, 2, 5, 7], [3, 4, 7, 5, 7])
+    chats = [Chat(torch.tensor(tokens, dtype=torch.int32), 2, torch.zeros(len(tokens) - 2, 4)) for tokens in spoken]
+    save_chats(Path("chats/one.safetensors"), chats)
+    pair = [word for word in base(tiny_pair_dir) if word.startswith("pair")]
+    arguments = (*pair, "chats=chats", "held_out=1", "sizes=[]", "size=2", "positions=2", "gammas=2")
+    run(draft_vocabulary, monkeypatch, *arguments, "out=kept.safetensors")
+    assert read_vocabulary(Path("kept.safetensors"), VOCAB).tolist() == [7, 5]
+    assert "2 of them said at least once in 5 counted" in capsys.readouterr().out
+    message = refused(draft_vocabulary, monkeypatch, capsys, *arguments, "held_out=3")
+    assert message.startswith("error: chats: chats has 3 chats, held_out=3 leaves none")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("size=32", "size: 32 are all tokens of the pair, it has 32"),
+        ("size=0", "size: 0 is no whole number from 1 on"),
+        ("sizes=[0,4]", "sizes: 0 is no whole number from 1 on"),
+        ("data=data/none", "data: data/none is no harvested dataset"),
+        ("pair.draft=nowhere/at/all", "pair.draft: no model in"),
+    ],
+)
+def test_bad_input_is_refused(
+    override: str,
+    message: str,
+    replaying: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pair = [word for word in replaying if word.startswith("pair") or word in GREEDY]
+    assert message in refused(draft_vocabulary, monkeypatch, capsys, *pair, "data=data/greedy", *SIZES, override)
+
+
+def test_responses_of_another_target_are_refused(
+    replaying: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_pair(tmp_path)
+    swapped = [f"pair.target={tmp_path / 'draft'}", f"pair.draft={tmp_path / 'draft'}", "pair.dtype=float64"]
+    message = refused(draft_vocabulary, monkeypatch, capsys, *swapped, "data=data/greedy", *SIZES)
+    assert "pair.target: it belongs to another target than the harvest" in message
