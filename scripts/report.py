@@ -63,9 +63,10 @@ def main(cfg: DictConfig) -> None:
         logger.artifact("report", "report", out)
     finally:
         logger.finish()
-    for lack in lacking:
-        print(f"not in this report: {lack.title}: {lack.needs}")
-    print(f"{sum(len(section.shown) for section in sections)} figures and tables\nsaved {out / 'index.html'}")
+    print(f"{sum(len(section.shown) for section in sections)} figures and tables")
+    if lacking:
+        print(f"{len(lacking)} more need other runs; the end of the page has the command for each")
+    print(f"saved {out / 'index.html'}")
 
 
 def searched(run: Any) -> list[Path]:
