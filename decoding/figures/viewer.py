@@ -11,6 +11,7 @@ from jinja2 import Environment
 from decoding.figures import rounds as view
 from decoding.figures.evidence import Evaluation
 from decoding.figures.rounds import CLASSES, LANES, MARKS, MEANINGS, PREDICTED, Drafted, Round
+from decoding.metrics import drafted_tokens
 from decoding.trace import Trace
 from decoding.vocabulary import Vocabulary, tokens_of
 
@@ -49,9 +50,14 @@ def _run(evaluation: Evaluation, vocabulary: Vocabulary, limit: int) -> Json:
     return {
         "name": f"{evaluation.folder.name} (T = {evaluation.temperature:g})",
         "prompts": [[f"{trace.dataset} {trace.prompt_id}", vocabulary.prompt(trace)[-PROMPT_END:]] for trace in some],
-        "methods": [_method(evaluation, method, found) for method, found in shown.items()],
+        "methods": [_method(evaluation, method, found) for method, found in sorted(shown.items(), key=_drafts_nothing)],
         "texts": {token: vocabulary.text(token) for token in used},
     }
+
+
+def _drafts_nothing(shown: tuple[str, Sequence[Trace]]) -> bool:
+    """Sorts methods that draft to the front, otherwise as they were."""
+    return not any(map(drafted_tokens, shown[1]))
 
 
 def _first(traces: Sequence[Trace], evaluation: Evaluation, limit: int) -> Sequence[Trace]:

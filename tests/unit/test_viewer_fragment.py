@@ -44,8 +44,8 @@ def test_tokens_cannot_leave_the_data() -> None:
 
 def test_the_numbers_of_a_round() -> None:
     run = data(fragment([evaluation()], {}))["runs"][0]
-    assert [method["name"] for method in run["methods"]] == ["autoregressive", "confidence"]
-    text, class_, drafted, committed, _, start, long = run["methods"][1]["requests"][0]["rounds"][0]
+    assert [method["name"] for method in run["methods"]] == ["confidence", "autoregressive"], "what drafts first"
+    text, class_, drafted, committed, _, start, long = run["methods"][0]["requests"][0]["rounds"][0]
     assert text.startswith("Round 1 of 1: 2 drafted: 1 accepted, 1 rejected") and class_ is None
     assert drafted == [[4, 1, 0, 0, 0.5, None, None], [5, 2, 0, 1, 0.5, None, None]]
     assert committed == [[4, 0], [9, 6]]
