@@ -106,7 +106,7 @@ def load_predictor(
         predictor = _restore(folder, config)
     except UNREADABLE as error:
         raise damaged(folder, key, config["predictor"], error) from error
-    predictor.head.to(device).eval()
+    predictor.head.to(device)
     return predictor
 
 
@@ -120,6 +120,7 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
     with torch.device("meta"):  # a wrong shape is found before anything is allocated
         predictor.head = predictor.build(config["dim"])
     predictor.head.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+    predictor.head.eval()  # what dropout leaves out is looked at, too
     ones = torch.ones(1, config["dim"])
     if not torch.isfinite(predictor.predict_proba(torch.cat([-ones, 0 * ones, ones]))).all():
         raise ValueError("model.safetensors gives no probabilities")

@@ -63,6 +63,11 @@ def test_a_damaged_checkpoint_loads_or_is_refused(tmp_path: Path, whole: dict[st
     assert loads(tmp_path, whole, seed) in (True, False), "and nothing is raised"
 
 
+def test_what_dropout_may_leave_out_is_looked_at(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    """Weights of which a hidden unit of H-RAD overflows."""
+    assert len({loads(tmp_path, whole, -25328) for _ in range(20)}) == 1
+
+
 @pytest.mark.slow
 def test_for_as_long_as_asked(tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]) -> None:
     """FUZZ_SECONDS=600 pytest -m slow tests/unit/test_checkpoint_fuzz.py"""
