@@ -23,9 +23,11 @@ from transformers import (
 from transformers.quantizers import AutoQuantizationConfig
 
 from decoding.cached_lm import CachedLM
+from decoding.draft_vocabulary import KEY as VOCABULARY
 from decoding.draft_vocabulary import digest, keep_rows, read_vocabulary, with_ends
 from decoding.packing import pack_linears
 from predictors.errors import UserError
+from predictors.storage import checked_folder
 
 
 @dataclass
@@ -49,13 +51,18 @@ def load_pair(cfg: DictConfig) -> ModelPair:
     tokenizers = {side: _load_tokenizer(side, cfg) for side in ("target", "draft")}
     vocab_size = min(config.get_text_config().vocab_size for config in configs.values())
     check_same_vocabulary(tokenizers["target"], tokenizers["draft"], vocab_size)
-    file = cfg.get("draft_vocabulary")
-    tokens = None if file is None else read_vocabulary(Path(file).expanduser(), vocab_size)
+    tokens = _vocabulary(cfg, vocab_size)
     target, sizes = _load_model("target", cfg), {"vocab_size": vocab_size, "max_length": cfg.max_length}
     eos_ids = _eos_ids(target, tokenizers["target"])
     vocabulary = None if tokens is None else with_ends(tokens, eos_ids)
     draft = CachedLM(_load_model("draft", cfg, vocabulary), vocabulary=vocabulary, **sizes)
     return ModelPair(CachedLM(target, **sizes), draft, tokenizers["target"], cfg.name, eos_ids)
+
+
+def _vocabulary(cfg: DictConfig, vocab_size: int) -> torch.Tensor | None:
+    """[k], the tokens the draft may propose; None: all."""
+    file = cfg.get("draft_vocabulary")
+    return None if file is None else read_vocabulary(checked_folder(VOCABULARY, file, "file").expanduser(), vocab_size)
 
 
 def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from data_gen.chats import load_chats
@@ -28,6 +28,7 @@ from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import markdown
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count
+from predictors.storage import checked_folder
 
 HEADER = ["tokens", "of what was said", "of p", "acceptance", "agreement", "draft forward", "modelled speed-up"]
 LEGEND = (
@@ -40,15 +41,12 @@ LEGEND = (
 @hydra_script("draft_vocabulary")
 def main(cfg: DictConfig) -> None:
     """Responses in, a table and a file out."""
-    for key in ("size", "positions", "gammas", "held_out"):
-        checked_count(key, cfg[key])
-    for size in cfg.sizes:
-        checked_count("sizes", size)
+    folder, out = check(cfg)
     cfg.pair.draft_vocabulary = None  # the draft with all tokens is what the others are held against
-    counted, held = chats(Path(cfg.chats), cfg.held_out) if cfg.chats is not None else harvested(Path(cfg.data))
+    counted, held = harvested(folder) if cfg.chats is None else chats(folder, cfg.held_out)
     pair = load_pair(cfg.pair)
     if cfg.chats is None:
-        refuse_other_target(pair, Path(cfg.data))
+        refuse_other_target(pair, folder)
     counts = count(counted, pair.draft.vocab_size)
     tokens = ranked(counts)
     sizes = [size for size in sorted({*cfg.sizes, cfg.size}) if size < len(tokens)]
@@ -56,9 +54,22 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"size: {cfg.size} are all tokens of the pair, it has {len(tokens)}. Lower it")
     rows = table(cfg, pair, held, [with_ends(tokens[:size], pair.eos_ids) for size in sizes])
     text = markdown(HEADER, [[f"{size:,}", *row] for size, row in zip([*sizes, len(tokens)], rows, strict=True)])
-    out = Path(cfg.out or f"{cfg.chats or cfg.data}/draft_vocabulary.safetensors")
     write_vocabulary(out, tokens[: cfg.size], provenance(cfg, pair, counts, len(counted)))
     print(f"\n{text}\n\n{LEGEND}\nsaved {out}: {said(counts, cfg.size)}")
+
+
+def check(cfg: DictConfig) -> tuple[Path, Path]:
+    """The folder that is counted and the file to write; settings that cannot work are refused."""
+    for key in ("size", "positions", "gammas", "held_out"):
+        checked_count(key, cfg[key])
+    if not OmegaConf.is_list(cfg.sizes):
+        raise UserError(f"sizes: {cfg.sizes} is no list of sizes. Give some to try, e.g. sizes=[4096,16384], or []")
+    for size in cfg.sizes:
+        checked_count("sizes", size)
+    counted = "data" if cfg.chats is None else "chats"
+    folder = checked_folder(counted, cfg[counted])
+    default = str(folder / "draft_vocabulary.safetensors")
+    return folder, checked_folder("out", default if cfg.out is None else cfg.out, "file")
 
 
 def harvested(folder: Path) -> tuple[list[Text], list[Text]]:

@@ -145,6 +145,8 @@ def print_trace(cfg: DictConfig) -> None:
     """The rounds of one request, decoded by one method."""
     if cfg.trace is None:
         raise UserError("prompt: of which trace? Add trace=<a traces-*.jsonl of an evaluation>")
+    if cfg.prompt is None:
+        raise UserError("trace: which of its prompts? Add prompt=<a number from 1 on, or an id>")
     path = Path(str(cfg.trace))
     if not path.is_file():
         raise UserError(

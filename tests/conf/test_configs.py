@@ -71,6 +71,7 @@ def documented(file: str) -> list[str]:
 @pytest.mark.parametrize("command", [*documented("README.md"), *documented("docs/guide.md")])
 def test_commands_of_the_docs_compose(command: str) -> None:
     _, script, *overrides = shlex.split(command)
+    assert (ROOT / script).is_file()
     OmegaConf.resolve(composed(Path(script).stem, *overrides))
 
 
