@@ -137,6 +137,8 @@ def verdict(name: str, metrics: Metrics) -> str:
     """Whether the method beats the baseline in every repeat, in none, or in some; one repeat decides nothing."""
     if metrics.speedup is None:
         return "baseline"
+    if metrics.drafted_per_round == 0:
+        return "does not speculate"
     if metrics.repeats < 2:
         return "one repeat"
     if metrics.speedup.low > 1:
@@ -154,6 +156,7 @@ def summary(metrics: Mapping[str, Metrics], repeats: int) -> str:
         "faster": "Faster than autoregressive decoding in every repeat",
         "no clear difference": "Neither faster nor slower beyond the spread",
         "SLOWER": "Speculation LOSES against autoregressive decoding with",
+        "does not speculate": "Without a draft, so plain decoding",
         "one repeat": "Measured once, so without a verdict",
     }
     said = [f"{text}: {', '.join(groups[key])}." for key, text in words.items() if key in groups]

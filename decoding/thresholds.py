@@ -10,12 +10,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from decoding.machine import DECIDES_COSTS, other_machine
+from decoding.report import BASELINE
 from decoding.tuning import span
 from predictors.base import damaged
 from predictors.errors import UserError
 from predictors.storage import file_hash, write_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+NO_ADVICE = "do not speculate"
 REPLAYED = {
     "engine": "decoding.engines.serial.SerialEngine",
     "structure": "decoding.structures.chain.Chain",
@@ -49,7 +51,7 @@ def _whole(found: dict[str, Any]) -> dict[str, Any]:
         [found[key] for key in ("pair", "warp", "draft_warp", "cost", "gamma", "measured_on", "command", "data")],
     )
     for name, choice in {"advice": chosen["advice"], **chosen}["rules"].items():
-        _ = [choice["threshold"] + choice["speedup"], span(choice["interval"])]
+        _ = [choice["threshold"] + choice["speedup"], span(choice["interval"]), choice["speculate"]]
         _ = [found["rules"][name][key] for key in ("setting", "stop", "checkpoint")]
     _ = [found["measured_on"][key] for key in DECIDES_COSTS] if found["measured_on"] else []
     return found
@@ -62,7 +64,8 @@ def misfit(found: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
 
 def apply(cfg: DictConfig, found: Mapping[str, Any], overrides: Sequence[str], here: Mapping[str, Any]) -> list[str]:
     """Set the tuned thresholds in `cfg.method` and say which, a line each; and whether they were tuned for another
-    machine than `here` (`setup_facts`). overrides: of the command line; what they set wins.
+    machine than `here` (`setup_facts`). A method that no threshold makes worth its draft becomes plain decoding, draft
+    and its prefill left out. overrides: of the command line; what they set wins.
     """
     chosen, names = found["results"]["chosen"], tuned(cfg, found)
     rules = {name: {**found["rules"][name], **chosen["rules"][name], "gamma": found["gamma"]} for name in names}
@@ -105,9 +108,13 @@ def _apply_one(cfg: DictConfig, name: str, rule: Mapping[str, Any], given: list[
     folder = method.stop.get("checkpoint")
     if folder and checkpoint_hash(folder, f"method.{name}.stop.checkpoint") != rule["checkpoint"]:
         return f"{name}: {folder} is not the checkpoint it was tuned with, thresholds left out"
-    OmegaConf.update(cfg, key, rule["threshold"])
+    chosen = f"{key}={rule['threshold']:.3g}"
     speed = f"{rule['speedup']:.3f}x ({span(rule['interval'])}) modelled"
-    return f"{name}: {key}={rule['threshold']:.3g}, tuned: {speed}"
+    if not rule["speculate"]:
+        OmegaConf.update(cfg, f"method.{name}", cfg.method[BASELINE], merge=False)
+        return f"{name}: {NO_ADVICE}, tuned: the best, {chosen}, is {speed}"
+    OmegaConf.update(cfg, key, rule["threshold"])
+    return f"{name}: {chosen}, tuned: {speed}"
 
 
 def _as_tuned(method: DictConfig, rule: Mapping[str, Any]) -> bool:

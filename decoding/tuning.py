@@ -46,6 +46,11 @@ def speedup(candidate: Candidate, cost: CostTable) -> float:
     return float(cost.plain(counts).sum() / cost.price(counts, candidate.rule).sum())
 
 
+def spread(candidate: Candidate, cost: CostTable) -> tuple[float, float]:
+    """95 % bootstrap interval of `speedup` over responses."""
+    return interval(cost.plain(candidate.counts), cost.price(candidate.counts, candidate.rule))
+
+
 def best(candidates: Iterable[Candidate], cost: CostTable) -> Candidate:
     """The fastest; the first of equals."""
     return max(candidates, key=lambda candidate: speedup(candidate, cost))
@@ -140,12 +145,14 @@ def dominates(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
 class Choice:
     """The best threshold of a rule under one cost table, judged on prompts it was not chosen on.
 
-    expected: modelled speed-up on the prompts it was chosen on, where the best of many looks too good; speedup: on
-    those it is judged on, with its 95 % interval over prompts; regret: seconds over those of `hindsight` there, minus 1
+    speculate: whether it pays on the prompts it was chosen on: whether the whole 95 % interval of its speed-up there is
+    above 1; expected: that speed-up, modelled, where the best of many looks too good; speedup: on those it is judged
+    on, with its 95 % interval over prompts; regret: seconds over those of `hindsight` there, minus 1
     """
 
     rule: str
     threshold: float
+    speculate: bool
     expected: float
     speedup: float
     interval: tuple[float, float]
@@ -164,18 +171,20 @@ def choose(
     for rule in rules:
         pick = best((candidate for candidate in chosen_on if candidate.rule == rule), cost)
         judged = next(c for c in judged_on if (c.rule, c.threshold) == (rule, pick.threshold))
-        found.append(_judge(judged, speedup(pick, cost), cost, least))
+        found.append(_judge(judged, pick, cost, least))
     return sorted(found, key=lambda choice: -choice.expected)
 
 
-def _judge(candidate: Candidate, expected: float, cost: CostTable, least: Array) -> Choice:
-    plain, spent = cost.plain(candidate.counts), cost.price(candidate.counts, candidate.rule)
+def _judge(candidate: Candidate, pick: Candidate, cost: CostTable, least: Array) -> Choice:
+    """pick: the same candidate on the prompts it was chosen on."""
+    spent, expected, (low, _) = cost.price(candidate.counts, candidate.rule), speedup(pick, cost), spread(pick, cost)
     return Choice(
         candidate.rule,
         candidate.threshold,
+        (expected if math.isnan(low) else low) > 1,
         expected,
         speedup(candidate, cost),
-        interval(plain, spent),
+        spread(candidate, cost),
         float(spent.sum() / least.sum() - 1),
         *candidate.rates,
     )

@@ -57,7 +57,6 @@ from predictors.storage import checked_folder, file_hash, write_json
 
 PLAIN = "autoregressive"
 MEASURED = ("measure", "measured")  # costs of this machine
-NO_ADVICE = "do not speculate"
 
 
 @hydra_script("tune")
@@ -135,11 +134,11 @@ def tune(
     """What is known about one cost table."""
     least = hindsight(replayer, table)
     choices = choose(chosen_on, judged_on, table, least)
-    plain, advised = float(table.plain(judged_on[0].counts).sum()), choices[0]
+    plain = float(table.plain(judged_on[0].counts).sum())
     return {
         "cost": table.to_dict(),
         "oracle_speedup": plain / float(least.sum()),
-        "advice": advised.rule if advised.expected > 1 else NO_ADVICE,
+        "advice": next((choice.rule for choice in choices if choice.speculate), thresholds.NO_ADVICE),
         "rules": {choice.rule: asdict(choice) for choice in choices},
     }
 
@@ -233,8 +232,9 @@ def report(cfg: DictConfig, facts: Mapping[str, Any]) -> str:
     for name, found in facts["results"].items():
         lines = [
             f"## cost {name}{' (' + facts['cost'] + ')' if name == 'chosen' else ''}{heading(found)}",
-            "| rule | threshold | speed-up, modelled | 95 % interval | regret to the oracle | discard | verification |",
-            "|---|---|---|---|---|---|---|",
+            "| rule | threshold | speculate | speed-up, modelled | 95 % interval | regret to the oracle | discard "
+            "| verification |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         parts.append("\n".join([*lines, *(row(Choice(**choice)) for choice in found["rules"].values())]))
     for rule, edge in facts["frontier"].items():
@@ -258,7 +258,8 @@ def heading(found: Mapping[str, Any]) -> str:
 def row(choice: Choice) -> str:
     rates = f"{choice.discard_rate:.3f} | {choice.verification_rate:.3f}"
     speed = f"{choice.speedup:.3f} | {span(choice.interval)}"
-    return f"| {choice.rule} | {choice.threshold:.3g} | {speed} | {choice.regret:.1%} | {rates} |"
+    worth = "yes" if choice.speculate else "no"
+    return f"| {choice.rule} | {choice.threshold:.3g} | {worth} | {speed} | {choice.regret:.1%} | {rates} |"
 
 
 def cost_lines(table: CostTable) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from decoding.machine import processor
+from decoding.trace import read_traces
 from predictors.base import load_predictor, read_config, save_predictor
 from scripts import check_replay, evaluate, tune
 from tests.programs import GREEDY, SPLITS, base, refused, run
@@ -142,11 +143,19 @@ def test_thresholds_for_another_machine_get_their_own_file(
     assert not Path(FILE).exists()
 
 
-def test_where_drafting_costs_too_much_the_advice_is_not_to(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_where_drafting_costs_too_much_nothing_is_drafted(
+    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
     assert "## cost chosen (c4): do not speculate; oracle 1.00x" in capsys.readouterr().out
+    method = evaluated(tiny_pair_dir, monkeypatch, "methods=[confidence]")["method"]
+    printed = capsys.readouterr().out
+    assert "confidence: do not speculate, tuned: the best, method.confidence.stop.eps=" in printed
+    assert "| does not speculate |" in printed.replace("  ", "") and "(equal)" in printed
+    assert list(method["confidence"]) == ["engine"] == list(method["autoregressive"])
+    assert {
+        r.draft_forwards for trace in read_traces(Path("runs_x/traces-confidence.jsonl")) for r in trace.rounds
+    } == {0}
 
 
 def test_a_checkpoint_for_other_features_is_refused(

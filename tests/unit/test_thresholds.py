@@ -14,7 +14,7 @@ from predictors.errors import UserError
 STOP = {"_target_": "decoding.stopping.entropy.AdaEDL", "threshold": 0.4, "kappa": 0.2}
 PAIR, WARP = {"name": "toy", "target": "aa"}, {"temperature": 0.0}
 RUN = {"pair": PAIR, "warp": WARP, "draft_warp": WARP}
-CHOICE = {"threshold": 0.25, "speedup": 1.5, "interval": [None, None]}
+CHOICE = {"threshold": 0.25, "speculate": True, "speedup": 1.5, "interval": [None, None]}
 FOUND: dict[str, Any] = {
     "format_version": thresholds.FORMAT_VERSION,
     **RUN,
@@ -33,6 +33,7 @@ METHOD = {
 }
 
 
+PLAIN = {"_target_": "decoding.engines.autoregressive.AutoregressiveEngine", "warp": {"temperature": 0.0}}
 HERE = {
     "hardware": {"target": "Xeon", "draft": "Xeon"},
     "dtypes": {"target": "torch.float32", "draft": "torch.float32"},
@@ -51,7 +52,8 @@ def applied(**changed: Any) -> tuple[float, str]:
 
 def config(**changed: Any) -> DictConfig:
     method = copy.deepcopy(METHOD) | changed
-    return OmegaConf.create({"thresholds": "x.json", "methods": ["adaedl"], "method": {"adaedl": method}})
+    methods = {"autoregressive": {"engine": PLAIN}, "adaedl": method}
+    return OmegaConf.create({"thresholds": "x.json", "methods": ["adaedl"], "method": methods})
 
 
 def test_a_method_like_the_tuned_one_gets_its_threshold() -> None:
@@ -72,6 +74,22 @@ def test_a_method_like_the_tuned_one_gets_its_threshold() -> None:
 )
 def test_another_method_is_left_as_it_is(changed: dict[str, Any]) -> None:
     assert applied(**changed) == (0.4, "adaedl: built otherwise than it was tuned, thresholds left out")
+
+
+def test_what_does_not_pay_becomes_plain_decoding_unless_it_is_asked_for() -> None:
+    found, key = copy.deepcopy(FOUND), "method.adaedl.stop.threshold"
+    found["results"]["chosen"] = {
+        "advice": thresholds.NO_ADVICE,
+        "rules": {"adaedl": CHOICE | {"speculate": False, "speedup": 0.9}},
+    }
+    cfg = config()
+    said = thresholds.apply(cfg, found, [], HERE)
+    assert said[0].endswith("whose advice is: do not speculate")
+    assert said[1] == f"adaedl: do not speculate, tuned: the best, {key}=0.25, is 0.900x (-) modelled"
+    assert cfg.method.adaedl == cfg.method.autoregressive == {"engine": PLAIN}
+    cfg = config()
+    assert thresholds.apply(cfg, found, [f"{key}=0.4"], HERE)[1].endswith("as given")
+    assert cfg.method.adaedl == METHOD
 
 
 def test_thresholds_are_for_a_pair_and_its_laws() -> None:
@@ -111,7 +129,11 @@ def test_thresholds_of_another_machine_are_used_with_a_warning(there: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "missing", [["cost"], ["gamma"], ["measured_on"], ["rules", "adaedl", "stop"], ["results", "chosen", "advice"]]
+    "missing",
+    [
+        *(["cost"], ["gamma"], ["measured_on"], ["rules", "adaedl", "stop"], ["results", "chosen", "advice"]),
+        ["results", "chosen", "rules", "adaedl", "speculate"],
+    ],
 )
 def test_a_damaged_file_ends_with_one_line(missing: list[str], tmp_path: Path) -> None:
     thresholds.write(tmp_path / "x.json", FOUND)

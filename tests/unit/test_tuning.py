@@ -232,8 +232,26 @@ def test_the_rule_to_advise_is_the_best_where_thresholds_are_chosen() -> None:
     by_choice, by_verdict = candidate("a", 0.5, 0, 40), candidate("b", 0.5, 0, 50)
     swapped = [replace(by_verdict, rule="a"), replace(by_choice, rule="b")]
     found = choose([by_choice, by_verdict], swapped, cost_table(1.0, 8.0), np.ones(1))
-    assert [choice.rule for choice in found] == ["a", "b"]
+    assert [choice.rule for choice in found] == ["a", "b"] and found[0].speculate
     assert found[0].expected > found[1].expected and found[0].speedup < found[1].speedup
+
+
+def test_a_rule_speculates_where_it_pays_beyond_the_noise() -> None:
+    replayers = [Replayer(table_of(random_misses(seed)), GAMMA) for seed in (3, 4)]
+    first, second = (sweep(r, {"fixed": fixed(GAMMA)}, {"fixed": range(1, GAMMA + 1)}) for r in replayers)
+    found = {}
+    for price in np.arange(0.1, 2.0, 0.05):  # of a draft token; a target call is 1
+        cost = cost_table(float(price), 1.0)
+        (choice,) = choose(first, second, cost, np.ones(1))
+        found[price] = (choice.expected, interval(*priced(first, choice.threshold, cost))[0], choice.speculate)
+    assert all(speculates == (low > 1) for _, low, speculates in found.values())
+    assert {speculates for *_, speculates in found.values()} == {True, False}
+    assert any(expected > 1 and not speculates for expected, _, speculates in found.values()), "not beyond the noise"
+
+
+def priced(candidates: list[Candidate], threshold: float, cost: CostTable) -> tuple[Any, Any]:
+    counts = next(c.counts for c in candidates if c.threshold == threshold)
+    return cost.plain(counts), cost.price(counts)
 
 
 def test_one_prompt_has_no_interval() -> None:
