@@ -46,6 +46,13 @@ class DraftTree:
         self.depth.append(self.depth[row] + 1)
         return len(self.token)
 
+    def copy(self, row: int, token: int) -> int:
+        """Keep `token`, which nobody drew, as the only child of `row`: a point mass, so its q is one-hot."""
+        law = self.no_law()
+        law[token] = 1
+        self.set_law(row, law)
+        return self.add(row, token)
+
     def draw(self, row: int, candidates: Iterator[int]) -> int | None:
         """Keep the next of `candidates`, the sibling law of `q(row)`, as a child of `row`; None where it has ended."""
         with self.watch.stage("sample"):
@@ -82,10 +89,6 @@ class DraftTree:
             with self.watch.stage("sample"):
                 self._laws[row] = self._warp.probs(self._logits[row])
         return self._laws[row]
-
-    @property
-    def vocab_size(self) -> int:
-        return self._lm.vocab_size
 
     def set_law(self, row: int, q: Tensor) -> None:
         """Children of `row` are drawn from `q` [V], which does not come from the draft model."""

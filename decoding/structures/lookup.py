@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from decoding.draft import RoundContext
 from decoding.growth import DraftTree, StopRule
@@ -28,38 +26,59 @@ class Lookup:
     uses_draft = False
 
     def __init__(self, ngram_max: int, ngram_min: int, gamma: int) -> None:
-        longest = checked_count("structure.ngram_max", ngram_max)
-        shortest = checked_count("structure.ngram_min", ngram_min)
-        if shortest > longest:
-            raise UserError(f"structure.ngram_min: {ngram_min} must be from 1 to structure.ngram_max = {ngram_max}")
-        self.ngrams = range(longest, shortest - 1, -1)
+        self.ngrams = ngram_sizes(ngram_max, ngram_min)
         self.gamma = checked_count("structure.gamma", gamma)
 
     def grow(
         self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
     ) -> None:
-        row = 0
         with tree.watch.stage("sample"):
-            for token in continuation(context.committed, self.ngrams, min(self.gamma, context.max_depth)):
-                tree.set_law(row, one_hot(torch.tensor(token), tree.vocab_size).float())
-                row = tree.add(row, token)
-                if token in context.eos_ids:
-                    return
+            tokens = continuation(context.committed, self.ngrams, min(self.gamma, context.max_depth))
+        copy(tree, 0, tokens, context.eos_ids)
+
+
+def ngram_sizes(ngram_max: int, ngram_min: int) -> range:
+    """From the longest to the shortest; UserError where there are none."""
+    longest = checked_count("structure.ngram_max", ngram_max)
+    shortest = checked_count("structure.ngram_min", ngram_min)
+    if shortest > longest:
+        raise UserError(f"structure.ngram_min: {ngram_min} must be from 1 to structure.ngram_max = {ngram_max}")
+    return range(longest, shortest - 1, -1)
+
+
+def copy(tree: DraftTree, row: int, tokens: Sequence[int], eos_ids: frozenset[int]) -> None:
+    """Add `tokens` below `row` up to the first EOS: point masses, without a forward."""
+    with tree.watch.stage("sample"):
+        for token in tokens:
+            row = tree.copy(row, token)
+            if token in eos_ids:
+                return
 
 
 def continuation(text: Tensor, ngrams: Sequence[int], count: int) -> list[int]:
     """`count` tokens after the latest earlier occurrence of the longest n-gram that ends `text` [n]; [] for none."""
-    for ngram in ngrams:
-        end = latest_match(text, ngram)
-        if end is not None:
-            period, copy = len(text) - end, text[end:].tolist()
-            return [copy[i % period] for i in range(count)]
-    return []
+    match = longest_match(text, ngrams)
+    return [] if match is None else following(text, match[0], count)
 
 
-def latest_match(text: Tensor, ngram: int) -> int | None:
-    """Where the last `ngram` tokens of `text` occurred before: the index after the latest occurrence."""
-    if len(text) <= ngram:
+def longest_match(text: Tensor, ngrams: Sequence[int]) -> tuple[int, int] | None:
+    """Where the longest n-gram that ends `text` [n] occurred before: the index after the latest occurrence, and n.
+
+    ngrams: sizes, the longest first, without gaps."""
+    longest, size = ngrams[0], ngrams[-1]
+    if len(text) <= size:
         return None
-    found = (text[:-1].unfold(0, ngram, 1) == text[-ngram:]).all(1).nonzero()
-    return int(found[-1]) + ngram if len(found) else None
+    ends = (text[:-1].unfold(0, size, 1) == text[-size:]).all(1).nonzero()[:, 0] + size
+    while len(ends) and size < longest:
+        earlier = ends[ends > size]
+        longer = earlier[text[earlier - size - 1] == text[-size - 1]]
+        if not len(longer):
+            break
+        ends, size = longer, size + 1
+    return (int(ends[-1]), size) if len(ends) else None
+
+
+def following(text: Tensor, end: int, count: int) -> list[int]:
+    """`count` tokens from index `end` of `text` on, and of the copy from its end on."""
+    period, found = len(text) - end, text[end : end + count].tolist()
+    return [found[i % period] for i in range(count)]

@@ -69,6 +69,10 @@ SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as it
     "dyspec": sizes({"budget": 4}),
     "dyspec_layers": sizes({"threshold": 0.15, "cap": 4}),
     "lookup": sizes({"gamma": 3}),
+    "sources": [
+        Size(2, 4, {"gamma_max": 2, "stretch": 1}),
+        Size(3, 4, {"gamma_max": 1, "ngram_min": 1, "stretch": 1}),
+    ],
 }
 LARGER: dict[str, list[Size]] = {
     "branch_point": [Size(2, 4, {"gamma_max": 2, "candidates": 2}), Size(3, 3, {"gamma_max": 1, "candidates": 2})],
@@ -79,6 +83,7 @@ LARGER: dict[str, list[Size]] = {
     "dyspec_layers": [Size(2, 5, {"threshold": 0.05, "cap": 9}), Size(3, 4, {"threshold": 0.1, "cap": 6})],
     "sequoia": [Size(3, 4, {})],
     "lookup": [Size(2, 6, {"gamma": 4}), Size(3, 5, {"gamma": 4})],
+    "sources": [Size(2, 5, {"gamma_max": 2, "stretch": 2}), Size(3, 4, {"gamma_max": 2, "stretch": 1})],
 }
 SEQUOIA = [0, 1, 0, 3]  # the tree of the artefact: two children, each with one of its own
 
@@ -145,7 +150,7 @@ class Case(NamedTuple):
     @property
     def draws(self) -> bool:
         """Whether its candidates are drawn: point masses are rejected even where p = q."""
-        return self.rule != "point_mass" and self.builds != "lookup"
+        return self.rule != "point_mass" and self.builds not in ("lookup", "sources")
 
     @property
     def label(self) -> str:

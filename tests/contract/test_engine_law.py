@@ -12,6 +12,7 @@ from decoding.engines.serial import SerialEngine
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
+from decoding.structures.sources import Sources
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
 from tests.contract.engines import (
@@ -55,6 +56,13 @@ def test_engine_law_under_every_stop_rule(case: Case, stop: str, values: dict, t
         acted = {early for trace in traces for early in early_stops(trace, gamma, length)}
         too_short = values.get("order") == "code" and gamma == 2  # it has scored nothing before the second draw
         assert acted == {True, False} or stop not in ACTING or too_short, "the rule always or never acted"
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_engine_law_of_copies_behind_drawn_tokens(name: str) -> None:
+    traces = checked(SerialEngine(toy_pair(3, 31), Sources(2, 2, 1, 1), Fixed(2), verifier(name), OFF, OFF), 4)
+    kinds = {tuple(q == 1 for q in round_.draft_q) for trace in traces for round_ in trace.rounds}
+    assert {(True,), (False,), (False, True), (True, True)} <= kinds
 
 
 @pytest.mark.parametrize("case", ALONE)
@@ -103,7 +111,9 @@ def test_engine_law_with_eos(case: Case, tmp_path: Path) -> None:
 def test_engine_law_of_a_draft_that_lacks_tokens(case: Case, tokens: list[int], tmp_path: Path) -> None:
     traces = checked(engine(limited_pair(3, 5, tokens), case, tmp_path), case.size.length)
     rounds = [round_ for trace in traces for round_ in trace.rounds]
-    assert case.builds == "lookup" or {token for round_ in rounds for token in round_.draft_tokens} == set(tokens)
+    assert case.builds in ("lookup", "sources") or {token for round_ in rounds for token in round_.draft_tokens} == set(
+        tokens
+    )
     assert {token for trace in traces for token in trace.tokens} == {0, 1, 2}
 
 

@@ -12,6 +12,7 @@ from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap, DySpecLayers
 from decoding.structures.lookup import Lookup
+from decoding.structures.sources import Sources
 from decoding.structures.static_tree import ParallelPaths, SpecInfer, StaticTree, WidthTree, width_parents
 from decoding.table_lm import Table, TableLM, random_table
 from decoding.trace import Stopwatch
@@ -66,6 +67,7 @@ TREES = {
     "layers": DySpecLayers(0.03, 20),
     "lookup": Lookup(3, 1, 6),
     "chain": Chain(6),
+    "sources": Sources(6, 3, 3, 2),
 }
 
 
@@ -282,6 +284,9 @@ def test_a_binding_cap_serves_the_more_valuable_row() -> None:
         (lambda: DySpecLayers("a", 3), "structure.threshold"),
         (lambda: DySpecLayers(0.5, 2.5), "structure.cap"),
         (lambda: Lookup(2, 1, 2.5), "structure.gamma"),
+        (lambda: Sources(0, 2, 1, 4), "structure.gamma_max"),
+        (lambda: Sources(4, 1, 2, 4), "structure.ngram_min"),
+        (lambda: Sources(4, 2, 1, 0), "structure.stretch"),
     ],
 )
 def test_sizes_that_are_no_counts_are_refused(build, key: str) -> None:

@@ -1,0 +1,52 @@
+"""Two sources for one draft: the text so far where it repeats itself, the draft model elsewhere."""
+
+import torch
+
+from decoding.draft import RoundContext
+from decoding.growth import DraftStep, DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingLaw
+from decoding.structures.lookup import copy, following, longest_match, ngram_sizes
+from predictors.errors import checked_count
+
+
+class Sources:
+    """Draw tokens until the text ends as it did before, then copy what followed.
+
+    Before each draw the committed text and the draft so far are searched for an earlier occurrence of their last
+    `ngram_max` tokens, then of fewer, down to `ngram_min`. A match ends the drawing, at once if the committed text has
+    one, and its length says how far to trust it: `stretch` tokens are copied for each that matched (SuffixDecoding,
+    2411.04975, where it is called alpha), without a forward of the draft. Elsewhere tokens are drawn as in `Chain`, at
+    most `gamma_max`.
+
+    Which source a token has depends on the tokens before it alone, so drawn ones have the law q they were drawn from
+    and copied ones are point masses, with one-hot q. The stop rule is asked before each draw and sees drawn tokens
+    only: none follows a copied one. What is copied and accepted the draft reads at the beginning of its next draw.
+    """
+
+    shape = "chain"
+    sibling_laws = None
+    max_siblings = 1
+    asks_stop = True
+    uses_draft = True
+
+    def __init__(self, gamma_max: int, ngram_max: int, ngram_min: int, stretch: int) -> None:
+        self.gamma_max = checked_count("structure.gamma_max", gamma_max)
+        self.ngrams = ngram_sizes(ngram_max, ngram_min)
+        self.stretch = checked_count("structure.stretch", stretch)
+
+    def grow(
+        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+    ) -> None:
+        step, text = DraftStep(tree), context.committed
+        while step.count < context.max_depth:
+            with tree.watch.stage("sample"):
+                match = longest_match(text, self.ngrams)
+            if match is not None:
+                end, size = match
+                count = min(self.stretch * size, context.max_depth - step.count)
+                return copy(tree, step.row, following(text, end, count), context.eos_ids)
+            if step.count == self.gamma_max or step.stopped_by(stop):
+                return
+            if step.draw(siblings, sampler) in context.eos_ids:
+                return
+            text = torch.cat([text, torch.tensor(step.tokens[-1:])])
