@@ -104,14 +104,14 @@ def _is_cost(value: Any, or_zero: bool) -> bool:
     return known and (value > 0 or (or_zero and value == 0))
 
 
-def read_cost(file: str | Path) -> CostTable:
-    """The table of a file that cost=measure has written. Raises UserError where there is none."""
+def read_cost(file: str | Path, key: str = "cost.file") -> CostTable:
+    """The table of a file that cost=measure has written. Raises UserError naming `key` where there is none."""
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
         return replace(cost_table(**found["seconds"]), pair=found["pair"], measured_on=found["measured_on"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"cost.file: no measured cost in {file}. Measure it: python scripts/tune.py cost=measure"
+            f"{key}: no measured cost in {file}. Measure it: python scripts/tune.py cost=measure"
         ) from error
 
 

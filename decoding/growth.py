@@ -212,6 +212,11 @@ class DraftStep:
     def count(self) -> int:
         return len(self.tokens)
 
+    @property
+    def forwards(self) -> int:
+        """Of the draft, so far this round."""
+        return self._tree.forwards
+
     def q(self) -> Tensor:
         """[V], the law of the next draw: the draft after its warp."""
         return self._tree.q(self.row)

@@ -26,6 +26,7 @@ from predictors.errors import UserError
 from tests.checkpoints import ONE_STATE, write_checkpoint
 from tests.contract.enumeration import Law, autoregressive_law, largest_error, law_of
 from tests.contract.rules import FIRST
+from tests.costs import write_cost
 
 CONF = Path(__file__).parents[2] / "conf"
 STOPS, STRUCTURES = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("stop", "structure"))
@@ -40,6 +41,7 @@ ACTING: dict[str, list[dict]] = {
     "entropy": [{"threshold": 0.64, "step": 0.2}],
     "acceptance": [{"threshold": 0.35, "bounds": [1, 20], "order": order} for order in ("paper", "code")],
     "hrad": [{"confidence": {"eps": 0.4}}],
+    "stop_loss": [{"rule": {"eps": 0.01}, "loss": 0.4}],
 }
 STOP_CASES = [(name, values) for name in STOPS for values in ACTING.get(name, [{}])]
 RULES: dict[str, list[dict]] = {"parallel": [{"rule": "token"}, {"rule": "block"}]}
@@ -116,6 +118,8 @@ def stop_rule(name: str, folder: Path, values: dict, gamma: int = 3) -> StopRule
         width = TableLM(random_table(2, 0)).shape[1]
         dim = width * (len(ONE_STATE[predictor].layers) + ONE_STATE[predictor].embedding)
         config.checkpoint = str(write_checkpoint(folder / predictor, predictor, dim, gamma=gamma))
+    if OmegaConf.is_missing(config, "cost"):
+        config.cost = str(write_cost(folder / "cost.json", draft=1.0, target=1.2, autoregressive=1.0))
     return instantiate(config)
 
 

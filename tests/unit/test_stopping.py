@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +11,14 @@ from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
 from decoding.stopping.entropy import AdaEDL, entropy
 from decoding.stopping.fixed import Fixed
+from decoding.stopping.stop_loss import StopLoss
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
-from decoding.table_lm import TableLM, random_table
+from decoding.table_lm import TableLM, mixed_table, random_table
 from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
 from predictors.errors import UserError
+from tests.costs import write_cost
 
 
 class Step:
@@ -124,3 +128,47 @@ def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted() -> None:
 def test_bad_settings_name_their_key(make, key: str) -> None:
     with pytest.raises(UserError, match=key):
         make()
+
+
+# Stop loss -----------------------------------------------------------------------------------------------------------
+
+
+def stop_loss(folder: Path, draft: float, loss: float) -> StopLoss:
+    return StopLoss(Fixed(3), write_cost(folder / "cost.json", draft=draft, target=1.0), loss)
+
+
+@pytest.mark.parametrize(("weight", "pays"), [(0.0, False), (1.0, True)])
+def test_a_request_is_given_up_once_it_is_behind_and_loses_no_more(weight: float, pays: bool, tmp_path: Path) -> None:
+    target, draft, loss = random_table(8, 1, concentration=0.3), 0.3, 0.05
+    pair = SimpleNamespace(
+        target=TableLM(target), draft=TableLM(mixed_table(target, random_table(8, 2, concentration=0.3), weight))
+    )
+    engine = SerialEngine(pair, Chain(9), stop_loss(tmp_path, draft, loss), TokenVerifier(), Warp(), Warp())
+    for seed in range(8):
+        rounds = engine.decode([1, 2, 3], 60, Sampler.seeded(seed)).rounds
+        drafting = [bool(round_.draft_tokens) for round_ in rounds]
+        given_up = drafting.index(False) if False in drafting[:-1] else len(rounds)
+        assert (given_up == len(rounds)) == pays
+        costs = [1 + draft * round_.draft_forwards - len(round_.tokens) for round_ in rounds]
+        assert sum(costs) <= loss * 60 + 3 * draft, "what it may lose, and a round"
+        assert pays or (sum(costs[: given_up - 1]) <= loss * 60 < sum(costs[:given_up]))
+        assert not any(drafting[given_up:-1]) and not sum(round_.draft_forwards for round_ in rounds[given_up:])
+
+
+def test_every_request_has_an_account_of_its_own(tmp_path: Path) -> None:
+    rule = stop_loss(tmp_path, draft=9.0, loss=0.1)
+    for round_, stops in ((0, False), (1, True), (2, True), (0, False)):
+        rule.begin_round(context(round_))
+        assert rule.should_stop(SimpleNamespace(count=0, forwards=3)) == stops
+        rule.end_round(verdict(0, 0 if stops else 3))
+
+
+@pytest.mark.parametrize("loss", [0, -1, 1.5, math.nan])
+def test_a_loss_that_is_no_share_is_refused(loss: float, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^stop\.loss: "):
+        stop_loss(tmp_path, 1.0, loss)
+
+
+def test_without_measured_costs_there_is_no_account(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^stop\.cost: no measured cost in .*python scripts/tune\.py cost=measure"):
+        StopLoss(Fixed(3), tmp_path / "none.json", 0.02)

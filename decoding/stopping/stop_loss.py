@@ -1,0 +1,51 @@
+"""Give up drafting where it does not pay: a bound on what speculation may cost a request."""
+
+from pathlib import Path
+
+from decoding.cost import read_cost
+from decoding.draft import RoundContext, Verdict
+from decoding.growth import DraftStep, StopRule
+from predictors.errors import UserError
+
+
+class StopLoss:
+    """`rule`, until the request is `loss` of its longest output behind plain decoding; from then on no draft.
+
+    Every round is priced by the measured costs in the file `cost`: draft forwards and target rows, against a plain
+    forward for each token that came of it. A request of at most n tokens is given up once its rounds have cost loss * n
+    plain forwards more than that, so by these prices none loses more than that and one round. Earlier rounds decide,
+    not the clock: it is as lossless as `rule` and repeats with the seed. A structure that also copies may win time
+    back, since it asks no rule there.
+    """
+
+    def __init__(self, rule: StopRule, cost: str | Path, loss: float) -> None:
+        if not 0 < loss <= 1:
+            raise UserError(f"stop.loss: {loss} is no share of the output from 0 (not included) to 1. Give e.g. 0.02")
+        self.rule, self.loss = rule, loss
+        self.cost = read_cost(cost, "stop.cost")
+        self.reads_hidden = rule.reads_hidden
+        self.predicted: list[float] = []
+        self._behind, self._most = 0.0, 0.0  # in the unit of the costs
+        self._step: DraftStep | None = None
+
+    def begin_round(self, context: RoundContext) -> None:
+        if context.round == 0:
+            self._behind, self._most = 0.0, self.loss * context.max_new * self.cost.autoregressive
+        self._step = None
+        self._given_up = self._behind > self._most
+        self.predicted = []
+        if not self._given_up:
+            self.rule.begin_round(context)
+            self.predicted = self.rule.predicted
+
+    def should_stop(self, step: DraftStep) -> bool:
+        self._step = step
+        return self._given_up or self.rule.should_stop(step)
+
+    def end_round(self, verdict: Verdict) -> None:
+        plain = self.cost.autoregressive
+        spent = self.cost.target(verdict.drafted + 1) if verdict.drafted else plain
+        spent += self.cost.draft * (self._step.forwards if self._step else 0)
+        self._behind += spent - plain * len(verdict.emitted)
+        if not self._given_up:
+            self.rule.end_round(verdict)
