@@ -36,7 +36,7 @@ from decoding.models import ModelPair, load_plain
 from decoding.report import BASELINE
 from decoding.roofline import match, roofline
 from decoding.standing import fastest, standings, standings_table
-from decoding.timeline import measured_devices
+from decoding.timeline import COST_ROWS, measured_devices
 from predictors.errors import UserError, checked_count, is_count
 from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
 
@@ -61,13 +61,18 @@ def benchmark_decode(cfg: DictConfig) -> str:
         tried = spread(requests, cfg.tried_prompts)
         grid = fixed_grid(cfg, pair, tried, journal) if FIXED in compared.names else {}
         ours = {label(name, grid): engine(cfg, name, pair, best_gamma(grid)) for name in compared.names}
-        engines, tries = dict(ours), {FIXED: {str(gamma): speed for gamma, speed in grid.items()}}
+        best: dict[str, Engine] = {}
+        tries = {FIXED: {str(gamma): speed for gamma, speed in grid.items()}}
         for name, found in theirs.items():
             if len(found) > 1:
                 tries[name] = one_pass(cfg, found, tried, name, journal)
             chosen = max(found, key=lambda one: tries[name][one]) if len(found) > 1 else next(iter(found))
-            engines[chosen] = found[chosen]
-        traces = decode(cfg, engines, requests, cfg.repeats, f"methods: {', '.join(engines)}", journal)
+            best[chosen] = found[chosen]
+        engines = ours | best
+        stage = ", ".join(["methods", *(name for name in engines if name.endswith(")"))])  # and what was chosen
+        turns = {name: engines[name] for name in alternating(list(ours), list(best))}
+        decoded = decode(cfg, turns, requests, cfg.repeats, stage, journal)
+        traces = {name: decoded[name] for name in engines}
         results: dict[str, Any] = {
             "methods": {dataset: standing(found, list(ours)) for dataset, found in by_dataset(traces).items()},
             "draft": draft_of(cfg, pair, requests, traces),
@@ -82,6 +87,12 @@ def benchmark_decode(cfg: DictConfig) -> str:
             (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         journal.remove()
     return f"\n{text}\n\nsaved in {cfg.out}"
+
+
+def alternating(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
+    """One of each as long as there are: what disturbs the machine for a while then hits both sides."""
+    both = [name for pair in zip(ours, theirs, strict=False) for name in pair]
+    return [*both, *ours[len(theirs) :], *theirs[len(ours) :]]
 
 
 # Methods of transformers ----------------------------------------------------------------------------------------------
@@ -192,7 +203,8 @@ def draft_of(cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], trac
             "accepted": mean_of([one.chance for one in kept]),
             "roofline": asdict(best),
         }
-    costs = {"draft": devices.draft(1), "target": {rows: devices.target(rows) for rows in (1, 2, 3, 5, 9)}}
+    rows = [count for count in COST_ROWS if count <= cfg.longest_draft + 1]
+    costs = {"draft": devices.draft(1), "target": {count: devices.target(count) for count in rows}}
     return {"seconds": costs, "datasets": found}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from data_gen.decode_benchmark import alternating
 from scripts import benchmark
 
 SMALL = ("harvest.max_new_tokens=8", "harvest.gamma=3", "repeats=1", "dataset=jsonl", "dataset.chat=false")
@@ -58,6 +59,10 @@ def test_decode(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert found["methods"]["jsonl"]["best"] in names and len(found["prompts"][names[0]]) == 6
     assert Path("runs/toy/table.md").read_text().strip() in printed
     assert sorted(path.name for path in Path("runs").iterdir()) == ["toy"]
+
+
+def test_both_sides_alternate() -> None:
+    assert alternating(["a", "b", "c"], ["x"]) == ["a", "x", "b", "c"] and alternating([], ["x"]) == ["x"]
 
 
 def test_the_benchmark_may_come_first() -> None:
