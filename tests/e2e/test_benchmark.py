@@ -2,11 +2,13 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from data_gen import decode_benchmark
 from data_gen.decode_benchmark import alternating
 from scripts import benchmark
 
@@ -59,6 +61,18 @@ def test_decode(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert found["methods"]["jsonl"]["best"] in names and len(found["prompts"][names[0]]) == 6
     assert Path("runs/toy/table.md").read_text().strip() in printed
     assert sorted(path.name for path in Path("runs").iterdir()) == ["toy"]
+
+
+def test_an_interrupted_decode_goes_on(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["what=decode", "methods=[lookup]", "max_new_tokens=4", "limit=2", "tried_prompts=1", "out=runs/toy"]
+    with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
+        stopped.setattr(decode_benchmark, "draft_of", lambda *_: signal.raise_signal(signal.SIGINT))
+        run(stopped, tiny_pair_dir, *given)
+    assert ending.value.code == 130 and not Path("runs/toy").exists()
+    run(monkeypatch, tiny_pair_dir, *given)
+    found = json.loads(Path("runs/toy/decode.json").read_text())
+    assert found["resumed"] == 4  # two passes over a prompt, two prompts
+    assert [path.name for path in Path("runs").iterdir()] == ["toy"]
 
 
 def test_both_sides_alternate() -> None:
