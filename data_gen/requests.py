@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from decoding import benchmark
 from decoding.models import ModelPair
 from predictors.errors import UserError
 from predictors.storage import file_hash
+
+AnyRequest = TypeVar("AnyRequest")
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], wh
             )
 
 
-def spread(requests: Sequence[Request], count: int) -> list[Request]:
+def spread(requests: Sequence[AnyRequest], count: int) -> list[AnyRequest]:
     """`count` of them (or all), evenly spaced."""
     count = min(count, len(requests))
     return [requests[index * len(requests) // count] for index in range(count)]

@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 from decoding.benchmark import Engine
 from decoding.models import ModelPair, pair_identity
 from decoding.report import BASELINE
-from decoding.timeline import checked_tables
 from predictors.base import read_config, refuse_mismatch
 from predictors.errors import UserError, checked_count, is_count
 
@@ -32,7 +31,6 @@ def method_names(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
             )
     if "custom" in cfg.methods:
         refuse_idle(cfg, overrides)
-    checked_tables(cfg.modelled)
     for key in ("repeats", "max_new_tokens", "limit"):
         if not (key == "limit" and cfg.limit is None):
             checked_count(key, cfg[key])

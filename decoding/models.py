@@ -101,6 +101,20 @@ def _load_tokenizer(side: str, cfg: DictConfig) -> PreTrainedTokenizerBase:
 
 def _load_model(side: str, cfg: DictConfig, vocabulary: torch.Tensor | None = None) -> PreTrainedModel:
     """vocabulary: tokens its output layer is left with; None: all."""
+    model = load_plain(side, cfg)
+    if not has_plain_attention(model):
+        raise UserError(
+            f"pair.{side}: {type(model).__name__} keeps other state than keys and values of full attention. "
+            "Choose a Llama, Qwen2, Gemma, Mistral or similar model."
+        )
+    if vocabulary is not None:
+        keep_rows(model, vocabulary)
+    pack_linears(model)
+    return model
+
+
+def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
+    """One model of a ``conf/pair`` group as `from_pretrained` gives it. Raises UserError naming its key."""
     source, device_map, options = _source(side, cfg), _device_map(side, cfg), _options(side, cfg)
     device = "cpu" if _on_cpu(device_map) else str(device_map)
     remedy = f"Check pair.{side}_options={options}" if options else _REMEDY
@@ -121,14 +135,6 @@ def _load_model(side: str, cfg: DictConfig, vocabulary: torch.Tensor | None = No
     if loading["missing_keys"]:
         lost = sorted(loading["missing_keys"])
         raise UserError(f"pair.{side}: {source} lacks {len(lost)} weights, {lost[0]} among them. {_REMEDY}")
-    if not has_plain_attention(model):
-        raise UserError(
-            f"pair.{side}: {type(model).__name__} keeps other state than keys and values of full attention. "
-            "Choose a Llama, Qwen2, Gemma, Mistral or similar model."
-        )
-    if vocabulary is not None:
-        keep_rows(model, vocabulary)
-    pack_linears(model)
     return model
 
 

@@ -163,13 +163,15 @@ def summary(metrics: Mapping[str, Metrics], repeats: int) -> str:
     return " ".join([*said, f"Speed-ups are measured in this run, {repeats} interleaved repeat(s)."])
 
 
-def lossless_lines(differences: Mapping[str, Sequence[Difference]], prompts: int) -> list[str]:
+def lossless_lines(
+    differences: Mapping[str, Sequence[Difference]], prompts: int, baseline: str = "autoregressive decoding"
+) -> list[str]:
     """Greedy decoding: who equals the baseline token for token, and how near a tie every difference is."""
     lines = []
     for name, found in differences.items():
         wrong = sum(not difference.excused for difference in found)
         state = "equal" if not found else f"NOT LOSSLESS on {wrong}" if wrong else "equal up to near ties"
-        lines.append(f"{name}: {prompts - len(found)} of {prompts} outputs equal autoregressive decoding ({state})")
+        lines.append(f"{name}: {prompts - len(found)} of {prompts} outputs equal {baseline} ({state})")
         lines += [
             f"  {d.prompt_id}, token {d.position}: {d.token} instead of {d.baseline_token}, logit gap {d.gap:.1e} "
             f"({'near tie' if d.excused else 'too large'}, limit {d.limit:.0e})"

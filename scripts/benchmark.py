@@ -3,12 +3,14 @@
     python scripts/benchmark.py                       # what=harvest: all positions at once against one round at a time
     python scripts/benchmark.py warp=greedy draft_warp.temperature=0
     python scripts/benchmark.py what=overlap repeats=30   # a branch stage: side by side against each model alone
+    python scripts/benchmark.py decode repeats=1          # what=decode: our methods against those of transformers
 
 What is compared takes turns, so that drift of the machine hits all of it alike.
 """
 
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
+from data_gen.decode_benchmark import benchmark_decode
 from data_gen.harvest import Recipe, Row, chunks, draws, label
 from data_gen.one_by_one import Coins, OneByOne
 from data_gen.prompts import load_prompts
@@ -31,15 +34,22 @@ from decoding.side_by_side import branch_bytes, measure_step, model_bytes
 from predictors.cli import hydra_script
 from predictors.errors import UserError, checked_count, is_count
 
+WHAT = ("harvest", "overlap", "decode")
+
 
 @hydra_script("benchmark")
 def main(cfg: DictConfig) -> None:
     """Run the benchmark that `what` names and print its figures."""
-    benchmarks: dict[str, Callable[[DictConfig], str]] = {"harvest": benchmark_harvest, "overlap": benchmark_overlap}
+    benchmarks = dict(zip(WHAT, (benchmark_harvest, benchmark_overlap, benchmark_decode), strict=True))
     if cfg.what not in benchmarks:
         raise UserError(f"what: {cfg.what!r} is unknown. Use {', '.join(benchmarks)}")
     checked_count("repeats", cfg.repeats)
     print(benchmarks[cfg.what](cfg))
+
+
+def with_key(arguments: Sequence[str]) -> list[str]:
+    """Of the command line: the benchmark's name may come first, without ``what=``."""
+    return [f"what={word}" if place == 0 and word in WHAT else word for place, word in enumerate(arguments)]
 
 
 def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -194,4 +204,5 @@ def benchmark_overlap(cfg: DictConfig) -> str:
 
 
 if __name__ == "__main__":
+    sys.argv[1:] = with_key(sys.argv[1:])
     main()

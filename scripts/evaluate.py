@@ -12,32 +12,24 @@ interrupted run goes on when started again.
 """
 
 import json
-import shlex
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
-from data_gen.prompts import load_prompts
-from data_gen.requests import refuse_other_shares, requests_of_split
-from decoding import energy, report, thresholds, vocabulary
-from decoding.benchmark import Engine, Request, Traces, of_dataset, run, warm_up
-from decoding.journal import Journal, file_hashes, journal_path
+from data_gen.comparison import best_gamma, decode, fixed_grid, label, open_journal, prepare, run_facts
+from decoding import report, vocabulary
+from decoding.benchmark import Request, Traces, of_dataset
 from decoding.lossless import broken_invariants, greedy_differences
-from decoding.machine import setup_facts
-from decoding.methods import FIXED, check_checkpoints, checkpoint_config, engine, is_lossless, method_names
-from decoding.metrics import Metrics, measure, measure_overlap, profile, tokens_per_second
-from decoding.models import ModelPair, load_pair, pair_identity
+from decoding.methods import FIXED, engine, is_lossless
+from decoding.metrics import Metrics, measure, measure_overlap, profile
+from decoding.models import ModelPair
 from decoding.report import BASELINE
-from decoding.timeline import modelled
-from decoding.trace import Trace, write_traces
+from decoding.timeline import checked_tables, modelled
+from decoding.trace import write_traces
 from predictors.cli import hydra_script
 from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
 
@@ -47,21 +39,12 @@ MARKER = "results.json"  # what a folder of results is known by
 @hydra_script("evaluate")
 def main(cfg: DictConfig) -> None:
     """Models and prompts in, tables out."""
-    names = method_names(cfg, HydraConfig.get().overrides.task)
+    checked_tables(cfg.modelled)
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
-    checkpoints = {name: checkpoint_config(cfg, name) for name in names}
-    pair = load_pair(cfg.pair)
-    check_checkpoints(cfg, pair, checkpoints)
-    for name, trained in checkpoints.items():
-        if trained:
-            data = trained.get("provenance", {}).get("data")
-            check_splits(cfg, data, f"{cfg.method[name].stop.checkpoint} was trained")
-    use_thresholds(cfg, pair)
-    requests = load_requests(cfg, pair)
-    for name in names:
-        engine(cfg, name, pair)  # what does not fit together is refused before anything is decoded
-    with only_writer(out), open_journal(cfg, names, pair, requests) as journal:
+    compared = prepare(cfg)
+    names, pair, requests = compared.names, compared.pair, compared.requests
+    with only_writer(out), open_journal(cfg, compared) as journal:
         logger = instantiate(cfg.logger)
         logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
         try:
@@ -71,7 +54,7 @@ def main(cfg: DictConfig) -> None:
             results = evaluate(cfg, pair, requests, traces, grid)
             results["resumed"] = journal.resumed
             text = report.page(cfg, results, label(FIXED, grid))
-            save(cfg, pair, requests, {**results, "checkpoints": checkpoints}, text, traces)
+            save(cfg, pair, requests, {**results, "checkpoints": compared.checkpoints}, text, traces)
             journal.remove()
             print(f"\n{text}\n\nsaved in {cfg.out}")
             metrics = results["metrics"]["all"].items()
@@ -81,95 +64,7 @@ def main(cfg: DictConfig) -> None:
             logger.finish()
 
 
-# Setting up ----------------------------------------------------------------------------------------------------------
-
-
-def use_thresholds(cfg: DictConfig, pair: ModelPair) -> None:
-    """Put tuned thresholds into `cfg.method` where `cfg.thresholds` has some for this run, and say which."""
-    overrides = list(HydraConfig.get().overrides.task)
-    if cfg.thresholds is None or not ("thresholds" in thresholds.keys(overrides) or Path(cfg.thresholds).is_file()):
-        return
-    run = {"pair": pair_identity(pair), **{key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}}
-    found = thresholds.read(Path(cfg.thresholds))
-    if other := thresholds.misfit(found, run):
-        print(f"thresholds: those of {cfg.thresholds} are for another {other}, left out")
-        return
-    if thresholds.tuned(cfg, found):
-        check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
-    print("\n".join(thresholds.apply(cfg, found, overrides, setup_facts(pair))))
-
-
-def check_splits(cfg: DictConfig, data: Mapping[str, str] | None, where: str) -> None:
-    """Refuse test prompts that the harvest `data` has not kept for tests. where: what was made of it."""
-    if data and cfg.split != "all":
-        refuse_other_shares(data, cfg.splits, where)
-
-
-def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
-    """`cfg.limit` prompts of the split, evenly spaced."""
-    prompts, shares = load_prompts(cfg.dataset), cfg.splits
-    return requests_of_split(prompts, pair, cfg.max_new_tokens, cfg.split, shares.calibration, shares.test, cfg.limit)
-
-
-def open_journal(cfg: DictConfig, names: Sequence[str], pair: ModelPair, requests: Sequence[Request]) -> Journal:
-    """Of an interrupted run of exactly these settings, prompts, models, files, devices and versions, or a new one."""
-    methods = {name: OmegaConf.to_container(cfg.method[name], resolve=True) for name in names}
-    settings = {key: OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp")}
-    sizes = [cfg.max_new_tokens, cfg.repeats, cfg.seed, list(cfg.gammas) if FIXED in names else []]
-    prompts = [[request.dataset, request.prompt_id, request.tokens.tolist()] for request in requests]
-    facts = [methods, settings, sizes, prompts, pair_identity(pair), setup_facts(pair), file_hashes(methods)]
-    journal = Journal(journal_path(Path(cfg.out), facts))
-    if journal.resumed:
-        print(f"going on after {journal.resumed} turns of an earlier run ({journal.path}; delete it to start over)")
-    return journal
-
-
 # Measuring -----------------------------------------------------------------------------------------------------------
-
-
-def fixed_grid(cfg: DictConfig, pair: ModelPair, requests: list[Request], journal: Journal) -> dict[int, float]:
-    """Tokens/s of every fixed draft length in one pass of its own, so that the comparison itself stays unbiased."""
-    if len(cfg.gammas) == 1:
-        return {cfg.gammas[0]: 0.0}
-    engines = {str(gamma): engine(cfg, FIXED, pair, gamma) for gamma in cfg.gammas}
-    traces = decode(cfg, engines, requests, 1, "fixed gammas", journal)
-    return {int(gamma): tokens_per_second(repeats[0]) for gamma, repeats in traces.items()}
-
-
-def best_gamma(grid: Mapping[int, float]) -> int | None:
-    return max(grid, key=lambda gamma: grid[gamma]) if grid else None
-
-
-def label(name: str, grid: Mapping[int, float]) -> str:
-    return f"best fixed gamma ({best_gamma(grid)})" if name == FIXED and grid else name
-
-
-def decode(
-    cfg: DictConfig, engines: dict[str, Engine], requests: list[Request], repeats: int, stage: str, journal: Journal
-) -> Traces:
-    """Every method on every request, after a warm-up, with a progress bar that counts tokens."""
-    tokens, done = 0, sum(len(turn) for key, turn in journal.turns.items() if key.startswith(f"{stage}/"))
-    total = len(engines) * len(requests) * repeats
-    if done < total:
-        warm_up(engines, requests[0])
-    with tqdm(total=total, initial=done, desc=stage, unit="request") as bar:
-
-        def advance(trace: Trace) -> None:
-            nonlocal tokens
-            tokens += len(trace.tokens)
-            bar.update()
-            bar.set_postfix_str(f"{tokens / bar.format_dict['elapsed']:.0f} tokens/s")
-
-        return run(
-            engines,
-            requests,
-            repeats=repeats,
-            max_new_tokens=cfg.max_new_tokens,
-            seed=cfg.seed,
-            advance=advance,
-            journal=journal,
-            stage=stage,
-        )
 
 
 def evaluate(
@@ -230,7 +125,10 @@ def save(
     metrics = {d: {name: m.to_dict() for name, m in found.items()} for d, found in results["metrics"].items()}
     with replaced_folder(out, MARKER) as folder:
         overlap = {name: asdict(m) for name, m in results["overlap"].items()}
-        write_json(folder / MARKER, {**results, "metrics": metrics, "overlap": overlap, "run": run_facts(cfg, pair)})
+        write_json(
+            folder / MARKER,
+            {**results, "metrics": metrics, "overlap": overlap, "run": run_facts(cfg, pair, "scripts/evaluate.py")},
+        )
         (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         for name, repeats in traces.items():
             file = name.split(" (")[0].replace(" ", "-")
@@ -238,17 +136,6 @@ def save(
         everything = [trace for repeats in traces.values() for repeat in repeats for trace in repeat]
         prompts = {vocabulary.prompt_key(r.dataset, r.prompt_id): r.tokens for r in requests}
         vocabulary.write(folder, vocabulary.of_traces(pair.tokenizer, everything, prompts))
-
-
-def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
-    return {
-        "command": shlex.join(["python", "scripts/evaluate.py", *sys.argv[1:]]),
-        "config": OmegaConf.to_container(cfg, resolve=True),
-        "pair": pair_identity(pair),
-        **setup_facts(pair),
-        "energy": energy.meter().about,
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def flat(metrics: Metrics) -> list[tuple[str, float]]:

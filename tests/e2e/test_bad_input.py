@@ -170,6 +170,23 @@ CASES = [
     Case("no file", TUNE, ["out="]),
     Case("no such benchmark", "scripts/benchmark.py", ["what=all"]),
     Case("positions left out", "scripts/benchmark.py", ["harvest.stride=4"]),
+    Case("nothing to compare with", "scripts/benchmark.py", ["what=decode", "~transformers.generate"]),
+    Case("a number for settings", "scripts/benchmark.py", ["what=decode", "transformers.dynamic=5"]),
+    Case(
+        "drafts of no tokens", "scripts/benchmark.py", ["what=decode", "transformers.assisted.num_assistant_tokens=[]"]
+    ),
+    Case(
+        "a schedule of none",
+        "scripts/benchmark.py",
+        ["what=decode", "transformers.dynamic.num_assistant_tokens_schedule=x"],
+    ),
+    Case(
+        "a lossy setting",
+        "scripts/benchmark.py",
+        ["what=decode", "+transformers.dynamic.assistant_ensemble_weight=0.5"],
+    ),
+    Case("no prompts to choose on", "scripts/benchmark.py", ["what=decode", "tried_prompts=0"]),
+    Case("a method nobody has defined", "scripts/benchmark.py", ["what=decode", "methods=[magic]"]),
     Case("a tree of no nodes", "scripts/tune_tree.py", ["nodes=0"]),
     Case("no responses to count", "scripts/draft_vocabulary.py", ["data=null"]),
     Case("one size for several", "scripts/draft_vocabulary.py", ["sizes=5"]),

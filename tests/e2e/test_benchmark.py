@@ -2,11 +2,14 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from data_gen import decode_benchmark
+from data_gen.decode_benchmark import alternating
 from scripts import benchmark
 
 SMALL = ("harvest.max_new_tokens=8", "harvest.gamma=3", "repeats=1", "dataset=jsonl", "dataset.chat=false")
@@ -35,6 +38,50 @@ def test_harvest(
     assert re.search(r"ratio +[\d.]+ \(", printed)
     rounds, agreeing = re.findall(r"(\d+) of (\d+) rounds have the same draft tokens", printed)[0]
     assert rounds == agreeing != "0" and f"{rounds} of those the same accepted length" in printed
+
+
+def test_decode(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Greedy: everything gives the same outputs, drafts agree where they are accepted, and nothing stays behind."""
+    small = ["max_new_tokens=12", "gammas=[1,2]", "tried_prompts=1", "longest_draft=3", "repeats=2", "out=runs/toy"]
+    few = ["transformers.assisted.num_assistant_tokens=[1,2]", "transformers.prompt_lookup.prompt_lookup_num_tokens=3"]
+    greedy = ["warp=greedy", "draft_warp.temperature=0"]
+    run(monkeypatch, tiny_pair_dir, "what=decode", *small, *few, *greedy)
+    printed = capsys.readouterr().out
+    found = json.loads(Path("runs/toy/decode.json").read_text())
+    names = list(found["methods"]["jsonl"]["standings"])
+    assert [name.split(" (")[0] for name in names] == [
+        *("autoregressive", "best fixed gamma", "confidence", "adaedl", "lookup", "transformers generate"),
+        *("transformers assisted", "transformers dynamic", "transformers heuristic", "transformers prompt_lookup"),
+    ]
+    assert all(
+        f"{name}: 6 of 6 outputs equal transformers generate" in printed for name in names if "generate" not in name
+    )
+    draft = found["draft"]["datasets"]["jsonl"]
+    assert draft["greedy"] == draft["accepted"] and 0 < draft["overlap"] < 1
+    assert found["methods"]["jsonl"]["best"] in names and len(found["prompts"][names[0]]) == 6
+    assert Path("runs/toy/table.md").read_text().strip() in printed
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["toy"]
+
+
+def test_an_interrupted_decode_goes_on(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["what=decode", "methods=[lookup]", "max_new_tokens=4", "limit=2", "tried_prompts=1", "out=runs/toy"]
+    with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
+        stopped.setattr(decode_benchmark, "draft_of", lambda *_: signal.raise_signal(signal.SIGINT))
+        run(stopped, tiny_pair_dir, *given)
+    assert ending.value.code == 130 and not Path("runs/toy").exists()
+    run(monkeypatch, tiny_pair_dir, *given)
+    found = json.loads(Path("runs/toy/decode.json").read_text())
+    assert found["resumed"] == 4  # two passes over a prompt, two prompts
+    assert [path.name for path in Path("runs").iterdir()] == ["toy"]
+
+
+def test_both_sides_alternate() -> None:
+    assert alternating(["a", "b", "c"], ["x"]) == ["a", "x", "b", "c"] and alternating([], ["x"]) == ["x"]
+
+
+def test_the_benchmark_may_come_first() -> None:
+    assert benchmark.with_key(["decode", "limit=3", "decode"]) == ["what=decode", "limit=3", "decode"]
+    assert benchmark.with_key(["warp=greedy"]) == ["warp=greedy"] and benchmark.with_key([]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,285 @@
+"""Our decoding methods against `generate` of transformers: plain, assisted, with prompt lookup.
+
+Everything runs in one process on the same prompts, dtype, warp, ends of a response and number of tokens; on each prompt
+the methods take turns. The models of transformers are loaded apart from ours, as `from_pretrained` gives them, and the
+assistant keeps its whole vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from data_gen.comparison import (
+    best_gamma,
+    decode,
+    fixed_grid,
+    label,
+    one_pass,
+    open_journal,
+    prepare,
+    run_facts,
+)
+from data_gen.requests import spread
+from decoding import report
+from decoding.benchmark import Engine, Request, Traces, of_dataset
+from decoding.engines.generate import GenerateEngine
+from decoding.lossless import greedy_differences
+from decoding.machine import in_words, setup_facts
+from decoding.methods import FIXED, engine
+from decoding.models import ModelPair, load_plain
+from decoding.report import BASELINE
+from decoding.roofline import match, roofline
+from decoding.standing import fastest, standings, standings_table
+from decoding.timeline import COST_ROWS, measured_devices
+from predictors.errors import UserError, checked_count, is_count
+from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
+
+MARKER = "decode.json"  # what a folder of results is known by
+THEIRS = "transformers "  # what the names of its methods begin with
+GENERATE = f"{THEIRS}generate"
+Settings = dict[str, Any]
+"""Of a GenerationConfig, and whether there is an assistant."""
+
+
+def benchmark_decode(cfg: DictConfig) -> str:
+    """Measure, save in `cfg.out`, and say what was found. Raises UserError for settings that cannot work."""
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
+    for key in ("tried_prompts", "longest_draft"):
+        checked_count(key, cfg[key])
+    asked = generate_settings(cfg)
+    compared = prepare(cfg)
+    pair, requests = compared.pair, compared.requests
+    theirs = generate_engines(cfg, pair, asked)
+    with only_writer(out), open_journal(cfg, compared, asked, cfg.tried_prompts) as journal:
+        tried = spread(requests, cfg.tried_prompts)
+        grid = fixed_grid(cfg, pair, tried, journal) if FIXED in compared.names else {}
+        ours = {label(name, grid): engine(cfg, name, pair, best_gamma(grid)) for name in compared.names}
+        best: dict[str, Engine] = {}
+        tries = {FIXED: {str(gamma): speed for gamma, speed in grid.items()}}
+        for name, found in theirs.items():
+            if len(found) > 1:
+                tries[name] = one_pass(cfg, found, tried, name, journal)
+            chosen = max(found, key=lambda one: tries[name][one]) if len(found) > 1 else next(iter(found))
+            best[chosen] = found[chosen]
+        engines = ours | best
+        stage = ", ".join(["methods", *(name for name in engines if name.endswith(")"))])  # and what was chosen
+        turns = {name: engines[name] for name in alternating(list(ours), list(best))}
+        decoded = decode(cfg, turns, requests, cfg.repeats, stage, journal)
+        traces = {name: decoded[name] for name in engines}
+        results: dict[str, Any] = {
+            "methods": {dataset: standing(found, list(ours)) for dataset, found in by_dataset(traces).items()},
+            "draft": draft_of(cfg, pair, requests, traces),
+            "tries": tries,
+            "lossless": lossless(cfg, pair, requests, traces),
+            "resumed": journal.resumed,
+        }
+        text = page(cfg, pair, results)
+        facts = {"prompts": of_prompts(traces), "run": run_facts(cfg, pair, "scripts/benchmark.py")}
+        with replaced_folder(out, MARKER) as folder:
+            write_json(folder / MARKER, {**results, "methods": plainly(results["methods"]), **facts})
+            (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        journal.remove()
+    return f"\n{text}\n\nsaved in {cfg.out}"
+
+
+def alternating(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
+    """One of each as long as there are: what disturbs the machine for a while then hits both sides."""
+    both = [name for pair in zip(ours, theirs, strict=False) for name in pair]
+    return [*both, *ours[len(theirs) :], *theirs[len(ours) :]]
+
+
+# Methods of transformers ----------------------------------------------------------------------------------------------
+
+
+SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+ALLOWED: dict[str, Callable[[Any], bool]] = {  # transformers itself checks none of them but the last
+    "assistant": lambda value: isinstance(value, bool),
+    "num_assistant_tokens": is_count,
+    "num_assistant_tokens_schedule": lambda value: value in SCHEDULES,
+    "assistant_confidence_threshold": lambda value: type(value) in (int, float) and 0 <= value <= 1,
+    "prompt_lookup_num_tokens": is_count,
+    "max_matching_ngram_size": is_count,
+    "cache_implementation": lambda value: isinstance(value, str),
+}
+
+
+def generate_settings(cfg: DictConfig) -> dict[str, list[Settings]]:
+    """By method, the settings to choose from: every combination where some are lists. Raises UserError for none, for
+    what `ALLOWED` does not allow, and where plain generation, which all are compared with, is left out or changed."""
+    given: Any = OmegaConf.to_container(cfg.transformers, resolve=True)
+    if given.get("generate") != {}:
+        raise UserError("transformers.generate: plain generation is what all is compared with. Leave it as {}")
+    found = {}
+    for name, settings in given.items():
+        if not isinstance(settings, dict):
+            raise UserError(
+                f"transformers.{name}: {settings} are no settings. Write e.g. {{prompt_lookup_num_tokens: 5}}"
+            )
+        values = {key: value if isinstance(value, list) else [value] for key, value in settings.items()}
+        for key, choices in values.items():
+            if key not in ALLOWED:
+                raise UserError(
+                    f"transformers.{name}.{key}: it is no setting of this comparison. Use {', '.join(ALLOWED)}"
+                )
+            if not (choices and all(map(ALLOWED[key], choices))):
+                raise UserError(f"transformers.{name}.{key}: {settings[key]} cannot be. See conf/benchmark.yaml")
+        found[name] = [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+    return found
+
+
+def generate_engines(
+    cfg: DictConfig, pair: ModelPair, asked: Mapping[str, Sequence[Settings]]
+) -> dict[str, dict[str, Engine]]:
+    """By method and name of the choice. Raises UserError for settings that transformers refuses."""
+    target, draft = (load_plain(side, cfg.pair).eval() for side in ("target", "draft"))
+    warp, eos_ids = instantiate(cfg.warp), frozenset(pair.eos_ids)
+    found: dict[str, dict[str, Engine]] = {}
+    for name, choices in asked.items():
+        varied = [key for key in choices[0] if len({str(settings[key]) for settings in choices}) > 1]
+        engines: dict[str, Engine] = {}
+        for settings in choices:
+            said = f" ({', '.join(str(settings[key]) for key in varied)})" if varied else ""
+            own = {key: value for key, value in settings.items() if key != "assistant"}
+            assistant = draft if settings.get("assistant") else None
+            try:
+                engines[f"{THEIRS}{name}{said}"] = GenerateEngine(target, assistant, warp, eos_ids, own)
+            except ValueError as error:
+                raise UserError(f"transformers.{name}: {str(error).splitlines()[0]}. Mend its settings") from error
+        found[f"{THEIRS}{name}"] = engines
+    return found
+
+
+# What was found -------------------------------------------------------------------------------------------------------
+
+
+def by_dataset(traces: Traces) -> dict[str, Traces]:
+    """Of all prompts and, where there are several datasets, of each."""
+    datasets = sorted({trace.dataset for trace in traces[BASELINE][0]})
+    each = {dataset: {name: of_dataset(found, dataset) for name, found in traces.items()} for dataset in datasets}
+    return each if len(each) == 1 else {"all": traces, **each}
+
+
+def standing(traces: Traces, ours: Sequence[str]) -> dict[str, Any]:
+    """best: of transformers, by its ratio to plain generation."""
+    best = fastest(traces, [name for name in traces if name not in ours], GENERATE)
+    against = {"generate": GENERATE, "our plain": BASELINE, "best of transformers": best}
+    return {"best": best, "standings": standings(traces, against, ours)}
+
+
+def plainly(methods: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON has it."""
+    return {
+        dataset: {**found, "standings": {name: asdict(one) for name, one in found["standings"].items()}}
+        for dataset, found in methods.items()
+    }
+
+
+def draft_of(cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], traces: Traces) -> dict[str, Any]:
+    """The draft against the target along the responses of plain decoding, and what its acceptance and the forwards'
+    costs allow."""
+    warp, draft_warp = instantiate(cfg.warp), instantiate(cfg.draft_warp)
+    plain = traces[BASELINE][0]
+    texts = [[*request.tokens.tolist(), *trace.tokens] for request, trace in zip(requests, plain, strict=True)]
+    devices = measured_devices(pair, sorted(texts, key=len)[len(texts) // 2], cfg.longest_draft + 1)
+    matches = [
+        match(pair, request.tokens, trace.tokens, warp, draft_warp)
+        for request, trace in zip(requests, plain, strict=True)
+    ]
+    found = {}
+    for dataset in by_dataset(traces):
+        kept = [one for one, trace in zip(matches, plain, strict=True) if dataset in ("all", trace.dataset)]
+        best = roofline([one.chance for one in kept], devices, cfg.longest_draft)
+        found[dataset] = {
+            "positions": sum(len(one.chance) for one in kept),
+            "overlap": mean_of([one.overlap for one in kept]),
+            "greedy": mean_of([one.greedy for one in kept]),
+            "accepted": mean_of([one.chance for one in kept]),
+            "roofline": asdict(best),
+        }
+    rows = [count for count in COST_ROWS if count <= cfg.longest_draft + 1]
+    costs = {"draft": devices.draft(1), "target": {count: devices.target(count) for count in rows}}
+    return {"seconds": costs, "datasets": found}
+
+
+def mean_of(values: Sequence[Tensor]) -> float:
+    """Over all positions of all responses."""
+    return float(torch.cat(list(values)).double().mean())
+
+
+def lossless(cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], traces: Traces) -> list[str]:
+    """Greedy: equality with plain generation, and how near a tie each difference is."""
+    if cfg.warp.temperature != 0:
+        return ["sampled: outputs differ by their draws; our laws are proven by enumeration (tests/contract)"]
+    prompts = [request.tokens for request in requests]
+    found = {
+        name: [
+            difference
+            for ours, theirs in zip(repeats, traces[GENERATE], strict=True)
+            for difference in greedy_differences(pair.target, prompts, ours, theirs, pair.target.model.dtype)
+        ]
+        for name, repeats in traces.items()
+        if name != GENERATE
+    }
+    return report.lossless_lines(found, len(requests) * cfg.repeats, GENERATE)
+
+
+def of_prompts(traces: Traces) -> dict[str, list[dict[str, Any]]]:
+    """What the medians are of: tokens and seconds of every request, repeat by repeat."""
+    return {
+        name: [
+            {"prompt_id": t.prompt_id, "dataset": t.dataset, "tokens": len(t.tokens), "seconds": t.seconds}
+            for repeat in repeats
+            for t in repeat
+        ]
+        for name, repeats in traces.items()
+    }
+
+
+def page(cfg: DictConfig, pair: ModelPair, results: Mapping[str, Any]) -> str:
+    """Everything in words and tables."""
+    parts = [f"# {cfg.pair.name}: decoding {cfg.dataset.name}, {report.setting(cfg)}", conditions(cfg, pair)]
+    for dataset, found in results["methods"].items():
+        best = f"Best of transformers: {found['best']}."
+        parts += [f"## {dataset}", standings_table(found["standings"]), best]
+        parts += draft_lines(results["draft"]["datasets"][dataset])
+    seconds = results["draft"]["seconds"]
+    rows = ", ".join(f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items())
+    parts += [f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by its rows {rows}."]
+    for name, tried in results["tries"].items():
+        if len(tried) > 1:
+            speeds = ", ".join(f"{one}: {speed:.1f}" for one, speed in tried.items())
+            parts += [f"{name}, tokens/s in the pass over {cfg.tried_prompts} prompt(s) that chose: {speeds}"]
+    if results["resumed"]:
+        parts += [f"Measured in more than one sitting: {results['resumed']} turns before the last one."]
+    return "\n\n".join([*parts, "## Lossless", *results["lossless"]])
+
+
+def conditions(cfg: DictConfig, pair: ModelPair) -> str:
+    """Where, with what and how it was measured."""
+    facts = setup_facts(pair)
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"{in_words(facts['hardware'])}, {facts['threads']} threads, {in_words(facts['dtypes'])}; {versions}. "
+        f"Measured: tokens/s of whole requests, prefill included, until EOS or {cfg.max_new_tokens} tokens, medians "
+        f"over prompts; ratios on the same prompt, on which the methods take turns, {cfg.repeats} repeat(s), medians "
+        "with 95 % bootstrap intervals over prompts."
+    )
+
+
+def draft_lines(found: Mapping[str, Any]) -> list[str]:
+    """found: of `draft_of`, one dataset."""
+    best = found["roofline"]
+    return [
+        f"The draft along the {found['positions']} tokens of plain decoding: acceptance sum min(p, q) at temperature 1 "
+        f"{found['overlap']:.3f}, greedy agreement {found['greedy']:.3f}.",
+        f"Modelled: a token accepted with probability {found['accepted']:.3f} under these warps, drafts of "
+        f"{best['gamma']} would make {best['tokens_per_round']:.2f} tokens per target call and {best['speedup']:.2f}x "
+        "the speed of our plain decoding, if nothing but forwards cost time.",
+    ]
