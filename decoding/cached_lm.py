@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from decoding.kv_cache import ATTENTION, BufferCache
+from decoding.llama_forward import Forward, LlamaForward, fits
 from decoding.lm import LMOutput, LogitsFor
 from predictors.errors import UserError
 
@@ -48,6 +49,7 @@ class CachedLM:
         self._tree: Tree | None = None  # of the rows from _block_start on; None: they are a chain
         self._positions = torch.arange(self.max_length, device=self.device)
         self._cache = BufferCache()
+        self.network: Forward = LlamaForward(model, self.max_length) if fits(model) else TransformersForward(model)
 
     def forward(
         self,
@@ -172,19 +174,14 @@ class CachedLM:
         n = len(tokens)
         start = time.perf_counter()
         with torch.no_grad():
-            result = self.model(
-                input_ids=tokens.to(self.device)[None],
-                attention_mask=None if visible is None else self._additive(visible),
-                position_ids=positions[None],
-                past_key_values=self._cache,
-                use_cache=True,
-                output_hidden_states=hidden,
-                logits_to_keep=rows_to_keep(logits),
+            mask = None if visible is None else self._additive(visible)
+            found, states = self.network(
+                tokens.to(self.device)[None], positions[None], mask, self._cache, hidden, logits
             )
-            dtype = at_most_float32(result.logits.dtype) if narrow else torch.float32
+            dtype = at_most_float32(found.dtype) if narrow else torch.float32
             output = LMOutput(
-                self.spread(result.logits[0], dtype),
-                torch.cat(result.hidden_states).to(self.output_device) if hidden else None,
+                self.spread(found[0], dtype),
+                None if states is None else torch.cat(tuple(states)).to(self.output_device),
             )
         self._block_start, self._tree = self.length, None
         self.length += n
@@ -205,6 +202,34 @@ class CachedLM:
                 f"pair.max_length: {context} tokens do not fit the context of {self.max_length}. "
                 "Shorten the prompt or max_new_tokens, or raise pair.max_length if the model allows it."
             )
+
+
+class TransformersForward:
+    """The `Forward` of any model, by its own modules."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: BufferCache,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
+        """See `Forward`."""
+        result = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=hidden,
+            logits_to_keep=rows_to_keep(logits),
+        )
+        return result.logits, result.hidden_states
 
 
 def _with_prefix(block: torch.Tensor, length: int) -> torch.Tensor:
