@@ -10,6 +10,7 @@ from predictors.errors import UserError
 
 ATTENTION = "grouped_heads"
 FIRST_CAPACITY = 256
+FEW_ROWS = 16  # more are faster in two products, as far as these are
 
 
 class BufferLayer(CacheLayerMixin):
@@ -36,15 +37,15 @@ class BufferLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, end = self.length, self.length + key_states.shape[-2]
+        start, n = self.length, key_states.shape[-2]
+        end = start + n
         if end > self.keys.shape[-2]:
             self.keys = _grown(self.keys, start, end)
             self.values = _grown(self.values, start, end)
-        keys, values = self.keys[:, :, :end], self.values[:, :, :end]
-        keys[:, :, start:] = key_states
-        values[:, :, start:] = value_states
+        self.keys.narrow(2, start, n).copy_(key_states)
+        self.values.narrow(2, start, n).copy_(value_states)
         self.length = end
-        return keys, values
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def keep(self, start: int, rows: torch.Tensor) -> None:
         """Move the rows ``start + rows`` to the front of the block at ``start`` and drop what follows."""
@@ -160,11 +161,21 @@ def attend(
         return out.transpose(1, 2).contiguous()
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * n, dim)
-    if softcap is None:
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout)
+    scaling = scaling or dim**-0.5
+    if softcap is not None:
+        out = _softcapped(query, key, value, mask, scaling, softcap)
+    elif mask is not None and not dropout and _in_two_products(query, mask, n):
+        scores = torch.baddbmm(mask[0], query[0], key[0].transpose(1, 2), alpha=scaling)
+        out = torch.bmm(torch.softmax(scores, dim=-1), value[0])
     else:
-        out = _softcapped(query, key, value, mask, scaling or dim**-0.5, softcap)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout)
     return out.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous()
+
+
+def _in_two_products(query: torch.Tensor, mask: torch.Tensor, n: int) -> bool:
+    """Whether torch's own attention is slower: in bfloat16 on a CPU it takes as long as in float32."""
+    many = n > FEW_ROWS and len(query) == 1 and query.device.type == "cpu"
+    return many and query.dtype == mask.dtype == torch.bfloat16
 
 
 def _softcapped(

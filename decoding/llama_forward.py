@@ -66,7 +66,7 @@ class LlamaForward:
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
         """See `Forward`."""
         x = F.embedding(tokens, self._embedding.weight)
-        cos, sin = self._rotation[:, positions].unsqueeze(3)
+        cos, sin = self._rotation[:, positions].unsqueeze(2)
         mask = None if mask is None else folded(mask, self._layers[0].groups)
         states = []
         for index, layer in enumerate(self._layers):
@@ -97,7 +97,7 @@ class DecoderLayer:
         self._down: nn.Linear = mlp.down_proj
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, cache: BufferLayer, mask: Tensor | None) -> Tensor:
-        """x: [B, n, H]; cos, sin: [B or 1, n, 1, d], see `rotations`; mask: `folded`, [B or 1, 1, groups * n, L].
+        """x: [B, n, H]; cos, sin: [B or 1, 1, n, d], see `rotations`; mask: `folded`, [B or 1, 1, groups * n, L].
 
         The n rows are appended to `cache`. Returns [B, n, H], a new tensor.
         """
@@ -106,22 +106,26 @@ class DecoderLayer:
         return x + self._down.forward(F.silu(gate).mul_(up))
 
     def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, cache: BufferLayer, mask: Tensor | None) -> Tensor:
-        states = self._qkv.forward(x).view(*x.shape[:2], -1, self.dim)
-        rotated, values = states.split((self.heads + self.kv_heads, self.kv_heads), 2)
-        queries, keys = rotate(rotated, cos, sin).split((self.heads, self.kv_heads), 2)
-        context = cache.update(keys.transpose(1, 2), values.transpose(1, 2))
-        return attend(queries.transpose(1, 2), *context, mask).flatten(2)
+        states = self._qkv.forward(x).view(*x.shape[:2], -1, self.dim).transpose(1, 2)
+        turned = self.heads + self.kv_heads
+        rotated, values = rotate(states.narrow(1, 0, turned), cos, sin), states.narrow(1, turned, self.kv_heads)
+        queries, keys = rotated.narrow(1, 0, self.heads), rotated.narrow(1, self.heads, self.kv_heads)
+        return attend(queries, *cache.update(keys, values), mask).flatten(2)
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension [H], in float32 inside."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension [H], in float32 inside.
+
+    Computed as the layer norm of a row followed by its negative, whose mean is 0: torch has a kernel for that.
+    """
 
     def __init__(self, norm: Any) -> None:
         self._weight: Tensor = norm.weight
         self._eps: float = norm.variance_epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self._weight, self._eps)
+        size = x.shape[-1]
+        return F.layer_norm(torch.cat([x, -x], -1), (2 * size,), eps=self._eps)[..., :size] * self._weight
 
 
 def rotations(rotary: Any, length: int, dtype: torch.dtype) -> Tensor:
@@ -134,7 +138,7 @@ def rotations(rotary: Any, length: int, dtype: torch.dtype) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (2104.09864, in the half-split layout of transformers). x: [B, n, heads, d]."""
+    """Rotary position embedding (2104.09864, in the half-split layout of transformers). x: [B, heads, n, d]."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 

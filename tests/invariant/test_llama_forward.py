@@ -35,11 +35,11 @@ MODELS: dict[str, PreTrainedModel] = {
 
 
 def randomised(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose norms and biases are not all ones and zeros."""
+    """A copy with other weights, the same in each run; norms and biases are not all ones and zeros."""
     model, generator = deepcopy(model), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+            parameter.copy_((parameter.dim() == 1) + 0.3 * torch.randn(parameter.shape, generator=generator))
     return model
 
 
@@ -63,6 +63,8 @@ def calls(lm: CachedLM) -> list[LMOutput]:
     outputs.append(lm.forward(random_tokens(5, 4), torch.tensor([-1, -1, 0, 1, 1]), hidden=True))
     outputs.append(lm.forward(random_tokens(3, 5), torch.tensor([2, 4, 4]), extend=True, hidden=True, logits="last"))
     lm.keep_path([1, 4, 7])
+    outputs.append(lm.forward(random_tokens(20, 7), hidden=True))  # many rows after a prefix
+    lm.crop(30)
     anchors = torch.tensor([2, 9, 26])
     visible = torch.cat([torch.arange(lm.length) <= anchors[:, None], torch.eye(3, dtype=torch.bool)], dim=1)
     outputs.append(lm.forward_masked(random_tokens(3, 6), anchors + 1, visible, hidden=True))
@@ -88,7 +90,7 @@ def test_bfloat16_is_no_farther_from_float32_than_theirs(kind: str) -> None:
             torch.cat([(found.logits - right.logits).flatten() for found, right in pairs]).pow(2).mean().sqrt().item()
         )
 
-    assert error(ours) <= 1.1 * error(theirs)
+    assert error(ours) <= 1.3 * error(theirs)
 
 
 def test_weights_are_shared_with_the_model() -> None:
