@@ -45,16 +45,16 @@ class Warp:
         Raises UserError when a row holds NaN, +inf, or nothing but -inf.
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        peak = logits.amax(-1, keepdim=True)
-        if not torch.isfinite(peak).all():
-            raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
         if self.temperature == 0:
-            return torch.zeros_like(logits).scatter_(-1, largest(logits)[..., None], 1.0)
+            peak = largest(logits)[..., None]
+            _refuse_unless_finite(logits.gather(-1, peak))
+            return torch.zeros_like(logits).scatter_(-1, peak, 1.0)
         if self.temperature != 1:
-            logits = (logits - peak).div_(self.temperature)
+            logits = (logits - logits.amax(-1, keepdim=True)).div_(self.temperature)
         if 0 < self.top_k < logits.shape[-1]:
             logits = _keep_from(logits, logits.topk(self.top_k).values[..., -1:])
         probs = threshold(logits.softmax(-1), SMALLEST, 0.0, inplace=True)
+        _refuse_unless_finite(probs[..., 0])  # a softmax is NaN throughout or nowhere
         return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
     def to_dict(self) -> dict[str, float]:
@@ -63,6 +63,11 @@ class Warp:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Warp":
         return cls(**values)
+
+
+def _refuse_unless_finite(numbers: Tensor) -> None:
+    if not math.isfinite(numbers.sum().item()):
+        raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
 
 
 def _keep_from(logits: Tensor, smallest: Tensor) -> Tensor:
