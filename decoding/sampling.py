@@ -146,7 +146,7 @@ class Pool:
     def pick(self, uniform: float) -> int:
         """The token that `uniform` in [0, 1) stands for; none of probability 0."""
         cumulative = self._sums.cumsum()
-        block, rest = _search(cumulative, uniform * BELOW_ONE * cumulative[-1])
+        block, rest = _search(cumulative, uniform * BELOW_ONE * float(cumulative[-1]))
         return block * BLOCK + _search(self._block(block).cumsum(), rest)[0]
 
     def take(self, token: int) -> None:
@@ -167,17 +167,20 @@ class Pool:
     def _block(self, block: int) -> np.ndarray:
         start = block * BLOCK
         inner = self._probs[start : start + BLOCK].astype(np.float64)
-        inner[[token - start for token in self._taken if token // BLOCK == block]] = 0
+        for token in self._taken:
+            if token // BLOCK == block:
+                inner[token - start] = 0
         return inner
 
 
 def _search(cumulative: np.ndarray, point: float) -> tuple[int, float]:
     """Which mass of a cumulative sum [n] the `point` falls into, never one of 0, and how far. Rounding may have put the
     point a little outside."""
-    assert cumulative[-1] > 0, "a law has at least one token"
-    point = min(max(point, 0.0), np.nextafter(cumulative[-1], 0.0))
+    last = float(cumulative[-1])
+    assert last > 0, "a law has at least one token"
+    point = min(max(point, 0.0), math.nextafter(last, 0.0))
     index = int(cumulative.searchsorted(point, side="right"))
-    return index, point - (cumulative[index - 1] if index else 0.0)
+    return index, point - (float(cumulative[index - 1]) if index else 0.0)
 
 
 class Sampler:
