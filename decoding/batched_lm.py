@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from decoding.cached_lm import CachedLM, at_most_float32, rows_to_keep
+from decoding.cached_lm import CachedLM, at_most_float32
 from decoding.kv_cache import BufferCache, BufferLayer
 from decoding.lm import LMOutput
 
@@ -39,13 +38,11 @@ class BatchedLM:
         positions = self._lengths[:, None]
         self._width += 1
         self._lengths = self._lengths + 1
-        output = self._run(tokens[:, None], positions, self._real[:, None, : self._width], hidden)
-        assert output.logits is not None
-        logits = self._lm.spread(output.logits[:, -1], at_most_float32(output.logits.dtype))
-        if output.hidden_states is None:
+        found, states = self._run(tokens[:, None], positions, self._real[:, None, : self._width], hidden)
+        logits = self._lm.spread(found[:, -1], at_most_float32(found.dtype))
+        if states is None:
             return LMOutput(logits, None)
-        states = torch.stack([layer[:, 0] for layer in output.hidden_states])
-        return LMOutput(logits, states.to(self._lm.output_device))
+        return LMOutput(logits, torch.stack([layer[:, 0] for layer in states]).to(self._lm.output_device))
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sequences only. rows: int64, indices into the batch."""
@@ -65,12 +62,9 @@ class BatchedLM:
         """A few sequences of similar length at a time, padded on the right: that leaves attention plainly causal."""
         for rows in _groups([len(sequence) for sequence in sequences]):
             cache = BufferCache()
-            self._lm.model(
-                input_ids=pad_sequence([sequences[row] for row in rows], batch_first=True).to(self._lm.device),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=rows_to_keep("none"),
-            )
+            tokens = pad_sequence([sequences[row] for row in rows], batch_first=True).to(self._lm.device)
+            positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            self._lm.network(tokens, positions, None, cache, logits="none")
             for index, layer in enumerate(cache.layers):
                 self._take_over(rows, index, layer)
 
@@ -87,17 +81,13 @@ class BatchedLM:
             ours.keys[row, :, columns] = layer.keys[place, :, :length]
             ours.values[row, :, columns] = layer.values[place, :, :length]
 
-    def _run(self, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: bool) -> CausalLMOutputWithPast:
+    def _run(
+        self, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: bool
+    ) -> tuple[Tensor, Sequence[Tensor] | None]:
         mask = torch.zeros(visible.shape, dtype=self._lm.model.dtype, device=visible.device)
-        return self._lm.model(
-            input_ids=tokens.to(self._lm.device),
-            position_ids=positions.to(self._lm.device),
-            attention_mask=mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-            output_hidden_states=hidden,
-            logits_to_keep=1,
-        )
+        mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)[:, None]
+        tokens, positions = tokens.to(self._lm.device), positions.to(self._lm.device)
+        return self._lm.network(tokens, positions, mask, self._cache, hidden, "last")
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from decoding.kv_cache import ATTENTION, BufferCache
+from decoding.llama_forward import Forward, LlamaForward, fits
 from decoding.lm import LMOutput, LogitsFor
 from predictors.errors import UserError
 
@@ -48,6 +50,7 @@ class CachedLM:
         self._tree: Tree | None = None  # of the rows from _block_start on; None: they are a chain
         self._positions = torch.arange(self.max_length, device=self.device)
         self._cache = BufferCache()
+        self.network: Forward = LlamaForward(model, self.max_length) if fits(model) else TransformersForward(model)
 
     def forward(
         self,
@@ -72,8 +75,8 @@ class CachedLM:
         self._check_room(self.length + n)
         positions = self._positions[self.length : self.length + n]
         plain = n == 1 or self.length == 0  # attention is complete or plainly causal: no mask needed
-        mask = None if plain else _with_prefix(torch.ones(n, n, dtype=torch.bool).tril(), self.length)
-        return self._run(tokens, positions, mask, hidden, logits)
+        visible = None if plain else torch.ones(n, n, dtype=torch.bool).tril()
+        return self._run(tokens, positions, visible, hidden, logits)
 
     def _forward_tree(
         self, tokens: torch.Tensor, parents: torch.Tensor, extend: bool, hidden: bool, logits: LogitsFor
@@ -82,13 +85,12 @@ class CachedLM:
         assert before is not None, "extend needs a tree from the previous call"
         start = self._block_start if extend else self.length
         tree = before.grown(parents)
-        rows = slice(len(before.depth), None)
-        positions = tree.depth[rows] + start
-        self._check_room(int(positions.max()) + 1)
-        visible = tree.visible[rows]
-        straight = len(tokens) == 1 and bool(visible.all())  # the whole cache is its past: no mask needed
-        mask = None if straight else _with_prefix(visible, start)
-        output = self._run(tokens, positions.to(self.device), mask, hidden, logits)
+        known = len(before.depth)
+        positions = [start + depth for depth in tree.depth[known:]]
+        self._check_room(max(positions) + 1)
+        straight = len(tokens) == 1 and tree.depth[-1] == known  # the whole cache is its past: no mask needed
+        visible = None if straight else tree.visible(known)
+        output = self._run(tokens, torch.tensor(positions, device=self.device), visible, hidden, logits)
         self._block_start, self._tree = start, tree
         return output
 
@@ -169,22 +171,18 @@ class CachedLM:
         logits: LogitsFor,
         narrow: bool = False,
     ) -> LMOutput:
+        """visible: [n, m] bool, which of the last m rows each of the n sees, itself included; all see those before."""
         n = len(tokens)
         start = time.perf_counter()
         with torch.no_grad():
-            result = self.model(
-                input_ids=tokens.to(self.device)[None],
-                attention_mask=None if visible is None else self._additive(visible),
-                position_ids=positions[None],
-                past_key_values=self._cache,
-                use_cache=True,
-                output_hidden_states=hidden,
-                logits_to_keep=rows_to_keep(logits),
+            mask = None if visible is None else self._additive(visible)
+            found, states = self.network(
+                tokens.to(self.device)[None], positions[None], mask, self._cache, hidden, logits
             )
-            dtype = at_most_float32(result.logits.dtype) if narrow else torch.float32
+            dtype = at_most_float32(found.dtype) if narrow else torch.float32
             output = LMOutput(
-                self.spread(result.logits[0], dtype),
-                torch.cat(result.hidden_states).to(self.output_device) if hidden else None,
+                self.spread(found[0], dtype),
+                None if states is None else torch.cat(tuple(states)).to(self.output_device),
             )
         self._block_start, self._tree = self.length, None
         self.length += n
@@ -195,9 +193,11 @@ class CachedLM:
         return output
 
     def _additive(self, visible: torch.Tensor) -> torch.Tensor:
-        """[n, L] bool -> [1, 1, n, L] in the model's dtype: 0 where visible, the lowest finite number elsewhere."""
-        mask = torch.zeros(visible.shape, dtype=self.model.dtype)
-        return mask.masked_fill_(~visible.cpu(), torch.finfo(mask.dtype).min)[None, None].to(self.device)
+        """[n, m] bool -> [1, 1, n, L] in the model's dtype: 0 where visible, the lowest finite number elsewhere."""
+        n, m = visible.shape
+        mask = torch.zeros(n, self.length + n, dtype=self.model.dtype)
+        mask.narrow(1, self.length + n - m, m).masked_fill_(~visible.cpu(), torch.finfo(mask.dtype).min)
+        return mask[None, None].to(self.device)
 
     def _check_room(self, context: int) -> None:
         if context > self.max_length:
@@ -207,33 +207,62 @@ class CachedLM:
             )
 
 
-def _with_prefix(block: torch.Tensor, length: int) -> torch.Tensor:
-    """[n, length + m] bool: every row of `block` [n, m] sees `length` cached rows as well."""
-    return torch.cat([torch.ones(len(block), length, dtype=torch.bool), block], dim=1)
+class TransformersForward:
+    """The `Forward` of any model, by its own modules."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: BufferCache,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
+        """See `Forward`."""
+        result = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=hidden,
+            logits_to_keep=rows_to_keep(logits),
+        )
+        return result.logits, result.hidden_states
 
 
 @dataclass(frozen=True)
 class Tree:
-    """depth: [m], 0 for a row that follows the cache; visible: [m, m] bool, each row sees itself and its ancestors."""
+    """Rows after a cache. parents: an earlier row of the tree, or -1, of each; depth: 0 for a row that follows the
+    cache."""
 
-    depth: torch.Tensor
-    visible: torch.Tensor
+    parents: list[int]
+    depth: list[int]
 
     @classmethod
     def empty(cls) -> "Tree":
-        return cls(torch.zeros(0, dtype=torch.long), torch.zeros(0, 0, dtype=torch.bool))
+        return cls([], [])
 
     def grown(self, parents: torch.Tensor) -> "Tree":
         """With one more row for each of ``parents`` [n], indices of earlier rows (-1 = none)."""
-        known, n = len(self.depth), len(parents)
-        depth = torch.cat([self.depth, torch.zeros(n, dtype=torch.long)])
-        visible = torch.eye(known + n, dtype=torch.bool)
-        visible[:known, :known] = self.visible
-        for row, parent in enumerate(parents.tolist(), known):
-            if parent >= 0:
-                depth[row] = depth[parent] + 1
-                visible[row] |= visible[parent]
-        return Tree(depth, visible)
+        more: list[int] = parents.tolist()
+        depth = self.depth.copy()
+        for parent in more:
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        return Tree(self.parents + more, depth)
+
+    def visible(self, first: int = 0) -> torch.Tensor:
+        """[m - first, m] bool: which rows each one from `first` on sees, its ancestors and itself."""
+        seen = np.zeros((len(self.parents) - first, len(self.parents)), dtype=np.bool_)
+        for row, sees in enumerate(seen, first):
+            while row >= 0:
+                sees[row] = True
+                row = self.parents[row]
+        return torch.from_numpy(seen)
 
 
 def at_most_float32(dtype: torch.dtype) -> torch.dtype:

@@ -40,7 +40,7 @@ class DraftTree:
 
     def add(self, row: int, token: int) -> int:
         """Keep `token`, drawn from `q(row)` (or given by `set_law`), as a child of `row`; returns its row."""
-        assert self._laws[row][token] > 0, "a drawn token has q > 0"
+        assert self._laws[row][token].item() > 0, "a drawn token has q > 0"
         self.token.append(token)
         self.parent.append(row)
         self.depth.append(self.depth[row] + 1)

@@ -10,6 +10,7 @@ from predictors.errors import UserError
 
 ATTENTION = "grouped_heads"
 FIRST_CAPACITY = 256
+FEW_ROWS = 16  # more are faster in two products, as far as these are
 
 
 class BufferLayer(CacheLayerMixin):
@@ -36,15 +37,15 @@ class BufferLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, end = self.length, self.length + key_states.shape[-2]
+        start, n = self.length, key_states.shape[-2]
+        end = start + n
         if end > self.keys.shape[-2]:
             self.keys = _grown(self.keys, start, end)
             self.values = _grown(self.values, start, end)
-        keys, values = self.keys[:, :, :end], self.values[:, :, :end]
-        keys[:, :, start:] = key_states
-        values[:, :, start:] = value_states
+        self.keys.narrow(2, start, n).copy_(key_states)
+        self.values.narrow(2, start, n).copy_(value_states)
         self.length = end
-        return keys, values
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def keep(self, start: int, rows: torch.Tensor) -> None:
         """Move the rows ``start + rows`` to the front of the block at ``start`` and drop what follows."""
@@ -78,9 +79,12 @@ class BufferCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        while len(self.layers) <= layer_idx:
+        return self.layer(layer_idx).update(key_states, value_states)
+
+    def layer(self, index: int) -> BufferLayer:
+        while len(self.layers) <= index:
             self.layers.append(BufferLayer())
-        return self.layers[layer_idx].update(key_states, value_states)
+        return self.layers[index]
 
     def set_length(self, length: int) -> None:
         """Forget every row from ``length`` on."""
@@ -125,26 +129,53 @@ def grouped_sdpa(
     """
     if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise UserError("pair: attention sinks and position biases are not supported. Choose a Llama, Qwen2 or Gemma")
+    groups = query.shape[1] // key.shape[1]
+    if attention_mask is None and query.shape[2] > 1 and softcap is not None:
+        shape = 1, 1, query.shape[2], key.shape[2]
+        attention_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
+    mask = None if attention_mask is None else folded(attention_mask, groups)
+    return attend(query, key, value, mask, scaling, softcap, dropout), None
+
+
+def folded(mask: torch.Tensor, groups: int) -> torch.Tensor:
+    """[B, 1, n, L] -> [B, 1, groups * n, L]: for the rows of `groups` query heads one after another."""
+    return mask if groups == 1 or mask.shape[2] == 1 else mask.repeat(1, 1, groups, 1)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """As `grouped_sdpa`, with the mask `folded` before. Returns ``[B, n, heads, d]``."""
     batch, heads, n, dim = query.shape
     groups = heads // key.shape[1]
-    if attention_mask is None and n > 1 and softcap is None:
+    if mask is None and n > 1:
         out = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=groups > 1
         )
-        return out.transpose(1, 2).contiguous(), None
-    if attention_mask is None and n > 1:
-        attention_mask = torch.ones(1, 1, n, key.shape[2], dtype=torch.bool, device=query.device).tril()
+        return out.transpose(1, 2).contiguous()
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * n, dim)
-        if attention_mask is not None and n > 1:
-            attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    if softcap is None:
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scaling, dropout_p=dropout
-        )
+    scaling = scaling or dim**-0.5
+    if softcap is not None:
+        out = _softcapped(query, key, value, mask, scaling, softcap)
+    elif mask is not None and not dropout and _in_two_products(query, mask, n):
+        scores = torch.baddbmm(mask[0], query[0], key[0].transpose(1, 2), alpha=scaling)
+        out = torch.bmm(torch.softmax(scores, dim=-1), value[0])
     else:
-        out = _softcapped(query, key, value, attention_mask, scaling or dim**-0.5, softcap)
-    return out.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout)
+    return out.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous()
+
+
+def _in_two_products(query: torch.Tensor, mask: torch.Tensor, n: int) -> bool:
+    """Whether torch's own attention is slower: in bfloat16 on a CPU it takes as long as in float32."""
+    many = n > FEW_ROWS and len(query) == 1 and query.device.type == "cpu"
+    return many and query.dtype == mask.dtype == torch.bfloat16
 
 
 def _softcapped(

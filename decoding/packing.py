@@ -26,12 +26,17 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), PACKED_FOR)
+        self.rows = ROWS[linear.weight.dtype]
+        self.packed: torch.Tensor | None = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), PACKED_FOR)
+
+    def unpack(self) -> None:
+        """Give up the packed copy: someone else has one, or nobody will multiply a few rows."""
+        self.packed = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
         rows = x.numel() // self.in_features
-        if torch.is_grad_enabled() or rows not in ROWS[self.weight.dtype]:
+        if self.packed is None or rows not in self.rows or torch.is_grad_enabled():
             return F.linear(x, self.weight, self.bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return product

@@ -45,16 +45,16 @@ class Warp:
         Raises UserError when a row holds NaN, +inf, or nothing but -inf.
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        peak = logits.amax(-1, keepdim=True)
-        if not torch.isfinite(peak).all():
-            raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
         if self.temperature == 0:
-            return torch.zeros_like(logits).scatter_(-1, largest(logits)[..., None], 1.0)
+            peak = largest(logits)[..., None]
+            _refuse_unless_finite(logits.gather(-1, peak))
+            return torch.zeros_like(logits).scatter_(-1, peak, 1.0)
         if self.temperature != 1:
-            logits = (logits - peak).div_(self.temperature)
+            logits = (logits - logits.amax(-1, keepdim=True)).div_(self.temperature)
         if 0 < self.top_k < logits.shape[-1]:
             logits = _keep_from(logits, logits.topk(self.top_k).values[..., -1:])
         probs = threshold(logits.softmax(-1), SMALLEST, 0.0, inplace=True)
+        _refuse_unless_finite(probs[..., 0])  # a softmax is NaN throughout or nowhere
         return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
     def to_dict(self) -> dict[str, float]:
@@ -63,6 +63,11 @@ class Warp:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Warp":
         return cls(**values)
+
+
+def _refuse_unless_finite(numbers: Tensor) -> None:
+    if not math.isfinite(numbers.sum().item()):
+        raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
 
 
 def _keep_from(logits: Tensor, smallest: Tensor) -> Tensor:
@@ -103,7 +108,10 @@ def pick(probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def largest(values: Tensor) -> Tensor:
-    """Index of the largest of `values` [..., V], the lowest on ties: int64 [...]. Twice as fast as `values.max`."""
+    """Index of the largest of `values` [..., V], the lowest on ties: int64 [...]. Twice as fast as `values.max`, and on
+    the CPU, where numpy is good at it, ten times."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.asarray(values.detach().numpy().argmax(-1)))
     parts = _blocks(values, -math.inf)
     block = parts.amax(-1).max(-1, keepdim=True).indices
     return (block * BLOCK + _block(parts, block).max(-1, keepdim=True).indices).squeeze(-1)
@@ -138,7 +146,7 @@ class Pool:
     def pick(self, uniform: float) -> int:
         """The token that `uniform` in [0, 1) stands for; none of probability 0."""
         cumulative = self._sums.cumsum()
-        block, rest = _search(cumulative, uniform * BELOW_ONE * cumulative[-1])
+        block, rest = _search(cumulative, uniform * BELOW_ONE * float(cumulative[-1]))
         return block * BLOCK + _search(self._block(block).cumsum(), rest)[0]
 
     def take(self, token: int) -> None:
@@ -159,17 +167,20 @@ class Pool:
     def _block(self, block: int) -> np.ndarray:
         start = block * BLOCK
         inner = self._probs[start : start + BLOCK].astype(np.float64)
-        inner[[token - start for token in self._taken if token // BLOCK == block]] = 0
+        for token in self._taken:
+            if token // BLOCK == block:
+                inner[token - start] = 0
         return inner
 
 
 def _search(cumulative: np.ndarray, point: float) -> tuple[int, float]:
     """Which mass of a cumulative sum [n] the `point` falls into, never one of 0, and how far. Rounding may have put the
     point a little outside."""
-    assert cumulative[-1] > 0, "a law has at least one token"
-    point = min(max(point, 0.0), np.nextafter(cumulative[-1], 0.0))
+    last = float(cumulative[-1])
+    assert last > 0, "a law has at least one token"
+    point = min(max(point, 0.0), math.nextafter(last, 0.0))
     index = int(cumulative.searchsorted(point, side="right"))
-    return index, point - (cumulative[index - 1] if index else 0.0)
+    return index, point - (float(cumulative[index - 1]) if index else 0.0)
 
 
 class Sampler:

@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -23,13 +22,8 @@ class Stopwatch:
         self._current: Stage = "other"
         self._since = perf_counter()
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
-        outer = self._switch(stage)
-        try:
-            yield
-        finally:
-            self._switch(outer)
+    def stage(self, stage: Stage) -> "_Staged":
+        return _Staged(self._switch, stage)
 
     def lap(self) -> dict[Stage, float]:
         """Seconds per stage since the last lap."""
@@ -42,6 +36,19 @@ class Stopwatch:
         self._seconds[self._current] += now - self._since
         self._since, outer, self._current = now, self._current, stage
         return outer
+
+
+class _Staged:
+    """The context of one stage; as a generator it would take longer than some stages do."""
+
+    def __init__(self, switch: Callable[[Stage], Stage], stage: Stage) -> None:
+        self._switch, self._stage = switch, stage
+
+    def __enter__(self) -> None:
+        self._outer = self._switch(self._stage)
+
+    def __exit__(self, *error: object) -> None:
+        self._switch(self._outer)
 
 
 class Span(NamedTuple):

@@ -70,5 +70,6 @@ def test_a_row_of_a_tree_sees_its_ancestors_and_itself(above: list[int], cut: in
     draft = Draft(torch.tensor(above, dtype=torch.long), torch.arange(len(above)), [])
     for row in range(len(above)):
         path = [step - 1 for step in draft.rows_to(row + 1)]
-        assert grown.visible[row].nonzero()[:, 0].tolist() == path
-        assert int(grown.depth[row]) == len(path) - 1
+        assert grown.visible()[row].nonzero()[:, 0].tolist() == path
+        assert grown.depth[row] == len(path) - 1
+    assert torch.equal(grown.visible(min(cut, len(above))), grown.visible()[cut:])
