@@ -51,9 +51,9 @@ def test_rows_are_those_of_the_training() -> None:
     for drafted, row in enumerate(range(7, 10)):
         parents = torch.tensor([drafted - 1])
         found.append(pair.draft.forward(text[row, None], parents, extend=drafted > 0, hidden=True).hidden[-1])
-    torch.testing.assert_close(found[0], steps[0][0, :7])
+    torch.testing.assert_close(found[0], steps[0][0, :7], rtol=1e-4, atol=1e-5)  # norms are float32 there
     for step, row in enumerate(range(7, 10), 1):
-        torch.testing.assert_close(found[step][0], steps[step][0, row])
+        torch.testing.assert_close(found[step][0], steps[step][0, row], rtol=1e-4, atol=1e-5)
 
 
 class WatchedEngine(SerialEngine):
