@@ -2,6 +2,7 @@
 
     python train.py predictor=specdecpp
     python train.py predictor=hrad data=data/starter
+    python train.py draft=feature
     python train.py calibration=platt drift=[data/gsm8k]
     python train.py -m predictor.depth=0,1,2 predictor.w_rej=1,6 hydra/launcher=joblib
     accelerate launch --multi_gpu --num_processes 2 train.py predictor=hrad
@@ -27,6 +28,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.dataset import identity, read_manifest, read_prompts
+from data_gen.feature_run import train_feature_draft
 from data_gen.samples import features_of, of_prompts, read_rounds, read_samples, refuse_short_rounds
 from data_gen.shards import SPLITS
 from predictors.base import (
@@ -69,7 +71,9 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 @hydra_script("train", several=True)
 def main(cfg: DictConfig) -> None:
-    """Harvest in, checkpoint out."""
+    """Harvest in, checkpoint out; with draft=feature chats in, a draft out."""
+    if cfg.draft is not None:
+        return train_feature_draft(cfg)
     checked_seed(cfg.seed)
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)

@@ -1,16 +1,19 @@
 """Self-made chats on disk: safetensors shards that a distillation run reads while more are being written."""
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from predictors.errors import UserError
+
+LAYERS = "feature_layers"
 
 
 @dataclass(frozen=True)
@@ -18,26 +21,41 @@ class Chat:
     """One conversation.
 
     tokens: [n] int32, prompt and response; start: index of the first response token;
-    hidden: [n - start, H] bfloat16, row i is the target's last hidden state (after the final norm) that predicts
-    tokens[start + i].
+    states: [n - 1, L + 1, H] bfloat16, row i are hidden states of the target after tokens[i]: those of the L layers
+    that were asked for, then the last one (after the final norm), which predicts tokens[i + 1].
     """
 
     tokens: Tensor
     start: int
-    hidden: Tensor
+    states: Tensor
+
+    @property
+    def hidden(self) -> Tensor:
+        """[n - start, H]: row i is the last hidden state that predicts tokens[start + i]."""
+        return self.states[self.start - 1 :, -1]
 
 
-def save_chats(path: Path, chats: Sequence[Chat]) -> None:
-    """Write one shard; it appears under its name only when complete."""
+def save_chats(path: Path, chats: Sequence[Chat], layers: Sequence[int] = ()) -> None:
+    """Write one shard; it appears under its name only when complete. layers: those whose hidden states are kept besides
+    the last one."""
     partial = path.with_suffix(".partial")
     tensors = {
         "tokens": torch.cat([chat.tokens for chat in chats]),
         "lengths": torch.tensor([len(chat.tokens) for chat in chats]),
         "starts": torch.tensor([chat.start for chat in chats]),
-        "hidden": torch.cat([chat.hidden for chat in chats]),
+        "states": torch.cat([chat.states for chat in chats]),
     }
-    save_file(tensors, partial)
+    save_file(tensors, partial, {LAYERS: json.dumps([*layers])})
     partial.rename(path)
+
+
+def layers_of(path: Path) -> tuple[int, ...]:
+    """The layers that the chats of a shard keep hidden states of, besides the last one."""
+    try:
+        with safe_open(path, "pt") as file:
+            return tuple(json.loads(file.metadata()[LAYERS]))
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"chats: {path} is damaged ({error}). Delete it and run again") from error
 
 
 def load_chats(path: Path) -> list[Chat]:
@@ -46,10 +64,10 @@ def load_chats(path: Path) -> list[Chat]:
         shard = load_file(path)
         lengths, starts = shard["lengths"].tolist(), shard["starts"].tolist()
         tokens = shard["tokens"].split(lengths)
-        hidden = shard["hidden"].split([length - start for length, start in zip(lengths, starts, strict=True)])
+        states = shard["states"].split([length - 1 for length in lengths])
     except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
         raise UserError(f"chats: {path} is damaged ({error}). Delete it and run again") from error
-    return [Chat(*fields) for fields in zip(tokens, starts, hidden, strict=True)]
+    return [Chat(*fields) for fields in zip(tokens, starts, states, strict=True)]
 
 
 class ChatPool:
@@ -60,11 +78,19 @@ class ChatPool:
         self.folder, self.held_out = folder, held_out
         self.read: set[Path] = set()
         self.chats: list[Chat] = []
+        self.layers: tuple[int, ...] = ()  # that the chats keep hidden states of, besides the last one
         self.refresh()
 
     def refresh(self) -> None:
         for path in sorted(self.folder.glob("*.safetensors"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
             if path not in self.read:
+                layers = layers_of(path)
+                if self.read and layers != self.layers:
+                    raise UserError(
+                        f"chats: {path} keeps hidden states of layers {[*layers]}, the others of {[*self.layers]}. "
+                        "Write them to a folder of their own"
+                    )
+                self.layers = layers
                 self.read.add(path)
                 self.chats.extend(load_chats(path))
 

@@ -10,7 +10,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from transformers import LlamaForCausalLM
 from data_gen.chats import Chat, ChatPool, batches
 from decoding.draft_model import own_layers
 from predictors.errors import UserError
+
+States = Callable[[list[Chat]], tuple[Tensor, Tensor]]
+"""Of a batch: hidden states of the draft and of the target, [n, H] each, at the same n positions."""
 
 ROWS = 128  # positions whose logits are held at once: 128 x V float32; the fastest of 32 to 512 on a CPU
 
@@ -98,13 +101,15 @@ def probs_of(rows: Tensor, head: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure_overlap(draft: LlamaForCausalLM, chats: list[Chat], head: Tensor, stride: int = 1) -> Overlap:
-    """How close the draft's law is to the target's on every `stride`-th response position of `chats`, temperature 1."""
+def measure_overlap(states: States, chats: list[Chat], head: Tensor, stride: int = 1) -> Overlap:
+    """How close the draft's law is to the target's on every `stride`-th response position of `chats`, temperature 1.
+
+    states: of a batch, as `draft_states` gives them.
+    """
     sums = torch.zeros(3, dtype=torch.float64)
     count = 0
     for batch in batches(chats, 4096, random.Random(0)):
-        states = (x[::stride] for x in draft_states(draft, batch))
-        for own, target in zip(*(x.split(ROWS) for x in states), strict=True):
+        for own, target in zip(*(x[::stride].split(ROWS) for x in states(batch)), strict=True):
             log_p, log_q = (target @ head.T).log_softmax(-1), (own @ head.T).log_softmax(-1)
             p, q = log_p.exp(), log_q.exp()
             same = (p.argmax(-1) == q.argmax(-1)).sum()
@@ -137,17 +142,20 @@ class Muon:
         self.parameters, self.momentum, self.dtype = parameters, momentum, dtype
         self.state = {f"{name}.momentum": torch.zeros_like(p) for name, p in parameters.items()}
         self.state |= {f"{name}.square": torch.zeros_like(p) for name, p in parameters.items() if p.ndim == 1}
+        self.factors: Mapping[str, float] = {}  # of the learning rate, for parameters with one of their own
 
     @torch.no_grad()
     def step(self, lr: float, number: int) -> None:
         """Update from the gradients, which are cleared. `number` counts steps from 1."""
         for name, parameter in self.parameters.items():
             gradient, momentum = parameter.grad, self.state[f"{name}.momentum"]
-            assert gradient is not None
+            if gradient is None:  # nothing depended on it
+                continue
             if parameter.ndim == 2:
                 momentum.mul_(self.momentum).add_(gradient)
                 update = orthogonalised((gradient + self.momentum * momentum).to(self.dtype)).to(parameter)
-                parameter.sub_(update, alpha=0.2 * lr * math.sqrt(max(parameter.shape)))  # root mean square as Adam's
+                rate = lr * self.factors.get(name, 1.0)
+                parameter.sub_(update, alpha=0.2 * rate * math.sqrt(max(parameter.shape)))  # root mean square as Adam's
             else:
                 square = self.state[f"{name}.square"]
                 momentum.lerp_(gradient, 0.1)
@@ -166,13 +174,23 @@ class Distillation:
         self.draft, self.pool, self.config, self.folder = draft, pool, config, folder
         self.dtype = getattr(torch, config.dtype)
         self.head = draft.lm_head.weight.detach()
-        trained = set(own_layers(draft))
-        for name, parameter in draft.named_parameters():
-            parameter.requires_grad_(name in trained)
-        self.optimiser = Muon({n: p for n, p in draft.named_parameters() if n in trained}, config.momentum, self.dtype)
+        self.weights = [1.0]  # of the losses of each step
+        draft.requires_grad_(False)
+        for parameter in self.trained().values():
+            parameter.requires_grad_(True)
+        self.optimiser = Muon(self.trained(), config.momentum, self.dtype)
         self.products_head = self.head.to(self.dtype)
         self.progress: dict[str, Any] = {"step": 0, "tokens": 0, "epoch": 0, "seconds": 0.0}
         self.seed = seed
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Everything that changes."""
+        own = own_layers(self.draft)
+        return {name: parameter for name, parameter in self.draft.named_parameters() if name in own}
+
+    def states(self, chats: list[Chat]) -> list[tuple[Tensor, Tensor]]:
+        """Of each step of a draft that is trained on, as `draft_states`."""
+        return [draft_states(self.draft, chats, self.dtype)]
 
     def learning_rate(self) -> float:
         done = self.progress["tokens"] / self.config.tokens
@@ -206,28 +224,37 @@ class Distillation:
     def train_step(self, batch: list[Chat]) -> dict[str, Any]:
         """One update. Returns the batch's mean acceptance, regression loss and lr with the run's progress."""
         started = time.perf_counter()
-        own, target = draft_states(self.draft, batch, self.dtype)
+        steps = self.states(batch)
+        gradients, acceptances = zip(*(self._law_gradient(*step) for step in steps), strict=True)
+        regression = [nn.functional.smooth_l1_loss(own, target) for own, target in steps]
+        weighted = torch.stack([w * loss for w, loss in zip(self.weights, regression, strict=True)]).sum()
+        scaled = [w * gradient for w, gradient in zip(self.weights, gradients, strict=True)]
+        torch.autograd.backward([*(own for own, _ in steps), self.config.regression * weighted], [*scaled, None])
+        lr = self.learning_rate()
+        self.progress["step"] += 1
+        self.optimiser.step(lr, self.progress["step"])
+        self.progress["tokens"] += len(steps[0][0])
+        self.progress["seconds"] += time.perf_counter() - started
+        return {"acceptance": acceptances[0], "regression": regression[0].item(), "lr": lr, **self.progress}
+
+    def _law_gradient(self, own: Tensor, target: Tensor) -> tuple[Tensor, float]:
+        """`head_gradient` on a random share of the rows, zeros for the others."""
         chosen = torch.randperm(len(own))[: max(1, round(len(own) * self.config.positions))].to(own.device)
         gradient, acceptance = head_gradient(
             own[chosen].detach(), target[chosen], self.products_head, self.config.total_variation
         )
-        full = torch.zeros_like(own).index_copy_(0, chosen, gradient)
-        regression = nn.functional.smooth_l1_loss(own, target)
-        torch.autograd.backward([own, self.config.regression * regression], [full, None])
-        lr = self.learning_rate()
-        self.progress["step"] += 1
-        self.optimiser.step(lr, self.progress["step"])
-        self.progress["tokens"] += len(own)
-        self.progress["seconds"] += time.perf_counter() - started
-        return {"acceptance": acceptance, "regression": regression.item(), "lr": lr, **self.progress}
+        return torch.zeros_like(own).index_copy_(0, chosen, gradient), acceptance
 
     def save(self) -> None:
         """Write weights, optimiser state and progress; each file is replaced whole."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        state = own_layers(self.draft) | self.optimiser.state
+        state = self._weights() | self.optimiser.state
         partial = self.folder / "state.partial"
         save_file({k: v.contiguous() for k, v in state.items()}, partial, {"progress": json.dumps(self.progress)})
         partial.rename(self.folder / "state.safetensors")
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in self.trained().items()}
 
     def resume(self) -> bool:
         """Continue from `folder`, if a state is there; the epoch it stopped in begins again, in another order.
@@ -243,9 +270,11 @@ class Distillation:
             state = load_file(path, str(self.draft.device))
         except SafetensorError as error:
             raise UserError(f"folder: {path} is damaged ({error}). Delete it to train from the start") from error
-        expected = own_layers(self.draft) | self.optimiser.state
+        expected = self._weights() | self.optimiser.state
         if {name: x.shape for name, x in state.items()} != {name: x.shape for name, x in expected.items()}:
             raise UserError(f"folder: {path} is of a draft with other layers. Choose another folder=..., or delete it")
-        self.draft.load_state_dict({name: state.pop(name) for name in own_layers(self.draft)}, strict=False)
+        with torch.no_grad():
+            for name, parameter in self.trained().items():
+                parameter.copy_(state.pop(name))
         self.optimiser.state, self.progress = state, progress
         return True

@@ -60,7 +60,7 @@ class Slot:
 
     tokens: list[int] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
     start: int = 0
     answers: int = 0
 
@@ -68,7 +68,8 @@ class Slot:
 @dataclass(frozen=True)
 class SelfChatConfig:
     """slots: batch rows; prompt_tokens, response_tokens: most sampled per turn; responses: answers per prompt;
-    prompt_temperature: sampling temperature of prompts; temperatures: of answer 0, 1, ... (cycled)."""
+    prompt_temperature: sampling temperature of prompts; temperatures: of answer 0, 1, ... (cycled); feature_layers:
+    hidden states that are kept besides the last one (0: the embeddings, i: after layer i)."""
 
     slots: int = 128
     prompt_tokens: int = 64
@@ -76,6 +77,7 @@ class SelfChatConfig:
     responses: int = 2
     prompt_temperature: float = 1.0
     temperatures: tuple[float, ...] = (1.0, 0.6)
+    feature_layers: tuple[int, ...] = ()
 
 
 def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -129,17 +131,18 @@ class SelfChat:
         self.model.set_attn_implementation(ATTENTION)
         feed = [slot.forced.pop(0) for slot in self.slots]
         while True:
-            hidden, drawn = self._step(feed)
+            states, drawn = self._step(feed)
             for row, slot in enumerate(self.slots):
                 slot.tokens.append(feed[row])
-                finished = self._advance(row, slot, hidden[row], drawn[row])
+                slot.states.append(states[row])
+                finished = self._advance(row, slot, drawn[row])
                 if finished is not None:
                     yield finished
                 feed[row] = self.slots[row].forced.pop(0)
 
     @torch.inference_mode()
     def _step(self, feed: list[int]) -> tuple[Tensor, list[int]]:
-        """Forward one token per slot and sample the next. Returns hidden [B, H] and drawn ids [B]."""
+        """Forward one token per slot and sample the next. Returns states [B, L + 1, H] and drawn ids [B]."""
         device = self.model.device
         lengths = torch.tensor([len(slot.tokens) for slot in self.slots], device=device)
         self.cache.at, self.cache.width = lengths, int(lengths.max()) + 1
@@ -151,13 +154,15 @@ class SelfChat:
             attention_mask=mask[:, None, None],
             past_key_values=self.cache,
             use_cache=True,
+            output_hidden_states=bool(self.config.feature_layers),
         )
         hidden = out.last_hidden_state[:, 0]
         logits = self.model.lm_head(hidden).float().div_(self._temperatures()[:, None])
         cdf = logits.softmax(-1).cumsum(-1)
         level = torch.rand(len(feed), 1, generator=self.generator, device=device) * cdf[:, -1:]
         drawn = torch.searchsorted(cdf, level, right=True)[:, 0].clamp_(max=cdf.shape[-1] - 1)
-        return hidden.to(torch.bfloat16), drawn.tolist()
+        kept = [out.hidden_states[layer][:, 0] for layer in self.config.feature_layers]
+        return torch.stack([*kept, hidden], 1).to(torch.bfloat16).cpu(), drawn.tolist()
 
     def _temperatures(self) -> Tensor:
         """[B]: of the turn each slot is in; user turns have start 0."""
@@ -165,14 +170,13 @@ class SelfChat:
         values = [cycle[slot.answers % len(cycle)] if slot.start else prompt for slot in self.slots]
         return torch.tensor(values, device=self.model.device)
 
-    def _advance(self, row: int, slot: Slot, hidden: Tensor, drawn: int) -> Chat | None:
+    def _advance(self, row: int, slot: Slot, drawn: int) -> Chat | None:
         """Queue the slot's next token; return a finished chat, if this step finished one."""
         if slot.forced:
             return None
         if slot.start == 0:
             slot.forced = self._user_turn(slot, drawn)
             return None
-        slot.hidden.append(hidden)
         slot.forced = [drawn]
         length = len(slot.tokens) + 1 - slot.start
         if drawn != self.eos and length < self.config.response_tokens:
@@ -189,11 +193,12 @@ class SelfChat:
     def _finish(self, row: int, slot: Slot, drawn: int) -> Chat:
         """Emit the answer; wind back to the prompt for another one, or start a new conversation."""
         tokens = torch.tensor([*slot.tokens, drawn], dtype=torch.int32)
-        chat = Chat(tokens, slot.start, torch.stack(slot.hidden).cpu())
+        chat = Chat(tokens, slot.start, torch.stack(slot.states))
         slot.answers += 1
         if slot.answers < self.config.responses:
             last = slot.tokens[slot.start - 1]
-            slot.tokens, slot.hidden, slot.forced = slot.tokens[: slot.start - 1], [], [last]
+            kept = slice(slot.start - 1)
+            slot.tokens, slot.states, slot.forced = slot.tokens[kept], slot.states[kept], [last]
         else:
             self.slots[row] = self._fresh()
         return chat

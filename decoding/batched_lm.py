@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from decoding.cached_lm import CachedLM, at_most_float32
 from decoding.kv_cache import BufferCache, BufferLayer
 from decoding.lm import LMOutput
+from predictors.errors import UserError
 
 TOGETHER = 512  # tokens of one forward of the prefill: more are no faster
 
@@ -22,6 +23,10 @@ class BatchedLM:
 
     def __init__(self, lm: CachedLM, sequences: Sequence[Tensor], room: int) -> None:
         """Run on `sequences` ([n_b] int64 each, n_b = 0 allowed); at most `room` tokens may follow."""
+        if lm.reads_target:
+            raise UserError(
+                "pair.draft: a draft that reads its target's hidden states cannot be harvested yet. Use an ordinary one"
+            )
         self._lm = lm
         self._cache = BufferCache()
         self._lengths = torch.tensor([len(sequence) for sequence in sequences])

@@ -27,6 +27,8 @@ class CachedLM:
     means the same on every machine). ``forwards`` and ``seconds`` count the calls and the time spent in them.
     """
 
+    reads_target = False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -50,6 +52,8 @@ class CachedLM:
         self._tree: Tree | None = None  # of the rows from _block_start on; None: they are a chain
         self._positions = torch.arange(self.max_length, device=self.device)
         self._cache = BufferCache()
+        self._recorded: list[int] | None = None  # layers whose hidden states are kept in `states`
+        self.states = torch.zeros(0)
         self.network: Forward = LlamaForward(model, self.max_length) if fits(model) else TransformersForward(model)
 
     def forward(
@@ -111,6 +115,11 @@ class CachedLM:
         self._check_room(int(positions.max()) + 1)
         return self._run(tokens, positions.to(self.device), visible, hidden, logits, narrow=True)
 
+    def record(self, layers: Sequence[int]) -> None:
+        """From now on keep hidden states of every cached row in ``states``, [length, len(layers) + 1, H]: those after
+        ``layers`` (0: the embeddings) and the last one, which the output layer reads."""
+        self._recorded = [*layers, -1]
+
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""
         assert 0 <= length <= self.length, f"cannot crop {self.length} cached rows to {length}"
@@ -127,6 +136,8 @@ class CachedLM:
         if rows == list(range(len(rows))):
             return self.crop(start + len(rows))
         self._cache.keep(start, rows)
+        if self._recorded is not None:
+            self.states[start : start + len(rows)] = self.states[[start + row for row in rows]]
         self.length = start + len(rows)
 
     def load(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -176,9 +187,7 @@ class CachedLM:
         start = time.perf_counter()
         with torch.no_grad():
             mask = None if visible is None else self._additive(visible)
-            found, states = self.network(
-                tokens.to(self.device)[None], positions[None], mask, self._cache, hidden, logits
-            )
+            found, states = self._call(tokens.to(self.device)[None], positions[None], mask, hidden, logits)
             dtype = at_most_float32(found.dtype) if narrow else torch.float32
             output = LMOutput(
                 self.spread(found[0], dtype),
@@ -191,6 +200,21 @@ class CachedLM:
             torch.cuda.current_stream(self.device).synchronize()  # not the device: the other model may be running
         self.seconds += time.perf_counter() - start
         return output
+
+    def _call(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        hidden: bool,
+        logits: LogitsFor,
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
+        found, states = self.network(tokens, positions, mask, self._cache, hidden or self._recorded is not None, logits)
+        if self._recorded is not None:
+            assert states is not None
+            rows = torch.stack([states[layer][0] for layer in self._recorded], 1).to(self.output_device)
+            self.states = written(self.states, self.length, rows)
+        return found, states if hidden else None
 
     def _additive(self, visible: torch.Tensor) -> torch.Tensor:
         """[n, m] bool -> [1, 1, n, L] in the model's dtype: 0 where visible, the lowest finite number elsewhere."""
@@ -221,10 +245,13 @@ class TransformersForward:
         cache: BufferCache,
         hidden: bool = False,
         logits: LogitsFor = "all",
+        added: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
         """See `Forward`."""
+        embedding = self._model.get_input_embeddings()
+        given = {"input_ids": tokens} if added is None else {"inputs_embeds": embedding(tokens) + added}
         result = self._model(
-            input_ids=tokens,
+            **given,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
@@ -233,6 +260,18 @@ class TransformersForward:
             logits_to_keep=rows_to_keep(logits),
         )
         return result.logits, result.hidden_states
+
+
+def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tensor:
+    """`buffer` with `rows` [n, ...] from row `start` on; a larger one where they do not fit."""
+    end = start + len(rows)
+    if end > len(buffer):
+        grown = rows.new_zeros(max(end, 2 * len(buffer), 256), *rows.shape[1:])
+        if len(buffer):
+            grown[: len(buffer)] = buffer
+        buffer = grown
+    buffer[start:end] = rows
+    return buffer
 
 
 @dataclass(frozen=True)

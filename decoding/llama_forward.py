@@ -33,9 +33,11 @@ class Forward(Protocol):
         cache: BufferCache,
         hidden: bool = False,
         logits: LogitsFor = "all",
+        added: Tensor | None = None,
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
         """tokens: [B, n]; positions: [B or 1, n]; mask: [B or 1, 1, n, L], added to the scores of the n rows with all L
-        rows of the cache, these included; None: one row sees everything, several begin an empty cache and are causal.
+        rows of the cache, these included; None: one row sees everything, several begin an empty cache and are causal;
+        added: [B, n, H], to the embeddings of the tokens.
 
         Returns logits [B, m, V] of the rows asked for and, if asked, n_layers + 1 hidden states [B, n, H]: the
         embedding, what each layer but the last gives, and what the output layer reads.
@@ -63,9 +65,11 @@ class LlamaForward:
         cache: BufferCache,
         hidden: bool = False,
         logits: LogitsFor = "all",
+        added: Tensor | None = None,
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
         """See `Forward`."""
         x = F.embedding(tokens, self._embedding.weight)
+        x = x if added is None else x + added
         cos, sin = self._rotation[:, positions].unsqueeze(2)
         mask = None if mask is None else folded(mask, self._layers[0].groups)
         states = []

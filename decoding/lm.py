@@ -25,6 +25,7 @@ class LM(Protocol):
     max_length: int
     forwards: int  # calls so far
     seconds: float  # time spent in them
+    reads_target: bool  # whether it must be run after the target, whose hidden states it reads
 
     @property
     def length(self) -> int:

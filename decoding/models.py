@@ -16,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -25,6 +26,7 @@ from transformers.quantizers import AutoQuantizationConfig
 from decoding.cached_lm import CachedLM
 from decoding.draft_vocabulary import KEY as VOCABULARY
 from decoding.draft_vocabulary import digest, keep_rows, read_vocabulary, with_ends
+from decoding.feature_draft import FeatureDraft, read_maps
 from decoding.packing import pack_linears
 from predictors.errors import UserError
 from predictors.storage import checked_folder
@@ -48,15 +50,18 @@ def load_pair(cfg: DictConfig) -> ModelPair:
     different vocabularies, and ``pair.draft_vocabulary`` for a file that is not about this vocabulary.
     """
     configs = {side: _load_config(side, cfg) for side in ("target", "draft")}
-    tokenizers = {side: _load_tokenizer(side, cfg) for side in ("target", "draft")}
+    tokenizers = {side: load_tokenizer(side, cfg) for side in ("target", "draft")}
     vocab_size = min(config.get_text_config().vocab_size for config in configs.values())
     check_same_vocabulary(tokenizers["target"], tokenizers["draft"], vocab_size)
     tokens = _vocabulary(cfg, vocab_size)
     target, sizes = _load_model("target", cfg), {"vocab_size": vocab_size, "max_length": cfg.max_length}
     eos_ids = _eos_ids(target, tokenizers["target"])
     vocabulary = None if tokens is None else with_ends(tokens, eos_ids)
-    draft = CachedLM(_load_model("draft", cfg, vocabulary), vocabulary=vocabulary, **sizes)
-    return ModelPair(CachedLM(target, **sizes), draft, tokenizers["target"], cfg.name, eos_ids)
+    target_lm, model = CachedLM(target, **sizes), _load_model("draft", cfg, vocabulary)
+    maps = read_maps(Path(_source("draft", cfg)), model, target)
+    options = {"vocabulary": vocabulary, **sizes}
+    draft = CachedLM(model, **options) if maps is None else FeatureDraft(model, target_lm, maps, **options)
+    return ModelPair(target_lm, draft, tokenizers["target"], cfg.name, eos_ids)
 
 
 def _vocabulary(cfg: DictConfig, vocab_size: int) -> torch.Tensor | None:
@@ -91,7 +96,22 @@ def _load_config(side: str, cfg: DictConfig) -> PreTrainedConfig:
         raise UserError(f"pair.{side}: cannot read a model from {source} ({_first_line(error)}). {_REMEDY}") from error
 
 
-def _load_tokenizer(side: str, cfg: DictConfig) -> PreTrainedTokenizerBase:
+def load_llama(side: str, cfg: DictConfig) -> LlamaForCausalLM:
+    """One model of a ``conf/pair`` group as transformers has it, to read states of or to train. Raises UserError where
+    it is missing or no Llama."""
+    source = _source(side, cfg)
+    try:
+        dtype = resolve_dtype(cfg[f"{side}_dtype"], cfg[f"{side}_device"])
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=cfg[f"{side}_device"]).eval()
+    except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
+        raise UserError(f"pair.{side}: cannot load {source} ({_first_line(error)}). {_REMEDY}") from error
+    if not isinstance(model, LlamaForCausalLM):
+        raise UserError(f"pair.{side}: {type(model).__name__} is no Llama model, the only kind this recipe knows")
+    return model
+
+
+def load_tokenizer(side: str, cfg: DictConfig) -> PreTrainedTokenizerBase:
+    """Raises UserError where it is missing."""
     source = _source(side, cfg)
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=cfg.trust_remote_code, **_where(side, cfg))

@@ -36,6 +36,8 @@ class TableLM:
     a predictor can be tested too.
     """
 
+    reads_target = False
+
     def __init__(
         self, table: Table, order: int = 2, max_length: int = 1 << 20, n_layers: int = 2, width: int = 4
     ) -> None:

@@ -24,14 +24,14 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from data_gen.chats import Chat, ChatPool, save_chats
-from data_gen.distill import Distillation, TrainingConfig, measure_overlap
+from data_gen.distill import Distillation, TrainingConfig, draft_states, measure_overlap
 from data_gen.prompts.jsonl import load_jsonl
 from data_gen.selfchat import SelfChat, SelfChatConfig
 from decoding.draft_model import copied_layers, draft_from_layers, own_layers
-from decoding.models import resolve_dtype
+from decoding.models import load_llama, load_tokenizer
 from predictors.cli import hydra_script
 from predictors.errors import UserError
 
@@ -88,21 +88,14 @@ def check(cfg: DictConfig) -> None:
 
 
 def load_target(cfg: DictConfig) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """The pair's target in its configured dtype, which must be of the Llama architecture and have ``layers``."""
-    folder = Path(cfg.pair.target).expanduser()
-    source = str(folder) if folder.exists() else str(cfg.pair.target)
-    try:
-        dtype = resolve_dtype(cfg.pair.target_dtype, cfg.pair.target_device)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=cfg.pair.target_device).eval()
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"pair.target: cannot load {source} ({reason}). Run python scripts/build_pair.py") from error
-    if not isinstance(model, LlamaForCausalLM):
-        raise UserError(f"pair.target: {type(model).__name__} is no Llama model, the only kind this recipe knows")
+    """The pair's target and its tokenizer. Raises UserError where it has not the ``layers`` that are asked for."""
+    model = load_llama("target", cfg.pair)
+    tokenizer = load_tokenizer("target", cfg.pair)
     depth = model.config.num_hidden_layers
     if not cfg.layers or not all(0 <= layer < depth for layer in cfg.layers):
         raise UserError(f"layers: {list(cfg.layers)} must be one or more of the target's layers 0 to {depth - 1}")
+    if not all(layer in range(depth + 1) for layer in cfg.chats.feature_layers):
+        raise UserError(f"chats.feature_layers: {list(cfg.chats.feature_layers)} must be layers from 0 to {depth}")
     return model, tokenizer
 
 
@@ -112,7 +105,7 @@ def chat_stream(
     """The endless chats of this process. One stream for the whole run: a new one would drop the chats that are not
     finished, long ones above all, and begin again with the first of ``chats.prompts``."""
     settings = {f.name: cfg.chats[f.name] for f in fields(SelfChatConfig)}
-    settings["temperatures"] = tuple(settings["temperatures"])
+    settings |= {key: tuple(settings[key]) for key in ("temperatures", "feature_layers")}
     seed = cfg.seed * 1_000_003 + shard_count(folder)  # never the same chats again after a restart
     prompts, openings = (read_texts(cfg, key, tokenizer) for key in ("prompts", "openings"))
     config = SelfChatConfig(**settings)
@@ -132,7 +125,8 @@ def generate(cfg: DictConfig, stream: Iterator[Chat], folder: Path, tokens: int)
     with tqdm(total=tokens, initial=have, unit="tok", desc="chats", smoothing=0.1) as bar:
         while have < tokens:
             shard = next_shard(stream, cfg.chats.shard_tokens, bar)
-            save_chats(folder / f"chats-{cfg.seed:03d}-{number:05d}-{os.getpid()}.safetensors", shard)
+            path = folder / f"chats-{cfg.seed:03d}-{number:05d}-{os.getpid()}.safetensors"
+            save_chats(path, shard, cfg.chats.feature_layers)
             number += 1
             have = written_tokens(folder)
 
@@ -148,11 +142,11 @@ def next_shard(stream: Iterator[Chat], tokens: int, bar: tqdm) -> list[Chat]:
 
 
 def written_tokens(folder: Path) -> int:
-    """Response tokens in all shards: one row of hidden states each. Only headers are read."""
+    """Response tokens in all shards. Hidden states are not read."""
     total = 0
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            total += file.get_slice("hidden").get_shape()[0]
+            total += int((file.get_tensor("lengths") - file.get_tensor("starts")).sum())
     return total
 
 
@@ -219,7 +213,7 @@ def train(cfg: DictConfig, run: Distillation, tokens: int) -> None:
 
 def ship(cfg: DictConfig, run: Distillation) -> None:
     """Write the trained layers in bfloat16, and provenance.json with what was measured on the held-out chats."""
-    overlap = measure_overlap(run.draft, run.pool.validation, run.head, stride=2)
+    overlap = measure_overlap(lambda chats: draft_states(run.draft, chats), run.pool.validation, run.head, stride=2)
     output = Path(cfg.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".partial")

@@ -69,6 +69,11 @@ class OverlappedEngine:
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.structure, self.chain_rule, self.branch_rule = check_overlap_fit(structure, verifier, branch_verifier)
+        if pair.draft.reads_target:
+            raise UserError(
+                "engine, pair.draft: this draft reads what the target says of the text before, and here the two run "
+                "side by side. Use engine=serial, or another draft"
+            )
         self.classes = classes_of(stop, self.structure.gamma_max)
         self.pair = pair
         self.warp = warp

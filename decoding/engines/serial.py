@@ -51,9 +51,9 @@ class SerialEngine:
         models = [target, draft] if self.structure.uses_draft else [target]
         request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, *models)
         prompt_tokens = len(request.committed)
-        if self.structure.uses_draft:
-            prefill(draft, request.committed)
         hidden = prefill(target, request.committed, hidden=self._reads("target"))
+        if self.structure.uses_draft:  # after the target, whose states a draft may read
+            prefill(draft, request.committed)
         prefill_seconds = perf_counter() - start
         watch, rounds = Stopwatch(), list[RoundTrace]()
         while not request.finished:

@@ -140,10 +140,10 @@ def test_training_raises_acceptance_and_resumes(
         return Distillation(draft, ChatPool(tmp_path / "chats", 4), config(dtype=dtype), tmp_path, seed=0)
 
     run = start()
-    before = measure_overlap(run.draft, run.pool.training, run.head)
+    before = measure_overlap(lambda chats: draft_states(run.draft, chats), run.pool.training, run.head)
     for _ in run.run(1500, save_seconds=1e9):
         pass
-    after = measure_overlap(run.draft, run.pool.training, run.head)
+    after = measure_overlap(lambda chats: draft_states(run.draft, chats), run.pool.training, run.head)
     assert after.acceptance > before.acceptance and after.kl < before.kl
     again = start()
     assert again.resume() and again.progress == run.progress

@@ -1,0 +1,134 @@
+"""`python train.py draft=feature`: from chats and an ordinary draft to a draft that reads along with its target."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from data_gen.chats import Chat, ChatPool
+from data_gen.distill import TrainingConfig, measure_overlap
+from data_gen.feature_training import FeatureDistillation, Maps
+from decoding.draft_vocabulary import read_vocabulary
+from decoding.feature_draft import FILE, read_maps
+from decoding.models import load_llama
+from predictors.errors import UserError, checked_count
+from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
+
+MARKER = "training.json"  # what the folder of a trained draft is known by
+LOGGED = 20  # steps between two records of the logger
+
+
+def train_feature_draft(cfg: DictConfig) -> None:
+    """Chats with the target's hidden states in, the folder of a draft out (`pair.draft` of any command).
+
+    Raises UserError for settings, chats or models that do not fit together. Interrupted, it goes on when run again.
+    """
+    settings = cfg.draft
+    checked_count("draft.steps", settings.steps)
+    out = checked_folder("out", "checkpoints/feature_draft" if cfg.out is None else cfg.out)
+    refuse_foreign(out, MARKER)
+    run = start(cfg, out)
+    with only_writer(out):
+        logger: Any = instantiate(cfg.logger)
+        logger.start("train", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            if run.resume():
+                print(f"resuming after {run.progress['tokens']:,} tokens ({run.folder})")
+            train(run, settings.save_seconds, logger)
+            measured = measure(run)
+            logger.log({f"test/{name}": value for name, value in measured.items()})
+            save(cfg, run, out, measured)
+            (run.folder / "state.safetensors").unlink()
+            logger.artifact("feature_draft", "draft", out)
+        finally:
+            logger.finish()
+    print("\n".join(f"{name}: {value:.3f}" for name, value in measured.items()))
+    print(f"saved {out}. Decode with it: python scripts/evaluate.py pair.draft={out}")
+
+
+def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
+    """A new run, from `pair.draft` and maps of zeros, or from its own where it reads along already."""
+    settings = cfg.draft
+    folder = checked_folder("draft.chats", settings.chats)
+    pool = ChatPool(folder, checked_count("draft.held_out", settings.held_out))
+    make = "python scripts/distill_draft.py stage=generate chats.feature_layers=[10,20]"
+    if len(pool.chats) <= settings.held_out:
+        raise UserError(f"draft.chats: {folder} holds no chats to train on. Write some: {make}")
+    target, draft = load_llama("target", cfg.pair), load_llama("draft", cfg.pair)
+    hidden, read = target.config.hidden_size, pool.chats[0].states.shape[-1]
+    if not hidden == draft.config.hidden_size == read:
+        raise UserError(
+            f"draft.chats, pair: hidden sizes differ: {read} in {folder}, {hidden} of the target, "
+            f"{draft.config.hidden_size} of the draft. Make the chats with this target, the draft with "
+            "scripts/distill_draft.py"
+        )
+    maps = Maps(pool.layers, hidden, hidden)
+    known = read_maps(Path(cfg.pair.draft).expanduser(), draft, target)
+    if known is not None and known.layers == maps.layers:
+        maps.from_states.weight.data.copy_(known.from_states)
+        maps.from_own.weight.data.copy_(known.from_own)
+    head: Tensor = target.lm_head.weight
+    draft.lm_head.weight.data.copy_(head.data)
+    tokens = None
+    if settings.vocabulary is not None:
+        tokens = read_vocabulary(checked_folder("draft.vocabulary", settings.vocabulary, "file"), len(head))
+    config = TrainingConfig(**settings.training)
+    state = out.with_name(out.name + ".run")
+    return FeatureDistillation(draft, maps, settings.steps, tokens, pool, config, state, cfg.seed)
+
+
+def train(run: FeatureDistillation, save_seconds: float, logger: Any) -> None:
+    """Until as many response tokens were seen as the recipe says, with a bar that shows the batch acceptance."""
+    smooth = None
+    with tqdm(total=run.config.tokens, initial=run.progress["tokens"], unit="tok", desc="train", smoothing=0.1) as bar:
+        for record in run.run(run.config.tokens, save_seconds):
+            smooth = record["acceptance"] if smooth is None else 0.95 * smooth + 0.05 * record["acceptance"]
+            bar.set_postfix(acceptance=f"{smooth:.3f}", lr=f"{record['lr']:.1e}", refresh=False)
+            bar.update(record["tokens"] - bar.n)
+            if record["step"] % LOGGED == 0:
+                logger.log({f"train/{key}": record[key] for key in ("acceptance", "regression", "lr")}, record["step"])
+
+
+@torch.no_grad()
+def measure(run: FeatureDistillation) -> dict[str, float]:
+    """Acceptance sum(min(p, q)) and greedy agreement on the held-out chats, by tokens drafted before; q is over the
+    whole vocabulary."""
+    found = {}
+    for step in range(run.steps):
+
+        def states(chats: list[Chat], step: int = step) -> tuple[Tensor, Tensor]:
+            return run.states(chats)[step]
+
+        overlap = measure_overlap(states, run.pool.validation, run.head, stride=2)
+        found[f"acceptance after {step} drafted"] = overlap.acceptance
+        found[f"agreement after {step} drafted"] = overlap.agreement
+    return found
+
+
+def save(cfg: DictConfig, run: FeatureDistillation, out: Path, measured: dict[str, float]) -> None:
+    """All files of a draft or none."""
+    maps = run.maps.finished(torch.bfloat16)
+    facts = {
+        "command": shlex.join(["python", "train.py", *sys.argv[1:]]),
+        "config": OmegaConf.to_container(cfg.draft, resolve=True),
+        "started_from": str(cfg.pair.draft),
+        "chats": len(run.pool.training),
+        "response_tokens": run.pool.response_tokens(),
+        "progress": run.progress,
+        "held_out_chats": measured,
+    }
+    with replaced_folder(out, MARKER) as folder:
+        run.draft.bfloat16().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(Path(cfg.pair.target).expanduser()).save_pretrained(folder)
+        tensors = {"from_states": maps.from_states.contiguous(), "from_own": maps.from_own.contiguous()}
+        save_file(tensors, folder / FILE, {"layers": json.dumps(maps.layers)})
+        write_json(folder / MARKER, facts)

@@ -1,0 +1,138 @@
+"""A draft that reads its target's states: what decodes is what was trained, whatever was kept and dropped before."""
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_gen.chats import Chat, ChatPool, save_chats
+from data_gen.distill import TrainingConfig
+from data_gen.feature_training import FeatureDistillation, Maps, unrolled
+from decoding.batched_lm import BatchedLM
+from decoding.cached_lm import CachedLM
+from decoding.engines.serial import SerialEngine
+from decoding.feature_draft import FeatureDraft, read_maps
+from decoding.models import ModelPair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.never import Never
+from decoding.structures.chain import Chain
+from decoding.structures.dyspec import DySpecHeap
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
+from predictors.errors import UserError
+from tests.tiny_pair import tiny_models, tiny_tokenizer
+
+LAYERS = (1, 3)
+
+
+def maps(scale: float = 0.3) -> Maps:
+    torch.manual_seed(5)
+    found = Maps(LAYERS, 24, 24).double()
+    for parameter in found.parameters():
+        torch.nn.init.normal_(parameter, std=scale)
+    return found
+
+
+def reading_pair() -> ModelPair:
+    target, draft = tiny_models()
+    lm = CachedLM(target)
+    return ModelPair(lm, FeatureDraft(draft, lm, maps().finished(torch.float64)), tiny_tokenizer(), "tiny", (0,))
+
+
+@torch.no_grad()
+def test_rows_are_those_of_the_training() -> None:
+    """Seven tokens verified, three drafted: steps 1 to 4 of the unrolled draft."""
+    pair, text = reading_pair(), torch.randint(1, 32, (10,), generator=torch.Generator().manual_seed(3))
+    pair.target.forward(text)
+    steps = unrolled(pair.draft.model, maps(), text[None], pair.target.states[None, :10], 4)
+    pair.target.crop(6)
+    found = [pair.draft.forward(text[:7], hidden=True).hidden[-1]]
+    for drafted, row in enumerate(range(7, 10)):
+        parents = torch.tensor([drafted - 1])
+        found.append(pair.draft.forward(text[row, None], parents, extend=drafted > 0, hidden=True).hidden[-1])
+    torch.testing.assert_close(found[0], steps[0][0, :7], rtol=1e-4, atol=1e-5)  # norms are float32 there
+    for step, row in enumerate(range(7, 10), 1):
+        torch.testing.assert_close(found[step][0], steps[step][0, row], rtol=1e-4, atol=1e-5)
+
+
+class WatchedEngine(SerialEngine):
+    """After each round: the target's states are those of a fresh forward, the draft holds verified rows only."""
+
+    def _context(self, request, round_, hidden):
+        target, committed = self.pair.target, request.committed
+        fresh = CachedLM(target.model)
+        fresh.record(LAYERS)
+        if len(committed) > 1:
+            fresh.forward(committed[:-1])
+        torch.testing.assert_close(target.states[: target.length], fresh.states[: target.length])
+        assert self.pair.draft.length <= len(committed) - 1
+        return super()._context(request, round_, hidden)
+
+
+@pytest.mark.parametrize("builds", [Chain(3), DySpecHeap(6)])
+def test_greedy_output_is_the_targets_and_states_follow_every_roll_back(builds: Chain | DySpecHeap) -> None:
+    pair = reading_pair()
+    verifier = TokenVerifier() if isinstance(builds, Chain) else RrswVerifier()
+    for seed in range(3):
+        prompt = torch.randint(1, 32, (1 + 3 * seed,), generator=torch.Generator().manual_seed(seed))
+        engine = WatchedEngine(pair, builds, Never(), verifier, Warp(0.0), Warp())
+        found = engine.decode(prompt, 20, Sampler.seeded(0))
+        text = prompt
+        for _ in found.tokens:
+            last = CachedLM(pair.target.model).forward(text, logits="last").logits[-1]
+            text = torch.cat([text, last.argmax()[None]])
+        assert found.tokens == text[len(prompt) :].tolist()
+
+
+def chats() -> list[Chat]:
+    """Random texts with what the target makes of them."""
+    lm, found = CachedLM(tiny_models()[0].float()), []
+    lm.record(LAYERS)
+    generator = torch.Generator().manual_seed(2)
+    for length in islice((8 + number % 5 for number in range(30)), 30):
+        tokens = torch.randint(1, 32, (length,), generator=generator, dtype=torch.int32)
+        lm.reset()
+        lm.forward(tokens.long())
+        found.append(Chat(tokens, 3, lm.states[: length - 1].bfloat16().clone()))
+    return found
+
+
+def test_training_raises_acceptance_of_every_step_and_resumes(tmp_path: Path) -> None:
+    (tmp_path / "chats").mkdir()
+    save_chats(tmp_path / "chats" / "0.safetensors", chats(), LAYERS)
+    values = dict(tokens=12_000, batch_tokens=60, lr=0.004, warmup=2, decay=0.5, momentum=0.95, positions=0.7)
+    recipe = TrainingConfig(**values, regression=0.5, total_variation=0.3)
+
+    def start() -> FeatureDistillation:
+        pool, (_, draft) = ChatPool(tmp_path / "chats", 4), tiny_models()
+        return FeatureDistillation(draft.float(), Maps(LAYERS, 24, 24), 3, None, pool, recipe, tmp_path, seed=0)
+
+    run = start()
+    records = list(run.run(9000, save_seconds=1e9))
+    assert records[-1]["acceptance"] > records[0]["acceptance"] + 0.05
+    assert all(parameter.abs().sum() > 0 for parameter in run.maps.parameters()), "the maps have learnt nothing"
+    again = start()
+    assert again.resume() and again.progress == run.progress
+    for name, parameter in run.trained().items():
+        assert torch.equal(parameter, again.trained()[name]), name
+
+
+def test_chats_of_other_layers_are_refused(tmp_path: Path) -> None:
+    save_chats(tmp_path / "a.safetensors", chats()[:3], LAYERS)
+    save_chats(tmp_path / "b.safetensors", chats()[3:], (2, 3))
+    with pytest.raises(UserError, match=r"^chats: .*layers \[2, 3\], the others of \[1, 3\]"):
+        ChatPool(tmp_path, 1)
+
+
+def test_damaged_maps_are_refused(tmp_path: Path) -> None:
+    target, draft = tiny_models()
+    assert read_maps(tmp_path, draft, target) is None
+    (tmp_path / "target_features.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"^pair\.draft: .*target_features\.safetensors is damaged"):
+        read_maps(tmp_path, draft, target)
+
+
+def test_a_harvest_refuses_it() -> None:
+    with pytest.raises(UserError, match=r"^pair\.draft: .*cannot be harvested yet"):
+        BatchedLM(reading_pair().draft, [torch.tensor([1, 2])], 3)
