@@ -138,7 +138,13 @@ def generate_engines(
     cfg: DictConfig, pair: ModelPair, asked: Mapping[str, Sequence[Settings]]
 ) -> dict[str, dict[str, Engine]]:
     """By method and name of the choice. Raises UserError for settings that transformers refuses."""
-    target, draft = (load_plain(side, cfg.pair).eval() for side in ("target", "draft"))
+    if pair.draft.reads_target and cfg.assistant is None:
+        raise UserError(
+            "assistant: pair.draft reads its target's hidden states, which an assistant of transformers cannot. Give it "
+            "an ordinary draft: assistant=<folder or hub id>"
+        )
+    assistants = cfg.pair if cfg.assistant is None else OmegaConf.merge(cfg.pair, {"draft": cfg.assistant})
+    target, draft = load_plain("target", cfg.pair).eval(), load_plain("draft", assistants).eval()
     warp, eos_ids = instantiate(cfg.warp), frozenset(pair.eos_ids)
     found: dict[str, dict[str, Engine]] = {}
     for name, choices in asked.items():
