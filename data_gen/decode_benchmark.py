@@ -140,11 +140,11 @@ def generate_engines(
     """By method and name of the choice. Raises UserError for settings that transformers refuses."""
     if pair.draft.reads_target and cfg.assistant is None:
         raise UserError(
-            "assistant: pair.draft reads its target's hidden states, which an assistant of transformers cannot. Give it "
-            "an ordinary draft: assistant=<folder or hub id>"
+            "assistant: pair.draft reads its target's hidden states, which an assistant of transformers cannot. Give "
+            "it an ordinary draft: assistant=<folder or hub id>"
         )
-    assistants = cfg.pair if cfg.assistant is None else OmegaConf.merge(cfg.pair, {"draft": cfg.assistant})
-    target, draft = load_plain("target", cfg.pair).eval(), load_plain("draft", assistants).eval()
+    models: Any = OmegaConf.merge(cfg.pair, {} if cfg.assistant is None else {"draft": cfg.assistant})
+    target, draft = (load_plain(side, models).eval() for side in ("target", "draft"))
     warp, eos_ids = instantiate(cfg.warp), frozenset(pair.eos_ids)
     found: dict[str, dict[str, Engine]] = {}
     for name, choices in asked.items():

@@ -26,6 +26,7 @@ from decoding.cached_lm import CachedLM, written
 from decoding.lm import LMOutput, LogitsFor
 from predictors.errors import UserError
 
+MAPS = ("from_states", "from_own")
 FILE = "target_features.safetensors"  # beside the draft's weights: what makes it a draft that reads along
 
 

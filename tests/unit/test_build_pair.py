@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from decoding.draft_model import copied_layers, draft_from_layers, own_layers
+from decoding.feature_draft import read_maps
 from predictors.errors import UserError
 from scripts import build_pair
 
@@ -54,6 +55,7 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     return OmegaConf.create(
         {
             "pair": {"name": "smollm2", "target": str(cache / "target"), "draft": str(cache / "draft")},
+            "reading_layers": None,
             "package": "some-pack==1.0",
             "member": MEMBER,
             "bytes": len(GGUF),
@@ -232,3 +234,20 @@ def test_layers_that_do_not_fit_are_refused() -> None:
     layers.pop("model.layers.0.mlp.up_proj.weight")
     with pytest.raises(UserError, match=r"(?s)draft_layers: these layers do not fit .*mlp\.up_proj"):
         draft_from_layers(target, layers)
+
+
+def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Path) -> None:
+    target = build_pair.plain_model(tiny_llama())
+    put_wheel(cfg)
+    layers, path = copied_layers(target, [0, 3]), tmp_path / "reading.safetensors"
+    maps = {"from_states": torch.randn(8, 24), "from_own": torch.randn(8, 8)}
+    save_file(layers | maps, path, {"layers": "[1, 2]"})
+    cfg.reading_layers = str(path)
+    run(cfg)
+    folder = Path(cfg.pair.draft).with_name("reading_draft")
+    found = read_maps(folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), target)
+    assert found is not None and found.layers == (1, 2)
+    assert torch.equal(found.from_states, maps["from_states"]) and torch.equal(found.from_own, maps["from_own"])
+    cfg.reading_layers = str(tmp_path / "none")
+    with pytest.raises(UserError, match="^reading_layers: .*none not found"):
+        run(cfg)
