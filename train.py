@@ -72,7 +72,7 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 @hydra_script("train", several=True)
 def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out; with draft=feature chats in, a draft out."""
-    if cfg.draft is not None:
+    if cfg.get("draft") is not None:
         return train_feature_draft(cfg)
     checked_seed(cfg.seed)
     predictor: Predictor = instantiate(cfg.predictor)

@@ -50,7 +50,7 @@ def test_decode(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     found = json.loads(Path("runs/toy/decode.json").read_text())
     names = list(found["methods"]["jsonl"]["standings"])
     assert [name.split(" (")[0] for name in names] == [
-        *("autoregressive", "best fixed gamma", "confidence", "adaedl", "lookup", "transformers generate"),
+        *("autoregressive", "best fixed gamma", "confidence", "lookup", "sources", "transformers generate"),
         *("transformers assisted", "transformers dynamic", "transformers heuristic", "transformers prompt_lookup"),
     ]
     assert all(

@@ -105,7 +105,7 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
         ("training.dtype=int8", "training.dtype: int8"),
         ("chats.slots=0", "chats.slots: 0"),
         ("training.warmup=0", "training.warmup: 0"),
-        ("pair.target=none/at/all", "pair.target: cannot load"),
+        ("pair.target=none/at/all", "pair.target: no model in"),
         ("chats.prompts=none.jsonl", "chats.prompts: there is no file none.jsonl. Set chats.prompts="),
         ("start=half.safetensors", "start: half.safetensors is damaged"),
         ("training.speed=2", "training.speed"),

@@ -66,7 +66,7 @@ def test_chats_are_counted_and_the_first_held_out(
     monkeypatch.chdir(tmp_path)
     Path("chats").mkdir()
     spoken = ([1, 2, 9, 9], [1, 2, 5, 7], [3, 4, 7, 5, 7])
-    chats = [Chat(torch.tensor(tokens, dtype=torch.int32), 2, torch.zeros(len(tokens) - 2, 4)) for tokens in spoken]
+    chats = [Chat(torch.tensor(tokens, dtype=torch.int32), 2, torch.zeros(len(tokens) - 1, 1, 4)) for tokens in spoken]
     save_chats(Path("chats/one.safetensors"), chats)
     pair = [word for word in base(tiny_pair_dir) if word.startswith("pair")]
     arguments = (*pair, "chats=chats", "held_out=1", "sizes=[]", "size=2", "positions=2", "gammas=2")
