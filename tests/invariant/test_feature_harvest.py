@@ -67,19 +67,20 @@ def test_given_responses_make_the_same_records(
     test_follow.test_records_are_those_of_generated_responses(pair, recipe, 1, tmp_path, monkeypatch)
 
 
-def test_replay_is_decode(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_is_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = reading_pair()
     pair.eos_ids = (0, 31)
     monkeypatch.setattr(test_replay, "models", lambda: pair)
     how = test_replay.recipe(test_replay.GREEDY, test_replay.MAX_NEW, test_replay.GAMMA)
-    found, drafted = test_replay.harvested(test_replay.PROMPTS, how, tmp_path), 0
+    found, accepted = test_replay.harvested(test_replay.PROMPTS, how, tmp_path), 0
     for name, values in test_replay.RULES[1::5]:
         stop = test_replay.rule(name, values)
         counts = test_replay.replayed(found, stop, test_replay.GAMMA)
         traces = test_replay.decode(stop, test_replay.MAX_NEW, test_replay.GAMMA)
         for place, prompt in enumerate(found.prompt_ids):
             assert counts.of(place) == test_replay.counted(traces[int(prompt)]), (name, values)
-            drafted += counts.of(place)["accepted"]
-    assert drafted > 100
+            accepted += counts.of(place)["accepted"]
+    assert accepted > 20
 
 
 def save_maps(folder: Path, scale: float = 0.3) -> None:
