@@ -9,7 +9,6 @@ import torch
 from data_gen.chats import Chat, ChatPool, save_chats
 from data_gen.distill import TrainingConfig
 from data_gen.feature_training import FeatureDistillation, Maps, unrolled
-from decoding.batched_lm import BatchedLM
 from decoding.cached_lm import CachedLM
 from decoding.engines.serial import SerialEngine
 from decoding.feature_draft import FeatureDraft, read_maps
@@ -131,11 +130,6 @@ def test_damaged_maps_are_refused(tmp_path: Path) -> None:
     (tmp_path / "target_features.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"^pair\.draft: .*target_features\.safetensors is damaged"):
         read_maps(tmp_path, draft, target)
-
-
-def test_a_harvest_refuses_it() -> None:
-    with pytest.raises(UserError, match=r"^pair\.draft: .*cannot be harvested yet"):
-        BatchedLM(reading_pair().draft, [torch.tensor([1, 2])], 3)
 
 
 def test_it_may_be_run_outside_of_inference_mode_after_a_decode() -> None:
