@@ -139,7 +139,8 @@ class FeatureDraft(CachedLM):
     def _added(self) -> Tensor:
         """[1, n, H] for the rows of this call."""
         verified, first = self._target.length, self._before[0]
-        if self._before[-1] < verified and len(self._before) > 1:  # a chain of tokens the target has seen
+        chain = len(self._before) > 1 and self._before == list(range(first, first + len(self._before)))
+        if chain and self._before[-1] < verified:  # tokens the target has seen, one after another
             states = self._target.states[max(first, 0) : first + len(self._before)]
             added = self.maps.of_target(states)
             return F.pad(added, (0, 0, len(self._before) - len(added), 0))[None]

@@ -253,8 +253,12 @@ def pair_identity(pair: ModelPair) -> dict[str, Any]:
 
 
 def _draft_identity(draft: CachedLM) -> str:
-    """With another vocabulary a draft has other laws q: what belongs to one does not belong to the other."""
+    """With another vocabulary, or other maps of its target's states, a draft has other laws q: what belongs to one does
+    not belong to the other."""
     fingerprint = model_fingerprint(draft.model)
+    if isinstance(draft, FeatureDraft):
+        maps = [*draft.maps.layers, *(_picked(part, 64) for part in (draft.maps.from_states, draft.maps.from_own))]
+        fingerprint += f", maps {_digest(map(str, maps))}"
     return fingerprint if draft.vocabulary is None else f"{fingerprint}, {digest(draft.vocabulary)}"
 
 
