@@ -263,10 +263,12 @@ class TransformersForward:
 
 
 def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tensor:
-    """`buffer` with `rows` [n, ...] from row `start` on; a larger one where they do not fit."""
+    """`buffer` with `rows` [n, ...] from row `start` on; a larger one, which is no inference tensor so that it may be
+    written outside of inference mode later, where they do not fit."""
     end = start + len(rows)
     if end > len(buffer):
-        grown = rows.new_zeros(max(end, 2 * len(buffer), 256), *rows.shape[1:])
+        with torch.inference_mode(False):
+            grown = torch.zeros(max(end, 2 * len(buffer), 256), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
         if len(buffer):
             grown[: len(buffer)] = buffer
         buffer = grown

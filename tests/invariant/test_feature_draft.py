@@ -154,3 +154,12 @@ def test_siblings_below_verified_rows_read_the_states_of_their_parents() -> None
 def test_a_harvest_refuses_it() -> None:
     with pytest.raises(UserError, match=r"^pair\.draft: .*cannot be harvested yet"):
         BatchedLM(reading_pair().draft, [torch.tensor([1, 2])], 3)
+
+
+def test_it_may_be_run_outside_of_inference_mode_after_a_decode() -> None:
+    pair = reading_pair()
+    SerialEngine(pair, Chain(2), Never(), TokenVerifier(), Warp(), Warp()).decode([1, 2, 3], 8, Sampler.seeded(0))
+    pair.target.reset()
+    pair.draft.reset()
+    pair.target.forward(torch.tensor([4, 5]))
+    assert pair.draft.forward(torch.tensor([4, 5, 6])).logits.shape == (3, 32)
