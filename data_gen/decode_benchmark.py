@@ -118,8 +118,9 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {  # transformers itself checks none
 def generate_settings(cfg: DictConfig) -> dict[str, list[Settings]]:
     """By method, the settings to choose from: every combination where some are lists. Raises UserError for none, for
     what `ALLOWED` does not allow, and where plain generation, which all are compared with, is left out or changed."""
-    given: Any = OmegaConf.to_container(cfg.transformers, resolve=True)
-    if not isinstance(given, dict) or given.get("generate") != {}:
+    asked = cfg.transformers
+    given: Any = OmegaConf.to_container(asked, resolve=True) if OmegaConf.is_dict(asked) else {}
+    if given.get("generate") != {}:
         raise UserError("transformers.generate: plain generation is what all is compared with. Leave it as {}")
     found = {}
     for name, settings in given.items():

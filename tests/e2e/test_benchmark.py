@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_gen import decode_benchmark
 from data_gen.decode_benchmark import alternating
 from scripts import benchmark
-from tests.tiny_pair import tiny_models
+from tests.tiny_pair import CONFIG
 
 SMALL = ("harvest.max_new_tokens=8", "harvest.gamma=3", "repeats=1", "dataset=jsonl", "dataset.chat=false")
 
@@ -104,9 +104,7 @@ def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = tiny_models()[1].config
-    config.vocab_size = 40
-    LlamaForCausalLM(config).save_pretrained("wider")
+    LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), "vocab_size": 40})).save_pretrained("wider")
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, tiny_pair_dir, *argument.split())
     assert exit_code.value.code == 2 and f"error: {message}" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
 from data_gen.chats import VOCABULARY, Chat, save_chats
@@ -14,7 +15,7 @@ from decoding.feature_draft import FeatureDraft
 from decoding.models import ModelPair
 from scripts import evaluate
 from tests.programs import GREEDY, base, refused, run
-from tests.tiny_pair import tiny_models
+from tests.tiny_pair import CONFIG, tiny_models
 
 SMALL = (
     "draft=feature draft.chats=chats draft.held_out=4 draft.training.tokens=300 draft.training.batch_tokens=60 "
@@ -100,9 +101,7 @@ def test_what_cannot_work_is_one_line(
 ) -> None:
     for name, size in (("other", {"hidden_size": 16}), ("wider", {"vocab_size": 40})):
         if argument == f"pair.draft={name}":
-            config = tiny_models()[1].config
-            config.update(size)
-            type(tiny_models()[1])(config).save_pretrained(name)
+            LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), **size})).save_pretrained(name)
     given = [word for word in (*pair, *SMALL) if word.split("=")[0] != argument.split("=")[0]]
     assert refused(train, monkeypatch, capsys, *given, argument).startswith(f"error: {message}")
     assert not Path("made").exists() and not Path("made.run").exists()
