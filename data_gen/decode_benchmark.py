@@ -278,6 +278,10 @@ def page(cfg: DictConfig, pair: ModelPair, results: Mapping[str, Any]) -> str:
         best = f"Best of transformers: {found['best']}."
         parts += [f"## {dataset}", standings_table(found["standings"]), best]
         parts += draft_lines(results["draft"]["datasets"][dataset])
+        if pair.draft.reads_target:
+            parts += [
+                "That is of the first token of a draft: from the second on it reads its own states and accepts less."
+            ]
     seconds = results["draft"]["seconds"]
     rows = ", ".join(f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items())
     parts += [f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by its rows {rows}."]
