@@ -28,7 +28,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.dataset import identity, read_manifest, read_prompts
-from data_gen.feature_run import train_feature_draft
 from data_gen.samples import features_of, of_prompts, read_rounds, read_samples, refuse_short_rounds
 from data_gen.shards import SPLITS
 from predictors.base import (
@@ -73,6 +72,8 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out; with draft=feature chats in, a draft out."""
     if cfg.get("draft") is not None:
+        from data_gen.feature_run import train_feature_draft  # imports the models
+
         return train_feature_draft(cfg)
     checked_seed(cfg.seed)
     predictor: Predictor = instantiate(cfg.predictor)

@@ -14,6 +14,7 @@ from torch import Tensor
 from predictors.errors import UserError
 
 LAYERS = "feature_layers"
+VOCABULARY = "draft_vocabulary.safetensors"  # what scripts/draft_vocabulary.py writes beside what it counts
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,21 @@ def save_chats(path: Path, chats: Sequence[Chat], layers: Sequence[int] = ()) ->
     partial.rename(path)
 
 
+def shards(folder: Path) -> list[Path]:
+    """Of a folder of chats, in the order they were written."""
+    paths = [path for path in folder.glob("*.safetensors") if path.name != VOCABULARY]
+    return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
 def layers_of(path: Path) -> tuple[int, ...]:
     """The layers that the chats of a shard keep hidden states of, besides the last one."""
     try:
         with safe_open(path, "pt") as file:
-            return tuple(json.loads(file.metadata()[LAYERS]))
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+            facts = file.metadata() or {}
+        return tuple(json.loads(facts[LAYERS]))
+    except KeyError as error:
+        raise UserError(f"chats: {path} is of an earlier version. Delete it and run again") from error
+    except (SafetensorError, OSError, TypeError, ValueError) as error:
         raise UserError(f"chats: {path} is damaged ({error}). Delete it and run again") from error
 
 
@@ -82,7 +92,7 @@ class ChatPool:
         self.refresh()
 
     def refresh(self) -> None:
-        for path in sorted(self.folder.glob("*.safetensors"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+        for path in shards(self.folder):
             if path not in self.read:
                 layers = layers_of(path)
                 if self.read and layers != self.layers:

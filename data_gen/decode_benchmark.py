@@ -8,12 +8,14 @@ assistant keeps its whole vocabulary.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from data_gen.comparison import (
     best_gamma,
@@ -29,6 +31,7 @@ from data_gen.requests import spread
 from decoding import report
 from decoding.benchmark import Engine, Request, Traces, of_dataset
 from decoding.engines.generate import GenerateEngine
+from decoding.journal import file_hashes
 from decoding.lossless import greedy_differences
 from decoding.machine import in_words, setup_facts
 from decoding.methods import FIXED, engine
@@ -57,7 +60,9 @@ def benchmark_decode(cfg: DictConfig) -> str:
     compared = prepare(cfg)
     pair, requests = compared.pair, compared.requests
     theirs = generate_engines(cfg, pair, asked)
-    with only_writer(out), open_journal(cfg, compared, asked, cfg.tried_prompts) as journal:
+    assistant = None if cfg.assistant is None else str(Path(cfg.assistant).expanduser())
+    settings = [asked, cfg.tried_prompts, cfg.assistant, file_hashes(assistant)]
+    with only_writer(out), open_journal(cfg, compared, *settings) as journal:
         tried = spread(requests, cfg.tried_prompts)
         grid = fixed_grid(cfg, pair, tried, journal) if FIXED in compared.names else {}
         ours = {label(name, grid): engine(cfg, name, pair, best_gamma(grid)) for name in compared.names}
@@ -113,7 +118,8 @@ ALLOWED: dict[str, Callable[[Any], bool]] = {  # transformers itself checks none
 def generate_settings(cfg: DictConfig) -> dict[str, list[Settings]]:
     """By method, the settings to choose from: every combination where some are lists. Raises UserError for none, for
     what `ALLOWED` does not allow, and where plain generation, which all are compared with, is left out or changed."""
-    given: Any = OmegaConf.to_container(cfg.transformers, resolve=True)
+    asked = cfg.transformers
+    given: Any = OmegaConf.to_container(asked, resolve=True) if OmegaConf.is_dict(asked) else {}
     if given.get("generate") != {}:
         raise UserError("transformers.generate: plain generation is what all is compared with. Leave it as {}")
     found = {}
@@ -143,8 +149,13 @@ def generate_engines(
             "assistant: pair.draft reads its target's hidden states, which an assistant of transformers cannot. Give "
             "it an ordinary draft: assistant=<folder or hub id>"
         )
-    models: Any = OmegaConf.merge(cfg.pair, {} if cfg.assistant is None else {"draft": cfg.assistant})
-    target, draft = (load_plain(side, models).eval() for side in ("target", "draft"))
+    target, draft = load_plain("target", cfg.pair).eval(), load_assistant(cfg).eval()
+    sizes = [model.config.get_text_config().vocab_size for model in (draft, target)]
+    if sizes[0] != sizes[1] and any(settings.get("assistant") for choices in asked.values() for settings in choices):
+        raise UserError(
+            f"assistant: it has {sizes[0]} tokens, the target {sizes[1]}; transformers wants as many. Give another, or "
+            "leave out what needs one, e.g. ~transformers.assisted"
+        )
     warp, eos_ids = instantiate(cfg.warp), frozenset(pair.eos_ids)
     found: dict[str, dict[str, Engine]] = {}
     for name, choices in asked.items():
@@ -160,6 +171,18 @@ def generate_engines(
                 raise UserError(f"transformers.{name}: {str(error).splitlines()[0]}. Mend its settings") from error
         found[f"{THEIRS}{name}"] = engines
     return found
+
+
+def load_assistant(cfg: DictConfig) -> PreTrainedModel:
+    """`assistant`, or `pair.draft` where that is null. Raises UserError where it is missing."""
+    if cfg.assistant is None:
+        return load_plain("draft", cfg.pair)
+    if not isinstance(cfg.assistant, str):
+        raise UserError(f"assistant: {cfg.assistant} is no model. Write assistant=<folder or hub id>, or null")
+    try:
+        return load_plain("draft", OmegaConf.merge(cfg.pair, {"draft": cfg.assistant}))
+    except UserError as error:
+        raise UserError(str(error).replace("pair.draft", "assistant", 1)) from error
 
 
 # What was found -------------------------------------------------------------------------------------------------------
@@ -255,6 +278,10 @@ def page(cfg: DictConfig, pair: ModelPair, results: Mapping[str, Any]) -> str:
         best = f"Best of transformers: {found['best']}."
         parts += [f"## {dataset}", standings_table(found["standings"]), best]
         parts += draft_lines(results["draft"]["datasets"][dataset])
+        if pair.draft.reads_target:
+            parts += [
+                "That is of the first token of a draft: from the second on it reads its own states and accepts less."
+            ]
     seconds = results["draft"]["seconds"]
     rows = ", ".join(f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items())
     parts += [f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by its rows {rows}."]

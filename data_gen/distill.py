@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM
 
 from data_gen.chats import Chat, ChatPool, batches
 from decoding.draft_model import own_layers
-from predictors.errors import UserError
+from predictors.errors import UserError, checked_count
 
 States = Callable[[list[Chat]], tuple[Tensor, Tensor]]
 """Of a batch: hidden states of the draft and of the target, [n, H] each, at the same n positions."""
@@ -50,6 +50,18 @@ class TrainingConfig:
     regression: float
     total_variation: float
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for key in ("tokens", "batch_tokens", "warmup"):
+            checked_count(f"training.{key}", getattr(self, key))
+        for key in ("lr", "decay", "momentum", "positions", "regression", "total_variation"):
+            value = getattr(self, key)
+            if type(value) not in (int, float) or not 0 <= value < math.inf or (key == "lr" and value == 0):
+                raise UserError(f"training.{key}: {value} cannot be. Give a number, e.g. that of the config file")
+        if not 0 < self.positions <= 1:
+            raise UserError(f"training.positions: {self.positions} is no share. Use a number in (0, 1]")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise UserError(f"training.dtype: {self.dtype} is not supported. Use float32 or bfloat16")
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from data_gen.feature_training import FeatureDistillation, Maps
 from decoding.draft_vocabulary import read_vocabulary
 from decoding.feature_draft import FILE, read_maps
 from decoding.models import load_llama
-from predictors.errors import UserError, checked_count
+from predictors.errors import UserError, checked_count, checked_seed
 from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
+from predictors.sweep import is_job, job_folder
 
 MARKER = "training.json"  # what the folder of a trained draft is known by
 LOGGED = 20  # steps between two records of the logger
@@ -33,8 +34,13 @@ def train_feature_draft(cfg: DictConfig) -> None:
     Raises UserError for settings, chats or models that do not fit together. Interrupted, it goes on when run again.
     """
     settings = cfg.draft
+    torch.manual_seed(checked_seed(cfg.seed))
     checked_count("draft.steps", settings.steps)
-    out = checked_folder("out", "checkpoints/feature_draft" if cfg.out is None else cfg.out)
+    if type(settings.save_seconds) not in (int, float):
+        raise UserError(f"draft.save_seconds: {settings.save_seconds} is no number. Give one, e.g. 120")
+    default = f"checkpoints/feature_draft{'-sweep' if is_job() else ''}"
+    out = checked_folder("out", default if cfg.out is None else cfg.out)
+    out = job_folder(out, MARKER) if is_job() else out
     refuse_foreign(out, MARKER)
     run = start(cfg, out)
     with only_writer(out):
@@ -63,7 +69,8 @@ def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
     make = "python scripts/distill_draft.py stage=generate chats.feature_layers=[10,20]"
     if len(pool.chats) <= settings.held_out:
         raise UserError(f"draft.chats: {folder} holds no chats to train on. Write some: {make}")
-    target, draft = load_llama("target", cfg.pair), load_llama("draft", cfg.pair)
+    config = TrainingConfig(**settings.training)
+    target, draft = load_llama("target", cfg.pair), load_llama("draft", cfg.pair).float()
     hidden, read = target.config.hidden_size, pool.chats[0].states.shape[-1]
     if not hidden == draft.config.hidden_size == read:
         raise UserError(
@@ -71,17 +78,21 @@ def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
             f"{draft.config.hidden_size} of the draft. Make the chats with this target, the draft with "
             "scripts/distill_draft.py"
         )
-    maps = Maps(pool.layers, hidden, hidden)
+    maps = Maps(pool.layers, hidden, hidden).to(draft.device)
     known = read_maps(Path(cfg.pair.draft).expanduser(), draft, target)
     if known is not None and known.layers == maps.layers:
         maps.from_states.weight.data.copy_(known.from_states)
         maps.from_own.weight.data.copy_(known.from_own)
     head: Tensor = target.lm_head.weight
+    if draft.lm_head.weight.shape != head.shape:
+        raise UserError(
+            f"pair.draft: its output layer has {len(draft.lm_head.weight)} tokens, that of pair.target {len(head)}. "
+            "Make a draft with scripts/distill_draft.py"
+        )
     draft.lm_head.weight.data.copy_(head.data)
     tokens = None
     if settings.vocabulary is not None:
         tokens = read_vocabulary(checked_folder("draft.vocabulary", settings.vocabulary, "file"), len(head))
-    config = TrainingConfig(**settings.training)
     state = out.with_name(out.name + ".run")
     return FeatureDistillation(draft, maps, settings.steps, tokens, pool, config, state, cfg.seed)
 

@@ -145,7 +145,8 @@ class FeatureDraft(CachedLM):
     def _after(self, before: list[int]) -> Tensor:
         """[1, n, H] for rows that come after the cached rows `before` [n]; -1: it is the first of all."""
         verified, first = self._target.length, before[0]
-        if before[-1] < verified and len(before) > 1:  # a chain of tokens the target has seen
+        chain = len(before) > 1 and before == list(range(first, first + len(before)))
+        if chain and before[-1] < verified:  # tokens the target has seen, one after another
             states = self._target.states[max(first, 0) : first + len(before)]
             added = self.maps.of_target(states)
             return F.pad(added, (0, 0, len(before) - len(added), 0))[None]

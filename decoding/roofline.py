@@ -29,7 +29,8 @@ class Match:
 
 @torch.inference_mode()
 def match(pair: Pair, prompt: Tensor, response: Sequence[int], warp: Warp, draft_warp: Warp) -> Match:
-    """One forward of each model over prompt [P] and response [T]; their caches are left to be reset."""
+    """One forward of each model over prompt [P] and response [T]; their caches are left to be reset. A draft that reads
+    its target's states has them at every position here, as the first token of a draft has; later ones accept less."""
     tokens = torch.tensor(response)
     text = torch.cat([prompt, tokens])[:-1]
     rows = range(len(prompt) - 1, len(text))

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from data_gen.chats import Chat, ChatPool, save_chats
+from data_gen.chats import Chat, ChatPool, layers_of, save_chats, shards
 from data_gen.distill import Distillation, TrainingConfig, draft_states, measure_overlap
 from data_gen.prompts.jsonl import load_jsonl
 from data_gen.selfchat import SelfChat, SelfChatConfig
@@ -70,21 +70,19 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"stage: {cfg.stage} is unknown. Use one of {', '.join(STAGES)}")
     if cfg.chats.tokens <= cfg.chats.shard_tokens:
         raise UserError("chats.tokens: must exceed chats.shard_tokens. Raise it, or lower chats.shard_tokens")
-    if not 0 < cfg.training.positions <= 1:
-        raise UserError(f"training.positions: {cfg.training.positions} is no share. Use a number in (0, 1]")
-    if cfg.training.dtype not in ("float32", "bfloat16"):
-        raise UserError(f"training.dtype: {cfg.training.dtype} is not supported. Use float32 or bfloat16")
+    TrainingConfig(**cfg.training)
     if not cfg.chats.temperatures or min(cfg.chats.temperatures) <= 0:
         raise UserError("chats.temperatures: must be one or more numbers above 0. The default is [1.0, 0.6]")
     if cfg.chats.openings is not None and cfg.chats.prompt_tokens < 2:
         raise UserError("chats.prompt_tokens, chats.openings: 1 token is no room for an opening. Raise the former")
     if cfg.chats.prompt_temperature <= 0:
         raise UserError("chats.prompt_temperature: must be above 0. The default is 1.0")
-    counts = {"chats": ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out")}
-    for group, keys in (counts | {"training": ("tokens", "batch_tokens", "warmup")}).items():
-        for key in keys:
-            if cfg[group][key] < 1:
-                raise UserError(f"{group}.{key}: {cfg[group][key]} is too small. Use 1 or more")
+    for key in ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out"):
+        if cfg.chats[key] < 1:
+            raise UserError(f"chats.{key}: {cfg.chats[key]} is too small. Use 1 or more")
+    for key, value in (("layers", cfg.layers), ("chats.feature_layers", cfg.chats.feature_layers)):
+        if not OmegaConf.is_list(value):
+            raise UserError(f"{key}: {value} is no list of layers. Write e.g. {key}=[10,20]")
 
 
 def load_target(cfg: DictConfig) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
@@ -113,11 +111,17 @@ def chat_stream(
 
 
 def shard_count(folder: Path) -> int:
-    return len(list(folder.glob("*.safetensors")))
+    return len(shards(folder))
 
 
 def generate(cfg: DictConfig, stream: Iterator[Chat], folder: Path, tokens: int) -> None:
     """Write shards of chats until `folder` holds `tokens` response tokens (of every process that writes there)."""
+    for path in shards(folder):
+        if (known := layers_of(path)) != tuple(cfg.chats.feature_layers):
+            raise UserError(
+                f"chats.feature_layers: chats in {folder} keep hidden states of layers {[*known]}, not of "
+                f"{[*cfg.chats.feature_layers]}. Choose another folder=..."
+            )
     have = written_tokens(folder)
     if have >= tokens:
         return
@@ -144,7 +148,7 @@ def next_shard(stream: Iterator[Chat], tokens: int, bar: tqdm) -> list[Chat]:
 def written_tokens(folder: Path) -> int:
     """Response tokens in all shards. Hidden states are not read."""
     total = 0
-    for path in folder.glob("*.safetensors"):
+    for path in shards(folder):
         with safe_open(path, "pt") as file:
             total += int((file.get_tensor("lengths") - file.get_tensor("starts")).sum())
     return total

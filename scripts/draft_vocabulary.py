@@ -19,7 +19,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from data_gen.chats import load_chats
+from data_gen.chats import VOCABULARY, load_chats, shards
 from data_gen.dataset import read_manifest, read_prompts
 from data_gen.tuning_data import refuse_other_pair
 from data_gen.vocabulary import Text, count, draft_seconds, fits, modelled_speedup, ranked, shortened, target_seconds
@@ -68,7 +68,7 @@ def check(cfg: DictConfig) -> tuple[Path, Path]:
         checked_count("sizes", size)
     counted = "data" if cfg.chats is None else "chats"
     folder = checked_folder(counted, cfg[counted])
-    default = str(folder / "draft_vocabulary.safetensors")
+    default = str(folder / VOCABULARY)
     return folder, checked_folder("out", default if cfg.out is None else cfg.out, "file")
 
 
@@ -88,8 +88,7 @@ def texts(folder: Path, split: str) -> list[Text]:
 
 def chats(folder: Path, held_out: int) -> tuple[list[Text], list[Text]]:
     """The same of a distillation; its first chats are held out."""
-    paths = sorted(folder.glob("*.safetensors"), key=lambda path: (path.stat().st_mtime_ns, path.name))
-    found = [Text.of(chat) for path in paths for chat in load_chats(path)]
+    found = [Text.of(chat) for path in shards(folder) for chat in load_chats(path)]
     if len(found) <= held_out:
         raise UserError(f"chats: {folder} has {len(found)} chats, held_out={held_out} leaves none. Generate more")
     return found[held_out:], found[:held_out]

@@ -19,7 +19,7 @@ class StopLoss:
     """
 
     def __init__(self, rule: StopRule, cost: str | Path, loss: float) -> None:
-        if not 0 < loss <= 1:
+        if type(loss) not in (int, float) or not 0 < loss <= 1:
             raise UserError(f"stop.loss: {loss} is no share of the output from 0 (not included) to 1. Give e.g. 0.02")
         self.rule, self.loss = rule, loss
         self.cost = read_cost(cost, "stop.cost")

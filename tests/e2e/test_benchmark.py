@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_gen import decode_benchmark
 from data_gen.decode_benchmark import alternating
 from scripts import benchmark
+from tests.tiny_pair import CONFIG
 
 SMALL = ("harvest.max_new_tokens=8", "harvest.gamma=3", "repeats=1", "dataset=jsonl", "dataset.chat=false")
 
@@ -69,9 +71,9 @@ def test_an_interrupted_decode_goes_on(tiny_pair_dir: Path, monkeypatch: pytest.
         stopped.setattr(decode_benchmark, "draft_of", lambda *_: signal.raise_signal(signal.SIGINT))
         run(stopped, tiny_pair_dir, *given)
     assert ending.value.code == 130 and not Path("runs/toy").exists()
-    run(monkeypatch, tiny_pair_dir, *given)
-    found = json.loads(Path("runs/toy/decode.json").read_text())
-    assert found["resumed"] == 4  # two passes over a prompt, two prompts
+    for more, resumed in ((f"assistant={tiny_pair_dir / 'target'}", 0), ("seed=0", 4)):  # 2 passes over one, 2 prompts
+        run(monkeypatch, tiny_pair_dir, *given, more)
+        assert json.loads(Path("runs/toy/decode.json").read_text())["resumed"] == resumed
     assert [path.name for path in Path("runs").iterdir()] == ["toy"]
 
 
@@ -86,7 +88,14 @@ def test_the_benchmark_may_come_first() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "message"),
-    [("what=nothing", "what: 'nothing' is unknown. Use harvest"), ("harvest.stride=2", "harvest.stride: 2 skips")],
+    [
+        ("what=nothing", "what: 'nothing' is unknown. Use harvest"),
+        ("harvest.stride=2", "harvest.stride: 2 skips"),
+        ("what=decode transformers=null", "transformers.generate: "),
+        ("what=decode assistant=5", "assistant: 5 is no model"),
+        ("what=decode assistant=./none", "assistant: no model in"),
+        ("what=decode assistant=wider", "assistant: it has 40 tokens, the target 32"),
+    ],
 )
 def test_bad_input_is_one_line(
     argument: str,
@@ -95,6 +104,7 @@ def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), "vocab_size": 40})).save_pretrained("wider")
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, tiny_pair_dir, argument)
+        run(monkeypatch, tiny_pair_dir, *argument.split())
     assert exit_code.value.code == 2 and f"error: {message}" in capsys.readouterr().err

@@ -65,6 +65,9 @@ def test_stages_and_a_start_from_trained_layers(
 ) -> None:
     assert "holds no chats" in refused(monkeypatch, capsys, "stage=train")
     run(monkeypatch, "stage=generate", "chats.tokens=300")
+    assert "chats.feature_layers: chats in run/chats keep" in refused(
+        monkeypatch, capsys, "stage=generate", "chats.feature_layers=[1]"
+    )
     assert "no trained state" in refused(monkeypatch, capsys, "stage=ship")
     assert not Path("out").exists()
     run(monkeypatch, "stage=train", "training.tokens=400")
@@ -98,6 +101,9 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
         ("stage=some", "stage: some is unknown"),
         ("layers=[0,4]", "layers: [0, 4] must be"),
         ("layers=[]", "layers: [] must be"),
+        ("layers=5", "layers: 5 is no list of layers"),
+        ("chats.feature_layers=5", "chats.feature_layers: 5 is no list of layers"),
+        ("chats.feature_layers=[99]", "chats.feature_layers: [99] must be"),
         ("chats.temperatures=[0]", "chats.temperatures: "),
         ("chats.prompt_temperature=0", "chats.prompt_temperature: "),
         ("chats.openings=none.jsonl", "chats.openings: there is no file none.jsonl. Set chats.openings="),

@@ -1,6 +1,7 @@
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -163,8 +164,8 @@ def test_every_request_has_an_account_of_its_own(tmp_path: Path) -> None:
         rule.end_round(verdict(0, 0 if stops else 3))
 
 
-@pytest.mark.parametrize("loss", [0, -1, 1.5, math.nan])
-def test_a_loss_that_is_no_share_is_refused(loss: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", [0, -1, 1.5, math.nan, "abc", True])
+def test_a_loss_that_is_no_share_is_refused(loss: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^stop\.loss: "):
         stop_loss(tmp_path, 1.0, loss)
 

@@ -1,0 +1,121 @@
+"""`train.py draft=feature` from its command line: it makes a draft, goes on after an interruption, refuses the rest."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import train
+from data_gen.chats import VOCABULARY, Chat, save_chats
+from data_gen.feature_training import FeatureDistillation
+from decoding.cached_lm import CachedLM
+from decoding.draft_vocabulary import write_vocabulary
+from decoding.feature_draft import FeatureDraft
+from decoding.models import ModelPair
+from scripts import evaluate
+from tests.programs import GREEDY, base, refused, run
+from tests.tiny_pair import CONFIG, tiny_models
+
+SMALL = (
+    "draft=feature draft.chats=chats draft.held_out=4 draft.training.tokens=300 draft.training.batch_tokens=60 "
+    "logger=none out=made"
+).split()
+
+
+@pytest.fixture
+def pair(tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments that name it, in a folder with chats, a vocabulary beside them, and prompts."""
+    monkeypatch.chdir(tmp_path)
+    Path("chats").mkdir()
+    Path("prompts.jsonl").write_text('{"id": "p", "prompt": "w1 w2 w3"}\n')
+    lm, chats = CachedLM(tiny_models()[0].float()), []
+    lm.record([1, 3])
+    generator = torch.Generator().manual_seed(2)
+    for number in range(30):
+        tokens = torch.randint(1, 32, (8 + number % 5,), generator=generator, dtype=torch.int32)
+        lm.reset()
+        lm.forward(tokens.long())
+        chats.append(Chat(tokens, 3, lm.states[: len(tokens) - 1].bfloat16().clone()))
+    save_chats(Path("chats/0.safetensors"), chats, [1, 3])
+    write_vocabulary(Path("chats") / VOCABULARY, torch.arange(1, 31), {})
+    return [word for word in base(tiny_pair_dir) if word.startswith("pair")]
+
+
+def test_a_draft_is_trained_goes_on_and_decodes(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*pair, *SMALL, f"draft.vocabulary=chats/{VOCABULARY}"]
+    step = FeatureDistillation.train_step
+
+    def once(run: FeatureDistillation, batch: list[Chat]) -> dict:
+        if run.progress["step"]:
+            raise KeyboardInterrupt
+        return step(run, batch)
+
+    with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
+        stopped.setattr(FeatureDistillation, "train_step", once)
+        run(train, stopped, *given)
+    assert ending.value.code == 130 and not Path("made").exists()
+    run(train, monkeypatch, *given)
+    assert "resuming after" in capsys.readouterr().out and not list(Path("made.run").iterdir())
+
+    seen: list[ModelPair] = []
+    load = evaluate.prepare
+
+    def watched(cfg):
+        compared = load(cfg)
+        seen.append(compared.pair)
+        return compared
+
+    monkeypatch.setattr(evaluate, "prepare", watched)
+    decoded = [*pair[:1], "pair.draft=made", "pair.dtype=float64", *base(Path())[3:], *GREEDY, "split=all", "repeats=1"]
+    run(evaluate, monkeypatch, *decoded, "methods=[confidence]", "max_new_tokens=12", "logger=none", "out=runs")
+    assert "confidence: 1 of 1 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
+    assert isinstance(seen[0].draft, FeatureDraft) and seen[0].draft.maps.layers == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("draft.chats=none", "draft.chats: none holds no chats"),
+        ("draft.held_out=30", "draft.chats: chats holds no chats"),
+        ("draft.vocabulary=5", "draft.vocabulary: 5 is no file"),
+        ("draft.steps=0", "draft.steps: 0"),
+        ("draft.training.tokens=0", "training.tokens: 0"),
+        ("draft.training.batch_tokens=-1", "training.batch_tokens: -1"),
+        ("draft.training.lr=abc", "training.lr: abc"),
+        ("draft.training.lr=-1", "training.lr: -1"),
+        ("draft.training.decay=.nan", "training.decay: nan"),
+        ("draft.training.positions=7", "training.positions: 7"),
+        ("draft.training.dtype=float12", "training.dtype: float12"),
+        ("draft.save_seconds=abc", "draft.save_seconds: abc"),
+        ("seed=abc", "seed: 'abc'"),
+        ("pair.draft=other", "draft.chats, pair: hidden sizes differ: 24 in chats, 24 of the target, 16 of the draft"),
+        ("pair.draft=wider", "pair.draft: its output layer has 40 tokens, that of pair.target 32"),
+        ("out=chats", "out: "),
+    ],
+)
+def test_what_cannot_work_is_one_line(
+    argument: str, message: str, pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, size in (("other", {"hidden_size": 16}), ("wider", {"vocab_size": 40})):
+        if argument == f"pair.draft={name}":
+            LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), **size})).save_pretrained(name)
+    given = [word for word in (*pair, *SMALL) if word.split("=")[0] != argument.split("=")[0]]
+    assert refused(train, monkeypatch, capsys, *given, argument).startswith(f"error: {message}")
+    assert not Path("made").exists() and not Path("made.run").exists()
+
+
+def test_jobs_of_a_sweep_do_not_overwrite_each_other(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run(train, monkeypatch, "-m", *pair, *SMALL, "draft.steps=1,2")
+    assert len(list(Path("made").glob("*/training.json"))) == 2
+
+
+def test_the_order_of_training_is_the_seeds(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for seed in (1, 1, 2):
+        torch.rand(seed + len(made))  # whatever was drawn before
+        run(train, monkeypatch, *pair, *SMALL, f"seed={seed}")
+        made.append(Path("made/model.safetensors").read_bytes())
+    assert made[0] == made[1] != made[2]
