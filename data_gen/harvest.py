@@ -21,7 +21,7 @@ from data_gen.follow import follow_answers
 from data_gen.ledger import plan_id, save_chunk
 from data_gen.requests import Request
 from data_gen.responses import Answer, Reading, read_answers, uniforms
-from data_gen.rollouts import Drawn, Rollouts, roll, roll_greedy, rollout_acceptance
+from data_gen.rollouts import Drawn, Rollouts, candidate_states, roll, roll_greedy, rollout_acceptance
 from data_gen.workers import ALONE, Place, open_chunks
 from decoding.cached_lm import CachedLM
 from decoding.models import ModelPair, pair_identity
@@ -212,23 +212,22 @@ def candidates(pair: ModelPair, request: Request, answer: Answer, recipe: Recipe
     """SpecDec++ records (2405.19715, section 3.2): the draft reads a mix of response and candidates.
 
     Z_t is the response token with probability r = `mixing`, else the candidate Y_t; the record of t is kept where
-    Z_t = Y_t. Its label belongs to the unmixed context, as in the paper.
+    Z_t = Y_t. Its label belongs to the unmixed context, as in the paper; so do the features of a draft that reads its
+    target's states (`candidate_states`).
     """
     laws, length = answer.laws, len(answer.laws.response)
     kept = uniforms(recipe.seed, request.prompt_id, "mixing", length) >= recipe.mixing
-    pair.draft.crop(len(request.tokens))
-    mixed = torch.where(kept, laws.candidate.cpu(), laws.response.cpu())
-    output = pair.draft.forward(mixed, hidden=True, logits="none")
-    assert output.hidden is not None
+    mixed, position = torch.where(kept, laws.candidate.cpu(), laws.response.cpu()), torch.arange(length)[kept]
+    hidden = candidate_states(pair.draft, len(request.tokens), mixed, position)
     return {
-        "position": torch.arange(length)[kept],
+        "position": position,
         "token_ids": mixed[kept],
         "soft_label": laws.accept.cpu()[kept],
         "overlap": laws.overlap.cpu()[kept],
         "q_token": laws.q.cpu()[kept],
         "draft_max_q": laws.max_q.cpu()[kept],
         "draft_entropy": laws.entropy.cpu()[kept],
-        "features": recipe.packed(extract(output.hidden, recipe.specdecpp).cpu()[kept]),
+        "features": recipe.packed(extract(hidden, recipe.specdecpp).cpu()),
     }
 
 
@@ -268,7 +267,8 @@ def rollouts(draft: CachedLM, request: Request, answer: Answer, anchors: Tensor,
     """gamma draft tokens from each anchor, the first of which are the candidates of the answer."""
     laws, response = answer.laws, answer.laws.response.cpu()
     first = Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
-    if recipe.stride == 1 and recipe.draft_warp.temperature == 0:
+    shared = not draft.reads_target  # else a context drafted and the same one verified are two
+    if shared and recipe.stride == 1 and recipe.draft_warp.temperature == 0:
         return roll_greedy(draft, response, first, recipe.gamma, recipe.specdecpp)
     uniform = uniforms(recipe.seed, request.prompt_id, "rollouts", len(anchors), recipe.gamma)[:, 1:]
     last = anchors + len(request.tokens) - 1  # cache row of the last committed token

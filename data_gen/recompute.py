@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from data_gen.dataset import read_manifest, read_prompts
-from data_gen.rollouts import TOGETHER, forward_along
+from data_gen.rollouts import TOGETHER, candidate_states, forward_along
 from decoding.cached_lm import CachedLM
 from decoding.models import ModelPair, load_pair, pair_identity
 from predictors.errors import UserError
@@ -31,7 +31,9 @@ def recompute(folder: str | Path, kind: str, split: str, columns: Collection[str
     answers = read_prompts(folder, "responses", split, ["prompt_tokens", "response_tokens"])
     if kind == "specdecpp":
         rows = read_prompts(folder, kind, split, ["position", "token_ids"])
-        parts = [mixed_features(pair.draft, a, row, specs["specdecpp"]) for a, row in zip(answers, rows, strict=True)]
+        parts = [
+            mixed_features(pair, answer, row, specs["specdecpp"]) for answer, row in zip(answers, rows, strict=True)
+        ]
         return {"features": torch.cat(parts)}
     rows = read_prompts(folder, kind, split, ["anchor", "draft_tokens"])
     found: dict[str, list[Tensor]] = {name: [] for name in ("features", "rollout_features") if name in columns}
@@ -39,7 +41,7 @@ def recompute(folder: str | Path, kind: str, split: str, columns: Collection[str
         if "features" in found:
             found["features"].append(anchor_features(pair.target, answer, row, specs["hrad"]))
         if "rollout_features" in found:
-            found["rollout_features"].append(rollout_features(pair.draft, answer, row, specs["specdecpp"]))
+            found["rollout_features"].append(rollout_features(pair, answer, row, specs["specdecpp"]))
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
@@ -59,12 +61,12 @@ def refuse_other_pair(pair: ModelPair, manifest: Mapping[str, Any]) -> None:
             )
 
 
-def mixed_features(draft: CachedLM, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
+def mixed_features(pair: ModelPair, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
     """[n, D] bfloat16 of the draft at the kept candidates of a mixed sequence (`harvest.candidates`)."""
     start, mixed = len(answer["prompt_tokens"]), answer["response_tokens"].clone()
     mixed[row["position"]] = row["token_ids"]
-    hidden = run(draft, torch.cat([answer["prompt_tokens"], mixed]))
-    return extract(hidden[:, start + row["position"]], spec).bfloat16()
+    run_draft(pair, answer)
+    return extract(candidate_states(pair.draft, start, mixed, row["position"]), spec).bfloat16()
 
 
 def anchor_features(target: CachedLM, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
@@ -75,19 +77,31 @@ def anchor_features(target: CachedLM, answer: Row, row: Row, spec: FeatureSpec) 
     return extract(run(target, tokens)[:, last - 1], spec, embedding).bfloat16()
 
 
-def rollout_features(draft: CachedLM, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
+def rollout_features(pair: ModelPair, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
     """[A, gamma, D] bfloat16 of the draft at every token of the rounds."""
-    run(draft, torch.cat([answer["prompt_tokens"], answer["response_tokens"]]))
-    base = draft.length
-    count = len(row["anchor"])
-    last, tokens = row["anchor"] + len(answer["prompt_tokens"]) - 1, row["draft_tokens"].view(count, -1)
+    run_draft(pair, answer)
+    draft, count = pair.draft, len(row["anchor"])
+    base, last = draft.length, row["anchor"] + len(answer["prompt_tokens"]) - 1
+    tokens = row["draft_tokens"].view(count, -1)
+    at_once = 1 if draft.reads_target else tokens.shape[1]  # one that reads its own state needs that first
     parts = []
     for some in torch.arange(count).split(max(1, TOGETHER * 4 // tokens.shape[1])):
-        hidden = forward_along(draft, last[some], tokens[some], base, hidden=True, logits="none").hidden
+        read = []
+        for drafted in tokens[some].split(at_once, 1):
+            hidden = forward_along(draft, last[some], drafted, base, hidden=True, logits="none").hidden
+            assert hidden is not None
+            read.append(extract(hidden, spec).bfloat16())
         draft.crop(base)
-        assert hidden is not None
-        parts.append(extract(hidden, spec).bfloat16().view(tokens.shape[1], len(some), -1).transpose(0, 1))
+        parts.append(torch.cat(read).view(tokens.shape[1], len(some), -1).transpose(0, 1))
     return torch.cat(parts)
+
+
+def run_draft(pair: ModelPair, answer: Row) -> None:
+    """Let the draft's cache hold prompt and response, as it reads them when they are verified."""
+    tokens = torch.cat([answer["prompt_tokens"], answer["response_tokens"]])
+    if pair.draft.reads_target:
+        run(pair.target, tokens)
+    run(pair.draft, tokens)
 
 
 def run(lm: CachedLM, tokens: Tensor) -> Tensor:

@@ -113,9 +113,9 @@ class _Batch:
         self._rows = torch.arange(len(prompts))  # the prompt each sequence of the batch belongs to
         self._laws: dict[str, Tensor] = {}  # [B, max_new] each
         self._features: list[Tensor] = []  # [B, D] each, one per multiple of the stride
-        self._target, self._draft = (
-            BatchedLM(lm, [prompt[:-2] for prompt in prompts], reading.max_new + 1) for lm in (target, draft)
-        )
+        known, room = [prompt[:-2] for prompt in prompts], reading.max_new + 1
+        self._target = BatchedLM(target, known, room)
+        self._draft = BatchedLM(draft, known, room, self._target)
         before_last, self._tokens = (torch.stack([prompt[index] for prompt in prompts]) for index in (-2, -1))
         hidden = self._target.step(before_last, hidden=True).hidden
         self._draft.step(before_last)

@@ -93,6 +93,28 @@ def roll_greedy(draft: CachedLM, response: Tensor, first: Drawn, gamma: int, spe
     return Rollouts(rows, drawn, torch.cat([extract(hidden, spec), rolled.features.flatten(0, 1)])[index])
 
 
+def candidate_states(draft: CachedLM, start: int, mixed: Tensor, position: Tensor) -> Tensor:
+    """Hidden states [n_layers + 1, k, H] of the draft at `position` [k] of a sequence `mixed` [T] of candidates and
+    response tokens, which follows the `start` tokens of the prompt. Of the response an ordinary draft loses its cache.
+
+    A draft that reads its target's states has none of the target's at candidates, and none of its own but at the first
+    few after a verified one. It runs on each candidate as decoding does: as the first one drafted after the response,
+    which it must have cached.
+    """
+    if not draft.reads_target:
+        draft.crop(start)
+        hidden = draft.forward(mixed, hidden=True, logits="none").hidden
+        assert hidden is not None
+        return hidden[:, position]
+    parts, base = [], draft.length
+    for some in torch.arange(len(mixed)).split(TOGETHER):
+        hidden = forward_along(draft, start - 1 + some, mixed[some, None], base, hidden=True, logits="none").hidden
+        assert hidden is not None
+        draft.crop(base)
+        parts.append(hidden)
+    return torch.cat(parts, 1)[:, position]
+
+
 def shared_tokens(own: Tensor, gamma: int) -> Tensor:
     """Where each of A rollouts finds its tokens: [A, gamma] indices into the A first tokens, then those of the rollouts
     that were made, [n * gamma]. own: [A] bool, which were made (n of them, the last one included)."""

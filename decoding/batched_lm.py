@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from decoding.cached_lm import CachedLM, at_most_float32
+from decoding.feature_draft import FeatureDraft
 from decoding.kv_cache import BufferCache, BufferLayer
 from decoding.lm import LMOutput
-from predictors.errors import UserError
 
 TOGETHER = 512  # tokens of one forward of the prefill: more are no faster
 
@@ -21,18 +21,20 @@ class BatchedLM:
     `CachedLM`'s `output_device`. Results equal those of one sequence up to rounding (about 1e-6 relative in float32).
     """
 
-    def __init__(self, lm: CachedLM, sequences: Sequence[Tensor], room: int) -> None:
-        """Run on `sequences` ([n_b] int64 each, n_b = 0 allowed); at most `room` tokens may follow."""
-        if lm.reads_target:
-            raise UserError(
-                "pair.draft: a draft that reads its target's hidden states cannot be harvested yet. Use an ordinary one"
-            )
+    def __init__(self, lm: CachedLM, sequences: Sequence[Tensor], room: int, target: "BatchedLM | None" = None) -> None:
+        """Run on `sequences` ([n_b] int64 each, n_b = 0 allowed); at most `room` tokens may follow.
+
+        target: the target's batch of the same sequences, whose states a `FeatureDraft` reads. It is advanced first, by
+        the same tokens, and loses the same sequences.
+        """
         self._lm = lm
         self._cache = BufferCache()
         self._lengths = torch.tensor([len(sequence) for sequence in sequences])
         self._width = int(self._lengths.max())
         columns = torch.arange(self._width + room)
         self._real = (columns >= self._width - self._lengths[:, None]).to(lm.device)  # [B, width + room]
+        self._target, self._maps = target, lm.maps if isinstance(lm, FeatureDraft) else None
+        self._before = torch.zeros(0)  # [B, width + room + 1, L + 1, H], what `lm` records of the token before a column
         if self._width:
             self._prefill(sequences)
 
@@ -40,10 +42,15 @@ class BatchedLM:
     def step(self, tokens: Tensor, hidden: bool = False) -> LMOutput:
         """Append tokens [B], one to each sequence. Returns logits [B, V], as narrow as the model gives them,
         and, if asked, hidden [n_layers + 1, B, H]."""
-        positions = self._lengths[:, None]
+        count, last = len(tokens), slice(self._width, self._width + 1)
+        positions, added = self._lengths[:, None], self._added(range(count), [last] * count)
         self._width += 1
         self._lengths = self._lengths + 1
-        found, states = self._run(tokens[:, None], positions, self._real[:, None, : self._width], hidden)
+        found, states, recorded = self._run(
+            tokens[:, None], positions, self._real[:, None, : self._width], hidden, added
+        )
+        if recorded is not None:
+            self._grown(recorded)[:, self._width] = recorded[:, 0]
         logits = self._lm.spread(found[:, -1], at_most_float32(found.dtype))
         if states is None:
             return LMOutput(logits, None)
@@ -54,13 +61,14 @@ class BatchedLM:
         for layer in self._cache.layers:
             layer.reorder_cache(torch.LongTensor(rows))
         self._lengths, self._real = self._lengths[rows], self._real[rows.to(self._real.device)]
+        if len(self._before):
+            self._before = self._before[rows.to(self._before.device)]
 
     def hand_over(self, row: int) -> None:
         """Make the `CachedLM` hold the tokens of sequence `row` that were run so far."""
-        columns = slice(self._width - int(self._lengths[row]), self._width)
-        one = slice(row, row + 1)
-        layers = self._cache.layers
-        self._lm.load([(layer.keys[one, :, columns], layer.values[one, :, columns]) for layer in layers])
+        columns, one = self._columns(row), slice(row, row + 1)
+        cached = [(layer.keys[one, :, columns], layer.values[one, :, columns]) for layer in self._cache.layers]
+        self._lm.load(cached, self._before[row, 1:][columns] if len(self._before) else None)
 
     @torch.no_grad()
     def _prefill(self, sequences: Sequence[Tensor]) -> None:
@@ -69,9 +77,14 @@ class BatchedLM:
             cache = BufferCache()
             tokens = pad_sequence([sequences[row] for row in rows], batch_first=True).to(self._lm.device)
             positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-            self._lm.network(tokens, positions, None, cache, logits="none")
+            added = self._added(rows, [self._columns(row) for row in rows])
+            *_, recorded = self._lm.compute(tokens, positions, None, cache, False, "none", added)
             for index, layer in enumerate(cache.layers):
                 self._take_over(rows, index, layer)
+            if recorded is not None:
+                for place, row in enumerate(rows):
+                    columns = self._columns(row)
+                    self._grown(recorded)[row, 1:][columns] = recorded[place, : columns.stop - columns.start]
 
     def _take_over(self, rows: Sequence[int], index: int, layer: BufferLayer) -> None:
         """Copy the cached rows of some sequences into the batch, where all end in the same column."""
@@ -81,18 +94,36 @@ class BatchedLM:
             self._cache.update(keys, values, index)
         ours = self._cache.layers[index]
         for place, row in enumerate(rows):
-            length = int(self._lengths[row])
-            columns = slice(self._width - length, self._width)
+            length, columns = int(self._lengths[row]), self._columns(row)
             ours.keys[row, :, columns] = layer.keys[place, :, :length]
             ours.values[row, :, columns] = layer.values[place, :, :length]
 
+    def _columns(self, row: int) -> slice:
+        """Where the tokens of a sequence are cached."""
+        return slice(self._width - int(self._lengths[row]), self._width)
+
+    def _grown(self, recorded: Tensor) -> Tensor:
+        """`self._before`, allocated to hold what looks like `recorded` [b, n, L + 1, H]."""
+        if not len(self._before):
+            self._before = recorded.new_zeros(len(self._real), self._real.shape[1] + 1, *recorded.shape[2:])
+        return self._before
+
+    def _added(self, rows: Sequence[int], columns: Sequence[slice]) -> Tensor | None:
+        """[b, n, H], padded on the right, for the tokens in these columns of each of these sequences: what a draft adds
+        that reads the target's states of the tokens before."""
+        if self._maps is None:
+            return None
+        assert self._target is not None, "a draft that reads states needs the batch of its target"
+        taken = [self._target._before[row, some] for row, some in zip(rows, columns, strict=True)]
+        return self._maps.of_target(pad_sequence(taken, batch_first=True))
+
     def _run(
-        self, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: bool
-    ) -> tuple[Tensor, Sequence[Tensor] | None]:
+        self, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: bool, added: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor] | None, Tensor | None]:
         mask = torch.zeros(visible.shape, dtype=self._lm.model.dtype, device=visible.device)
         mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)[:, None]
         tokens, positions = tokens.to(self._lm.device), positions.to(self._lm.device)
-        return self._lm.network(tokens, positions, mask, self._cache, hidden, "last")
+        return self._lm.compute(tokens, positions, mask, self._cache, hidden, "last", added)
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:

@@ -54,6 +54,7 @@ class CachedLM:
         self._cache = BufferCache()
         self._recorded: list[int] | None = None  # layers whose hidden states are kept in `states`
         self.states = torch.zeros(0)
+        self._added: torch.Tensor | None = None  # [1, n, H], to the embeddings of the call
         self.network: Forward = LlamaForward(model, self.max_length) if fits(model) else TransformersForward(model)
 
     def forward(
@@ -120,6 +121,26 @@ class CachedLM:
         ``layers`` (0: the embeddings) and the last one, which the output layer reads."""
         self._recorded = [*layers, -1]
 
+    def compute(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: BufferCache,
+        hidden: bool,
+        logits: LogitsFor,
+        added: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None, torch.Tensor | None]:
+        """What the `Forward` gives with any cache, and of the hidden states those that are recorded, if any, as
+        [B, n, len(layers) + 1, H] on ``device``."""
+        recorded = self._recorded
+        found, states = self.network(tokens, positions, mask, cache, hidden or recorded is not None, logits, added)
+        if recorded is None:
+            return found, states, None
+        assert states is not None
+        kept = torch.stack([states[layer].to(self.device) for layer in recorded], 2)
+        return found, states if hidden else None, kept
+
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""
         assert 0 <= length <= self.length, f"cannot crop {self.length} cached rows to {length}"
@@ -140,12 +161,15 @@ class CachedLM:
             self.states[start : start + len(rows)] = self.states[[start + row for row in rows]]
         self.length = start + len(rows)
 
-    def load(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Replace the cache by rows computed elsewhere: per layer, keys and values [1, kv_heads, n, d]."""
+    def load(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]], states: torch.Tensor | None = None) -> None:
+        """Replace the cache by rows computed elsewhere: per layer, keys and values [1, kv_heads, n, d].
+        states: [n, len(layers) + 1, H], of a model that records them."""
         self.crop(0)
         for layer, (keys, values) in enumerate(rows):
             self._cache.update(keys, values, layer)
         self.length = rows[0][0].shape[-2]
+        if states is not None:
+            self.states = written(self.states, 0, states)
 
     @property
     def row_bytes(self) -> int:
@@ -187,7 +211,10 @@ class CachedLM:
         start = time.perf_counter()
         with torch.no_grad():
             mask = None if visible is None else self._additive(visible)
-            found, states = self._call(tokens.to(self.device)[None], positions[None], mask, hidden, logits)
+            tokens, positions = tokens.to(self.device)[None], positions[None]
+            found, states, kept = self.compute(tokens, positions, mask, self._cache, hidden, logits, self._added)
+            if kept is not None:
+                self.states = written(self.states, self.length, kept[0])
             dtype = at_most_float32(found.dtype) if narrow else torch.float32
             output = LMOutput(
                 self.spread(found[0], dtype),
@@ -200,21 +227,6 @@ class CachedLM:
             torch.cuda.current_stream(self.device).synchronize()  # not the device: the other model may be running
         self.seconds += time.perf_counter() - start
         return output
-
-    def _call(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        hidden: bool,
-        logits: LogitsFor,
-    ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
-        found, states = self.network(tokens, positions, mask, self._cache, hidden or self._recorded is not None, logits)
-        if self._recorded is not None:
-            assert states is not None
-            rows = torch.stack([states[layer][0] for layer in self._recorded], 1).to(self.output_device)
-            self.states = written(self.states, self.length, rows)
-        return found, states if hidden else None
 
     def _additive(self, visible: torch.Tensor) -> torch.Tensor:
         """[n, m] bool -> [1, 1, n, L] in the model's dtype: 0 where visible, the lowest finite number elsewhere."""
@@ -263,12 +275,13 @@ class TransformersForward:
 
 
 def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tensor:
-    """`buffer` with `rows` [n, ...] from row `start` on; a larger one, which is no inference tensor so that it may be
-    written outside of inference mode later, where they do not fit."""
+    """`buffer` with `rows` [n, ...] from row `start` on; a larger one where they do not fit, an ordinary tensor even in
+    inference mode, so that it may be written outside of it later."""
     end = start + len(rows)
     if end > len(buffer):
+        size = max(end, 2 * len(buffer), 256), *rows.shape[1:]
         with torch.inference_mode(False):
-            grown = torch.zeros(max(end, 2 * len(buffer), 256), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+            grown = torch.zeros(size, dtype=rows.dtype, device=rows.device)
         if len(buffer):
             grown[: len(buffer)] = buffer
         buffer = grown

@@ -12,7 +12,6 @@ target's states as soon as there are some, as in EAGLE.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from decoding.cached_lm import CachedLM, written
+from decoding.cached_lm import CachedLM
 from decoding.lm import LMOutput, LogitsFor
 from predictors.errors import UserError
 
@@ -44,7 +43,7 @@ class FeatureMaps:
     from_own: Tensor
 
     def of_target(self, states: Tensor) -> Tensor:
-        """[n, H] from the target's states [n, L + 1, H_target]; zeros for zeros, which stand for no state."""
+        """[..., H] from the target's states [..., L + 1, H_target]; zeros for zeros, which stand for no state."""
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
         scaled = F.rms_norm(wide, states.shape[-1:], eps=EPS).to(self.from_states)
         return F.linear(scaled.flatten(-2), self.from_states)
@@ -101,9 +100,8 @@ class FeatureDraft(CachedLM):
         super().__init__(model, vocab_size=vocab_size, max_length=max_length, vocabulary=vocabulary)
         self.maps = maps
         self._target = target
-        self._own = torch.zeros(0)  # [rows, H], the last hidden state of each cached row
-        self._before: list[int] = []  # of each row of the call, the cached row before it; -1: it is the first of all
         target.record(maps.layers)
+        self.record([])  # its own last hidden states
 
     def forward(
         self,
@@ -117,36 +115,44 @@ class FeatureDraft(CachedLM):
         """As `CachedLM.forward`. A row whose predecessor is in the target's cache reads the target's states there; the
         predecessor of any other row must have been run in an earlier call."""
         if parents is None:
-            self._before = list(range(self.length - 1, self.length + len(tokens) - 1))
+            before = list(range(self.length - 1, self.length + len(tokens) - 1))
         else:
             start = self._block_start if extend else self.length
-            self._before = [start + parent for parent in parents.tolist()]
+            before = [start + parent for parent in parents.tolist()]
+        self._added = self._after(before)
         return super().forward(tokens, parents, extend=extend, hidden=hidden, logits=logits)
+
+    def forward_masked(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        *,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
+    ) -> LMOutput:
+        """As `CachedLM.forward_masked`, of drafted tokens: each row reads the draft's own state at the last cached row
+        that it sees, whatever the target has seen by now. Of the rows of the call it sees only itself."""
+        assert torch.equal(visible[:, self.length :], torch.eye(len(tokens)).bool()), "drafted tokens come one by one"
+        before = torch.where(visible[:, : self.length], torch.arange(self.length), -1).amax(1)
+        self._added = self.maps.of_own(self.states[before, 0])[None]
+        return super().forward_masked(tokens, positions, visible, hidden=hidden, logits=logits)
 
     def keep(self, start: int, rows: list[int]) -> None:
         """Drop every row from `start` on: those of accepted tokens are run again, with what the target says there."""
         self.crop(start)
 
-    def _call(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, hidden: bool, logits: LogitsFor
-    ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        added = self._added()
-        found, states = self.network(tokens, positions, mask, self._cache, True, logits, added)
-        assert states is not None
-        self._own = written(self._own, self.length, states[-1][0])
-        return found, states if hidden else None
-
-    def _added(self) -> Tensor:
-        """[1, n, H] for the rows of this call."""
-        verified, first = self._target.length, self._before[0]
-        chain = len(self._before) > 1 and self._before == list(range(first, first + len(self._before)))
-        if chain and self._before[-1] < verified:  # tokens the target has seen, one after another
-            states = self._target.states[max(first, 0) : first + len(self._before)]
+    def _after(self, before: list[int]) -> Tensor:
+        """[1, n, H] for rows that come after the cached rows `before` [n]; -1: it is the first of all."""
+        verified, first = self._target.length, before[0]
+        chain = len(before) > 1 and before == list(range(first, first + len(before)))
+        if chain and before[-1] < verified:  # tokens the target has seen, one after another
+            states = self._target.states[max(first, 0) : first + len(before)]
             added = self.maps.of_target(states)
-            return F.pad(added, (0, 0, len(self._before) - len(added), 0))[None]
+            return F.pad(added, (0, 0, len(before) - len(added), 0))[None]
         if first < 0:
-            return self.maps.from_own.new_zeros(1, len(self._before), len(self.maps.from_own))
-        if all(row < verified for row in self._before):
-            return self.maps.of_target(self._target.states[self._before])[None]
-        assert all(verified <= row < self.length for row in self._before), "drafted rows come after those before them"
-        return self.maps.of_own(self._own[self._before])[None]
+            return self.maps.from_own.new_zeros(1, len(before), len(self.maps.from_own))
+        if all(row < verified for row in before):
+            return self.maps.of_target(self._target.states[before])[None]
+        assert all(verified <= row < self.length for row in before), "drafted rows come after those before them"
+        return self.maps.of_own(self.states[before, 0])[None]

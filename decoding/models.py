@@ -26,7 +26,7 @@ from transformers.quantizers import AutoQuantizationConfig
 from decoding.cached_lm import CachedLM
 from decoding.draft_vocabulary import KEY as VOCABULARY
 from decoding.draft_vocabulary import digest, keep_rows, read_vocabulary, with_ends
-from decoding.feature_draft import FeatureDraft, read_maps
+from decoding.feature_draft import FeatureDraft, FeatureMaps, read_maps
 from decoding.packing import pack_linears
 from predictors.errors import UserError
 from predictors.storage import checked_folder
@@ -253,13 +253,19 @@ def pair_identity(pair: ModelPair) -> dict[str, Any]:
 
 
 def _draft_identity(draft: CachedLM) -> str:
-    """With another vocabulary, or other maps of its target's states, a draft has other laws q: what belongs to one does
+    """With another vocabulary, or other maps of the target's states, a draft has other laws q: what belongs to one does
     not belong to the other."""
-    fingerprint = model_fingerprint(draft.model)
+    parts = [model_fingerprint(draft.model)]
     if isinstance(draft, FeatureDraft):
-        maps = [*draft.maps.layers, *(_picked(part, 64) for part in (draft.maps.from_states, draft.maps.from_own))]
-        fingerprint += f", maps {_digest(map(str, maps))}"
-    return fingerprint if draft.vocabulary is None else f"{fingerprint}, {digest(draft.vocabulary)}"
+        parts.append(_maps_fingerprint(draft.maps))
+    if draft.vocabulary is not None:
+        parts.append(digest(draft.vocabulary))
+    return ", ".join(parts)
+
+
+def _maps_fingerprint(maps: FeatureMaps) -> str:
+    picked = [str(_picked(weights, 64)) for weights in (maps.from_states, maps.from_own)]
+    return _digest([json.dumps(maps.layers), *picked])
 
 
 def model_fingerprint(model: PreTrainedModel, samples: int = 64) -> str:

@@ -1,6 +1,5 @@
 """A draft that reads its target's states: what decodes is what was trained, whatever was kept and dropped before."""
 
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import torch
 from data_gen.chats import Chat, ChatPool, save_chats
 from data_gen.distill import TrainingConfig
 from data_gen.feature_training import FeatureDistillation, Maps, unrolled
-from decoding.batched_lm import BatchedLM
 from decoding.cached_lm import CachedLM
 from decoding.engines.serial import SerialEngine
 from decoding.feature_draft import FeatureDraft, read_maps
-from decoding.models import ModelPair, pair_identity
+from decoding.models import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
@@ -134,14 +132,6 @@ def test_damaged_maps_are_refused(tmp_path: Path) -> None:
         read_maps(tmp_path, draft, target)
 
 
-def test_drafts_that_read_otherwise_are_others() -> None:
-    pair, other = reading_pair(), reading_pair()
-    plain = replace(pair, draft=CachedLM(pair.draft.model))
-    assert pair_identity(pair) == pair_identity(other) != pair_identity(plain)
-    other.draft.maps.from_own.mul_(1.5)
-    assert pair_identity(pair)["draft"] != pair_identity(other)["draft"]
-
-
 def test_siblings_below_verified_rows_read_the_states_of_their_parents() -> None:
     """As cost measurements run them: a tree after text that the target has read on from."""
     pair, text = reading_pair(), torch.arange(1, 9)
@@ -149,11 +139,6 @@ def test_siblings_below_verified_rows_read_the_states_of_their_parents() -> None
     pair.draft.forward(text[:4])
     found = pair.draft.forward(text[:1].expand(3), torch.full((3,), -1)).logits
     torch.testing.assert_close(found, found[:1].expand(3, -1))
-
-
-def test_a_harvest_refuses_it() -> None:
-    with pytest.raises(UserError, match=r"^pair\.draft: .*cannot be harvested yet"):
-        BatchedLM(reading_pair().draft, [torch.tensor([1, 2])], 3)
 
 
 def test_it_may_be_run_outside_of_inference_mode_after_a_decode() -> None:
