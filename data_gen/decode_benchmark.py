@@ -179,8 +179,9 @@ def load_assistant(cfg: DictConfig) -> PreTrainedModel:
         return load_plain("draft", cfg.pair)
     if not isinstance(cfg.assistant, str):
         raise UserError(f"assistant: {cfg.assistant} is no model. Write assistant=<folder or hub id>, or null")
+    models: Any = OmegaConf.merge(cfg.pair, {"draft": cfg.assistant})
     try:
-        return load_plain("draft", OmegaConf.merge(cfg.pair, {"draft": cfg.assistant}))
+        return load_plain("draft", models)
     except UserError as error:
         raise UserError(str(error).replace("pair.draft", "assistant", 1)) from error
 

@@ -86,7 +86,7 @@ def test_a_draft_is_trained_goes_on_and_decodes(
         ("draft.training.batch_tokens=-1", "training.batch_tokens: -1"),
         ("draft.training.lr=abc", "training.lr: abc"),
         ("draft.training.lr=-1", "training.lr: -1"),
-        ("draft.training.decay=.nan", "training.decay: nan"),
+        ("draft.training.decay=nan", "training.decay: nan"),
         ("draft.training.positions=7", "training.positions: 7"),
         ("draft.training.dtype=float12", "training.dtype: float12"),
         ("draft.save_seconds=abc", "draft.save_seconds: abc"),
