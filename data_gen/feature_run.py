@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from data_gen.feature_training import FeatureDistillation, Maps
 from decoding.draft_vocabulary import read_vocabulary
 from decoding.feature_draft import FILE, read_maps
 from decoding.models import load_llama
+from predictors.differences import differences
 from predictors.errors import UserError, checked_count, checked_seed
 from predictors.storage import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
 from predictors.sweep import is_job, job_folder
 
 MARKER = "training.json"  # what the folder of a trained draft is known by
+SETTINGS = "settings.json"  # of a run that is not finished
 LOGGED = 20  # steps between two records of the logger
 
 
@@ -47,13 +50,14 @@ def train_feature_draft(cfg: DictConfig) -> None:
         logger: Any = instantiate(cfg.logger)
         logger.start("train", OmegaConf.to_container(cfg, resolve=True))
         try:
+            refuse_other_run(cfg, run.folder)
             if run.resume():
                 print(f"resuming after {run.progress['tokens']:,} tokens ({run.folder})")
             train(run, settings.save_seconds, logger)
             measured = measure(run)
             logger.log({f"test/{name}": value for name, value in measured.items()})
             save(cfg, run, out, measured)
-            (run.folder / "state.safetensors").unlink()
+            shutil.rmtree(run.folder)
             logger.artifact("feature_draft", "draft", out)
         finally:
             logger.finish()
@@ -92,9 +96,24 @@ def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
     draft.lm_head.weight.data.copy_(head.data)
     tokens = None
     if settings.vocabulary is not None:
-        tokens = read_vocabulary(checked_folder("draft.vocabulary", settings.vocabulary, "file"), len(head))
+        tokens = read_vocabulary(
+            checked_folder("draft.vocabulary", settings.vocabulary, "file"), len(head), "draft.vocabulary"
+        )
     state = out.with_name(out.name + ".run")
     return FeatureDistillation(draft, maps, settings.steps, tokens, pool, config, state, cfg.seed)
+
+
+def refuse_other_run(cfg: DictConfig, folder: Path) -> None:
+    """Note what this run is in `folder`; raise UserError where an interrupted one is there that is another."""
+    settings: Any = OmegaConf.to_container(cfg.draft, resolve=True)
+    settings = {key: value for key, value in settings.items() if key != "save_seconds"}
+    now = {"draft": settings, "pair": {"target": cfg.pair.target, "draft": cfg.pair.draft}, "seed": cfg.seed}
+    note = folder / SETTINGS
+    if (folder / "state.safetensors").is_file() and note.is_file():
+        if reason := differences(json.loads(note.read_text()), now):
+            other = "Delete it, or choose another out"
+            raise UserError(f"out: {folder} holds a run that was interrupted with {reason}. {other}")
+    write_json(note, now)
 
 
 def train(run: FeatureDistillation, save_seconds: float, logger: Any) -> None:

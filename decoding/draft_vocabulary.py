@@ -35,20 +35,21 @@ def write_vocabulary(path: Path, tokens: Tensor, facts: Mapping[str, Any]) -> No
     write_atomically(path, lambda partial: save_file({"tokens": tokens.to(dtype)}, partial, metadata=metadata))
 
 
-def read_vocabulary(path: Path, vocab_size: int) -> Tensor:
-    """The tokens of a file, [k] int64, the most frequent first.
+def read_vocabulary(path: Path, vocab_size: int, key: str = KEY) -> Tensor:
+    """The tokens of a file, [k] int64, the most frequent first. key: config key named in errors.
 
     Raises UserError where it is missing or damaged, or does not hold distinct tokens of a vocabulary of `vocab_size`.
     """
+    remedy = f"Make one: python scripts/draft_vocabulary.py, or set {key}=null"
     if not path.is_file():
-        raise UserError(f"{KEY}: no file {path}. {_REMEDY}")
+        raise UserError(f"{key}: no file {path}. {remedy}")
     try:
         with safe_open(path, "pt") as file:
             tokens = file.get_tensor("tokens")
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{KEY}: {path} holds no draft vocabulary ({error}). {_REMEDY}") from error
+        raise UserError(f"{key}: {path} holds no draft vocabulary ({error}). {remedy}") from error
     if fault := _fault(tokens, vocab_size):
-        raise UserError(f"{KEY}: {path} {fault}. {_REMEDY}")
+        raise UserError(f"{key}: {path} {fault}. {remedy}")
     return tokens.long()
 
 

@@ -57,8 +57,9 @@ def test_a_draft_is_trained_goes_on_and_decodes(
         stopped.setattr(FeatureDistillation, "train_step", once)
         run(train, stopped, *given)
     assert ending.value.code == 130 and not Path("made").exists()
+    assert "interrupted with draft.steps=2, here 1" in refused(train, monkeypatch, capsys, *given, "draft.steps=1")
     run(train, monkeypatch, *given)
-    assert "resuming after" in capsys.readouterr().out and not list(Path("made.run").iterdir())
+    assert "resuming after" in capsys.readouterr().out and not Path("made.run").exists()
 
     seen: list[ModelPair] = []
     load = evaluate.prepare
