@@ -19,7 +19,7 @@ from decoding import energy, thresholds
 from decoding.benchmark import Engine, Request, Traces, run, warm_up
 from decoding.journal import Journal, file_hashes, journal_path
 from decoding.machine import setup_facts
-from decoding.methods import FIXED, check_checkpoints, checkpoint_config, engine, method_names
+from decoding.methods import FIXED, check_checkpoints, checkpoint_config, checkpoint_key, engine, method_names
 from decoding.metrics import tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.trace import Trace
@@ -45,7 +45,7 @@ def prepare(cfg: DictConfig) -> Comparison:
     for name, trained in checkpoints.items():
         if trained:
             data = trained.get("provenance", {}).get("data")
-            check_splits(cfg, data, f"{cfg.method[name].stop.checkpoint} was trained")
+            check_splits(cfg, data, f"{OmegaConf.select(cfg, str(checkpoint_key(cfg, name)))} was trained")
     use_thresholds(cfg, pair)
     requests = load_requests(cfg, pair)
     for name in names:

@@ -58,13 +58,20 @@ def refuse_idle(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:
     """What the method's checkpoint was trained for; None for a method without one. Cheap: no weights are read."""
-    stop = cfg.method[name].get("stop")
-    if stop is None or "checkpoint" not in stop:
+    if not (key := checkpoint_key(cfg, name)):
         return None
-    key = f"method.{name}.stop.checkpoint"
-    if not stop.checkpoint:
+    folder = OmegaConf.select(cfg, key)
+    if not folder:
         raise UserError(f"{key}: no folder given. Train one: python train.py predictor=specdecpp (or hrad)")
-    return read_config(Path(stop.checkpoint), key)
+    return read_config(Path(folder), key)
+
+
+def checkpoint_key(cfg: DictConfig, name: str) -> str | None:
+    """Where the method names its checkpoint: of its stop rule, or of the rule that this one holds."""
+    for key in (f"method.{name}.stop", f"method.{name}.stop.rule"):
+        if "checkpoint" in (OmegaConf.select(cfg, key) or {}):
+            return f"{key}.checkpoint"
+    return None
 
 
 def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str, dict[str, Any] | None]) -> None:
@@ -74,7 +81,8 @@ def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str
     for name, trained in checkpoints.items():
         if trained is None:
             continue
-        key = f"method.{name}.stop.checkpoint: {cfg.method[name].stop.checkpoint}"
+        where = checkpoint_key(cfg, name)
+        key = f"{where}: {OmegaConf.select(cfg, str(where))}"
         refuse_mismatch(trained, expect, key)
         gamma, longest = trained.get("gamma") or 0, cfg.method[name].structure.get("gamma_max", math.inf)
         if gamma > longest:

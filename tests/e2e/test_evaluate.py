@@ -197,6 +197,8 @@ def test_missing_and_foreign_checkpoints(
     assert "method.hrad.stop.checkpoint" in message and "structure.gamma_max is 2" in message
     write_checkpoints(base, warp, pair={"target": "another", "draft": "one", "tokenizer": "x"})
     assert "pair.target" in refused(monkeypatch, capsys, *base, "methods=[hrad]")
+    held = ["methods=[custom]", "stop=stop_loss", "stop.cost=none.json", "+stop.rule.checkpoint=checkpoints/specdecpp"]
+    assert "method.custom.stop.rule.checkpoint" in refused(monkeypatch, capsys, *base, *held)
 
 
 @pytest.mark.parametrize(
