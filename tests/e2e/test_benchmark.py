@@ -92,9 +92,9 @@ def test_the_benchmark_may_come_first() -> None:
         ("what=nothing", "what: 'nothing' is unknown. Use harvest"),
         ("harvest.stride=2", "harvest.stride: 2 skips"),
         ("what=decode transformers=null", "transformers.generate: "),
-        ("what=decode assistant=5", "assistant: 5 is no model"),
-        ("what=decode assistant=./none", "assistant: no model in"),
-        ("what=decode assistant=wider", "assistant: it has 40 tokens, the target 32"),
+        ("what=decode assistant=5 max_new_tokens=8", "assistant: 5 is no model"),
+        ("what=decode assistant=./none max_new_tokens=8", "assistant: no model in"),
+        ("what=decode assistant=wider max_new_tokens=8", "assistant: it has 40 tokens, the target 32"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -13,7 +13,14 @@ from decoding.trace import STAGES, Trace
 
 
 def metrics(speed: float, speedup: Spread | None) -> dict[str, Any]:
-    counts = {"tokens_per_target_call": 1.5, "acceptance": 0.25, "predictor_share": 0.125, "requests": 6, "repeats": 2}
+    counts = {
+        "tokens_per_target_call": 1.5,
+        "drafted_per_round": 2,
+        "acceptance": 0.25,
+        "predictor_share": 0.125,
+        "requests": 6,
+        "repeats": 2,
+    }
     rest = dict.fromkeys((name for name in Metrics.__dataclass_fields__ if name not in counts), 0)
     values = {**rest, **counts, "tokens_per_second": Spread(speed, speed - 1, speed + 1), "speedup": speedup}
     return Metrics(**values).to_dict()

@@ -30,7 +30,7 @@ from predictors.errors import UserError
 from tests.contract.engines import stop_rule
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
-ON_GPU = SimpleNamespace(device=torch.device("cuda"))
+ON_GPU = SimpleNamespace(device=torch.device("cuda"), reads_target=False)
 
 
 def build(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> SerialEngine:
