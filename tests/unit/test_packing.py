@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from decoding.packing import FEW_ROWS, FEWEST_ROWS, PackedLinear, _multiplies, pack_linears
+from decoding.packing import FEW_ROWS, FEWEST_ROWS, PackedLinear, _multiplies, fewest_rows, pack_linears
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -64,3 +64,9 @@ def test_quantised_layers_are_left_alone() -> None:
     model[1].weight = nn.Parameter(torch.eye(2).as_subclass(Quantised))
     pack_linears(model)
     assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
+
+
+def test_packed_weights_serve_from_as_many_rows_as_pay_there() -> None:
+    assert fewest_rows("AVX512", "vendor_id : GenuineIntel") == 4
+    assert fewest_rows("AVX2", "vendor_id : GenuineIntel") == fewest_rows("AVX2", "") == 2
+    assert fewest_rows("AVX512", "vendor_id : AuthenticAMD") == 1
