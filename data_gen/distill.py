@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,14 @@ class TrainingConfig:
             raise UserError(f"training.positions: {self.positions} is no share. Use a number in (0, 1]")
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f"training.dtype: {self.dtype} is not supported. Use float32 or bfloat16")
+
+
+def training_config(settings: Mapping[str, Any], key: str) -> TrainingConfig:
+    """Raises UserError for a setting that is missing or unknown, and as `TrainingConfig` does. key: theirs."""
+    known = {field.name for field in fields(TrainingConfig)}
+    if odd := sorted(known.symmetric_difference(settings)):
+        raise UserError(f"{key}.{odd[0]}: {'is missing' if odd[0] in known else 'is no setting'}. See conf")
+    return TrainingConfig(**settings)
 
 
 @dataclass(frozen=True)

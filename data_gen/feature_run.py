@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from data_gen.chats import Chat, ChatPool
-from data_gen.distill import TrainingConfig, measure_overlap
+from data_gen.distill import measure_overlap, training_config
 from data_gen.feature_training import FeatureDistillation, Maps
 from decoding.draft_vocabulary import read_vocabulary
 from decoding.feature_draft import FILE, read_maps
@@ -73,7 +73,7 @@ def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
     make = "python scripts/distill_draft.py stage=generate chats.feature_layers=[10,20]"
     if len(pool.chats) <= settings.held_out:
         raise UserError(f"draft.chats: {folder} holds no chats to train on. Write some: {make}")
-    config = TrainingConfig(**settings.training)
+    config = training_config(settings.training, "draft.training")
     target, draft = load_llama("target", cfg.pair), load_llama("draft", cfg.pair).float()
     hidden, read = target.config.hidden_size, pool.chats[0].states.shape[-1]
     if not hidden == draft.config.hidden_size == read:

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from data_gen.chats import Chat, ChatPool, layers_of, save_chats, shards
-from data_gen.distill import Distillation, TrainingConfig, draft_states, measure_overlap
+from data_gen.distill import Distillation, draft_states, measure_overlap, training_config
 from data_gen.prompts.jsonl import load_jsonl
 from data_gen.selfchat import SelfChat, SelfChatConfig
 from decoding.draft_model import copied_layers, draft_from_layers, own_layers
@@ -70,7 +70,7 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"stage: {cfg.stage} is unknown. Use one of {', '.join(STAGES)}")
     if cfg.chats.tokens <= cfg.chats.shard_tokens:
         raise UserError("chats.tokens: must exceed chats.shard_tokens. Raise it, or lower chats.shard_tokens")
-    TrainingConfig(**cfg.training)
+    training_config(cfg.training, "training")
     if not cfg.chats.temperatures or min(cfg.chats.temperatures) <= 0:
         raise UserError("chats.temperatures: must be one or more numbers above 0. The default is [1.0, 0.6]")
     if cfg.chats.openings is not None and cfg.chats.prompt_tokens < 2:
@@ -173,7 +173,7 @@ def start_training(cfg: DictConfig, target: LlamaForCausalLM, chats: Path) -> Di
         raise UserError(f"folder: {chats} holds no chats to train on. Run with stage=generate or stage=all first")
     layers = copied_layers(target, list(cfg.layers)) if cfg.start is None else load_layers(Path(cfg.start))
     draft = draft_from_layers(target, layers).float()
-    run = Distillation(draft, pool, TrainingConfig(**cfg.training), Path(cfg.folder), cfg.seed)
+    run = Distillation(draft, pool, training_config(cfg.training, "training"), Path(cfg.folder), cfg.seed)
     if run.resume():
         print(f"resuming after {run.progress['tokens']:,} tokens ({run.folder})")
     elif cfg.stage == "ship":

@@ -86,6 +86,8 @@ def test_a_draft_is_trained_goes_on_and_decodes(
         ("draft.training.tokens=0", "training.tokens: 0"),
         ("draft.training.batch_tokens=-1", "training.batch_tokens: -1"),
         ("draft.training.lr=abc", "training.lr: abc"),
+        ("~draft.training.lr", "draft.training.lr: is missing"),
+        ("+draft.training.foo=1", "draft.training.foo: is no setting"),
         ("draft.training.lr=-1", "training.lr: -1"),
         ("draft.training.decay=nan", "training.decay: nan"),
         ("draft.training.positions=7", "training.positions: 7"),
