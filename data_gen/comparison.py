@@ -104,7 +104,7 @@ def fixed_grid(cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], jo
 
 
 def one_pass(
-    cfg: DictConfig, engines: dict[str, Engine], requests: Sequence[Request], stage: str, journal: Journal
+    cfg: DictConfig, engines: Mapping[str, Engine], requests: Sequence[Request], stage: str, journal: Journal
 ) -> dict[str, float]:
     """Tokens/s of each engine."""
     traces = decode(cfg, engines, requests, 1, stage, journal)
@@ -120,7 +120,12 @@ def label(name: str, grid: Mapping[int, float]) -> str:
 
 
 def decode(
-    cfg: DictConfig, engines: dict[str, Engine], requests: Sequence[Request], repeats: int, stage: str, journal: Journal
+    cfg: DictConfig,
+    engines: Mapping[str, Engine],
+    requests: Sequence[Request],
+    repeats: int,
+    stage: str,
+    journal: Journal,
 ) -> Traces:
     """Every method on every request, after a warm-up, with a progress bar that counts tokens."""
     tokens, done = 0, sum(len(turn) for key, turn in journal.turns.items() if key.startswith(f"{stage}/"))

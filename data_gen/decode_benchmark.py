@@ -1,4 +1,4 @@
-"""Our decoding methods against `generate` of transformers: plain, assisted, with prompt lookup.
+"""Our decoding methods against `generate` of transformers: plain, compiled, assisted, with prompt lookup.
 
 Everything runs in one process on the same prompts, dtype, warp, ends of a response and number of tokens; on each prompt
 the methods take turns. The models of transformers are loaded apart from ours, as `from_pretrained` gives them, and the
@@ -30,7 +30,7 @@ from data_gen.comparison import (
 from data_gen.requests import spread
 from decoding import report
 from decoding.benchmark import Engine, Request, Traces, of_dataset
-from decoding.engines.generate import GenerateEngine
+from decoding.engines.generate import GenerateEngine, compiled_settings, not_compiled
 from decoding.journal import file_hashes
 from decoding.lossless import greedy_differences
 from decoding.machine import in_words, setup_facts
@@ -47,7 +47,7 @@ MARKER = "decode.json"  # what a folder of results is known by
 THEIRS = "transformers "  # what the names of its methods begin with
 GENERATE = f"{THEIRS}generate"
 Settings = dict[str, Any]
-"""Of a GenerationConfig, and whether there is an assistant."""
+"""Of a GenerationConfig, whether there is an assistant, and whether the forward is compiled."""
 
 
 def benchmark_decode(cfg: DictConfig) -> str:
@@ -59,9 +59,11 @@ def benchmark_decode(cfg: DictConfig) -> str:
     asked = generate_settings(cfg)
     compared = prepare(cfg)
     pair, requests = compared.pair, compared.requests
-    theirs = generate_engines(cfg, pair, asked)
+    theirs = generate_engines(cfg, pair, asked, longest_request(cfg, requests))
+    shortest = min((request.tokens for request in requests), key=len)
+    left_out = without_compiled(theirs, [name for name, found in asked.items() if "compile" in found[0]], shortest)
     assistant = None if cfg.assistant is None else str(Path(cfg.assistant).expanduser())
-    settings = [asked, cfg.tried_prompts, cfg.assistant, file_hashes(assistant)]
+    settings = [asked, sorted(left_out), cfg.tried_prompts, cfg.assistant, file_hashes(assistant)]
     with only_writer(out), open_journal(cfg, compared, *settings) as journal:
         tried = spread(requests, cfg.tried_prompts)
         grid = fixed_grid(cfg, pair, tried, journal) if FIXED in compared.names else {}
@@ -82,6 +84,7 @@ def benchmark_decode(cfg: DictConfig) -> str:
             "methods": {dataset: standing(found, list(ours)) for dataset, found in by_dataset(traces).items()},
             "draft": draft_of(cfg, pair, requests, traces),
             "tries": tries,
+            "left_out": left_out,
             "lossless": lossless(cfg, pair, requests, traces),
             "resumed": journal.resumed,
         }
@@ -106,6 +109,7 @@ def alternating(ours: Sequence[str], theirs: Sequence[str]) -> list[str]:
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 ALLOWED: dict[str, Callable[[Any], bool]] = {  # transformers itself checks none of them but the last
     "assistant": lambda value: isinstance(value, bool),
+    "compile": lambda value: value is True,
     "num_assistant_tokens": is_count,
     "num_assistant_tokens_schedule": lambda value: value in SCHEDULES,
     "assistant_confidence_threshold": lambda value: type(value) in (int, float) and 0 <= value <= 1,
@@ -136,14 +140,17 @@ def generate_settings(cfg: DictConfig) -> dict[str, list[Settings]]:
                 )
             if not (choices and all(map(ALLOWED[key], choices))):
                 raise UserError(f"transformers.{name}.{key}: {settings[key]} cannot be. See conf/benchmark.yaml")
+        if "compile" in values and len(values) > 1:
+            raise UserError(f"transformers.{name}.compile: it goes with no other setting. Write {{compile: true}}")
         found[name] = [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
     return found
 
 
 def generate_engines(
-    cfg: DictConfig, pair: ModelPair, asked: Mapping[str, Sequence[Settings]]
-) -> dict[str, dict[str, Engine]]:
-    """By method and name of the choice. Raises UserError for settings that transformers refuses."""
+    cfg: DictConfig, pair: ModelPair, asked: Mapping[str, Sequence[Settings]], longest: int
+) -> dict[str, dict[str, GenerateEngine]]:
+    """By method and name of the choice. longest: tokens of a request, which a compiled one has room for. Raises
+    UserError for settings that transformers refuses."""
     if pair.draft.reads_target and cfg.assistant is None:
         raise UserError(
             "assistant: pair.draft reads its target's hidden states, which an assistant of transformers cannot. Give "
@@ -157,13 +164,15 @@ def generate_engines(
             "leave out what needs one, e.g. ~transformers.assisted"
         )
     warp, eos_ids = instantiate(cfg.warp), frozenset(pair.eos_ids)
-    found: dict[str, dict[str, Engine]] = {}
+    found: dict[str, dict[str, GenerateEngine]] = {}
     for name, choices in asked.items():
         varied = [key for key in choices[0] if len({str(settings[key]) for settings in choices}) > 1]
-        engines: dict[str, Engine] = {}
+        engines: dict[str, GenerateEngine] = {}
         for settings in choices:
             said = f" ({', '.join(str(settings[key]) for key in varied)})" if varied else ""
-            own = {key: value for key, value in settings.items() if key != "assistant"}
+            own = {key: value for key, value in settings.items() if key not in ("assistant", "compile")}
+            if "compile" in settings:
+                own = compiled_settings(longest)
             assistant = draft if settings.get("assistant") else None
             try:
                 engines[f"{THEIRS}{name}{said}"] = GenerateEngine(target, assistant, warp, eos_ids, own)
@@ -171,6 +180,28 @@ def generate_engines(
                 raise UserError(f"transformers.{name}: {str(error).splitlines()[0]}. Mend its settings") from error
         found[f"{THEIRS}{name}"] = engines
     return found
+
+
+def longest_request(cfg: DictConfig, requests: Sequence[Request]) -> int:
+    """Tokens of prompt and response."""
+    return max(len(request.tokens) for request in requests) + int(cfg.max_new_tokens)
+
+
+def without_compiled(
+    theirs: dict[str, dict[str, GenerateEngine]], compiled: Sequence[str], prompt: Tensor
+) -> dict[str, str]:
+    """Compile the methods named `compiled`, before anything is timed, and take those that do not compile here out of
+    `theirs`. Says so, and returns why, by method."""
+    left_out = {}
+    for name in (f"{THEIRS}{one}" for one in compiled):
+        print(f"{name}: compiling, which takes a minute or so and is not timed", flush=True)
+        for one in theirs[name].values():
+            if why := not_compiled(one, prompt):
+                left_out[name] = why
+                print(f"{name}: left out, it does not compile here ({why}). Install a C++ compiler such as g++")
+    for name in left_out:
+        del theirs[name]
+    return left_out
 
 
 def load_assistant(cfg: DictConfig) -> PreTrainedModel:
@@ -290,6 +321,8 @@ def page(cfg: DictConfig, pair: ModelPair, results: Mapping[str, Any]) -> str:
         if len(tried) > 1:
             speeds = ", ".join(f"{one}: {speed:.1f}" for one, speed in tried.items())
             parts += [f"{name}, tokens/s in the pass over {cfg.tried_prompts} prompt(s) that chose: {speeds}"]
+    for name, why in results["left_out"].items():
+        parts += [f"{name}: left out, it did not compile ({why})."]
     if results["resumed"]:
         parts += [f"Measured in more than one sitting: {results['resumed']} turns before the last one."]
     return "\n\n".join([*parts, "## Lossless", *results["lossless"]])

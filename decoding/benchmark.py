@@ -1,7 +1,7 @@
 """Decode the same requests with several methods, interleaved so that drift of the machine hits all of them alike."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,14 +32,14 @@ Traces = dict[str, list[list[Trace]]]
 """method -> repeat -> one trace per request, in the order of the requests."""
 
 
-def warm_up(engines: dict[str, Engine], request: Request) -> None:
+def warm_up(engines: Mapping[str, Engine], request: Request) -> None:
     """A few unmeasured tokens per method: first calls allocate buffers and start threads."""
     for engine in engines.values():
         engine.decode(request.tokens, WARM_UP_TOKENS, Sampler.seeded(0))
 
 
 def run(
-    engines: dict[str, Engine],
+    engines: Mapping[str, Engine],
     requests: Sequence[Request],
     *,
     repeats: int,

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from torch._dynamo.exc import TorchDynamoException
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from decoding.sampling import Sampler, Warp
@@ -14,7 +15,8 @@ from decoding.trace import STAGES, RoundTrace, Trace
 
 
 class GenerateEngine:
-    """What a user gets from `from_pretrained` and `generate`: plain, assisted by the draft, or with prompt lookup.
+    """What a user gets from `from_pretrained` and `generate`: plain, compiled, assisted by the draft, or with prompt
+    lookup.
 
     target, assistant: plainly loaded models, the latter None where `settings` do without it; settings: further fields
     of the GenerationConfig. Whatever the models' own generation configs say does not count, so the law is the
@@ -80,6 +82,31 @@ class Rounds(BaseStreamer):
 
     def end(self) -> None:
         pass
+
+
+def compiled_settings(length: int) -> dict[str, Any]:
+    """Fields of a GenerationConfig: a compiled forward on a static cache of `length` tokens, on a CPU as well.
+
+    Prefill is not compiled, by transformers' choice. `length` is that of the longest request: a call with a longer one
+    would compile again. transformers compiles on a CPU only where `_compile_all_devices` is set.
+    """
+    config: Any = CompileConfig()
+    config._compile_all_devices = True
+    return {"cache_implementation": "static", "max_cache_len": length, "compile_config": config}
+
+
+def not_compiled(engine: GenerateEngine, prompt_ids: Tensor) -> str | None:
+    """Compile the forward of an engine with `compiled_settings` by decoding a few tokens after `prompt_ids` [n].
+
+    Returns None, or in a line why there is no compiled forward: no C++ compiler, another fault of torch.compile, or a
+    model that transformers does not compile.
+    """
+    vars(engine.target).pop("_compiled_call", None)
+    try:
+        engine.decode(prompt_ids, 4, Sampler.seeded(0))
+    except TorchDynamoException as error:
+        return next(line for line in str(error).splitlines() if line.strip())
+    return None if hasattr(engine.target, "_compiled_call") else "transformers compiles no model that is loaded so"
 
 
 def warp_settings(warp: Warp) -> dict[str, Any]:

@@ -6,11 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.core.global_hydra import GlobalHydra
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch._inductor import config as inductor
+from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
 from data_gen import decode_benchmark
 from data_gen.decode_benchmark import alternating
+from decoding.engines import generate
 from scripts import benchmark
 from tests.tiny_pair import CONFIG
 
@@ -44,6 +47,7 @@ def test_harvest(
 
 def test_decode(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Greedy: everything gives the same outputs, drafts agree where they are accepted, and nothing stays behind."""
+    monkeypatch.setattr(generate, "CompileConfig", lambda: CompileConfig(backend="eager"))  # writes no code: quick
     small = ["max_new_tokens=12", "gammas=[1,2]", "tried_prompts=1", "longest_draft=3", "repeats=2", "out=runs/toy"]
     few = ["transformers.assisted.num_assistant_tokens=[1,2]", "transformers.prompt_lookup.prompt_lookup_num_tokens=3"]
     greedy = ["warp=greedy", "draft_warp.temperature=0"]
@@ -53,7 +57,13 @@ def test_decode(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     names = list(found["methods"]["jsonl"]["standings"])
     assert [name.split(" (")[0] for name in names] == [
         *("autoregressive", "best fixed gamma", "confidence", "lookup", "sources", "transformers generate"),
-        *("transformers assisted", "transformers dynamic", "transformers heuristic", "transformers prompt_lookup"),
+        *(
+            "transformers compiled",
+            "transformers assisted",
+            "transformers dynamic",
+            "transformers heuristic",
+            "transformers prompt_lookup",
+        ),
     ]
     assert all(
         f"{name}: 6 of 6 outputs equal transformers generate" in printed for name in names if "generate" not in name
@@ -67,6 +77,7 @@ def test_decode(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_an_interrupted_decode_goes_on(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["what=decode", "methods=[lookup]", "max_new_tokens=4", "limit=2", "tried_prompts=1", "out=runs/toy"]
+    given += ["~transformers.compiled"]
     with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
         stopped.setattr(decode_benchmark, "draft_of", lambda *_: signal.raise_signal(signal.SIGINT))
         run(stopped, tiny_pair_dir, *given)
@@ -75,6 +86,20 @@ def test_an_interrupted_decode_goes_on(tiny_pair_dir: Path, monkeypatch: pytest.
         run(monkeypatch, tiny_pair_dir, *given, more)
         assert json.loads(Path("runs/toy/decode.json").read_text())["resumed"] == resumed
     assert [path.name for path in Path("runs").iterdir()] == ["toy"]
+
+
+def test_what_does_not_compile_is_left_out_and_named(
+    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.compiler.reset()
+    given = ["what=decode", "methods=[lookup]", "max_new_tokens=4", "limit=1", "tried_prompts=1", "out=runs/toy"]
+    few = [f"~transformers.{name}" for name in ("assisted", "dynamic", "heuristic", "prompt_lookup")]
+    with inductor.patch({"force_disable_caches": True, "cpp.cxx": ("none-such",)}):
+        run(monkeypatch, tiny_pair_dir, *given, *few)
+    found = json.loads(Path("runs/toy/decode.json").read_text())
+    assert "transformers compiled: left out" in capsys.readouterr().out
+    assert list(found["left_out"]) == ["transformers compiled"] and "C++" in found["left_out"]["transformers compiled"]
+    assert "transformers compiled" not in found["methods"]["jsonl"]["standings"]
 
 
 def test_both_sides_alternate() -> None:
@@ -92,6 +117,8 @@ def test_the_benchmark_may_come_first() -> None:
         ("what=nothing", "what: 'nothing' is unknown. Use harvest"),
         ("harvest.stride=2", "harvest.stride: 2 skips"),
         ("what=decode transformers=null", "transformers.generate: "),
+        ("what=decode ++transformers.compiled.assistant=true", "transformers.compiled.compile: it goes with no"),
+        ("what=decode transformers.compiled.compile=false", "transformers.compiled.compile: False cannot be"),
         ("what=decode assistant=5 max_new_tokens=8", "assistant: 5 is no model"),
         ("what=decode assistant=./none max_new_tokens=8", "assistant: no model in"),
         ("what=decode assistant=wider max_new_tokens=8", "assistant: it has 40 tokens, the target 32"),

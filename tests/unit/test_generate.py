@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from torch._inductor import config as inductor
+from transformers import CompileConfig, GenerationConfig
 from transformers.generation import utils
 
+from decoding.engines import generate
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.engines.generate import GenerateEngine, warp_settings
+from decoding.engines.generate import GenerateEngine, compiled_settings, not_compiled, warp_settings
 from decoding.sampling import Sampler, Warp
 from tests.tiny_pair import tiny_models, tiny_pair
 
@@ -72,6 +74,38 @@ def test_the_law_is_the_target_after_our_warp(
         assert law[:kept].double().allclose(expected.double(), atol=1e-6)
         place += kept
     assert place > 15
+
+
+def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile traces and guards, but writes no code: quick, and no C++ compiler is asked."""
+    monkeypatch.setattr(generate, "CompileConfig", lambda: CompileConfig(backend="eager"))
+
+
+@pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
+def test_a_compiled_forward_gives_the_same_and_is_compiled_once(warp: Warp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts and responses of several lengths share the cache's length, so nothing is compiled after the first."""
+    without_code(monkeypatch)
+    plain = engine(warp, False, {}, frozenset())
+    compiled = engine(warp, False, compiled_settings(30), frozenset())
+    assert not_compiled(compiled, PROMPT) is None
+    for prompt, count in ((PROMPT, 20), (PROMPT.repeat(2), 20), (PROMPT[:2], 3)):
+        with torch.compiler.set_stance("fail_on_recompile"):
+            found = compiled.decode(prompt, count, Sampler.seeded(1))
+        assert found.tokens == plain.decode(prompt, count, Sampler.seeded(1)).tokens and len(found.tokens) == count
+
+
+@pytest.mark.slow
+def test_code_is_compiled() -> None:
+    assert not_compiled(engine(Warp(0.0), False, compiled_settings(20), frozenset()), PROMPT) is None
+
+
+def test_what_does_not_compile_says_so_in_a_line() -> None:
+    torch.compiler.reset()
+    with inductor.patch({"force_disable_caches": True, "cpp.cxx": ("none-such",)}):
+        why = not_compiled(engine(Warp(0.0), False, compiled_settings(20), frozenset()), PROMPT)
+    assert why is not None and "C++ compiler" in why and "\n" not in why
+    why = not_compiled(engine(Warp(0.0), False, {}, frozenset()), PROMPT)  # transformers goes on without a word
+    assert why is not None and "transformers" in why
 
 
 def test_a_seed_is_a_response() -> None:
