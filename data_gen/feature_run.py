@@ -1,6 +1,7 @@
 """`python train.py draft=feature`: from chats and an ordinary draft to a draft that reads along with its target."""
 
 import json
+import platform
 import shlex
 import shutil
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
@@ -18,6 +20,7 @@ from transformers import AutoTokenizer
 from data_gen.chats import Chat, ChatPool
 from data_gen.distill import measure_overlap, training_config
 from data_gen.feature_training import FeatureDistillation, Maps
+from data_gen.shipping import earlier_runs, ship
 from decoding.draft_vocabulary import read_vocabulary
 from decoding.feature_draft import FILE, read_maps
 from decoding.models import load_llama
@@ -32,11 +35,12 @@ LOGGED = 20  # steps between two records of the logger
 
 
 def train_feature_draft(cfg: DictConfig) -> None:
-    """Chats with the target's hidden states in, the folder of a draft out (`pair.draft` of any command).
+    """Chats with the target's hidden states in, the folder of a draft out (`pair.draft` of any command). With
+    `draft.ship`, only that folder in, the files to build it from out.
 
     Raises UserError for settings, chats or models that do not fit together. Interrupted, it goes on when run again.
     """
-    settings = cfg.draft
+    settings, notes = cfg.draft, notes_of(cfg)
     torch.manual_seed(checked_seed(cfg.seed))
     checked_count("draft.steps", settings.steps)
     if type(settings.save_seconds) not in (int, float):
@@ -44,6 +48,8 @@ def train_feature_draft(cfg: DictConfig) -> None:
     default = f"checkpoints/feature_draft{'-sweep' if is_job() else ''}"
     out = checked_folder("out", default if cfg.out is None else cfg.out)
     out = job_folder(out, MARKER) if is_job() else out
+    if settings.ship is not None:
+        return ship(out.expanduser(), checked_folder("draft.ship", settings.ship).expanduser(), notes)
     refuse_foreign(out, MARKER)
     run = start(cfg, out)
     with only_writer(out):
@@ -63,6 +69,14 @@ def train_feature_draft(cfg: DictConfig) -> None:
             logger.finish()
     print("\n".join(f"{name}: {value:.3f}" for name, value in measured.items()))
     print(f"saved {out}. Decode with it: python scripts/evaluate.py pair.draft={out}")
+
+
+def notes_of(cfg: DictConfig) -> dict[str, Any]:
+    """`draft.notes` as JSON has it."""
+    notes: Any = OmegaConf.to_container(cfg.draft.notes, resolve=True) if OmegaConf.is_dict(cfg.draft.notes) else None
+    if notes is None:
+        raise UserError(f"draft.notes: {cfg.draft.notes} has no names. Write e.g. +draft.notes.prompts='from a file'")
+    return dict(notes)
 
 
 def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
@@ -105,8 +119,7 @@ def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
 
 def refuse_other_run(cfg: DictConfig, folder: Path) -> None:
     """Note what this run is in `folder`; raise UserError where an interrupted one is there that is another."""
-    settings: Any = OmegaConf.to_container(cfg.draft, resolve=True)
-    settings = {key: value for key, value in settings.items() if key != "save_seconds"}
+    settings = {key: value for key, value in recipe(cfg).items() if key != "save_seconds"}
     now = {"draft": settings, "pair": {"target": cfg.pair.target, "draft": cfg.pair.draft}, "seed": cfg.seed}
     note = folder / SETTINGS
     if (folder / "state.safetensors").is_file() and note.is_file():
@@ -114,6 +127,12 @@ def refuse_other_run(cfg: DictConfig, folder: Path) -> None:
             other = "Delete it, or choose another out"
             raise UserError(f"out: {folder} holds a run that was interrupted with {reason}. {other}")
     write_json(note, now)
+
+
+def recipe(cfg: DictConfig) -> dict[str, Any]:
+    """The settings of the training."""
+    settings: Any = OmegaConf.to_container(cfg.draft, resolve=True)
+    return {key: value for key, value in settings.items() if key not in ("ship", "notes")}
 
 
 def train(run: FeatureDistillation, save_seconds: float, logger: Any) -> None:
@@ -149,12 +168,19 @@ def save(cfg: DictConfig, run: FeatureDistillation, out: Path, measured: dict[st
     maps = run.maps.finished(torch.bfloat16)
     facts = {
         "command": shlex.join(["python", "train.py", *sys.argv[1:]]),
-        "config": OmegaConf.to_container(cfg.draft, resolve=True),
+        "seed": cfg.seed,
+        "config": recipe(cfg),
+        "notes": notes_of(cfg),
         "started_from": str(cfg.pair.draft),
         "chats": len(run.pool.training),
         "response_tokens": run.pool.response_tokens(),
         "progress": run.progress,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "held_out_chats": measured,
+        "earlier_runs": earlier_runs(Path(cfg.pair.draft).expanduser()),
     }
     with replaced_folder(out, MARKER) as folder:
         run.draft.bfloat16().save_pretrained(folder)

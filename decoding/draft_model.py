@@ -27,7 +27,7 @@ def copied_layers(target: LlamaForCausalLM, sources: Sequence[int]) -> dict[str,
 
 def own_layers(draft: LlamaForCausalLM) -> dict[str, Tensor]:
     """What a draft does not share with its target: the dict `draft_from_layers` takes."""
-    return {name: tensor for name, tensor in draft.state_dict().items() if _is_own(name)}
+    return {name: tensor for name, tensor in draft.state_dict().items() if is_own(name)}
 
 
 def draft_from_layers(target: LlamaForCausalLM, layers: Mapping[str, Tensor]) -> LlamaForCausalLM:
@@ -39,7 +39,7 @@ def draft_from_layers(target: LlamaForCausalLM, layers: Mapping[str, Tensor]) ->
     config.num_hidden_layers = len({name.split(".")[2] for name in layers if name.startswith(LAYERS)})
     with target.device:
         draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
-    shared = {name: tensor for name, tensor in target.state_dict().items() if not _is_own(name)}
+    shared = {name: tensor for name, tensor in target.state_dict().items() if not is_own(name)}
     try:
         draft.load_state_dict(shared | dict(layers))
     except RuntimeError as error:
@@ -48,5 +48,6 @@ def draft_from_layers(target: LlamaForCausalLM, layers: Mapping[str, Tensor]) ->
     return draft
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
+    """Whether a tensor of a draft is its own, not its target's."""
     return name == NORM or name.startswith(LAYERS)

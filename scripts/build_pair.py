@@ -33,6 +33,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from data_gen.shipping import PROVENANCE
 from decoding.draft_model import draft_from_layers
 from decoding.feature_draft import FILE as MAPS_FILE
 from decoding.feature_draft import MAPS
@@ -78,6 +79,8 @@ def main(cfg: DictConfig) -> None:
         if not reading.is_file():
             raise UserError(f"reading_layers: {reading} not found. Run from the repository root, or set it to null")
         sources = {"target": file_hash(target / RECORD), "reading_layers": file_hash(reading)}
+        record = reading.with_name(PROVENANCE)
+        sources |= {"provenance": file_hash(record)} if record.is_file() else {}
         folder = draft.with_name(READING)
         build(READING, folder, sources, lambda folder: write_reading_draft(target, reading, folder))
 
@@ -188,11 +191,13 @@ def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
 
 
 def write_reading_draft(target: Path, layers: Path, folder: Path) -> None:
-    """The same, with the maps that are among its shipped `layers`."""
+    """The same, with the maps that are among its shipped `layers`, and the provenance beside these."""
     write_draft(target, layers, folder, "reading_layers")
     maps = {name: tensor for name, tensor in load_file(layers).items() if name in MAPS}
     with safe_open(layers, "pt") as file:
         save_file(maps, folder / MAPS_FILE, file.metadata())
+    if (record := layers.with_name(PROVENANCE)).is_file():
+        shutil.copyfile(record, folder / "provenance.json")
 
 
 def write_draft(target: Path, layers: Path, folder: Path, key: str = "draft_layers") -> None:

@@ -1,14 +1,17 @@
 """`train.py draft=feature` from its command line: it makes a draft, goes on after an interruption, refuses the rest."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
 from data_gen.chats import VOCABULARY, Chat, save_chats
 from data_gen.feature_training import FeatureDistillation
+from data_gen.shipping import LAYERS, PROVENANCE
 from decoding.cached_lm import CachedLM
 from decoding.draft_vocabulary import write_vocabulary
 from decoding.feature_draft import FeatureDraft
@@ -74,6 +77,28 @@ def test_a_draft_is_trained_goes_on_and_decodes(
     run(evaluate, monkeypatch, *decoded, "methods=[confidence]", "max_new_tokens=12", "logger=none", "out=runs")
     assert "confidence: 1 of 1 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
     assert isinstance(seen[0].draft, FeatureDraft) and seen[0].draft.maps.layers == (1, 3)
+
+
+def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(train, monkeypatch, *pair, *SMALL, "+draft.notes.prompts=random words")
+    second = [word for word in (*pair, *SMALL) if not word.startswith(("pair.draft", "out="))]
+    run(train, monkeypatch, *second, "pair.draft=made", "out=again")
+    run(train, monkeypatch, *pair, "draft=feature", "draft.ship=shipped", "out=again", "+draft.notes.why=a test")
+    record = json.loads(Path("shipped", PROVENANCE).read_text())
+    assert record["started_from"] == "made" and record["notes"] == {"why": "a test"} and record["shipped"]
+    assert [earlier["notes"] for earlier in record["earlier_runs"]] == [{"prompts": "random words"}]
+    trained, shipped = load_file("again/model.safetensors"), load_file(Path("shipped", LAYERS))
+    maps = load_file("again/target_features.safetensors")
+    own = {name: tensor for name, tensor in trained.items() if name.startswith(("model.layers.", "model.norm."))}
+    assert shipped.keys() == own.keys() | maps.keys() and len(own) < len(trained)
+    assert all(torch.equal(tensor, (own | maps)[name]) for name, tensor in shipped.items())
+    Path("again/training.json").write_text("{")
+    ship = ["draft=feature", "draft.ship=shipped"]
+    assert "training.json is damaged" in refused(train, monkeypatch, capsys, *pair, *ship, "out=again")
+    assert "out: chats holds no draft" in refused(train, monkeypatch, capsys, *pair, *ship, "out=chats")
+    assert "draft.notes: 5 has no names" in refused(train, monkeypatch, capsys, *pair, *ship, "draft.notes=5")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from data_gen.shipping import LAYERS, PROVENANCE, SHIPPED, ship
 from decoding.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.feature_draft import read_maps
 from predictors.errors import UserError
@@ -240,14 +242,22 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     target = build_pair.plain_model(tiny_llama())
     put_wheel(cfg)
     layers, path = copied_layers(target, [0, 3]), tmp_path / "reading.safetensors"
-    maps = {"from_states": torch.randn(8, 24), "from_own": torch.randn(8, 8)}
+    maps = {"from_states": torch.randn(8, 24).bfloat16(), "from_own": torch.randn(8, 8).bfloat16()}
     save_file(layers | maps, path, {"layers": "[1, 2]"})
     cfg.reading_layers = str(path)
     run(cfg)
     folder = Path(cfg.pair.draft).with_name("reading_draft")
     found = read_maps(folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), target)
     assert found is not None and found.layers == (1, 2)
-    assert torch.equal(found.from_states, maps["from_states"]) and torch.equal(found.from_own, maps["from_own"])
+    assert torch.equal(found.from_states, maps["from_states"].float())
+    assert torch.equal(found.from_own, maps["from_own"].float())
+    shutil.copyfile(path, tmp_path / LAYERS)  # and back: what was shipped, bit for bit
+    (tmp_path / PROVENANCE).write_text(json.dumps({"command": "train", "shipped": SHIPPED}))
+    cfg.reading_layers = str(tmp_path / LAYERS)
+    run(cfg)
+    ship(folder, tmp_path / "again", {})
+    assert (tmp_path / "again" / LAYERS).read_bytes() == path.read_bytes()
+    assert json.loads((tmp_path / "again" / PROVENANCE).read_text()) == {"command": "train", "shipped": SHIPPED}
     cfg.reading_layers = str(tmp_path / "none")
     with pytest.raises(UserError, match="^reading_layers: .*none not found"):
         run(cfg)
