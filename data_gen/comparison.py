@@ -19,7 +19,15 @@ from decoding import energy, thresholds
 from decoding.benchmark import Engine, Request, Traces, run, warm_up
 from decoding.journal import Journal, file_hashes, journal_path
 from decoding.machine import setup_facts
-from decoding.methods import FIXED, check_checkpoints, checkpoint_config, checkpoint_key, engine, method_names
+from decoding.methods import (
+    FIXED,
+    check_checkpoints,
+    check_costs,
+    checkpoint_config,
+    checkpoint_key,
+    engine,
+    method_names,
+)
 from decoding.metrics import tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.trace import Trace
@@ -42,6 +50,8 @@ def prepare(cfg: DictConfig) -> Comparison:
     checkpoints = {name: checkpoint_config(cfg, name) for name in names}
     pair = load_pair(cfg.pair)
     check_checkpoints(cfg, pair, checkpoints)
+    for warning in check_costs(cfg, pair, names):
+        print(warning)
     for name, trained in checkpoints.items():
         if trained:
             data = trained.get("provenance", {}).get("data")

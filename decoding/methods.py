@@ -10,6 +10,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from decoding.benchmark import Engine
+from decoding.cost import read_cost
+from decoding.machine import other_machine, setup_facts
 from decoding.models import ModelPair, pair_identity
 from decoding.report import BASELINE
 from predictors.base import read_config, refuse_mismatch
@@ -90,6 +92,28 @@ def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str
                 f"{key} drafts gamma={gamma} tokens, structure.gamma_max is {longest}. Raise that, in an experiment "
                 f"method.{name}.structure.gamma_max"
             )
+
+
+def check_costs(cfg: DictConfig, pair: ModelPair, names: Sequence[str]) -> list[str]:
+    """Refuse a stop rule's file of costs that was measured with another pair; say, a line each, which was measured on
+    another machine, as of thresholds."""
+    files = {OmegaConf.select(cfg, f"method.{name}.stop.cost") for name in names} - {None}
+    warnings = []
+    for file in sorted(map(str, files)):
+        table, here, anew = read_cost(file, "stop.cost"), pair_identity(pair), "python scripts/tune.py cost=measure"
+        if other := [key for key in here if key != "name" and table.pair and table.pair.get(key) != here[key]]:
+            raise UserError(
+                f"stop.cost: {file} was measured with another {' and '.join(other)}. Measure this pair's: {anew}"
+            )
+        try:
+            there = other_machine(table.measured_on, setup_facts(pair)) if table.measured_on else None
+        except KeyError as error:
+            raise UserError(
+                f"stop.cost: {file} does not say with which {error.args[0]}. Measure anew: {anew}"
+            ) from error
+        if there:
+            warnings.append(f"warning: {file} was measured on another machine: {there}. Measure anew: {anew}")
+    return warnings
 
 
 def engine(cfg: DictConfig, name: str, pair: ModelPair, gamma: int | None = None) -> Engine:

@@ -201,6 +201,23 @@ def test_missing_and_foreign_checkpoints(
     assert "method.custom.stop.rule.checkpoint" in refused(monkeypatch, capsys, *base, *held)
 
 
+def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["methods=[custom]", "stop=stop_loss", "stop.cost=cost.json", "max_new_tokens=4", "limit=1", "split=all"]
+    facts = {"seconds": {"draft": 1.0, "target": 1.0}, "measured_on": None}
+    theirs = {"name": "theirs", "target": "x", "draft": "y", "tokenizer": "z"}
+    Path("cost.json").write_text(json.dumps(facts | {"pair": theirs}))
+    said = refused(monkeypatch, capsys, *base, *given)
+    assert "stop.cost: cost.json was measured with another target and draft and tokenizer. Measure" in said
+    Path("cost.json").write_text(json.dumps(facts | {"pair": None, "measured_on": {"threads": 64}}))
+    assert "stop.cost: cost.json does not say with which hardware" in refused(monkeypatch, capsys, *base, *given)
+    abacus = {"hardware": {"target": "abacus", "draft": "abacus"}, "dtypes": {"target": "bead"}, "threads": 64}
+    Path("cost.json").write_text(json.dumps(facts | {"pair": None, "measured_on": abacus}))
+    run(monkeypatch, *base, *given)
+    assert "warning: cost.json was measured on another machine: hardware abacus, here" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
