@@ -43,8 +43,9 @@ class GenerateEngine:
     def decode(self, prompt_ids: Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
         """Continue `prompt_ids` [n] until EOS or `max_new_tokens`. One number of `sampler` seeds torch.
 
-        A round is what a target forward has added, the first of them the prefill; what was drafted is not known, so
-        `draft_tokens` is empty.
+        A round is what a target forward has added. Assisted, with prompt lookup as well, the first one runs prompt and
+        draft together and is a round as any other; otherwise it is the prefill, which adds a token without a draft.
+        What was drafted is not known, so `draft_tokens` is empty.
         """
         self.target.generation_config = GenerationConfig()
         if self.assistant is not None:

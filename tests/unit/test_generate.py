@@ -20,6 +20,8 @@ TWO = {
     "num_assistant_tokens_schedule": "constant",
     "assistant_confidence_threshold": 0.0,
 }
+DYNAMIC = {**TWO, "num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
+HEURISTIC = {**TWO, "num_assistant_tokens_schedule": "heuristic_transient"}
 METHODS: list[tuple[bool, dict[str, Any]]] = [(False, {}), (True, TWO), (False, {"prompt_lookup_num_tokens": 3})]
 
 
@@ -41,6 +43,22 @@ def test_greedy_output_is_that_of_our_plain_decoding(assistant: bool, settings: 
     stop = frozenset([found.tokens[4]])
     ended = engine(Warp(0.0), assistant, settings, stop).decode(PROMPT, 20, Sampler.seeded(0))
     assert ended.tokens == found.tokens[: found.tokens.index(found.tokens[4]) + 1]
+
+
+@pytest.mark.parametrize(("assistant", "settings"), [*METHODS, (True, DYNAMIC), (True, HEURISTIC)])
+@pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
+def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
+    warp: Warp, assistant: bool, settings: dict[str, Any]
+) -> None:
+    """So accepted tokens per round are those per verified draft: where there are drafts, the first forward has one."""
+    used, rows = engine(warp, assistant, settings, frozenset()), list[int]()
+    used.target.register_forward_hook(
+        lambda _, args, given, out: rows.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    rounds = used.decode(PROMPT, 20, Sampler.seeded(1)).rounds
+    drafted = [rows[0] - len(PROMPT), *(count - 1 for count in rows[1:])]
+    assert len(rows) == len(rounds) and (drafted[0] > 0 if settings else not any(drafted))
+    assert all(round_.accepted <= count for round_, count in zip(rounds, drafted, strict=True))
 
 
 @pytest.mark.parametrize(("assistant", "settings"), METHODS)
