@@ -153,8 +153,8 @@ def generate_engines(
     UserError for settings that transformers refuses."""
     if pair.draft.reads_target and cfg.assistant is None:
         raise UserError(
-            "assistant: pair.draft reads its target's hidden states, which an assistant of transformers cannot. Give "
-            "it an ordinary draft: assistant=<folder or hub id>"
+            "assistant: pair.draft is an EAGLE-style draft that reads its target's hidden states, which transformers "
+            "cannot use. Give an ordinary draft: assistant=<folder or hub id>"
         )
     target, draft = load_plain("target", cfg.pair).eval(), load_assistant(cfg).eval()
     sizes = [model.config.get_text_config().vocab_size for model in (draft, target)]
@@ -250,7 +250,7 @@ def draft_of(cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], trac
     texts = [[*request.tokens.tolist(), *trace.tokens] for request, trace in zip(requests, plain, strict=True)]
     devices = measured_devices(pair, sorted(texts, key=len)[len(texts) // 2], cfg.longest_draft + 1)
     matches = [
-        match(pair, request.tokens, trace.tokens, warp, draft_warp)
+        match(pair, request.tokens, trace.tokens, warp, draft_warp, cfg.longest_draft)
         for request, trace in zip(requests, plain, strict=True)
     ]
     found = {}
@@ -258,10 +258,14 @@ def draft_of(cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], trac
         kept = [one for one, trace in zip(matches, plain, strict=True) if dataset in ("all", trace.dataset)]
         best = roofline([one.chance for one in kept], devices, cfg.longest_draft)
         found[dataset] = {
-            "positions": sum(len(one.chance) for one in kept),
+            "positions": sum(len(one.overlap) for one in kept),
             "overlap": mean_of([one.overlap for one in kept]),
             "greedy": mean_of([one.greedy for one in kept]),
-            "accepted": mean_of([one.chance for one in kept]),
+            "accepted": mean_of([one.chance[0] for one in kept]),
+            "accepted_after": [
+                mean_of([one.chance[depth, depth:] for one in kept if depth < len(one.chance)])
+                for depth in range(1, max(len(one.chance) for one in kept))
+            ],
             "roofline": asdict(best),
         }
     rows = [count for count in COST_ROWS if count <= cfg.longest_draft + 1]
@@ -310,10 +314,6 @@ def page(cfg: DictConfig, pair: ModelPair, results: Mapping[str, Any]) -> str:
         best = f"Best of transformers: {found['best']}."
         parts += [f"## {dataset}", standings_table(found["standings"]), best]
         parts += draft_lines(results["draft"]["datasets"][dataset])
-        if pair.draft.reads_target:
-            parts += [
-                "That is of the first token of a draft: from the second on it reads its own states and accepts less."
-            ]
     seconds = results["draft"]["seconds"]
     rows = ", ".join(f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items())
     parts += [f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by its rows {rows}."]
@@ -342,11 +342,12 @@ def conditions(cfg: DictConfig, pair: ModelPair) -> str:
 
 def draft_lines(found: Mapping[str, Any]) -> list[str]:
     """found: of `draft_of`, one dataset."""
-    best = found["roofline"]
+    best, later = found["roofline"], ", ".join(f"{value:.3f}" for value in found["accepted_after"])
+    reads = f" (then {later}, for it reads its own states after the first token of a draft)" if later else ""
     return [
         f"The draft along the {found['positions']} tokens of plain decoding: acceptance sum min(p, q) at temperature 1 "
         f"{found['overlap']:.3f}, greedy agreement {found['greedy']:.3f}.",
-        f"Modelled: a token accepted with probability {found['accepted']:.3f} under these warps, drafts of "
+        f"Modelled: a token accepted with probability {found['accepted']:.3f} under these warps{reads}, drafts of "
         f"{best['gamma']} would make {best['tokens_per_round']:.2f} tokens per target call and {best['speedup']:.2f}x "
         "the speed of our plain decoding, if nothing but forwards cost time.",
     ]

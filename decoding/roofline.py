@@ -1,7 +1,8 @@
 """What a draft is worth along given responses, and the speed-up that its acceptance and the forwards' costs allow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +12,18 @@ from decoding.sampling import Warp
 from decoding.timeline import Devices
 
 TINY = 1e-30
+TOGETHER = 128  # places of a response from which drafts are followed by one forward
 
 
 @dataclass(frozen=True)
 class Match:
-    """A draft against its target along a response of T tokens, both having read all before, [T] each.
+    """A draft against its target along a response of T tokens, both having read all before.
 
-    overlap: sum_v min(p, q) at temperature 1; greedy: whether p and q have the same most probable token; chance: that
-    the response's token is the draft's, given that the response has it: min(1, q / p) of the warped laws (Leviathan et
-    al. 2023: a drawn token is kept with min(1, p / q), so it is drawn and kept with min(p, q))
+    overlap: [T], sum_v min(p, q) at temperature 1; greedy: [T], whether p and q have the same most probable token; both
+    of a draft's first token. chance: [D, T], that the response's token is the draft's, given that the response has it
+    and the d tokens before it were drafted in the same round: min(1, q / p) of the warped laws (Leviathan et al. 2023:
+    a drawn token is kept with min(1, p / q), so it is drawn and kept with min(p, q)). D is 1 where d makes no
+    difference; zeros where the response has no d tokens before
     """
 
     overlap: Tensor
@@ -28,9 +32,10 @@ class Match:
 
 
 @torch.inference_mode()
-def match(pair: Pair, prompt: Tensor, response: Sequence[int], warp: Warp, draft_warp: Warp) -> Match:
-    """One forward of each model over prompt [P] and response [T]; their caches are left to be reset. A draft that reads
-    its target's states has them at every position here, as the first token of a draft has; later ones accept less."""
+def match(pair: Pair, prompt: Tensor, response: Sequence[int], warp: Warp, draft_warp: Warp, longest: int = 1) -> Match:
+    """One forward of each model over prompt [P] and response [T]; their caches are left to be reset. Of a draft that
+    reads its target's states, and its own from the second token of a draft on, also `drafted_logits`, for drafts of up
+    to `longest` tokens."""
     tokens = torch.tensor(response)
     text = torch.cat([prompt, tokens])[:-1]
     rows = range(len(prompt) - 1, len(text))
@@ -39,9 +44,18 @@ def match(pair: Pair, prompt: Tensor, response: Sequence[int], warp: Warp, draft
         lm.reset()
         logits.append(lm.forward(text, logits=rows).logits)
     p, q = (of.softmax(-1) for of in logits)
-    said_p, said_q = (
+    said_p, first = (
         law.probs(of).gather(-1, tokens[:, None])[:, 0] for law, of in zip((warp, draft_warp), logits, strict=True)
     )
+    said_q = torch.zeros(min(longest, len(tokens)) if pair.draft.reads_target else 1, len(tokens)).to(first)
+    said_q[0] = first
+    if len(said_q) > 1:
+        for start in range(0, len(tokens), TOGETHER):
+            some = torch.arange(start, min(start + TOGETHER, len(tokens)))
+            for depth, of in enumerate(drafted_logits(pair.draft, len(prompt), tokens, some, len(said_q) - 1), 1):
+                place = some[some + depth < len(tokens)] + depth
+                law = draft_warp.probs(of[: len(place)].to(first.dtype))
+                said_q[depth, place] = law.gather(-1, tokens[place, None])[:, 0]
     return Match(
         torch.minimum(p, q).sum(-1),
         p.argmax(-1) == q.argmax(-1),
@@ -49,20 +63,35 @@ def match(pair: Pair, prompt: Tensor, response: Sequence[int], warp: Warp, draft
     )
 
 
-def expected_rounds(chance: Sequence[float], gamma: int) -> float:
+def drafted_logits(draft: Any, start: int, tokens: Tensor, anchors: Tensor, depths: int) -> Iterator[Tensor]:
+    """[A, V] of the draft when it has drafted 1, 2, ..., `depths` of a response's `tokens` [T] itself, from each of
+    `anchors` [A] on: its logits for the token after them. start: tokens of the prompt; it has prompt and response but
+    its last token cached, and has them again at the end. Where the response ends earlier they mean nothing."""
+    base, own = draft.length, torch.eye(len(anchors), dtype=torch.bool)
+    rows = start - 1 + anchors
+    prefix = torch.arange(base) <= rows[:, None]
+    for depth in range(1, depths + 1):
+        drafted = tokens[(anchors + depth - 1).clamp_max(len(tokens) - 1)]
+        places = (rows + depth).clamp_max(base - 1)
+        yield draft.forward_masked(drafted, places, torch.cat([prefix, *[own] * depth], 1)).logits
+    draft.crop(base)
+
+
+def expected_rounds(chance: Sequence[Sequence[float]], gamma: int) -> float:
     """Rounds in which drafts of `gamma` tokens, verified token by token, make the response, expected over all coins.
 
-    chance: [T], of each token that it is the draft's (`Match`). A round ends with the first token that is not, or with
-    the one after the draft.
+    chance: [D, T], of each token that it is the draft's (`Match`); of more than D tokens drafted, the last row. A round
+    ends with the first token that is not, or with the one after the draft.
     """
-    count, rounds = len(chance), 0.0
+    count, rounds = len(chance[0]), 0.0
     begins = [1.0] + [0.0] * (count + gamma)  # probability that a round begins at a token
     for first in range(count):
         rounds += begins[first]
         reached = begins[first]
         for place in range(first, min(first + gamma, count)):
-            begins[place + 1] += reached * (1 - chance[place])
-            reached *= chance[place]
+            kept = chance[min(place - first, len(chance) - 1)][place]
+            begins[place + 1] += reached * (1 - kept)
+            reached *= kept
         begins[first + gamma + 1] += reached
     return rounds
 
@@ -78,8 +107,8 @@ class Roofline:
 
 
 def roofline(chances: Sequence[Tensor], devices: Devices, longest: int) -> Roofline:
-    """The best draft length from 1 to `longest`. chances: [T] of each response."""
-    tokens, values = sum(map(len, chances)), [chance.tolist() for chance in chances]
+    """The best draft length from 1 to `longest`. chances: [D, T] of each response (`Match`)."""
+    tokens, values = sum(chance.shape[1] for chance in chances), [chance.tolist() for chance in chances]
     found = []
     for gamma in range(1, longest + 1):
         rounds = sum(expected_rounds(chance, gamma) for chance in values)

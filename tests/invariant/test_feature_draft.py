@@ -13,6 +13,7 @@ from decoding.cached_lm import CachedLM
 from decoding.engines.serial import SerialEngine
 from decoding.feature_draft import FeatureDraft, read_maps
 from decoding.models import ModelPair
+from decoding.roofline import match
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
@@ -53,6 +54,29 @@ def test_rows_are_those_of_the_training() -> None:
     torch.testing.assert_close(found[0], steps[0][0, :7], rtol=1e-4, atol=1e-5)  # norms are float32 there
     for step, row in enumerate(range(7, 10), 1):
         torch.testing.assert_close(found[step][0], steps[step][0, row], rtol=1e-4, atol=1e-5)
+
+
+def test_a_match_by_depth_is_that_of_drafting() -> None:
+    """P(response's token is the draft's) after 0, 1, 2 drafted tokens, from every place, drafting one after another."""
+    pair, generator = reading_pair(), torch.Generator().manual_seed(3)
+    prompt, response = torch.tensor([3, 4, 5]), torch.randint(1, 32, (9,), generator=generator).tolist()
+    found = match(pair, prompt, response, Warp(), Warp(0.7), longest=3).chance
+    text = torch.cat([prompt, torch.tensor(response)])
+    pair.target.reset()
+    p = pair.target.forward(text).logits.softmax(-1)
+    for place in range(len(response)):
+        known = len(prompt) + place
+        for lm in (pair.target, pair.draft):
+            lm.reset()
+        pair.target.forward(text[: known - 1])
+        logits = pair.draft.forward(text[:known]).logits[-1]
+        for depth in range(min(3, len(response) - place)):
+            token = int(text[known + depth])
+            expected = Warp(0.7).probs(logits[None])[0, token] / p[known + depth - 1, token]
+            assert float(found[depth, place + depth]) == pytest.approx(min(1.0, float(expected)), rel=1e-4)
+            parent = torch.tensor([depth - 1])
+            logits = pair.draft.forward(text[known + depth, None], parent, extend=depth > 0).logits[-1]
+    assert found.shape == (3, 9) and not torch.allclose(found[0, 2:], found[1, 2:])
 
 
 class WatchedEngine(SerialEngine):
