@@ -1,4 +1,4 @@
-"""`python train.py draft=feature`: from chats and an ordinary draft to a draft that reads along with its target."""
+"""`python train.py draft=feature`: from chats and an ordinary draft to an EAGLE-style draft that reads its target."""
 
 import json
 import platform

@@ -30,7 +30,7 @@ def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
     """
     train = "Train one: python train.py draft=feature"
     if not all((folder / name).is_file() for name in (FILE, "model.safetensors")):
-        raise UserError(f"out: {folder} holds no draft that reads its target. {train}, or give its folder as out=...")
+        raise UserError(f"out: {folder} holds no EAGLE-style draft that reads its target's hidden states. {train}")
     try:
         own = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if is_own(name)}
         with safe_open(folder / FILE, "pt") as file:

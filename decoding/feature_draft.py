@@ -1,4 +1,5 @@
-"""A draft that reads along with its target: besides its token, each row gets what the target made of the text before.
+"""An EAGLE-style draft that reads its target's hidden states: besides its token, each row gets what the target made of
+the text before.
 
 After Li et al. 2024 (EAGLE, 2401.15077) and 2025 (EAGLE-3, 2503.01840). The row of the token at position t gets that
 token's embedding plus a linear map of the target's hidden states at t - 1, which the target computed when it verified

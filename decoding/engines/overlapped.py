@@ -71,8 +71,8 @@ class OverlappedEngine:
         self.structure, self.chain_rule, self.branch_rule = check_overlap_fit(structure, verifier, branch_verifier)
         if pair.draft.reads_target:
             raise UserError(
-                "engine, pair.draft: this draft reads what the target says of the text before, and here the two run "
-                "side by side. Use engine=serial, or another draft"
+                "engine, pair.draft: this is an EAGLE-style draft that reads its target's hidden states, and here the "
+                "two run side by side. Use engine=serial, or another draft"
             )
         self.classes = classes_of(stop, self.structure.gamma_max)
         self.pair = pair

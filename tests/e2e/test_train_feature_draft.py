@@ -97,7 +97,7 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     Path("again/training.json").write_text("{")
     ship = ["draft=feature", "draft.ship=shipped"]
     assert "training.json is damaged" in refused(train, monkeypatch, capsys, *pair, *ship, "out=again")
-    assert "out: chats holds no draft" in refused(train, monkeypatch, capsys, *pair, *ship, "out=chats")
+    assert "out: chats holds no EAGLE-style draft" in refused(train, monkeypatch, capsys, *pair, *ship, "out=chats")
     assert "draft.notes: 5 has no names" in refused(train, monkeypatch, capsys, *pair, *ship, "draft.notes=5")
 
 
