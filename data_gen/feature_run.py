@@ -18,7 +18,8 @@ from transformers import AutoTokenizer
 from data_gen.chats import Chat, ChatPool
 from data_gen.distill import measure_overlap, training_config
 from data_gen.feature_training import FeatureDistillation, Maps
-from decoding.draft_vocabulary import read_vocabulary
+from decoding.draft_vocabulary import FILE as VOCABULARY
+from decoding.draft_vocabulary import own_vocabulary, read_vocabulary
 from decoding.feature_draft import FILE, read_maps
 from decoding.models import load_llama
 from predictors.differences import differences
@@ -94,13 +95,18 @@ def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
             "Make a draft with scripts/distill_draft.py"
         )
     draft.lm_head.weight.data.copy_(head.data)
-    tokens = None
-    if settings.vocabulary is not None:
-        tokens = read_vocabulary(
-            checked_folder("draft.vocabulary", settings.vocabulary, "file"), len(head), "draft.vocabulary"
-        )
+    file = vocabulary_file(cfg)
+    tokens = None if file is None else read_vocabulary(file, len(head), "draft.vocabulary")
     state = out.with_name(out.name + ".run")
     return FeatureDistillation(draft, maps, settings.steps, tokens, pool, config, state, cfg.seed)
+
+
+def vocabulary_file(cfg: DictConfig) -> Path | None:
+    """Of the tokens the draft is trained to say; None: all."""
+    given = cfg.draft.vocabulary
+    if given == "auto":
+        return own_vocabulary(cfg.pair.draft)
+    return None if given is None else checked_folder("draft.vocabulary", given, "file")
 
 
 def refuse_other_run(cfg: DictConfig, folder: Path) -> None:
@@ -161,4 +167,6 @@ def save(cfg: DictConfig, run: FeatureDistillation, out: Path, measured: dict[st
         AutoTokenizer.from_pretrained(Path(cfg.pair.target).expanduser()).save_pretrained(folder)
         tensors = {"from_states": maps.from_states.contiguous(), "from_own": maps.from_own.contiguous()}
         save_file(tensors, folder / FILE, {"layers": json.dumps(maps.layers)})
+        if (vocabulary := vocabulary_file(cfg)) is not None:
+            shutil.copyfile(vocabulary, folder / VOCABULARY)
         write_json(folder / MARKER, facts)

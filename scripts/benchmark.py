@@ -173,7 +173,9 @@ def benchmark_overlap(cfg: DictConfig) -> str:
         raise UserError(f"overlap.branches: {settings.branches} must be whole numbers from 1 on, e.g. [1,4,16]")
     pair = load_pair(cfg.pair)
     if pair.draft.reads_target:
-        raise UserError("what, pair.draft: a draft that reads its target cannot run beside it. Use another draft")
+        raise UserError(
+            "what, pair.draft: a draft that reads its target cannot run beside it. Use an ordinary one: pair=smollm2"
+        )
     room = min(lm.max_length for lm in (pair.target, pair.draft)) - 2 * settings.gamma
     if settings.context > room:
         raise UserError(f"overlap.context: {settings.context} and two drafts exceed the models' context. Use {room}")
