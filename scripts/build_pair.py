@@ -127,9 +127,9 @@ def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
     if not folder.exists():
         return "not there yet"
     if not (folder / RECORD).is_file():
+        key = "pair.target" if side == "target" else "pair.draft"
         raise UserError(
-            f"pair.{'target' if side == 'target' else 'draft'}: {folder} was not made by this script. Delete it, or set "
-            "DRAFTPREDICT_CACHE=<new folder>"
+            f"{key}: {folder} was not made by this script. Delete it, or set DRAFTPREDICT_CACHE=<new folder>"
         )
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
