@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from decoding.draft_vocabulary import FILE as VOCABULARY
 from predictors.errors import UserError
 
 LAYERS = "feature_layers"
-VOCABULARY = "draft_vocabulary.safetensors"  # what scripts/draft_vocabulary.py writes beside what it counts
 
 
 @dataclass(frozen=True)

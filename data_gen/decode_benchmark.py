@@ -59,11 +59,12 @@ def benchmark_decode(cfg: DictConfig) -> str:
     asked = generate_settings(cfg)
     compared = prepare(cfg)
     pair, requests = compared.pair, compared.requests
-    theirs = generate_engines(cfg, pair, asked, longest_request(cfg, requests))
+    assistant = assistant_of(cfg, pair)
+    theirs = generate_engines(cfg, pair, asked, assistant, longest_request(cfg, requests))
     shortest = min((request.tokens for request in requests), key=len)
     left_out = without_compiled(theirs, [name for name, found in asked.items() if "compile" in found[0]], shortest)
-    assistant = None if cfg.assistant is None else str(Path(cfg.assistant).expanduser())
-    settings = [asked, sorted(left_out), cfg.tried_prompts, cfg.assistant, file_hashes(assistant)]
+    assistant_files = file_hashes(None if assistant is None else str(Path(assistant).expanduser()))
+    settings = [asked, sorted(left_out), cfg.tried_prompts, assistant, assistant_files]
     with only_writer(out), open_journal(cfg, compared, *settings) as journal:
         tried = spread(requests, cfg.tried_prompts)
         grid = fixed_grid(cfg, pair, tried, journal) if FIXED in compared.names else {}
@@ -146,17 +147,27 @@ def generate_settings(cfg: DictConfig) -> dict[str, list[Settings]]:
     return found
 
 
-def generate_engines(
-    cfg: DictConfig, pair: ModelPair, asked: Mapping[str, Sequence[Settings]], longest: int
-) -> dict[str, dict[str, GenerateEngine]]:
-    """By method and name of the choice. longest: tokens of a request, which a compiled one has room for. Raises
-    UserError for settings that transformers refuses."""
-    if pair.draft.reads_target and cfg.assistant is None:
+def assistant_of(cfg: DictConfig, pair: ModelPair) -> str | None:
+    """Folder or hub id of the draft model of assisted generation; None: it is `pair.draft`. Raises UserError where that
+    reads its target and there is no other."""
+    if cfg.assistant is not None and not isinstance(cfg.assistant, str):
+        raise UserError(f"assistant: {cfg.assistant} is no model. Write assistant=<folder or hub id>, or null")
+    if cfg.assistant is not None or not pair.draft.reads_target:
+        return cfg.assistant
+    if (ordinary := cfg.pair.get("assistant")) is None:
         raise UserError(
             "assistant: pair.draft is an EAGLE-style draft that reads its target's hidden states, which transformers "
             "cannot use. Give an ordinary draft: assistant=<folder or hub id>"
         )
-    target, draft = load_plain("target", cfg.pair).eval(), load_assistant(cfg).eval()
+    return str(ordinary)
+
+
+def generate_engines(
+    cfg: DictConfig, pair: ModelPair, asked: Mapping[str, Sequence[Settings]], assistant: str | None, longest: int
+) -> dict[str, dict[str, GenerateEngine]]:
+    """By method and name of the choice. longest: tokens of a request, which a compiled one has room for. Raises
+    UserError for settings that transformers refuses."""
+    target, draft = load_plain("target", cfg.pair).eval(), load_assistant(cfg, assistant).eval()
     sizes = [model.config.get_text_config().vocab_size for model in (draft, target)]
     if sizes[0] != sizes[1] and any(settings.get("assistant") for choices in asked.values() for settings in choices):
         raise UserError(
@@ -173,9 +184,9 @@ def generate_engines(
             own = {key: value for key, value in settings.items() if key not in ("assistant", "compile")}
             if "compile" in settings:
                 own = compiled_settings(longest)
-            assistant = draft if settings.get("assistant") else None
+            drafting = draft if settings.get("assistant") else None
             try:
-                engines[f"{THEIRS}{name}{said}"] = GenerateEngine(target, assistant, warp, eos_ids, own)
+                engines[f"{THEIRS}{name}{said}"] = GenerateEngine(target, drafting, warp, eos_ids, own)
             except ValueError as error:
                 raise UserError(f"transformers.{name}: {str(error).splitlines()[0]}. Mend its settings") from error
         found[f"{THEIRS}{name}"] = engines
@@ -204,13 +215,11 @@ def without_compiled(
     return left_out
 
 
-def load_assistant(cfg: DictConfig) -> PreTrainedModel:
-    """`assistant`, or `pair.draft` where that is null. Raises UserError where it is missing."""
-    if cfg.assistant is None:
+def load_assistant(cfg: DictConfig, assistant: str | None) -> PreTrainedModel:
+    """`assistant`, or `pair.draft` where that is None. Raises UserError where it is missing."""
+    if assistant is None:
         return load_plain("draft", cfg.pair)
-    if not isinstance(cfg.assistant, str):
-        raise UserError(f"assistant: {cfg.assistant} is no model. Write assistant=<folder or hub id>, or null")
-    models: Any = OmegaConf.merge(cfg.pair, {"draft": cfg.assistant})
+    models: Any = OmegaConf.merge(cfg.pair, {"draft": assistant})
     try:
         return load_plain("draft", models)
     except UserError as error:

@@ -21,7 +21,8 @@ from data_gen.chats import Chat, ChatPool
 from data_gen.distill import measure_overlap, training_config
 from data_gen.feature_training import FeatureDistillation, Maps
 from data_gen.shipping import earlier_runs, ship
-from decoding.draft_vocabulary import read_vocabulary
+from decoding.draft_vocabulary import FILE as VOCABULARY
+from decoding.draft_vocabulary import own_vocabulary, read_vocabulary
 from decoding.feature_draft import FILE, read_maps
 from decoding.models import load_llama
 from predictors.differences import differences
@@ -108,13 +109,18 @@ def start(cfg: DictConfig, out: Path) -> FeatureDistillation:
             "Make a draft with scripts/distill_draft.py"
         )
     draft.lm_head.weight.data.copy_(head.data)
-    tokens = None
-    if settings.vocabulary is not None:
-        tokens = read_vocabulary(
-            checked_folder("draft.vocabulary", settings.vocabulary, "file"), len(head), "draft.vocabulary"
-        )
+    file = vocabulary_file(cfg)
+    tokens = None if file is None else read_vocabulary(file, len(head), "draft.vocabulary")
     state = out.with_name(out.name + ".run")
     return FeatureDistillation(draft, maps, settings.steps, tokens, pool, config, state, cfg.seed)
+
+
+def vocabulary_file(cfg: DictConfig) -> Path | None:
+    """Of the tokens the draft is trained to say; None: all."""
+    given = cfg.draft.vocabulary
+    if given == "auto":
+        return own_vocabulary(cfg.pair.draft)
+    return None if given is None else checked_folder("draft.vocabulary", given, "file")
 
 
 def refuse_other_run(cfg: DictConfig, folder: Path) -> None:
@@ -187,4 +193,6 @@ def save(cfg: DictConfig, run: FeatureDistillation, out: Path, measured: dict[st
         AutoTokenizer.from_pretrained(Path(cfg.pair.target).expanduser()).save_pretrained(folder)
         tensors = {"from_states": maps.from_states.contiguous(), "from_own": maps.from_own.contiguous()}
         save_file(tensors, folder / FILE, {"layers": json.dumps(maps.layers)})
+        if (vocabulary := vocabulary_file(cfg)) is not None:
+            shutil.copyfile(vocabulary, folder / VOCABULARY)
         write_json(folder / MARKER, facts)

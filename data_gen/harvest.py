@@ -24,6 +24,7 @@ from data_gen.responses import Answer, Reading, read_answers, uniforms
 from data_gen.rollouts import Drawn, Rollouts, candidate_states, roll, roll_greedy, rollout_acceptance
 from data_gen.workers import ALONE, Place, open_chunks
 from decoding.cached_lm import CachedLM
+from decoding.machine import dtypes
 from decoding.models import ModelPair, pair_identity
 from decoding.sampling import Warp
 from predictors.errors import UserError, checked_count, checked_seed, checked_switch
@@ -133,6 +134,7 @@ def plan(pair: ModelPair, requests: Sequence[Request], recipe: Recipe) -> dict[s
     given = [(r.prompt_id, r.response.tolist()) for r in requests if r.response is not None]
     return {
         "pair": pair_identity(pair),
+        "dtypes": dtypes(pair),
         "prompts": {"count": len(requests), "sha256": _sha256(prompts)},
         "responses": _sha256(given) if given else "generated",
         **settings_of([request.split for request in requests], recipe),

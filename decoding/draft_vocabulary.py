@@ -24,6 +24,7 @@ from predictors.errors import UserError
 from predictors.storage import write_atomically
 
 KEY = "pair.draft_vocabulary"
+FILE = "draft_vocabulary.safetensors"  # beside a draft made for it: what pair.draft_vocabulary=auto takes
 _REMEDY = "Make one: python scripts/draft_vocabulary.py, or set pair.draft_vocabulary=null"
 _NARROW = 1 << 16  # ids below it are stored in 16 bits
 
@@ -51,6 +52,12 @@ def read_vocabulary(path: Path, vocab_size: int, key: str = KEY) -> Tensor:
     if fault := _fault(tokens, vocab_size):
         raise UserError(f"{key}: {path} {fault}. {remedy}")
     return tokens.long()
+
+
+def own_vocabulary(draft: str | Path) -> Path | None:
+    """The vocabulary in the folder of a draft; None: there is none, or `draft` is no folder."""
+    path = Path(draft).expanduser() / FILE
+    return path if path.is_file() else None
 
 
 def _fault(tokens: Tensor, vocab_size: int) -> str | None:

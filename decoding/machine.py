@@ -20,7 +20,7 @@ def setup_facts(pair: ModelPair) -> dict[str, Any]:
     return {
         "hardware": {side: hardware(torch.device(lm.device)) for side, lm in sides.items()},
         "devices": {side: str(lm.device) for side, lm in sides.items()},
-        "dtypes": {side: str(lm.model.dtype) for side, lm in sides.items()},
+        "dtypes": dtypes(pair),
         "eos_ids": sorted(pair.eos_ids),
         "threads": torch.get_num_threads(),
         "machine": platform.node(),
@@ -29,6 +29,11 @@ def setup_facts(pair: ModelPair) -> dict[str, Any]:
             **{name: version(name) for name in ("torch", "transformers")},
         },
     }
+
+
+def dtypes(pair: ModelPair) -> dict[str, str]:
+    """Of each model as it was loaded, whatever the config said."""
+    return {"target": str(pair.target.model.dtype), "draft": str(pair.draft.model.dtype)}
 
 
 def hardware(device: torch.device) -> str:

@@ -25,9 +25,9 @@ from transformers.quantizers import AutoQuantizationConfig
 
 from decoding.cached_lm import CachedLM
 from decoding.draft_vocabulary import KEY as VOCABULARY
-from decoding.draft_vocabulary import digest, keep_rows, read_vocabulary, with_ends
+from decoding.draft_vocabulary import digest, keep_rows, own_vocabulary, read_vocabulary, with_ends
 from decoding.feature_draft import FeatureDraft, FeatureMaps, read_maps
-from decoding.packing import pack_linears
+from decoding.packing import fast_bfloat16, pack_linears
 from predictors.errors import UserError
 from predictors.storage import checked_folder
 
@@ -66,8 +66,12 @@ def load_pair(cfg: DictConfig) -> ModelPair:
 
 def _vocabulary(cfg: DictConfig, vocab_size: int) -> torch.Tensor | None:
     """[k], the tokens the draft may propose; None: all."""
-    file = cfg.get("draft_vocabulary")
-    return None if file is None else read_vocabulary(checked_folder(VOCABULARY, file, "file").expanduser(), vocab_size)
+    given = cfg.get("draft_vocabulary")
+    if given == "auto":
+        file = own_vocabulary(_source("draft", cfg))
+    else:
+        file = None if given is None else checked_folder(VOCABULARY, given, "file").expanduser()
+    return None if file is None else read_vocabulary(file, vocab_size)
 
 
 def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int) -> None:
@@ -101,8 +105,9 @@ def load_llama(side: str, cfg: DictConfig) -> LlamaForCausalLM:
     it is missing or no Llama."""
     source = _source(side, cfg)
     try:
-        dtype = resolve_dtype(cfg[f"{side}_dtype"], cfg[f"{side}_device"])
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=cfg[f"{side}_device"]).eval()
+        device = cfg[f"{side}_device"]
+        dtype = _dtype(side, cfg, device)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=device).eval()
     except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
         raise UserError(f"pair.{side}: cannot load {source} ({_first_line(error)}). {_REMEDY}") from error
     if not isinstance(model, LlamaForCausalLM):
@@ -143,7 +148,7 @@ def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
             options["quantization_config"] = AutoQuantizationConfig.from_dict(quantization)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
-            dtype=resolve_dtype(cfg[f"{side}_dtype"], device),
+            dtype=_dtype(side, cfg, device),
             device_map=device_map,
             trust_remote_code=cfg.trust_remote_code,
             output_loading_info=True,
@@ -217,10 +222,22 @@ def _source(side: str, cfg: DictConfig) -> str:
     return str(path) if path.exists() else source
 
 
-def resolve_dtype(name: str, device: str) -> torch.dtype | str:
-    """``auto`` is float32 on a CPU and the checkpoint's own dtype elsewhere; other names are torch dtypes."""
+def _dtype(side: str, cfg: DictConfig, device: str) -> torch.dtype | str:
+    name = cfg[f"{side}_dtype"]
+    stored = _load_config(side, cfg).get_text_config().dtype if name == "auto" and device == "cpu" else None
+    return resolve_dtype(name, device, stored)
+
+
+def resolve_dtype(name: str, device: str, stored: torch.dtype | str | None = None) -> torch.dtype | str:
+    """``auto`` is the dtype of the files; on a CPU only where that is bfloat16 and the processor multiplies it, else
+    float32. Other names are torch dtypes. stored: what the files have; None: not known.
+
+    What depends on it (a harvest's plan, costs, thresholds, results) records what it became, not "auto".
+    """
     if name == "auto":
-        return torch.float32 if device == "cpu" else "auto"
+        if device != "cpu":
+            return "auto"
+        return torch.bfloat16 if stored in (torch.bfloat16, "bfloat16") and fast_bfloat16() else torch.float32
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(f"pair.dtype: {name} is not a torch dtype. Use auto, float32, bfloat16 or float16.")

@@ -73,6 +73,13 @@ def pack_linears(model: nn.Module) -> None:
         setattr(model.get_submodule(parent), attribute, PackedLinear(linear))
 
 
+def fast_bfloat16() -> bool:
+    """Whether this processor has instructions for products of bfloat16 (AVX-512 BF16, AMX). oneDNN multiplies it with
+    AVX-512 alone, too, but widens every number first."""
+    cpu = torch.cpu
+    return _multiplies(torch.bfloat16) and (cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+
+
 def _multiplies(dtype: torch.dtype) -> bool:
     """Whether oneDNN multiplies this dtype on this processor."""
     if not torch.backends.mkldnn.is_available() or dtype not in ROWS:

@@ -143,7 +143,8 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
     """`config.json` of a checkpoint folder."""
     path = folder / "config.json"
     if not path.is_file():
-        raise UserError(f"{key}: no checkpoint in {folder}. Train one: python train.py predictor=specdecpp (or hrad)")
+        train = f"python train.py predictor=specdecpp (or hrad) out={folder}"
+        raise UserError(f"{key}: no checkpoint in {folder}. Train one: {train}")
     try:
         config: dict[str, Any] = json.loads(path.read_text())
         version, name = config["format_version"], config["predictor"]

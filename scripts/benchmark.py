@@ -175,7 +175,7 @@ def benchmark_overlap(cfg: DictConfig) -> str:
     if pair.draft.reads_target:
         raise UserError(
             "what, pair.draft: an EAGLE-style draft that reads its target's hidden states cannot run beside it. Use "
-            "another draft"
+            "an ordinary one: pair=smollm2"
         )
     room = min(lm.max_length for lm in (pair.target, pair.draft)) - 2 * settings.gamma
     if settings.context > room:

@@ -1,5 +1,5 @@
-"""Build the embedded pair: SmolLM2-135M-Instruct and its two-layer draft, as standard Hugging Face folders, and beside
-them a draft that reads the target's hidden states (pair=smollm2_reading).
+"""Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, a draft of two layers that reads
+its hidden states (pair=smollm2_reading, the default) and an ordinary one (pair=smollm2).
 
     python scripts/build_pair.py
     DRAFTPREDICT_CACHE=/big/disk python scripts/build_pair.py
@@ -35,6 +35,7 @@ from transformers import (
 
 from data_gen.shipping import PROVENANCE
 from decoding.draft_model import draft_from_layers
+from decoding.draft_vocabulary import FILE as VOCABULARY
 from decoding.feature_draft import FILE as MAPS_FILE
 from decoding.feature_draft import MAPS
 from predictors.cli import hydra_script
@@ -42,7 +43,8 @@ from predictors.errors import UserError
 from predictors.storage import file_hash
 
 RECORD = "build.json"
-READING = "reading_draft"  # folder beside the draft: the one that reads its target's hidden states
+READING = "reading_draft"  # folder beside the ordinary draft: the one that reads its target's hidden states
+EMBEDDED = ("smollm2", "smollm2-reading")
 KEPT_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -62,27 +64,44 @@ KEPT_FIELDS = (
 
 @hydra_script("build_pair")
 def main(cfg: DictConfig) -> None:
-    """Build or check ``pair.target``, then ``pair.draft``."""
-    if cfg.pair.name != "smollm2":
-        raise UserError(f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair=smollm2 here")
-    target, draft = (Path(cfg.pair[side]).expanduser() for side in ("target", "draft"))
+    """Build or check the target, then both drafts."""
+    if cfg.pair.name not in EMBEDDED:
+        raise UserError(f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out here")
+    target, draft, reading = folders(cfg.pair)
     build("target", target, {"gguf": cfg.sha256}, lambda folder: write_target(fetch_gguf(cfg, target.parent), folder))
-    layers = Path(cfg.draft_layers).expanduser()
-    if not layers.is_file():
-        raise UserError(
-            f"draft_layers: {layers} not found. Run from the repository root, or: python scripts/distill_draft.py"
-        )
-    sources = {"target": file_hash(target / RECORD), "draft_layers": file_hash(layers)}
-    build("draft", draft, sources, lambda folder: write_draft(target, layers, folder))
-    if cfg.reading_layers is not None:
-        reading = Path(cfg.reading_layers).expanduser()
-        if not reading.is_file():
-            raise UserError(f"reading_layers: {reading} not found. Run from the repository root, or set it to null")
-        sources = {"target": file_hash(target / RECORD), "reading_layers": file_hash(reading)}
-        record = reading.with_name(PROVENANCE)
-        sources |= {"provenance": file_hash(record)} if record.is_file() else {}
-        folder = draft.with_name(READING)
-        build(READING, folder, sources, lambda folder: write_reading_draft(target, reading, folder))
+    vocabulary = source(cfg, "draft_vocabulary", "set it to null: drafts then propose all tokens")
+    layers = source(cfg, "draft_layers", "make them: python scripts/distill_draft.py")
+    if layers is None:
+        raise UserError("draft_layers: null is no file. Make one: python scripts/distill_draft.py")
+    known = {"target": target / RECORD} | ({} if vocabulary is None else {"draft_vocabulary": vocabulary})
+    sources = {key: file_hash(path) for key, path in known.items()}
+    made_of = sources | {"draft_layers": file_hash(layers)}
+    build("draft", draft, made_of, lambda folder: write_draft(target, layers, vocabulary, folder))
+    if (own := source(cfg, "reading_layers", "set it to null")) is not None:
+        made_of = sources | {"reading_layers": file_hash(own)}
+        record = own.with_name(PROVENANCE)
+        made_of |= {"provenance": file_hash(record)} if record.is_file() else {}
+        build(READING, reading, made_of, lambda folder: write_reading_draft(target, own, vocabulary, folder))
+
+
+def folders(pair: DictConfig) -> tuple[Path, Path, Path]:
+    """Of the target, the ordinary draft and the one that reads its target, whichever of the two `pair` has as its
+    draft."""
+    target, draft = (Path(pair[side]).expanduser() for side in ("target", "draft"))
+    ordinary = pair.get("assistant")
+    return (
+        (target, draft, draft.with_name(READING)) if ordinary is None else (target, Path(ordinary).expanduser(), draft)
+    )
+
+
+def source(cfg: DictConfig, key: str, otherwise: str) -> Path | None:
+    """The shipped file that `key` names; None where it is null. Raises UserError where it is missing."""
+    if cfg[key] is None:
+        return None
+    path = Path(cfg[key]).expanduser()
+    if not path.is_file():
+        raise UserError(f"{key}: {path} not found. Run from the repository root, or {otherwise}")
+    return path
 
 
 def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Path], None]) -> None:
@@ -111,8 +130,9 @@ def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
     if not folder.exists():
         return "not there yet"
     if not (folder / RECORD).is_file():
+        key = "pair.target" if side == "target" else "pair.draft"
         raise UserError(
-            f"pair.{side}: {folder} was not made by this script. Delete it, or set pair.{side}=<new folder>"
+            f"{key}: {folder} was not made by this script. Delete it, or set DRAFTPREDICT_CACHE=<new folder>"
         )
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
@@ -190,9 +210,9 @@ def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
     return model
 
 
-def write_reading_draft(target: Path, layers: Path, folder: Path) -> None:
+def write_reading_draft(target: Path, layers: Path, vocabulary: Path | None, folder: Path) -> None:
     """The same, with the maps that are among its shipped `layers`, and the provenance beside these."""
-    write_draft(target, layers, folder, "reading_layers")
+    write_draft(target, layers, vocabulary, folder, "reading_layers")
     maps = {name: tensor for name, tensor in load_file(layers).items() if name in MAPS}
     with safe_open(layers, "pt") as file:
         save_file(maps, folder / MAPS_FILE, file.metadata())
@@ -200,8 +220,9 @@ def write_reading_draft(target: Path, layers: Path, folder: Path) -> None:
         shutil.copyfile(record, folder / "provenance.json")
 
 
-def write_draft(target: Path, layers: Path, folder: Path, key: str = "draft_layers") -> None:
-    """Join the shipped `layers` with the embeddings and head of `target`. key: config key named in errors."""
+def write_draft(target: Path, layers: Path, vocabulary: Path | None, folder: Path, key: str = "draft_layers") -> None:
+    """Join the shipped `layers` with the embeddings and head of `target`, and put the `vocabulary` beside them. key:
+    config key named in errors."""
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     try:
         own = {name: tensor for name, tensor in load_file(layers).items() if name not in MAPS}
@@ -210,6 +231,8 @@ def write_draft(target: Path, layers: Path, folder: Path, key: str = "draft_laye
         raise UserError(f"{key}: {layers} is damaged ({error}). Restore it with: git checkout {layers}") from error
     draft.save_pretrained(folder)
     AutoTokenizer.from_pretrained(target).save_pretrained(folder)
+    if vocabulary is not None:
+        shutil.copyfile(vocabulary, folder / VOCABULARY)
 
 
 def make_folder(folder: Path) -> None:

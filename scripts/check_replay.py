@@ -1,6 +1,6 @@
 """Check that replay = decode on your pair: decode the prompts of a greedy harvest and compare the counts, one by one.
 
-    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 out=data/greedy
+    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 pair.dtype=float32 out=data/greedy
     python train.py predictor=specdecpp data=data/greedy out=checkpoints/specdecpp-greedy
     python train.py predictor=hrad data=data/greedy out=checkpoints/hrad-greedy
     python scripts/check_replay.py
@@ -28,6 +28,7 @@ from data_gen.tuning_data import check_out, refuse_foreign_checkpoint, refuse_ot
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule
 from decoding.lm import LM
+from decoding.machine import dtypes, in_words
 from decoding.metrics import accepted_tokens, drafted_tokens
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.policies import Policy, policy_of, threshold_of
@@ -56,6 +57,7 @@ def main(cfg: DictConfig) -> None:
     stops = stop_rules(cfg, manifest)
     pair = load_pair(cfg.pair)
     refuse_other_pair(pair_identity(pair), manifest, f"pair: {cfg.pair.name}")
+    refuse_other_dtypes(dtypes(pair), manifest.get("dtypes"))
     responses = read_responses(cfg.data, cfg.split)[:limit]
     table = read_table(cfg.data, cfg.split, stops.values(), cfg.pair)
     found: dict[str, list[dict[str, Any]]] = {}
@@ -75,6 +77,15 @@ def main(cfg: DictConfig) -> None:
     write_json(Path(cfg.out), found)
     print(f"\n{report(found)}\n\nsaved {cfg.out}")
     sys.exit(any(not row["equal"] and not row["reason"]["near_tie"] for rows in found.values() for row in rows))
+
+
+def refuse_other_dtypes(here: Mapping[str, str], harvested: Mapping[str, str] | None) -> None:
+    """Counts can only be equal where the models round alike. harvested: None of a harvest that did not record them."""
+    if harvested is not None and here != harvested:
+        raise UserError(
+            f"pair.dtype: {in_words(here)} here, {in_words(harvested)} in the harvest. Give the one that was "
+            "harvested, or harvest anew with pair.dtype=float32, in which few decisions rest on rounding"
+        )
 
 
 def stop_rules(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[tuple[str, float], StopRule]:

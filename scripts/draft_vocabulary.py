@@ -19,10 +19,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from data_gen.chats import VOCABULARY, load_chats, shards
+from data_gen.chats import load_chats, shards
 from data_gen.dataset import read_manifest, read_prompts
 from data_gen.tuning_data import refuse_other_pair
 from data_gen.vocabulary import Text, count, draft_seconds, fits, modelled_speedup, ranked, shortened, target_seconds
+from decoding.draft_vocabulary import FILE as VOCABULARY
 from decoding.draft_vocabulary import with_ends, write_vocabulary
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.report import markdown

@@ -1,9 +1,9 @@
 """Draw every figure and table that evaluations, harvests, checkpoints and tunings allow, as one page to look at.
 
     python scripts/report.py                                    # of all that is in runs, data and checkpoints
-    python scripts/report.py run=runs/smollm2-starter-T1.0
+    python scripts/report.py run=runs/smollm2-reading-starter-T1.0
     python scripts/report.py run=[runs,data/rounds] out=runs/rounds-report
-    python scripts/report.py trace=runs/smollm2-starter-T1.0/traces-hrad.jsonl prompt=3
+    python scripts/report.py trace=runs/smollm2-reading-starter-T1.0/traces-hrad.jsonl prompt=3
 
 Folders are searched with the folders in them. Writes index.html, which needs no network and none of the other files,
 a PNG and a CSV of each figure, and report.json, which lists them; an earlier report in `out` is replaced. What lacks

@@ -72,7 +72,7 @@ class OverlappedEngine:
         if pair.draft.reads_target:
             raise UserError(
                 "engine, pair.draft: this is an EAGLE-style draft that reads its target's hidden states, and here the "
-                "two run side by side. Use engine=serial, or another draft"
+                "two run side by side. Use engine=serial, or an ordinary draft: pair=smollm2"
             )
         self.classes = classes_of(stop, self.structure.gamma_max)
         self.pair = pair

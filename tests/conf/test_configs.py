@@ -50,6 +50,18 @@ def test_program_has_its_script_and_resolves(program: str) -> None:
     OmegaConf.resolve(composed(program))
 
 
+def test_programs_share_their_default_pair() -> None:
+    """What one writes, another reads: the pair's name is in file names."""
+    assert {composed(program).pair.name for program in PROGRAMS if "pair" in groups(program)} == {"smollm2-reading"}
+
+
+def test_side_by_side_goes_with_a_draft_that_can() -> None:
+    for name in ("specbranch", "specbranch_branches", "specbranch_eps"):
+        cfg = composed("evaluate", f"experiment={name}")
+        assert (cfg.pair.name, cfg.method.hrad.stop.checkpoint) == ("smollm2", "checkpoints/hrad-smollm2")
+        assert composed("evaluate", f"experiment={name}", "pair=vicuna-68m-13b").pair.name == "vicuna-68m-13b"
+
+
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_first_line_is_a_command_that_works(file: Path) -> None:
     lines = (CONF / file).read_text().splitlines()

@@ -84,3 +84,12 @@ def test_check_replay_refuses_what_it_cannot_check(
     empty = [f"settings.{name}=[]" for name in ("fixed", "confidence", "adaedl", "specdecpp", "hrad")]
     assert "settings: no rule has a threshold" in refused(check_replay, monkeypatch, capsys, *empty)
     assert "out: data is a folder" in refused(check_replay, monkeypatch, capsys, *heads, "out=data")
+
+
+def test_check_replay_wants_the_dtype_of_the_harvest(
+    replaying: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own default is float32, the harvest is in float64."""
+    heads = [f"rules.{name}.checkpoint=checkpoints/{name}" for name in ("specdecpp", "hrad")]
+    message = refused(check_replay, monkeypatch, capsys, *base(tiny_pair_dir)[:2], *heads)
+    assert "pair.dtype: torch.float32 here, torch.float64 in the harvest" in message

@@ -61,6 +61,19 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert read_manifest("data/jsonl") == manifest
 
 
+def test_what_was_begun_in_one_dtype_does_not_go_on_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the config says: on another machine, auto may be another one."""
+    save_tiny_pair(tmp_path / "pair")
+    run(monkeypatch, "pair.dtype=auto")
+    assert read_manifest("data/jsonl")["dtypes"] == {"target": "torch.float32", "draft": "torch.float32"}
+    run(monkeypatch, "pair.dtype=float32")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "pair.draft_dtype=float64")
+    assert "was made with dtypes.draft=torch.float32, here torch.float64" in capsys.readouterr().err
+
+
 def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from data_gen.requests import requests_of_split
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.lossless import greedy_differences
-from decoding.models import ModelPair, load_pair
+from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
 from decoding.structures.branch_point import BranchPoint
 from decoding.verifiers.point_mass import PointMassVerifier
@@ -25,6 +25,8 @@ from tests.unit.test_overlapped import ByTarget
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PLAIN = ("pair.dtype=float32", "pair.draft_vocabulary=null")
+
 pytestmark = pytest.mark.slow
 
 
@@ -32,7 +34,14 @@ pytestmark = pytest.mark.slow
 def pair() -> ModelPair:
     subprocess.run([sys.executable, "scripts/build_pair.py"], cwd=ROOT, check=True)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return load_pair(compose("build_pair").pair)
+        return load_pair(compose("build_pair", ["pair=smollm2", *PLAIN]).pair)
+
+
+def test_the_default_draft_reads_its_target_and_says_frequent_tokens(pair: ModelPair) -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        found = load_pair(compose("build_pair").pair)
+    assert found.draft.reads_target and pair_identity(found)["target"] == pair_identity(pair)["target"]
+    assert found.draft.vocabulary is not None and 8192 <= len(found.draft.vocabulary) < 8200
 
 
 def answer(pair: ModelPair, text: str, tokens: int) -> torch.Tensor:

@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
-from data_gen.chats import VOCABULARY, Chat, save_chats
+from data_gen.chats import Chat, save_chats
 from data_gen.feature_training import FeatureDistillation
 from data_gen.shipping import LAYERS, PROVENANCE
 from decoding.cached_lm import CachedLM
+from decoding.draft_vocabulary import FILE as VOCABULARY
 from decoding.draft_vocabulary import write_vocabulary
 from decoding.feature_draft import FeatureDraft
 from decoding.models import ModelPair
@@ -77,6 +78,8 @@ def test_a_draft_is_trained_goes_on_and_decodes(
     run(evaluate, monkeypatch, *decoded, "methods=[confidence]", "max_new_tokens=12", "logger=none", "out=runs")
     assert "confidence: 1 of 1 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
     assert isinstance(seen[0].draft, FeatureDraft) and seen[0].draft.maps.layers == (1, 3)
+    said = seen[0].draft.vocabulary
+    assert said is not None and said.tolist() == list(range(31)), "the tokens it was trained to say, and the end"
 
 
 def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(

@@ -16,7 +16,7 @@ from scripts import check_replay, evaluate, tune
 from tests.programs import GREEDY, SPLITS, base, refused, run
 
 METHODS = ["fixed", "confidence", "confidence_before", "adaedl", "specdecpp", "hrad"]
-FILE = "runs/smollm2-thresholds-T0.0.json"
+FILE = "runs/smollm2-reading-thresholds-T0.0.json"
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_costs_are_measured_saved_and_read_again(
     run(tune, monkeypatch, *arguments, "cost=measure", *small)
     printed, first = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "N_draft" in printed and "R^2" in printed
-    saved = json.loads(Path("runs/smollm2-cost-T0.0.json").read_text())
+    saved = json.loads(Path("runs/smollm2-reading-cost-T0.0.json").read_text())
     assert saved["regression"]["rows"] == 3 * (1 + 2 + 5) and saved["pair"]["target"]
     assert set(saved["seconds"]["calls"]) == set(METHODS) - {"fixed"}
     setup = saved["measured_on"]
@@ -130,9 +130,9 @@ def test_costs_are_measured_saved_and_read_again(
     assert again["results"]["chosen"] == first["results"]["chosen"]
     assert again["measured_on"] == first["measured_on"] == setup
     saved["pair"]["draft"] = "another"
-    Path("runs/smollm2-cost-T0.0.json").write_text(json.dumps(saved))
+    Path("runs/smollm2-reading-cost-T0.0.json").write_text(json.dumps(saved))
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=measured")
-    assert "cost.file: runs/smollm2-cost-T0.0.json belongs to another draft" in message
+    assert "cost.file: runs/smollm2-reading-cost-T0.0.json belongs to another draft" in message
 
 
 def test_thresholds_for_another_machine_get_their_own_file(

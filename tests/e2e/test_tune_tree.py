@@ -131,7 +131,7 @@ def test_a_size_no_tree_has_is_refused(
         (("structure=tree", "verifier=rrs", "stop=fixed"), "structure, stop: WidthTree asks no stop rule"),
         (
             ("structure=sequoia", "verifier=rrsw", "stop=never"),
-            "structure.tree: no tree in runs/sequoia-smollm2-T1.0.json",
+            "structure.tree: no tree in runs/sequoia-smollm2-reading-T1.0.json",
         ),
     ],
 )

@@ -5,23 +5,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from data_gen.chats import Chat, ChatPool, save_chats
+from data_gen.decode_benchmark import assistant_of
 from data_gen.distill import TrainingConfig
 from data_gen.feature_training import FeatureDistillation, Maps, unrolled
 from decoding.cached_lm import CachedLM
+from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
 from decoding.feature_draft import FeatureDraft, read_maps
 from decoding.models import ModelPair
 from decoding.roofline import match
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
+from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from predictors.errors import UserError
-from tests.tiny_pair import tiny_models, tiny_tokenizer
+from tests.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 
 LAYERS = (1, 3)
 
@@ -172,3 +176,17 @@ def test_it_may_be_run_outside_of_inference_mode_after_a_decode() -> None:
     pair.draft.reset()
     pair.target.forward(torch.tensor([4, 5]))
     assert pair.draft.forward(torch.tensor([4, 5, 6])).logits.shape == (3, 32)
+
+
+def test_what_cannot_feed_it_says_which_draft_to_use() -> None:
+    pair = reading_pair()
+    with pytest.raises(UserError, match=r"^engine, pair\.draft: .*pair=smollm2$"):
+        OverlappedEngine(pair, BranchPoint(2, 2), Never(), TokenVerifier(), RrswVerifier(), Warp(), Warp())
+    cfg = OmegaConf.create({"assistant": None, "pair": {"draft": "reading", "assistant": "ordinary"}})
+    assert assistant_of(cfg, pair) == "ordinary"
+    assert assistant_of(cfg, tiny_pair()) is None, "an ordinary draft of one's own is its own assistant"
+    cfg.assistant = "given"
+    assert assistant_of(cfg, pair) == assistant_of(cfg, tiny_pair()) == "given"
+    cfg.assistant, cfg.pair.assistant = None, None
+    with pytest.raises(UserError, match=r"^assistant: .* Give it an ordinary draft: assistant="):
+        assistant_of(cfg, pair)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from data_gen.shipping import LAYERS, PROVENANCE, SHIPPED, ship
 from decoding.draft_model import copied_layers, draft_from_layers, own_layers
+from decoding.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
 from decoding.feature_draft import read_maps
 from predictors.errors import UserError
 from scripts import build_pair
@@ -46,6 +47,7 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     cache = tmp_path / "cache"
     layers = tmp_path / "layers.safetensors"
     save_file(copied_layers(build_pair.plain_model(tiny_llama()), [0, 3]), layers)
+    write_vocabulary(tmp_path / "tokens.safetensors", torch.tensor([3, 5, 4]), {})
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
 
     def write_target(gguf: Path, folder: Path) -> None:
@@ -63,6 +65,7 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
             "bytes": len(GGUF),
             "sha256": hashlib.sha256(GGUF).hexdigest(),
             "draft_layers": str(layers),
+            "draft_vocabulary": str(tmp_path / "tokens.safetensors"),
         }
     )
 
@@ -143,7 +146,7 @@ def test_new_layers_make_a_new_draft(cfg: DictConfig, capsys: pytest.CaptureFixt
 def test_an_interrupted_build_leaves_nothing_half_written(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     put_wheel(cfg)
 
-    def interrupted(target: Path, layers: Path, folder: Path) -> None:
+    def interrupted(target: Path, layers: Path, vocabulary: Path, folder: Path) -> None:
         (folder / "config.json").write_text("{")
         raise KeyboardInterrupt
 
@@ -208,7 +211,7 @@ def test_an_unwritable_cache_is_named(cfg: DictConfig, tmp_path: Path) -> None:
 
 def test_only_the_embedded_pair_is_built(cfg: DictConfig) -> None:
     cfg.pair.name = "qwen2.5"
-    with pytest.raises(UserError, match="Leave pair=smollm2"):
+    with pytest.raises(UserError, match="Leave pair= out"):
         run(cfg)
 
 
@@ -216,8 +219,8 @@ def test_record_lists_sources_and_files(cfg: DictConfig) -> None:
     put_wheel(cfg)
     run(cfg)
     record = json.loads(Path(cfg.pair.draft, build_pair.RECORD).read_text())
-    assert set(record["sources"]) == {"target", "draft_layers"}
-    assert "model.safetensors" in record["files"]
+    assert set(record["sources"]) == {"target", "draft_layers", "draft_vocabulary"}
+    assert {"model.safetensors", "draft_vocabulary.safetensors"} <= set(record["files"])
 
 
 def test_draft_from_its_own_layers_is_the_same_model() -> None:
@@ -228,6 +231,20 @@ def test_draft_from_its_own_layers_is_the_same_model() -> None:
     assert torch.equal(draft(tokens).logits, again(tokens).logits)
     whole = draft_from_layers(target, copied_layers(target, range(4)))
     assert torch.equal(whole(tokens).logits, target(tokens).logits)
+
+
+def test_drafts_keep_the_tokens_they_propose_beside_them(cfg: DictConfig) -> None:
+    put_wheel(cfg)
+    run(cfg)
+    file = own_vocabulary(cfg.pair.draft)
+    assert file is not None and read_vocabulary(file, 16).tolist() == [3, 5, 4]
+    assert own_vocabulary(cfg.pair.target) is None
+    cfg.draft_vocabulary = None
+    run(cfg)
+    assert own_vocabulary(cfg.pair.draft) is None
+    cfg.draft_vocabulary = "none"
+    with pytest.raises(UserError, match="^draft_vocabulary: none not found"):
+        run(cfg)
 
 
 def test_layers_that_do_not_fit_are_refused() -> None:
@@ -251,6 +268,8 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     assert found is not None and found.layers == (1, 2)
     assert torch.equal(found.from_states, maps["from_states"].float())
     assert torch.equal(found.from_own, maps["from_own"].float())
+    reading = DictConfig({"name": "smollm2-reading", "draft": str(folder), "assistant": cfg.pair.draft})
+    assert build_pair.folders(cfg.pair) == build_pair.folders(OmegaConf.merge(cfg.pair, reading))
     shutil.copyfile(path, tmp_path / LAYERS)  # and back: what was shipped, bit for bit
     (tmp_path / PROVENANCE).write_text(json.dumps({"command": "train", "shipped": SHIPPED}))
     cfg.reading_layers = str(tmp_path / LAYERS)

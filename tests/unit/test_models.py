@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import (
+    AutoModelForCausalLM,
     BitsAndBytesConfig,
     GptOssConfig,
     GptOssForCausalLM,
@@ -21,6 +22,9 @@ from transformers import (
 )
 
 from decoding.cached_lm import CachedLM
+from decoding.draft_vocabulary import FILE as VOCABULARY
+from decoding.draft_vocabulary import write_vocabulary
+from decoding.machine import dtypes
 from decoding.models import check_same_vocabulary, has_plain_attention, load_pair, pair_identity, resolve_dtype
 from predictors.errors import UserError
 
@@ -85,8 +89,35 @@ def test_unavailable_device_and_unknown_dtype(tiny_pair_dir: Path) -> None:
             load_pair(pair_config(tiny_pair_dir, draft_device="cuda:0"))
     with pytest.raises(UserError, match="int9"):
         load_pair(pair_config(tiny_pair_dir, target_dtype="int9"))
-    assert resolve_dtype("auto", "cpu") == torch.float32
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_dtype_auto_is_that_of_the_files_where_the_processor_multiplies_it(
+    fast: bool, tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decoding.models.fast_bfloat16", lambda: fast)
+    narrow = torch.bfloat16 if fast else torch.float32
+    assert resolve_dtype("auto", "cpu", torch.bfloat16) == resolve_dtype("auto", "cpu", "bfloat16") == narrow
+    assert {resolve_dtype("auto", "cpu", stored) for stored in (None, torch.float16, torch.float64)} == {torch.float32}
     assert resolve_dtype("auto", "cuda:0") == "auto"
+    shutil.copytree(tiny_pair_dir, tmp_path / "pair")
+    AutoModelForCausalLM.from_pretrained(tiny_pair_dir / "draft", dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "pair/draft"
+    )
+    pair = load_pair(pair_config(tmp_path / "pair", target_dtype="auto", draft_dtype="auto"))
+    assert dtypes(pair) == {"target": "torch.float32", "draft": str(narrow)}
+
+
+def test_a_draft_proposes_the_tokens_kept_beside_it(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_pair_dir, tmp_path / "pair")
+    assert load_pair(pair_config(folder, draft_vocabulary="auto")).draft.vocabulary is None
+    write_vocabulary(folder / "draft" / VOCABULARY, torch.arange(3, 9), {})
+    found = load_pair(pair_config(folder, draft_vocabulary="auto")).draft.vocabulary
+    assert found is not None and found.tolist() == [0, *range(3, 9)]
+    assert load_pair(pair_config(folder, draft_vocabulary=None)).draft.vocabulary is None
+    (folder / "draft" / VOCABULARY).write_bytes(b"cut")
+    with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: .* holds no draft vocabulary"):
+        load_pair(pair_config(folder, draft_vocabulary="auto"))
 
 
 def test_context_length_is_the_smaller_of_asked_and_possible(tiny_pair_dir: Path) -> None:
