@@ -128,8 +128,8 @@ class DraftTree:
         drawn_from = set(self.parent)
         q = [self._laws[row] if row in drawn_from else none for row in self._order]
         return Draft(
-            torch.tensor([place[self.parent[row - 1]] for row in nodes], dtype=torch.long),
-            torch.tensor([self.token[row - 1] for row in nodes], dtype=torch.long),
+            [place[self.parent[row - 1]] for row in nodes],
+            [self.token[row - 1] for row in nodes],
             q,
             self.open,
         )

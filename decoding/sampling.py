@@ -178,8 +178,8 @@ class Pool:
 
 
 def _search(masses: Sequence[float], point: float) -> tuple[int, float]:
-    """Which of `masses`, laid end to end, the `point` >= 0 falls into, never one of 0, and how far. Rounding may have put
-    the point behind the last one: that is the last one's end."""
+    """Which of `masses`, laid end to end, the `point` >= 0 falls into, never one of 0, and how far. Rounding may have
+    put the point behind the last one: that is the last one's end."""
     for index, mass in enumerate(masses):
         if point < mass:
             return index, point
