@@ -63,11 +63,10 @@ class WarpedRows:
         return self._laws[row]
 
     def drawn(self, parents: Sequence[int], tokens: Sequence[int]) -> list[float | None]:
-        """p of each token after its parent's row, in one transfer; None where that row was not read: nothing is warped
-        for the record alone."""
-        read = [self._laws[row][token] for row, token in zip(parents, tokens, strict=True) if row in self._laws]
-        found = iter(torch.stack(read).tolist() if read else ())
-        return [next(found) if row in self._laws else None for row in parents]
+        """p of each token after its parent's row; None where that row was not read: nothing is warped for the record
+        alone."""
+        laws = [self._laws.get(row) for row in parents]
+        return [law if law is None else law[token].item() for law, token in zip(laws, tokens, strict=True)]
 
 
 Rows = Tensor | WarpedRows

@@ -98,8 +98,7 @@ class SerialEngine:
         return self.pair.target.forward(tokens, parents, hidden=self._reads("target"))
 
     def _context(self, request: Request, round_: int, hidden: Tensor | None) -> RoundContext:
-        last = int(request.committed[-1])
-        embedding = None if hidden is None else self.pair.target.embed(last)
+        embedding = None if hidden is None else self.pair.target.embed(int(request.committed[-1]))
         return RoundContext(request.committed, request.max_new, round_, hidden, embedding, self.eos_ids)
 
     def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:
