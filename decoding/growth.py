@@ -1,6 +1,7 @@
 """The draft of one round as it grows, and the two policies that grow it: a structure and a stop rule."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Literal, Protocol
 
 import torch
@@ -101,9 +102,8 @@ class DraftTree:
         self._laws[row] = q
 
     def no_law(self) -> Tensor:
-        """[V] zeros, the law of a row without children: one number seen as many, which nobody may write to."""
-        dtype = next(iter(self._laws.values())).dtype if self._laws else torch.float32
-        return torch.zeros(1, dtype=dtype).expand(self._lm.vocab_size)
+        """[V] zeros, the law of a row without children, which nobody may write to."""
+        return zeros(self._lm.vocab_size, next(iter(self._laws.values())).dtype if self._laws else torch.float32)
 
     def belief(self, row: int) -> Tensor:
         """[V], what the draft thinks follows `row`, at temperature 1, unfiltered. Equal to `q` for the default warp.
@@ -181,6 +181,12 @@ class DraftTree:
         if hidden is not None:
             self._hidden |= dict(zip(rows, hidden.unbind(1), strict=True))
         self.forwards += 1
+
+
+@cache
+def zeros(count: int, dtype: torch.dtype) -> Tensor:
+    """[count], one number seen as many."""
+    return torch.zeros(1, dtype=dtype).expand(count)
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:

@@ -89,5 +89,5 @@ def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler
 def residual_law(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
     """norm([scale * p - q]+), [V]. No mass left means the row is never reached: p itself stands in."""
     short = torch.sub(q, p, alpha=scale).clamp_(max=0)  # fused: p * scale alone may be subnormal, which is slow
-    mass = -short.sum(dtype=torch.float64).item()
+    mass = -short.sum().item()  # all of one sign, so nothing cancels
     return short.div_(-mass) if mass > 0 else p
