@@ -95,12 +95,12 @@ class OneByOne(SerialEngine):
 
 def _columns(tree: DraftTree, draft: Draft, logits: Tensor, warp: Warp) -> Row:
     """What a round's record says about each of its tokens."""
-    q = torch.tensor(tree.drawn_q())
+    q, tokens = torch.tensor(tree.drawn_q()), torch.tensor(draft.token, dtype=torch.long)
     beliefs = [tree.belief(row) for row in range(len(draft))]
     return {
-        "draft_tokens": draft.token,
+        "draft_tokens": tokens,
         "draft_q": q,
         "draft_max_q": torch.stack([belief.max() for belief in beliefs]),
         "draft_entropy": torch.stack([entropy(belief) for belief in beliefs]),
-        "accept_prob": acceptance(at(warp.probs(logits[: len(draft)]), draft.token), q),
+        "accept_prob": acceptance(at(warp.probs(logits[: len(draft)]), tokens), q),
     }

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 Shape = Literal["chain", "branch_point", "paths", "tree"]
@@ -16,14 +15,14 @@ only share the root. tree: anything else without open leaves."""
 class Draft:
     """A tree of drafted tokens. Row 0 is the last committed token; node i is row i + 1.
 
-    parent: [n] int64, row of each node's parent (parents precede children)
-    token:  [n] int64, siblings in draw order
+    parent: [n], row of each node's parent (parents precede children)
+    token:  [n], siblings in draw order
     q:      n + 1 rows of [V], row r = the law the children of row r were drawn from (zeros where there are none)
     open:   how many of the last nodes are open leaves: candidates the target is not run on
     """
 
-    parent: Tensor
-    token: Tensor
+    parent: list[int]
+    token: list[int]
     q: Sequence[Tensor]
     open: int = 0
 
@@ -31,7 +30,7 @@ class Draft:
     def chain(cls, tokens: Sequence[int], q: Tensor) -> "Draft":
         """One path. q: [n, V], the law each token was drawn from."""
         leaf = q.new_zeros(q.shape[-1])
-        return cls(torch.arange(len(tokens)), torch.tensor(tokens, dtype=torch.long), [*q, leaf])
+        return cls(list(range(len(tokens))), list(tokens), [*q, leaf])
 
     def __len__(self) -> int:
         return len(self.token)
@@ -43,26 +42,26 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return not self.open and self.parent.tolist() == list(range(len(self)))
+        return not self.open and self.parent == list(range(len(self)))
 
     def children(self) -> list[list[int]]:
         """Per row, the rows of its children in draw order."""
         found: list[list[int]] = [[] for _ in range(len(self) + 1)]
-        for row, parent in enumerate(self.parent.tolist(), 1):
+        for row, parent in enumerate(self.parent, 1):
             found[parent].append(row)
         return found
 
     def rows_to(self, row: int) -> list[int]:
         """The rows from the root's child to `row`; empty for the root."""
-        parents, rows = self.parent.tolist(), list[int]()
+        rows = list[int]()
         while row > 0:
             rows.append(row)
-            row = parents[row - 1]
+            row = self.parent[row - 1]
         return rows[::-1]
 
     def path(self, row: int) -> list[int]:
         """The drafted tokens from the root to `row`, both ends included except the root itself."""
-        return [int(self.token[step - 1]) for step in self.rows_to(row)]
+        return [self.token[step - 1] for step in self.rows_to(row)]
 
 
 @dataclass(frozen=True)

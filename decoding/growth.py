@@ -1,6 +1,7 @@
 """The draft of one round as it grows, and the two policies that grow it: a structure and a stop rule."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Literal, Protocol
 
 import torch
@@ -11,6 +12,8 @@ from decoding.lm import LM
 from decoding.sampling import Sampler, SiblingLaw, Warp
 from decoding.trace import Stopwatch
 
+PLAIN = Warp()
+
 
 class DraftTree:
     """Tokens drawn so far and the draft model's view of them. Nothing is ever taken out.
@@ -18,12 +21,14 @@ class DraftTree:
     Row 0 is the last committed token, node i is row i + 1 in the order of `add`. Whatever needs the draft model at a
     row runs it there, once; `run` does several rows in one forward.
 
-    token, parent: of each node, as in `Draft`; depth: of each row; open: how many of the last nodes are open leaves
+    token, parent: of each node, as in `Draft`; drawn: q of each node under the law it was drawn from; depth: of each
+    row; open: how many of the last nodes are open leaves
     """
 
     def __init__(self, lm: LM, committed: Tensor, warp: Warp, watch: Stopwatch, keep_hidden: bool = False) -> None:
         self.token: list[int] = []
         self.parent: list[int] = []
+        self.drawn: list[float] = []
         self.depth: list[int] = [0]
         self.open = 0
         self.forwards = 0
@@ -40,15 +45,17 @@ class DraftTree:
 
     def add(self, row: int, token: int) -> int:
         """Keep `token`, drawn from `q(row)` (or given by `set_law`), as a child of `row`; returns its row."""
-        assert self._laws[row][token].item() > 0, "a drawn token has q > 0"
+        q = self._laws[row][token].item()
+        assert q > 0, "a drawn token has q > 0"
         self.token.append(token)
         self.parent.append(row)
+        self.drawn.append(q)
         self.depth.append(self.depth[row] + 1)
         return len(self.token)
 
     def copy(self, row: int, token: int) -> int:
         """Keep `token`, which nobody drew, as the only child of `row`: a point mass, so its q is one-hot."""
-        law = self.no_law()
+        law = torch.zeros(self._lm.vocab_size, dtype=self.no_law().dtype)
         law[token] = 1
         self.set_law(row, law)
         return self.add(row, token)
@@ -95,20 +102,19 @@ class DraftTree:
         self._laws[row] = q
 
     def no_law(self) -> Tensor:
-        """[V] zeros, the law of a row without children."""
-        dtype = next(iter(self._laws.values())).dtype if self._laws else torch.float32
-        return torch.zeros(self._lm.vocab_size, dtype=dtype)
+        """[V] zeros, the law of a row without children, which nobody may write to."""
+        return zeros(self._lm.vocab_size, next(iter(self._laws.values())).dtype if self._laws else torch.float32)
 
     def belief(self, row: int) -> Tensor:
         """[V], what the draft thinks follows `row`, at temperature 1, unfiltered. Equal to `q` for the default warp.
 
         Confidence and entropy are read here: a greedy q is always certain.
         """
-        if self._warp == Warp():
+        if self._warp == PLAIN:
             return self.q(row)
         if row not in self._beliefs:
             self.run([row])
-            self._beliefs[row] = Warp().probs(self._logits[row])
+            self._beliefs[row] = PLAIN.probs(self._logits[row])
         return self._beliefs[row]
 
     def hidden(self, row: int) -> Tensor:
@@ -128,16 +134,15 @@ class DraftTree:
         drawn_from = set(self.parent)
         q = [self._laws[row] if row in drawn_from else none for row in self._order]
         return Draft(
-            torch.tensor([place[self.parent[row - 1]] for row in nodes], dtype=torch.long),
-            torch.tensor([self.token[row - 1] for row in nodes], dtype=torch.long),
+            [place[self.parent[row - 1]] for row in nodes],
+            [self.token[row - 1] for row in nodes],
             q,
             self.open,
         )
 
     def drawn_q(self) -> list[float]:
         """q of each node of `draft()`, under the law it was drawn from."""
-        nodes = [(self.parent[row - 1], self.token[row - 1]) for row in self._order[1:]]
-        return [self._laws[parent][token].item() for parent, token in nodes]
+        return [self.drawn[row - 1] for row in self._order[1:]]
 
     def settle(self, rows: Sequence[int], committed: int) -> None:
         """Wind the draft's cache back to `committed` - 1 tokens along the accepted path `rows` (of `draft()`).
@@ -161,6 +166,7 @@ class DraftTree:
         for new, old in enumerate([path[-1], *kept]):
             if new:
                 tree.token.append(self.token[old - 1])
+                tree.drawn.append(self.drawn[old - 1])
                 tree.parent.append(new - 1)
                 tree.depth.append(new)
             for theirs, ours in zip(tree._known(), self._known(), strict=True):
@@ -175,6 +181,12 @@ class DraftTree:
         if hidden is not None:
             self._hidden |= dict(zip(rows, hidden.unbind(1), strict=True))
         self.forwards += 1
+
+
+@cache
+def zeros(count: int, dtype: torch.dtype) -> Tensor:
+    """[count], one number seen as many."""
+    return torch.zeros(1, dtype=dtype).expand(count)
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:

@@ -63,11 +63,10 @@ class WarpedRows:
         return self._laws[row]
 
     def drawn(self, parents: Sequence[int], tokens: Sequence[int]) -> list[float | None]:
-        """p of each token after its parent's row, in one transfer; None where that row was not read: nothing is warped
-        for the record alone."""
-        read = [self._laws[row][token] for row, token in zip(parents, tokens, strict=True) if row in self._laws]
-        found = iter(torch.stack(read).tolist() if read else ())
-        return [next(found) if row in self._laws else None for row in parents]
+        """p of each token after its parent's row; None where that row was not read: nothing is warped for the record
+        alone."""
+        laws = [self._laws.get(row) for row in parents]
+        return [law if law is None else law[token].item() for law, token in zip(laws, tokens, strict=True)]
 
 
 Rows = Tensor | WarpedRows
@@ -90,5 +89,5 @@ def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler
 def residual_law(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
     """norm([scale * p - q]+), [V]. No mass left means the row is never reached: p itself stands in."""
     short = torch.sub(q, p, alpha=scale).clamp_(max=0)  # fused: p * scale alone may be subnormal, which is slow
-    mass = -short.sum(dtype=torch.float64).item()
+    mass = -short.sum().item()  # all of one sign, so nothing cancels
     return short.div_(-mass) if mass > 0 else p

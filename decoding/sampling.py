@@ -1,20 +1,21 @@
 """The only logit warp, the only random draws, and how siblings of one draft position are drawn."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, threshold
+from torch.nn.functional import pad
 
 from predictors.errors import UserError
 
 TOP_P_CANDIDATES = 1024  # tokens looked at before top-p falls back to sorting the whole vocabulary
 SMALLEST = 1e-30  # below it a probability is 0: products and quotients of what is left stay normal in float32
 BLOCK = 256  # tokens: about the square root of a vocabulary
+AHEAD = 256  # uniform numbers made at once
 BELOW_ONE = 1 - 2.0**-52  # keeps a draw strictly below the total mass, whatever rounding does
 
 
@@ -46,14 +47,12 @@ class Warp:
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self.temperature == 0:
-            peak = largest(logits)[..., None]
-            _refuse_unless_finite(logits.gather(-1, peak))
-            return torch.zeros_like(logits).scatter_(-1, peak, 1.0)
+            return _one_hot(logits)
         if self.temperature != 1:
             logits = (logits - logits.amax(-1, keepdim=True)).div_(self.temperature)
         if 0 < self.top_k < logits.shape[-1]:
             logits = _keep_from(logits, logits.topk(self.top_k).values[..., -1:])
-        probs = threshold(logits.softmax(-1), SMALLEST, 0.0, inplace=True)
+        probs = torch.threshold_(logits.softmax(-1), SMALLEST, 0.0)
         _refuse_unless_finite(probs[..., 0])  # a softmax is NaN throughout or nowhere
         return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
@@ -65,8 +64,21 @@ class Warp:
         return cls(**values)
 
 
+def _one_hot(logits: Tensor) -> Tensor:
+    """All mass of each row of `logits` [..., V] on its largest; a single row has a way of its own, twice as fast."""
+    peak = largest(logits)
+    if logits.dim() == 1:
+        token = int(peak)
+        _refuse_unless_finite(logits[token])
+        law = torch.zeros_like(logits)
+        law[token] = 1
+        return law
+    _refuse_unless_finite(logits.gather(-1, peak[..., None]))
+    return torch.zeros_like(logits).scatter_(-1, peak[..., None], 1.0)
+
+
 def _refuse_unless_finite(numbers: Tensor) -> None:
-    if not math.isfinite(numbers.sum().item()):
+    if not math.isfinite((numbers.sum() if numbers.dim() else numbers).item()):
         raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
 
 
@@ -133,61 +145,71 @@ class Pool:
 
     The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept, so that a draw looks
     at one block instead of the vocabulary, and taking a token out changes one sum. `probs` is not copied and must not
-    change while the pool lives.
+    change while the pool lives. Between two forwards nothing is in a core's cache, so it counts what code runs: a few
+    hundred numbers are added up in Python sooner than a library for arrays is woken.
     """
 
     def __init__(self, probs: Tensor) -> None:
-        self._probs = probs.numpy()
+        self._probs = probs
         whole = len(probs) // BLOCK * BLOCK
-        sums = probs[:whole].reshape(-1, BLOCK).sum(-1, dtype=torch.float64).numpy()
-        self._sums = sums if whole == len(probs) else np.append(sums, self._probs[whole:].sum(dtype=np.float64))
+        blocks = probs if whole == len(probs) else probs[:whole]
+        self._sums: list[float] = blocks.view(-1, BLOCK).sum(-1).tolist()
+        if whole < len(probs):
+            self._sums.append(probs[whole:].sum().item())
+        self._masses: dict[int, list[float]] = {}  # of the blocks looked at so far
         self._taken: list[int] = []
 
     def pick(self, uniform: float) -> int:
         """The token that `uniform` in [0, 1) stands for; none of probability 0."""
-        cumulative = self._sums.cumsum()
-        block, rest = _search(cumulative, uniform * BELOW_ONE * float(cumulative[-1]))
-        return block * BLOCK + _search(self._block(block).cumsum(), rest)[0]
+        block, rest = _search(self._sums, uniform * BELOW_ONE * sum(self._sums))
+        return block * BLOCK + _search(self._block(block), rest)[0]
 
     def take(self, token: int) -> None:
         """Out of the pool for good."""
+        block, place = divmod(token, BLOCK)
+        masses = self._block(block)
+        masses[place] = 0.0
+        self._sums[block] = sum(masses)
         self._taken.append(token)
-        self._sums[token // BLOCK] = self._block(token // BLOCK).sum()
 
     @property
     def empty(self) -> bool:
-        return not self._sums.any()
+        return not any(self._sums)
 
     def law(self) -> Tensor:
         """What is left, [V], not normalised."""
-        left = self._probs.copy()
+        left = self._probs.clone()
         left[self._taken] = 0
-        return torch.from_numpy(left)
+        return left
 
-    def _block(self, block: int) -> np.ndarray:
-        start = block * BLOCK
-        inner = self._probs[start : start + BLOCK].astype(np.float64)
-        for token in self._taken:
-            if token // BLOCK == block:
-                inner[token - start] = 0
-        return inner
+    def _block(self, block: int) -> list[float]:
+        """Its tokens' masses, without those taken out."""
+        if block not in self._masses:
+            self._masses[block] = self._probs[block * BLOCK : (block + 1) * BLOCK].tolist()
+        return self._masses[block]
 
 
-def _search(cumulative: np.ndarray, point: float) -> tuple[int, float]:
-    """Which mass of a cumulative sum [n] the `point` falls into, never one of 0, and how far. Rounding may have put the
-    point a little outside."""
-    last = float(cumulative[-1])
-    assert last > 0, "a law has at least one token"
-    point = min(max(point, 0.0), math.nextafter(last, 0.0))
-    index = int(cumulative.searchsorted(point, side="right"))
-    return index, point - (float(cumulative[index - 1]) if index else 0.0)
+def _search(masses: Sequence[float], point: float) -> tuple[int, float]:
+    """Which of `masses`, laid end to end, the `point` >= 0 falls into, never one of 0, and how far. Rounding may have
+    put the point behind the last one: that is the last one's end."""
+    for index, mass in enumerate(masses):
+        if point < mass:
+            return index, point
+        point -= mass
+    last = max((index for index, mass in enumerate(masses) if mass > 0), default=-1)
+    assert last >= 0, "a law has at least one token"
+    return last, masses[last]
 
 
 class Sampler:
-    """All randomness of one request: one generator stream and two verbs. Tests enumerate by overriding them."""
+    """All randomness of one request: one generator stream and two verbs. Tests enumerate by overriding them.
+
+    Its numbers are taken from `generator` a few ahead, in the order in which single ones would be.
+    """
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
+        self._ahead: list[float] = []  # the next one last
 
     @classmethod
     def seeded(cls, seed: int) -> "Sampler":
@@ -200,11 +222,17 @@ class Sampler:
     def draw(self, law: Tensor | Pool) -> int:
         """One index from `law` [n], which need not sum to exactly one."""
         pool = law if isinstance(law, Pool) else Pool(law)
-        return pool.pick(torch.rand((), dtype=torch.float64, generator=self.generator).item())
+        return pool.pick(self._uniform())
 
     def accept(self, p: float, q: float) -> bool:
         """True with probability min(1, p / q); q > 0."""
-        return torch.rand((), dtype=torch.float64, generator=self.generator).item() * q < p
+        return self._uniform() * q < p
+
+    def _uniform(self) -> float:
+        """In [0, 1)."""
+        if not self._ahead:
+            self._ahead = torch.rand(AHEAD, dtype=torch.float64, generator=self.generator).tolist()[::-1]
+        return self._ahead.pop()
 
 
 SiblingLaw = Callable[[Tensor, Sampler], Iterator[int]]

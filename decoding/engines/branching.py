@@ -116,8 +116,7 @@ class Pending:
     def chain(self) -> Draft:
         """What the chain rule tests: the pending tokens, and the unsure one as an open leaf."""
         count = len(self.q)
-        tokens = torch.tensor(self.tree.token[:count], dtype=torch.long)
-        return Draft(torch.arange(count), tokens, [*self.q, self.tree.no_law()], int(self.unsure))
+        return Draft(list(range(count)), self.tree.token[:count], [*self.q, self.tree.no_law()], int(self.unsure))
 
 
 @dataclass(frozen=True)

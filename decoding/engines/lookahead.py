@@ -91,7 +91,7 @@ class LookaheadEngine:
         """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is no q to read."""
         parents, tokens = merged(ngrams, depth, self.eos_ids)
         none = torch.zeros(self.pair.target.vocab_size)
-        return Draft(_ids(parents), _ids(tokens), [none] * (len(tokens) + 1))
+        return Draft(parents, tokens, [none] * (len(tokens) + 1))
 
     def _run_target(
         self, last: int, draft: Draft, guesses: list[int], parents: list[int], newest: list[int]
@@ -100,8 +100,8 @@ class LookaheadEngine:
 
         Returns logits after the token and every node of the draft [n + 1, V], and after the rows `newest` [W, V].
         """
-        tokens = torch.cat([_ids([last]), draft.token, _ids(guesses)])
-        links, drafted = torch.cat([_ids([-1]), draft.parent, _ids(parents)]), range(len(draft) + 1)
+        tokens, links = _ids([last, *draft.token, *guesses]), _ids([-1, *draft.parent, *parents])
+        drafted = range(len(draft) + 1)
         logits = self.pair.target.forward(tokens, links, logits=[*drafted, *newest]).logits
         return logits[: len(drafted)], logits[len(drafted) :]
 
@@ -216,17 +216,16 @@ def _ids(values: Sequence[int]) -> Tensor:
 def _trace(
     draft: Draft, p: WarpedRows, verdict: Verdict, tokens: list[int], guesses: int, watch: Stopwatch
 ) -> RoundTrace:
-    drafted, parents = draft.token.tolist(), draft.parent.tolist()
     return RoundTrace(
-        draft_tokens=drafted,
-        draft_parents=parents,
+        draft_tokens=draft.token,
+        draft_parents=draft.parent,
         draft_q=[1.0] * len(draft),
         row=verdict.row,
         accepted=verdict.accepted,
         tokens=tokens,
         predicted=[],
         draft_forwards=0,
-        draft_p=p.drawn(parents, drafted),
+        draft_p=p.drawn(draft.parent, draft.token),
         seconds=watch.lap(),
         extra_rows=guesses,
     )

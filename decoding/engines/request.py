@@ -12,8 +12,10 @@ from predictors.errors import UserError
 
 @dataclass
 class Request:
-    """committed: [n] int64, prompt and output so far; max_new: tokens that may still be committed."""
+    """text: [n + max_new] int64, prompt and output so far, then what is not written yet; committed: its first n;
+    max_new: tokens that may still be committed."""
 
+    text: Tensor
     committed: Tensor
     max_new: int
     eos_ids: frozenset[int]
@@ -39,7 +41,9 @@ class Request:
             raise UserError(f"max_new_tokens: {max_new_tokens} asks for no output. Give at least 1")
         for model in models:
             model.reset()
-        return cls(prompt, min(max_new_tokens, context - len(prompt)), eos_ids)
+        room = min(max_new_tokens, context - len(prompt))
+        text = torch.cat([prompt, prompt.new_zeros(room)])
+        return cls(text, text[: len(prompt)], room, eos_ids)
 
     @property
     def finished(self) -> bool:
@@ -51,9 +55,12 @@ class Request:
             if token in self.eos_ids:
                 tokens, self.ended = tokens[:count], True
                 break
-        self.committed = torch.cat([self.committed, torch.tensor(tokens, dtype=torch.long)])
+        assert len(tokens) <= self.max_new, "a round committed more tokens than were asked for"
+        start = len(self.committed)
+        for place, token in enumerate(tokens, start):
+            self.text[place] = token
+        self.committed = self.text[: start + len(tokens)]
         self.max_new -= len(tokens)
-        assert self.max_new >= 0, "a round committed more tokens than were asked for"
         return tokens
 
 

@@ -92,15 +92,13 @@ class SerialEngine:
 
     def _run_target(self, context: RoundContext, draft: Draft) -> LMOutput:
         """Logits [closed + 1, V] after the last committed token and every node that is no open leaf."""
-        closed = draft.closed
-        tokens = torch.cat([context.committed[-1:], draft.token[:closed]])
-        straight = bool((draft.parent[:closed] == torch.arange(closed)).all())
-        parents = None if straight else torch.cat([torch.tensor([-1]), draft.parent[:closed]])
+        above, drawn = draft.parent[: draft.closed], draft.token[: draft.closed]
+        tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
+        parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
         return self.pair.target.forward(tokens, parents, hidden=self._reads("target"))
 
     def _context(self, request: Request, round_: int, hidden: Tensor | None) -> RoundContext:
-        last = int(request.committed[-1])
-        embedding = None if hidden is None else self.pair.target.embed(last)
+        embedding = None if hidden is None else self.pair.target.embed(int(request.committed[-1]))
         return RoundContext(request.committed, request.max_new, round_, hidden, embedding, self.eos_ids)
 
     def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:
@@ -124,16 +122,15 @@ def _trace(
     predicted: list[float],
     watch: Stopwatch,
 ) -> RoundTrace:
-    drawn, parents = draft.token.tolist(), draft.parent.tolist()
     return RoundTrace(
-        draft_tokens=drawn,
-        draft_parents=parents,
+        draft_tokens=draft.token,
+        draft_parents=draft.parent,
         draft_q=tree.drawn_q(),
         row=verdict.row,
         accepted=verdict.accepted,
         tokens=tokens,
         predicted=list(predicted),
         draft_forwards=tree.forwards,
-        draft_p=p.drawn(parents, drawn),
+        draft_p=p.drawn(draft.parent, draft.token),
         seconds=watch.lap(),
     )

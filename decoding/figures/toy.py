@@ -44,7 +44,7 @@ def of_rule(verifier: TreeVerifier, pair_law: Callable[[Tensor], Tensor], p: Ten
     drawn = pair_law(q)
     found = 0.0
     for first, second in drawn.nonzero().tolist():
-        draft = Draft(torch.tensor([0, 0]), torch.tensor([first, second]), [q, 0 * q, 0 * q])
+        draft = Draft([0, 0], [first, second], [q, 0 * q, 0 * q])
         end_prob = verifier.law(draft, p.expand(3, -1)).end_prob
         found += float(drawn[first, second]) * (1 - float(end_prob[0]))
     return found

@@ -33,7 +33,7 @@ class Position:
 
     def took(self, tree: DraftTree, child: int) -> "Position":
         """Account for a child just drawn; the position below it."""
-        q = tree.q(self.row)[tree.token[child - 1]].item()
+        q = tree.drawn[child - 1]
         self.left -= q
         return Position(child, self.reach * q)
 

@@ -100,7 +100,7 @@ def paths(draft: Draft) -> list[list[int]]:
 def _remaining(draft: Draft, p: Rows, rows: list[int], state: _State) -> DraftPath | None:
     """What of a draft is still to be tested; None where it does not continue the accepted tokens."""
     count = len(state.tokens)
-    tokens = [int(draft.token[row - 1]) for row in rows[:count]]
+    tokens = [draft.token[row - 1] for row in rows[:count]]
     if tokens != state.tokens:
         return None
     return DraftPath(draft, p, [0, *rows][count:], state.left)
@@ -111,5 +111,5 @@ def _advance(path: DraftPath, state: _State, accepted: int, residual: Tensor | N
     if not accepted:
         return replace(state, left=residual)
     rows = path.rows[1 : accepted + 1]
-    tokens = [*state.tokens, *(int(path.draft.token[row - 1]) for row in rows)]
+    tokens = [*state.tokens, *(path.draft.token[row - 1] for row in rows)]
     return _State(rows[-1], tokens, residual)

@@ -46,7 +46,7 @@ class DraftPath:
     def drawn(self) -> Iterator[tuple[float, float]]:
         """p and q of each token, one after another: what is not asked for is not looked at."""
         for t, row in enumerate(self.rows[1:]):
-            token = int(self.draft.token[row - 1])
+            token = self.draft.token[row - 1]
             p, q = self.target(t)[token].item(), self.q(t)[token].item()
             assert q > 0, "a drawn token has q > 0"
             yield p, q

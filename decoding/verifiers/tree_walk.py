@@ -33,7 +33,7 @@ class TreeVerifier(ABC):
 
     def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
         """Float64 whatever the laws are."""
-        children, tokens = draft.children(), draft.token.tolist()
+        children, tokens = draft.children(), draft.token
 
         def outcome(row: int) -> tuple[list[tuple[int, float]], Tensor]:
             candidates = [tokens[child - 1] for child in children[row]]
@@ -49,7 +49,7 @@ class TreeVerifier(ABC):
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
         """`law`, walked lazily: touches only the laws of rows on the accepted path."""
-        children, tokens, row = draft.children(), draft.token.tolist(), 0
+        children, tokens, row = draft.children(), draft.token, 0
         while row <= draft.closed:
             candidates = [tokens[child - 1] for child in children[row]]
             accepted, residual = run_trials(self.trials(p[row], draft.q[row], candidates), sampler)

@@ -35,7 +35,7 @@ class DuplicatesSkipped(RrsVerifier):
 def any_passing(draft: Draft, p: Tensor) -> VerdictLaw:
     """SpecBranch Algorithm 1, two branches: all whose uniform is below p / q pass, the one with the largest wins."""
     tokens, q = draft.token, draft.q[0]
-    low, high = sorted((min(1.0, (p[0] / q)[token].item()), row) for row, token in enumerate(tokens.tolist(), 1))
+    low, high = sorted((min(1.0, (p[0] / q)[token].item()), row) for row, token in enumerate(tokens, 1))
     end_prob = torch.zeros(3, dtype=torch.float64)
     both = low[0] * high[0]
     low_wins = low[0] / (2 * high[0]) if high[0] > 0 else 0.0
@@ -138,7 +138,7 @@ class AnyPassing(RrsVerifier):
     max_siblings = 2
 
     def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
-        draft = Draft(torch.zeros(len(tokens), dtype=torch.long), torch.tensor(tokens), [q, *[q] * len(tokens)])
+        draft = Draft([0] * len(tokens), tokens, [q, *[q] * len(tokens)])
         if len(tokens) < 2:
             return (yield from super().trials(p, q, tokens))
         law = any_passing(draft, p[None])

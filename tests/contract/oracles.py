@@ -88,7 +88,7 @@ def _naive_coin(mass_p: Tensor, mass_q: Tensor) -> float:
 
 def _joint(draft: Draft, p: Tensor, t: int) -> tuple[float, float]:
     """P(x[1..t]), Q(x[1..t])."""
-    tokens = draft.token.tolist()
+    tokens = draft.token
     return (
         math.prod(p[i][tokens[i]].item() for i in range(t)),
         math.prod(draft.q[i][tokens[i]].item() for i in range(t)),
@@ -96,4 +96,4 @@ def _joint(draft: Draft, p: Tensor, t: int) -> tuple[float, float]:
 
 
 def _ratios(draft: Draft, p: Tensor) -> list[float]:
-    return [(p[t][x] / draft.q[t][x]).item() for t, x in enumerate(draft.token.tolist())]
+    return [(p[t][x] / draft.q[t][x]).item() for t, x in enumerate(draft.token)]

@@ -20,6 +20,7 @@ class DroppingChain(Chain):
         if tree.token and tree.q(tree.parent[-1])[tree.token[-1]] < 0.4:
             tree.token.pop()
             tree.parent.pop()
+            tree.drawn.pop()
 
 
 def test_engine_that_drops_an_unsure_token_is_caught(tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ class PruningDySpec(DySpecHeap):
         kept = [row for row in range(len(reach)) if reach[row] >= least]  # a parent is worth more than its children
         tree.parent = [kept.index(tree.parent[row - 1]) for row in kept if row]
         tree.token = [tree.token[row - 1] for row in kept if row]
+        tree.drawn = [tree.drawn[row - 1] for row in kept if row]
         tree._laws = {new: tree._laws[old] for new, old in enumerate(kept) if old in tree._laws}
         tree._cached = {new: tree._cached[old] for new, old in enumerate(kept) if old in tree._cached}
 

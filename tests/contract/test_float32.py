@@ -101,7 +101,7 @@ def position_error(name: str, p: torch.Tensor, q: torch.Tensor, width: int, lazi
     def first(sampler: Sampler) -> int:
         tokens = list(islice(verifier.siblings(q, sampler), width))
         leaves = [torch.zeros_like(q)] * len(tokens)
-        draft = Draft(torch.zeros(len(tokens), dtype=torch.long), torch.tensor(tokens), [q, *leaves])
+        draft = Draft([0] * len(tokens), tokens, [q, *leaves])
         rows = p.expand(len(tokens) + 1, -1)
         plain = None if lazily else verifier.law(draft, rows)
         verdict = sample_verdict(draft, plain, sampler) if plain else verifier.verify(draft, rows, sampler)

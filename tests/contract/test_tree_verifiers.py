@@ -61,7 +61,7 @@ def test_equal_laws_accept_everything(name: str, kind: str) -> None:
     """The path always ends at a leaf."""
     verifier, structure = RULES[name], STRUCTURES[kind]
     for _, draft, p in drawn("equal", structure.vocabs[-1], 1, kind, verifier.siblings)[1]:
-        inner = sorted(set(draft.parent.tolist()))
+        inner = sorted(set(draft.parent))
         assert verifier.law(draft, p).end_prob[inner].max() < 1e-12
 
 
@@ -136,7 +136,7 @@ def test_sampled_verdicts_chi_square(name: str, rounds: int) -> None:
 
 def flat_draft(parent: list[int], token: list[int], open_: int = 0) -> tuple[Draft, torch.Tensor]:
     laws = torch.full((len(token) + 1, 3), 1 / 3, dtype=torch.float64)
-    draft = Draft(torch.tensor(parent), torch.tensor(token), laws, open_)
+    draft = Draft(parent, token, laws, open_)
     return draft, laws[: draft.closed + 1].clone()
 
 

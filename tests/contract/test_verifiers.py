@@ -120,7 +120,7 @@ def naive_accepted(case: Instance) -> float:
     """E[tau] of naive HSD."""
     found = 0.0
     for probability, draft, _ in drafts(case):
-        end_prob = naive_hsd(draft.token.tolist(), case.p, case.q).end_prob
+        end_prob = naive_hsd(draft.token, case.p, case.q).end_prob
         found += probability * float(end_prob @ torch.arange(len(end_prob)).double())
     return found
 
@@ -132,7 +132,7 @@ def test_naive_hsd_is_exact_with_full_resampling(family: str) -> None:
     for seed, (vocab, gamma) in enumerate(SHAPES):
         case, law = instance(family, vocab, gamma, seed), Law()
         for probability, draft, _ in drafts(case):
-            for tokens, share in naive_hsd(draft.token.tolist(), case.p, case.q).law.items():
+            for tokens, share in naive_hsd(draft.token, case.p, case.q).law.items():
                 law[tokens] = law.get(tokens, 0.0) + probability * share
         worst = max(worst, largest_error(law, autoregressive_law(case.p, vocab, gamma)))
         assert naive_accepted(case) == pytest.approx(expected_accepted(case, hsd_naive_single), abs=1e-12)

@@ -111,5 +111,5 @@ def as_draft(case: Instance, nodes: Nodes, last: int) -> tuple[Draft, torch.Tens
     zeros = torch.zeros(case.vocab, dtype=torch.float64)
     q = torch.stack([case.q(prefix) if row in parents else zeros for row, prefix in enumerate(prefixes)])
     p = torch.stack([case.p(prefix) for prefix in prefixes if len(prefix) <= last])
-    parent, token = (torch.tensor([node[i] for node in nodes], dtype=torch.long) for i in range(2))
+    parent, token = ([node[i] for node in nodes] for i in range(2))
     return Draft(parent, token, q, len(prefixes) - len(p)), p

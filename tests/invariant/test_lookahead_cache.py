@@ -24,7 +24,7 @@ class WatchedEngine(LookaheadEngine):
     def _run_target(self, last, draft, guesses, parents, newest):
         drafted, ahead = super()._run_target(last, draft, guesses, parents, newest)
         texts = [self.committed]
-        for token, parent in zip([*draft.token.tolist(), *guesses], [*draft.parent.tolist(), *parents], strict=True):
+        for token, parent in zip([*draft.token, *guesses], [*draft.parent, *parents], strict=True):
             texts.append([*texts[parent], token])
         for row, logits in zip([*range(len(draft) + 1), *newest], [*drafted, *ahead], strict=True):
             plain = CachedLM(self.pair.target.model).forward(torch.tensor(texts[row]), logits="last").logits[-1]

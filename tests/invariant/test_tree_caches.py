@@ -29,7 +29,7 @@ class WatchedEngine(SerialEngine):
         for row in range(draft.closed + 1):
             text = torch.tensor([*context.committed.tolist(), *draft.path(row)])
             torch.testing.assert_close(output.logits[row], uncached(self.pair.target, text))
-            drawn = row in draft.parent.tolist() and draft.q[row].max() < 1  # copied tokens are point masses
+            drawn = row in draft.parent and draft.q[row].max() < 1  # copied tokens are point masses
             if self.structure.uses_draft and drawn:
                 q = self.draft_warp.probs(uncached(self.pair.draft, text))
                 torch.testing.assert_close(draft.q[row], q)

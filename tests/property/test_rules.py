@@ -54,7 +54,7 @@ def parents(draw: st.DrawFn) -> list[int]:
 
 @given(parents())
 def test_every_node_is_reached_by_one_path(above: list[int]) -> None:
-    draft = Draft(torch.tensor(above, dtype=torch.long), torch.arange(len(above)), [])
+    draft = Draft(above, list(range(len(above))), [])
     assert sorted(row for rows in draft.children() for row in rows) == list(range(1, len(above) + 1))
     for row in range(len(above) + 1):
         path = draft.rows_to(row)
@@ -67,7 +67,7 @@ def test_a_row_of_a_tree_sees_its_ancestors_and_itself(above: list[int], cut: in
     grown = Tree.empty()
     for part in (above[:cut], above[cut:]):
         grown = grown.grown(torch.tensor(part, dtype=torch.long) - 1)
-    draft = Draft(torch.tensor(above, dtype=torch.long), torch.arange(len(above)), [])
+    draft = Draft(above, list(range(len(above))), [])
     for row in range(len(above)):
         path = [step - 1 for step in draft.rows_to(row + 1)]
         assert grown.visible()[row].nonzero()[:, 0].tolist() == path

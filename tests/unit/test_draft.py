@@ -30,7 +30,7 @@ def test_chain_and_tree_paths() -> None:
     chain = Draft.chain([5, 6], torch.ones(2, 7))
     assert chain.is_chain and len(chain) == 2 and len(chain.q) == 3 and chain.q[0].shape == (7,)
     assert [chain.path(row) for row in range(3)] == [[], [5], [5, 6]]
-    tree = Draft(torch.tensor([0, 0, 1]), torch.tensor([5, 6, 7]), torch.ones(4, 8))
+    tree = Draft([0, 0, 1], [5, 6, 7], torch.ones(4, 8))
     assert not tree.is_chain
     assert tree.path(3) == [5, 7] and tree.path(2) == [6]
 
@@ -115,7 +115,7 @@ def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
     torch.testing.assert_close(tree.q(deep), lm.law((2, 0)))
     tree.add(first, 2)
     draft = tree.draft()
-    assert draft.parent.tolist() == [0, 1, 0, 3] and draft.token.tolist() == [1, 2, 2, 0]
+    assert draft.parent == [0, 1, 0, 3] and draft.token == [1, 2, 2, 0]
     torch.testing.assert_close(draft.q[1], laws[0])
     assert draft.q[2].eq(0).all() and draft.q[4].eq(0).all() and draft.children() == [[1, 3], [2], [], [4], []]
 
@@ -133,7 +133,7 @@ def test_tree_settles_on_the_accepted_path() -> None:
         tree.draft()
         tree.settle(path, committed)
         assert lm.length == length
-        kept = [1, 0, 2, *tree.draft().token[[row - 1 for row in path]].tolist()][:length]
+        kept = [1, 0, 2, *(tree.draft().token[row - 1] for row in path)][:length]
         torch.testing.assert_close(lm.forward(torch.tensor([1])).logits[0].exp(), lm.law((*kept, 1)))
 
 

@@ -41,10 +41,10 @@ def test_lookup_looks_for_n_grams_of_the_lengths_asked_for() -> None:
 
 def test_lookup_is_a_chain_of_point_masses_without_forwards() -> None:
     tree, draft = grown(Lookup(3, 1, 4), committed=torch.tensor([1, 2, 3, 4, 1, 2]))
-    assert draft.is_chain and draft.token.tolist() == [3, 4, 1, 2] and tree.forwards == 0
+    assert draft.is_chain and draft.token == [3, 4, 1, 2] and tree.forwards == 0
     assert all(q[token] == 1 == q.sum() for q, token in zip(draft.q[:4], draft.token, strict=True))
     _, ended = grown(Lookup(3, 1, 4), committed=torch.tensor([1, 2, 3, 4, 1, 2]), eos_ids=EOS)
-    assert ended.token.tolist() == [3, 4]
+    assert ended.token == [3, 4]
     assert len(grown(Lookup(3, 2, 4))[1]) == 4 and len(grown(Lookup(3, 3, 4))[1]) == 0
 
 

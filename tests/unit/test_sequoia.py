@@ -94,7 +94,7 @@ def test_nodes_beyond_the_support_are_still_planned() -> None:
 def test_trees_come_depth_first() -> None:
     tree = Programme([0.6, 0.3, 0.1], 40, 8).tree(40, 8)
     assert all(parent < row for row, parent in enumerate(tree, 1))
-    draft = Draft(torch.tensor(tree), torch.zeros(39, dtype=torch.long), torch.zeros(40, 1))
+    draft = Draft(tree, [0] * 39, torch.zeros(40, 1))
     order, waiting = [], [0]
     while waiting:
         order.append(waiting.pop())
@@ -148,7 +148,7 @@ def exact_acceptance(p: torch.Tensor, q: torch.Tensor, width: int) -> list[float
     def accepted(sampler: Sampler) -> int:
         tokens = [token for token, _ in zip(without_replacement(q, sampler), range(width), strict=False)]
         rows = torch.stack([q, *torch.zeros(len(tokens), len(q)).double()])
-        draft = Draft(torch.zeros(len(tokens), dtype=torch.long), torch.tensor(tokens), rows)
+        draft = Draft([0] * len(tokens), tokens, rows)
         return RrswVerifier().verify(draft, p.expand(len(tokens) + 1, -1), sampler).row
 
     law = law_of(accepted)

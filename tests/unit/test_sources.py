@@ -31,10 +31,10 @@ class Counting(Fixed):
 def test_a_match_is_copied_without_asking_or_running_anything() -> None:
     stop = Counting(3)
     tree, draft = grown(Sources(5, 3, 2, 2), stop=stop, committed=torch.tensor([1, 2, 3, 4, 1, 2]))
-    assert draft.token.tolist() == [3, 4, 1, 2] and draft.is_chain and tree.forwards == 0 and not stop.seen
+    assert draft.token == [3, 4, 1, 2] and draft.is_chain and tree.forwards == 0 and not stop.seen
     assert all(q[token] == 1 == q.sum() for q, token in zip(draft.q[:4], draft.token, strict=True))
     _, ended = grown(Sources(5, 3, 2, 2), committed=torch.tensor([1, 2, 3, 4, 1, 2]), eos_ids=EOS)
-    assert ended.token.tolist() == [3, 4]
+    assert ended.token == [3, 4]
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
@@ -44,11 +44,11 @@ def test_without_a_match_it_draws_as_a_chain_until_there_is_one(gamma: int) -> N
         stop = Counting(gamma)
         tree, draft = grown(Sources(9, 2, 2, 2), stop=stop, committed=torch.tensor(text), seed=seed)
         drawn = tree.forwards
-        told = [*text, *draft.token.tolist()[:drawn]]
+        told = [*text, *draft.token[:drawn]]
         copied = len(draft) - drawn
         assert copied == (4 if longest_match(torch.tensor(told), [2]) else 0)
         assert 1 <= drawn <= gamma and max(map(len, stop.seen)) <= drawn
-        for row, token in enumerate(draft.token.tolist()):
+        for row, token in enumerate(draft.token):
             one_hot = draft.q[row].max() == 1
             assert one_hot == (row >= drawn) and draft.q[row][token] > 0
         kinds.add(copied)

@@ -53,7 +53,7 @@ def check_sound(draft: Draft, max_depth: int, eos_ids: frozenset[int]) -> None:
     assert max(depths(draft), default=0) <= max_depth
     for row in range(1, len(draft) + 1):
         assert draft.q[draft.parent[row - 1]][draft.token[row - 1]] > 0
-        assert not children[row] or int(draft.token[row - 1]) not in eos_ids
+        assert not children[row] or draft.token[row - 1] not in eos_ids
         torch.testing.assert_close(draft.q[row].sum().item(), float(bool(children[row])))
 
 
@@ -79,7 +79,7 @@ def test_no_path_is_too_long_and_nothing_follows_eos(name: str, max_new: int) ->
     for seed in range(15):
         tree, draft = grown(structure, law, Fixed(4), max_new=max_new, eos_ids=EOS, seed=seed)
         check_sound(draft, max_new - (name != "branch_point"), EOS)
-        ended += bool(set(draft.token.tolist()) & EOS)
+        ended += bool(set(draft.token) & EOS)
         if max_new == 1 and name != "branch_point":
             assert len(draft) == tree.forwards == 0
     assert ended or max_new == 1 or name == "lookup"
@@ -89,7 +89,7 @@ def test_siblings_of_a_law_without_replacement_differ() -> None:
     for name in ("tree", "static", "heap", "layers", "branch_point"):
         _, draft = grown(TREES[name], without_replacement, Fixed(3))
         for rows in draft.children():
-            tokens = [int(draft.token[row - 1]) for row in rows]
+            tokens = [draft.token[row - 1] for row in rows]
             assert len(set(tokens)) == len(tokens)
 
 
@@ -98,15 +98,15 @@ def test_siblings_of_a_law_without_replacement_differ() -> None:
 
 def test_branch_point_is_a_chain_with_open_leaves() -> None:
     tree, draft = grown(BranchPoint(20, 3), without_replacement, Fixed(4))
-    assert draft.parent.tolist() == [0, 1, 2, 3, 4, 4, 4] and draft.open == 3 and draft.closed == 4
+    assert draft.parent == [0, 1, 2, 3, 4, 4, 4] and draft.open == 3 and draft.closed == 4
     assert tree.forwards == 5
-    assert len(set(draft.token[4:].tolist())) == 3
+    assert len(set(draft.token[4:])) == 3
 
 
 def test_branch_point_at_the_limits() -> None:
-    assert grown(BranchPoint(2, 2), iid, Fixed(4))[1].parent.tolist() == [0, 1, 2, 2]
+    assert grown(BranchPoint(2, 2), iid, Fixed(4))[1].parent == [0, 1, 2, 2]
     last = grown(BranchPoint(9, 2), iid, Fixed(4), max_new=1)[1]  # candidates stand where the bonus token would
-    assert last.parent.tolist() == [0, 0] and last.open == 2
+    assert last.parent == [0, 0] and last.open == 2
     everything = grown(BranchPoint(1, 9), without_replacement, Fixed(1))[1]
     assert everything.open == 5, "the law has no more candidates than tokens"
 
@@ -114,7 +114,7 @@ def test_branch_point_at_the_limits() -> None:
 def test_branch_point_has_no_candidates_after_eos() -> None:
     for seed in range(20):
         _, draft = grown(BranchPoint(9, 2), iid, Fixed(4), eos_ids=EOS, seed=seed)
-        closed = draft.token[: draft.closed].tolist()
+        closed = draft.token[: draft.closed]
         assert draft.open == (0 if set(closed) & EOS else 2)
 
 
@@ -154,25 +154,25 @@ def test_the_bth_candidate_gets_the_bth_subtree() -> None:
         return lm.law(context).argsort(descending=True).tolist()
 
     first, second = ranked(0)[:2] if lm.order == 1 else ranked(1, 0)[:2]
-    assert draft.parent.tolist() == [0, 0, 2, 2, 4]
+    assert draft.parent == [0, 0, 2, 2, 4]
     below = ranked(0, second)[:2]
-    assert draft.token.tolist() == [first, second, *below, ranked(second, below[1])[0]]
+    assert draft.token == [first, second, *below, ranked(second, below[1])[0]]
 
 
 def test_paths_share_the_root_only_and_keep_duplicates() -> None:
     certain = TableLM(lambda context: torch.tensor([0.0, 1.0]).double()).table
     _, draft = grown(ParallelPaths(3, 2), iid, table=certain, committed=torch.tensor([1, 1]))
-    assert draft.parent.tolist() == [0, 1, 0, 3, 0, 5] and draft.token.tolist() == [1] * 6
+    assert draft.parent == [0, 1, 0, 3, 0, 5] and draft.token == [1] * 6
 
 
 def test_an_exhausted_law_leaves_the_rest_of_the_plan_out() -> None:
     table = random_table(2, seed=1)
     tree, draft = grown(WidthTree([3, 3]), without_replacement, table=table, committed=torch.tensor([1, 0]))
-    assert draft.parent.tolist() == [0, 1, 1, 0, 4, 4] and tree.forwards == 2
+    assert draft.parent == [0, 1, 1, 0, 4, 4] and tree.forwards == 2
     _, greedy = grown(WidthTree([3, 3]), without_replacement, warp=Warp(0.0))
-    assert greedy.parent.tolist() == [0, 1]
+    assert greedy.parent == [0, 1]
     _, pair = grown(WidthTree([3, 1]), hub_pair)
-    assert pair.parent.tolist() == [0, 1, 0, 3]
+    assert pair.parent == [0, 1, 0, 3]
 
 
 # DySpec --------------------------------------------------------------------------------------------------------------
