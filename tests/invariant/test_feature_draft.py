@@ -188,5 +188,5 @@ def test_what_cannot_feed_it_says_which_draft_to_use() -> None:
     cfg.assistant = "given"
     assert assistant_of(cfg, pair) == assistant_of(cfg, tiny_pair()) == "given"
     cfg.assistant, cfg.pair.assistant = None, None
-    with pytest.raises(UserError, match=r"^assistant: .* Give it an ordinary draft: assistant="):
+    with pytest.raises(UserError, match=r"^assistant: .* Give an ordinary draft: assistant="):
         assistant_of(cfg, pair)
