@@ -162,8 +162,8 @@ def reason(
     recorded = table.tokens[index, start].tolist()
     for depth, (token, other) in enumerate(zip(round_.draft_tokens, recorded, strict=False)):
         if token != other:
-            before = torch.cat([text, torch.tensor(round_.draft_tokens[:depth], dtype=torch.long)])
-            return tie(number, "draft's tokens", logit_gap(pair.draft, before, token, other), LOGITS)
+            logits = draft_logits(pair, text, round_.draft_tokens[:depth])
+            return tie(number, "draft's tokens", abs(float(logits[token] - logits[other])), LOGITS)
     if len(round_.draft_tokens) != drafted:
         depth = min(len(round_.draft_tokens), drafted)
         reach = policy.reach[min(index, len(policy.reach) - 1), min(start, policy.reach.shape[1] - 1), depth]
@@ -171,7 +171,8 @@ def reason(
         return tie(number, "value and threshold", gap, rounding)
     position = min(round_.accepted, accepted)
     before = torch.cat([text, torch.tensor(round_.tokens[:position], dtype=torch.long)])
-    return tie(number, "target's tokens", logit_gap(pair.target, before), LOGITS)
+    first, second = last_logits(pair.target, before).topk(2).values
+    return tie(number, "target's tokens", float(first - second), LOGITS)
 
 
 def tie(number: int, between: str, gap: float, rounding: float) -> dict[str, Any]:
@@ -180,12 +181,22 @@ def tie(number: int, between: str, gap: float, rounding: float) -> dict[str, Any
 
 
 @torch.inference_mode()
-def logit_gap(lm: LM, text: torch.Tensor, token: int | None = None, other: int | None = None) -> float:
-    """Of two tokens after `text`, the two best ones unless they are given."""
+def draft_logits(pair: ModelPair, committed: torch.Tensor, drafted: Sequence[int]) -> torch.Tensor:
+    """[V] of the draft after `committed` [n] and `drafted`, of which the target, whose states it may read, has seen all
+    committed tokens but the last."""
+    pair.target.reset()
+    pair.target.forward(committed[:-1], logits="none")
+    logits = last_logits(pair.draft, committed)
+    for token in drafted:
+        logits = pair.draft.forward(torch.tensor([token])).logits[-1]
+    return logits
+
+
+@torch.inference_mode()
+def last_logits(lm: LM, text: torch.Tensor) -> torch.Tensor:
+    """[V] after `text` [n]."""
     lm.reset()
-    logits = lm.forward(text, logits="last").logits[-1]
-    first, second = logits.topk(2).values if token is None or other is None else (logits[token], logits[other])
-    return abs(float(first - second))
+    return lm.forward(text, logits="last").logits[-1]
 
 
 def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
