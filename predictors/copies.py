@@ -18,10 +18,9 @@ from predictors.trainer import Trainer
 
 
 def copy_features(match: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
-    """float32 [n, 4] of copied tokens: logs of the tokens that matched before the copy and of the token's place in it,
-    both int64 [n] from 1 on, their product, and whether it is the first."""
-    matched, place = match.float().log(), depth.float().log()
-    return torch.stack([matched, place, matched * place, (depth == 1).float()], dim=-1)
+    """float32 [n, 3] of copied tokens: logs of how many matched before the copy, of the token's place in it, both int64
+    [n] from 1 on, and of their sum, the tokens that agree in all if this one does."""
+    return torch.stack([match, depth, match + depth], dim=-1).float().log()
 
 
 @dataclass
@@ -79,14 +78,15 @@ class Copies:
         return nn.Linear(dim, len(self.classes))
 
     def fit(self, records: Records, features: FeatureSpec, trainer: Trainer) -> "Copies":
-        """Train on `features` [n, D] and `accepted` [n]; a micro-batch is all copies of `batch_size` prompts.
+        """Train on `features` [n, D] and `accepted` [n]; a micro-batch is `batch_size` copied tokens.
 
-        The loss is convex in ten numbers: nothing is held out, the epoch with the lowest loss of all rows is kept."""
-        x, accepted, group = records["features"], records["accepted"], records["group"]
+        The loss is convex in eight numbers: nothing is held out, the epoch with the lowest loss of all rows is kept.
+        """
+        x, accepted = records["features"], records["accepted"]
         torch.manual_seed(trainer.seed)
         self.features, self.head = features, self.build(x.shape[1])
         loss = partial(weighted_soft_bce, w_rej=1.0)
-        trainer.train(self.head, Items(x, accepted, group), Items(x, accepted), loss, loss)
+        trainer.train(self.head, Items(x, accepted), Items(x, accepted), loss, loss)
         return self
 
     def targets(self, records: Records) -> torch.Tensor:

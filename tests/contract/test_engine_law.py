@@ -31,6 +31,7 @@ from tests.contract.engines import (
     stop_rule,
     toy_pair,
     verifier,
+    write_lengths,
 )
 from tests.contract.enumeration import law_of
 
@@ -63,6 +64,31 @@ def test_engine_law_of_copies_behind_drawn_tokens(name: str) -> None:
     traces = checked(SerialEngine(toy_pair(3, 31), Sources(2, 2, 1, 1), Fixed(2), verifier(name), OFF, OFF), 4)
     kinds = {tuple(q == 1 for q in round_.draft_q) for trace in traces for round_ in trace.rounds}
     assert {(True,), (False,), (False, True), (True, True)} <= kinds
+
+
+@pytest.mark.parametrize(
+    ("vocab", "length", "gamma", "eos"),
+    [
+        (2, 4, 2, []),
+        (2, 4, 1, [1]),
+        (2, 4, 2, [0]),
+        (3, 4, 1, []),
+        (3, 4, 1, [1]),
+        (3, 3, 2, [2]),
+        (2, 2, 2, []),
+        (3, 1, 2, []),
+    ],
+)
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_engine_law_of_copies_as_long_as_learned(
+    name: str, vocab: int, length: int, gamma: int, eos: list[int], tmp_path: Path
+) -> None:
+    drafts = Sources(gamma, 3, 1, 1, write_lengths(tmp_path), first=0.5, eps=0.3)
+    pair = toy_pair(vocab, 31)
+    traces = checked(SerialEngine(pair, drafts, Fixed(gamma), verifier(name), OFF, OFF, frozenset(eos)), length)
+    copied = {sum(q == 1 for q in round_.draft_q) for trace in traces for round_ in trace.rounds}
+    assert max(copied) == min(2, length - 1), "no more than learned, and no more than there is room for"
+    assert length < 4 or eos or copied == {0, 1, 2}
 
 
 @pytest.mark.parametrize("case", ALONE)
