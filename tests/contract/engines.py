@@ -146,9 +146,9 @@ def structure(name: str, folder: Path, values: dict) -> DraftStructure:
 
 
 def write_lengths(folder: Path) -> Path:
-    """A predictor of copies with which first=0.5 and eps=0.3 copy nothing after one matched token, one token after two,
-    two after three."""
-    return write_copies(folder, [2.5, -1.5, 0.0], -1.0, ngram_max=3, ngram_min=1, longest=3)
+    """A predictor of copies with which first=0.5 and eps=0.3 copy nothing after one matched token, two tokens after
+    two, three after three."""
+    return write_copies(folder, [2.5, -1.0, 0.0], -1.0, ngram_max=3, ngram_min=1, longest=3)
 
 
 def fits(rule: Verifier, drafts: DraftStructure) -> bool:

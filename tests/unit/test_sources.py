@@ -73,13 +73,13 @@ def test_the_draft_reads_accepted_copies_when_it_draws_again() -> None:
 
 
 def learned(folder: Path, gamma: int = 5, **thresholds: float) -> Sources:
-    """Copies 0, 1, 2 tokens after matches of 1, 2, 3, unless the thresholds say otherwise."""
+    """Copies 0, 2, 3 tokens after matches of 1, 2, 3, unless the thresholds say otherwise."""
     return Sources(gamma, 3, 1, 9, write_lengths(folder), **{"first": 0.5, "eps": 0.3, **thresholds})
 
 
 @pytest.mark.parametrize(
     ("text", "copied"),
-    [([1, 2, 3, 4, 0, 1, 2, 3], [4, 0]), ([1, 2, 3, 4, 0, 2, 3], [4]), ([3, 1, 1, 1], [1])],
+    [([1, 2, 3, 4, 0, 1, 2, 3], [4, 0, 1]), ([1, 2, 3, 4, 0, 2, 3], [4, 0]), ([3, 1, 1, 1], [1, 1])],
 )
 def test_copies_are_as_long_as_learned(text: list[int], copied: list[int], tmp_path: Path) -> None:
     stop = Counting(1)
@@ -95,16 +95,17 @@ def test_a_match_that_says_too_little_does_not_count(tmp_path: Path) -> None:
 
 
 def test_the_thresholds_decide_whether_and_how_far(tmp_path: Path) -> None:
-    assert learned(tmp_path).lengths == {3: 2, 2: 1, 1: 0}
-    assert learned(tmp_path, first=0.0).lengths == {3: 2, 2: 1, 1: 0}, "not even one token passes eps"
+    assert learned(tmp_path).lengths == {3: 3, 2: 2, 1: 0}
+    assert learned(tmp_path, eps=0.4).lengths == {3: 3, 2: 1, 1: 0}
+    assert learned(tmp_path, first=0.0).lengths == {3: 3, 2: 2, 1: 0}, "not even one token passes eps"
     assert learned(tmp_path, first=0.0, eps=0.0).lengths == {3: 3, 2: 3, 1: 3}, "as far as the predictor goes"
-    assert learned(tmp_path, first=0.8).lengths == {3: 2, 2: 0, 1: 0}
+    assert learned(tmp_path, first=0.8).lengths == {3: 3, 2: 0, 1: 0}
     assert learned(tmp_path, first=1.0).lengths == {3: 0, 2: 0, 1: 0}
 
 
 def test_learned_copies_at_the_edges(tmp_path: Path) -> None:
     text = torch.tensor([1, 4, 3, 1, 4, 3, 1])
-    for max_new, expected in ((1, []), (2, [4]), (3, [4, 3])):
+    for max_new, expected in ((1, []), (2, [4]), (3, [4, 3]), (20, [4, 3, 1])):
         assert grown(learned(tmp_path), committed=text, max_new=max_new)[1].token.tolist() == expected
     assert grown(learned(tmp_path), committed=text, eos_ids=EOS)[1].token.tolist() == [4], "nothing behind EOS"
     tree, draft = grown(learned(tmp_path, gamma=1), stop=Counting(1), committed=torch.tensor([2]))
