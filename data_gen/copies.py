@@ -1,4 +1,4 @@
-"""What would have been copied at every position of harvested responses, and how much of it was right."""
+"""What would have been copied along harvested responses, and how much of it was right."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +10,8 @@ from data_gen.dataset import read_responses
 from decoding.structures.lookup import following, longest_match
 from predictors.base import Records
 from predictors.errors import UserError
+
+STRETCH = 2  # of structure=sources
 
 
 def copied_tokens(folder: str | Path, split: str, ngrams: Sequence[int], longest: int) -> Records:
@@ -34,11 +36,21 @@ def copied_tokens(folder: str | Path, split: str, ngrams: Sequence[int], longest
 
 
 def copies(text: Tensor, start: int, ngrams: Sequence[int], longest: int) -> Iterator[tuple[int, int, int]]:
-    """At every index of `text` [n] from `start` on that follows a match: its length, how many copied tokens agree with
-    what comes, and how many could be looked at, `longest` at most."""
-    for index in range(start, len(text)):
-        if (match := longest_match(text[:index], ngrams)) is not None:
+    """Walks through `text` [n] from index `start` as a decoder does that copies `STRETCH` tokens for each that matched:
+    past those that agree and the token after them, or by one token where nothing matches.
+
+    Yields of each copy the length of the match, how many copied tokens agree with what comes, and how many could be
+    looked at, `longest` at most. Copies from every index would nearly all begin in the middle of long repetitions, of
+    which a decoder copies much in one go.
+    """
+    index = start
+    while index < len(text):
+        match, step = longest_match(text[:index], ngrams), 1
+        if match is not None:
             end, size = match
             known = min(longest, len(text) - index)
             same = torch.tensor(following(text[:index], end, known)) == text[index : index + known]
-            yield size, int(same.long().cumprod(0).sum()), known
+            agreed = int(same.long().cumprod(0).sum())
+            yield size, agreed, known
+            step += min(agreed, STRETCH * size)
+        index += step

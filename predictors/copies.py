@@ -29,8 +29,8 @@ class Copies:
 
     A copied token is a point mass, so its acceptance probability is p of it. The response was drawn from p: given that
     it agrees with the copy so far, whether its next token does, too, has that p as its expectation, for a greedy target
-    as for a sampled one. So responses alone are unbiased labels, and a harvest needs no records of copies. What they
-    do not know of is decoding: there a copy often begins where another one failed, or behind drawn tokens.
+    as for a sampled one, and wherever the text so far says that a copy begins. So responses alone are unbiased labels,
+    and a harvest needs no records of copies.
 
     ngram_max, ngram_min: sizes of the n-grams looked for, as in `structure=sources`; longest: tokens of a copy.
     """
@@ -43,8 +43,8 @@ class Copies:
         "whether the response goes on with the copied token, given that it agrees with those before it in the copy"
     )
     caveat: ClassVar[str] = (
-        "Its rows are copies from every position of a response where the text repeats itself; a decoder is less often "
-        "in the middle of a long repetition, which it has copied in one go."
+        "Its rows are copies that a decoder would begin that copies two tokens for each that matched and draws none: "
+        "other lengths, and drawn tokens, begin them elsewhere."
     )
     gamma: ClassVar[None] = None
     layers: ClassVar[None] = None

@@ -26,8 +26,8 @@ class Sources:
     most `gamma_max`.
 
     With `copies`, the checkpoint of a predictor, that says whether and how far: a match counts where the first copied
-    token is accepted with a probability of at least `first`, and as many are copied as all are with at least `eps`,
-    given that the drawn ones before them are.
+    token is accepted with a probability of at least `first`, and tokens are copied as long as everything up to them is
+    with at least `eps`, as in SpecDec++. Drawn tokens before the copy count with the probability they had in the draft.
 
     Which source a token has depends on the tokens before it alone, so drawn ones have the law q they were drawn from
     and copied ones are point masses, with one-hot q. The stop rule is asked before each draw and sees drawn tokens
@@ -52,28 +52,39 @@ class Sources:
     ) -> None:
         self.gamma_max = checked_count("structure.gamma_max", gamma_max)
         self.ngrams = ngram_sizes(ngram_max, ngram_min)
-        stretch = checked_count("structure.stretch", stretch)
-        thresholds = checked_threshold("first", first), checked_threshold("eps", eps)
-        self.lengths = {size: stretch * size for size in self.ngrams}
+        self.stretch = checked_count("structure.stretch", stretch)
+        self.first, self.eps = checked_threshold("first", first), checked_threshold("eps", eps)
+        self.chances: dict[int, Sequence[float]] = {}  # by the length of a match: 1, 2, ... copied tokens are accepted
         if copies is not None:
-            self.lengths = learned_lengths(load_copies(copies, self.ngrams), self.ngrams, *thresholds)
+            predictor = load_copies(copies, self.ngrams)
+            self.chances = {size: predictor.all_accepted(size) for size in self.ngrams}
 
     def grow(
         self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
     ) -> None:
-        step, text = DraftStep(tree), context.committed
+        step, text, survival = DraftStep(tree), context.committed, 1.0
         while step.count < context.max_depth:
             with tree.watch.stage("sample"):
                 match = longest_match(text, self.ngrams)
-            if match is not None and self.lengths[match[1]]:
-                end, size = match
-                count = min(self.lengths[size], context.max_depth - step.count)
-                return copy(tree, step.row, following(text, end, count), context.eos_ids)
+                length = 0 if match is None else self.length(match[1], survival)
+            if match is not None and length:
+                count = min(length, context.max_depth - step.count)
+                return copy(tree, step.row, following(text, match[0], count), context.eos_ids)
             if step.count == self.gamma_max or step.stopped_by(stop):
                 return
             if step.draw(siblings, sampler) in context.eos_ids:
                 return
             text = torch.cat([text, torch.tensor(step.tokens[-1:])])
+            if self.chances:
+                survival *= step.drawn_belief()
+
+    def length(self, size: int, survival: float = 1.0) -> int:
+        """Tokens to copy after a match of `size` behind drawn tokens that are all accepted with probability
+        `survival`; 0 for none."""
+        if not self.chances:
+            return self.stretch * size
+        chances = self.chances[size]
+        return sum(survival * chance >= self.eps for chance in chances) if chances[0] >= self.first else 0
 
 
 def load_copies(checkpoint: str | Path, ngrams: Sequence[int]) -> Copies:
@@ -91,12 +102,6 @@ def load_copies(checkpoint: str | Path, ngrams: Sequence[int]) -> Copies:
             f"for these: python train.py predictor=copies predictor.ngram_min=... predictor.ngram_max=..."
         )
     return predictor
-
-
-def learned_lengths(predictor: Copies, ngrams: Sequence[int], first: float, eps: float) -> dict[int, int]:
-    """Tokens to copy after a match of each size; 0 for none."""
-    chances = {size: predictor.all_accepted(size) for size in ngrams}
-    return {size: sum(chance >= eps for chance in found) if found[0] >= first else 0 for size, found in chances.items()}
 
 
 def checked_threshold(name: str, value: float) -> float:

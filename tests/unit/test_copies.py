@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from data_gen.copies import copied_tokens, copies
+from data_gen.copies import STRETCH, copied_tokens, copies
 from decoding.sampling import Warp
 from decoding.structures.lookup import following, longest_match
 from decoding.table_lm import random_table
@@ -28,9 +28,10 @@ def found(text: list[int], start: int, longest: int = 4) -> list[tuple[int, int,
 
 def test_rows_by_hand() -> None:
     prompt, response = [1, 2, 3], [1, 2, 9]
-    # at "1 2 3 | 1": one token matches, 2 3 1 is copied, 2 is right; at "... 1 2": two match, 3 is wrong
-    assert found(prompt + response, len(prompt)) == [(1, 1, 2), (2, 0, 1)]
-    assert found([5, 5, 5, 5, 5, 5], 2, longest=2) == [(1, 2, 2), (2, 2, 2), (3, 2, 2), (3, 1, 1)]
+    assert found(prompt + response, len(prompt)) == [(1, 1, 2)], "after 1 2 3 1 of 2 3 only 2 is right; on behind 9"
+    assert found([5, 5, 5, 5, 5, 5], 2, longest=2) == [(1, 2, 2), (3, 1, 1)], "two copied, one more from the target"
+    assert found([5] * 9, 2) == [(1, 4, 4), (3, 4, 4)], "all four agree, of which a decoder would have copied two"
+    assert found([1, 2, 7, 1, 2, 8, 1, 2, 8], 3) == [(1, 1, 4), (1, 2, 2)]
     assert found([1, 2, 3, 4], 1) == [] == found([7], 0) == found([], 0)
 
 
@@ -60,16 +61,17 @@ def test_responses_are_unbiased_labels(warp: Warp) -> None:
     for response in product(range(vocab), repeat=length):
         text = prompt + response
         chance = float(torch.tensor([p(text[:i])[text[i]] for i in range(len(prompt), len(text))]).prod())
-        starts = [i for i in range(len(prompt), len(text)) if longest_match(torch.tensor(text[:i]), SIZES)]
-        rows = list(copies(torch.tensor(text), len(prompt), SIZES, 3))
-        for start, (size, agreed, known) in zip(starts, rows, strict=True):
-            match = longest_match(torch.tensor(text[:start]), SIZES)
-            assert match is not None and match[1] == size
+        start = len(prompt)
+        for size, agreed, known in copies(torch.tensor(text), start, SIZES, 3):
+            while (match := longest_match(torch.tensor(text[:start]), SIZES)) is None:
+                start += 1
+            assert match[1] == size
             copied = following(torch.tensor(text[:start]), match[0], known)
             for place in range(min(agreed + 1, known)):
                 weight = seen[text[: start + place], copied[place]]
                 weight[0] += chance * (place < agreed)
                 weight[1] += chance
+            start += 1 + min(agreed, STRETCH * size)
     reached = {state: hits / total for state, (hits, total) in seen.items() if total > 0}
     assert len(reached) >= 4
     for (text, token), accepted in reached.items():

@@ -95,12 +95,16 @@ def test_a_match_that_says_too_little_does_not_count(tmp_path: Path) -> None:
 
 
 def test_the_thresholds_decide_whether_and_how_far(tmp_path: Path) -> None:
-    assert learned(tmp_path).lengths == {3: 3, 2: 2, 1: 0}
-    assert learned(tmp_path, eps=0.4).lengths == {3: 3, 2: 1, 1: 0}
-    assert learned(tmp_path, first=0.0).lengths == {3: 3, 2: 2, 1: 0}, "not even one token passes eps"
-    assert learned(tmp_path, first=0.0, eps=0.0).lengths == {3: 3, 2: 3, 1: 3}, "as far as the predictor goes"
-    assert learned(tmp_path, first=0.8).lengths == {3: 3, 2: 0, 1: 0}
-    assert learned(tmp_path, first=1.0).lengths == {3: 0, 2: 0, 1: 0}
+    def lengths(survival: float = 1.0, **thresholds: float) -> list[int]:
+        return [learned(tmp_path, **thresholds).length(size, survival) for size in (1, 2, 3)]
+
+    assert lengths() == [0, 2, 3]
+    assert lengths(eps=0.4) == [0, 1, 3]
+    assert lengths(first=0.0) == [0, 2, 3], "not even one token passes eps"
+    assert lengths(first=0.0, eps=0.0) == [3, 3, 3], "as far as the predictor goes"
+    assert lengths(first=0.8) == [0, 0, 3] and lengths(first=1.0) == [0, 0, 0]
+    assert lengths(survival=0.5) == [0, 1, 2], "less behind drawn tokens that may be rejected"
+    assert lengths(survival=0.1) == [0, 0, 0]
 
 
 def test_learned_copies_at_the_edges(tmp_path: Path) -> None:
@@ -125,7 +129,7 @@ def test_a_checkpoint_of_other_matches_is_refused(longest: int, shortest: int, t
     folder = write_copies(tmp_path, [0.0, 0.0, 0.0], 0.0, ngram_max=3, ngram_min=2, longest=4)
     with pytest.raises(UserError, match=r"^structure\.copies: .* trained with n-grams of 2 to 3 tokens.*ngram_max="):
         Sources(4, longest, shortest, 2, folder)
-    assert Sources(4, 3, 3, 2, folder).lengths == {3: 3}, "fewer sizes are fine"
+    assert Sources(4, 3, 3, 2, folder).length(3) == 3, "fewer sizes are fine"
 
 
 @pytest.mark.parametrize("name", ["config.json", "calibration.json", "model.safetensors"])
