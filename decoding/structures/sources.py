@@ -27,7 +27,8 @@ class Sources:
 
     With `copies`, the checkpoint of a predictor, that says whether and how far: a match counts where the first copied
     token is accepted with a probability of at least `first`, and tokens are copied as long as everything up to them is
-    with at least `eps`, as in SpecDec++. Drawn tokens before the copy count with the probability they had in the draft.
+    with at least `eps`, as in SpecDec++. Drawn tokens before the copy count with the probability they had in the draft;
+    behind unlikely ones a match still ends the draft, with no copy at all.
 
     Which source a token has depends on the tokens before it alone, so drawn ones have the law q they were drawn from
     and copied ones are point masses, with one-hot q. The stop rule is asked before each draw and sees drawn tokens
@@ -66,8 +67,8 @@ class Sources:
         while step.count < context.max_depth:
             with tree.watch.stage("sample"):
                 match = longest_match(text, self.ngrams)
-                length = 0 if match is None else self.length(match[1], survival)
-            if match is not None and length:
+                length = None if match is None else self.length(match[1], survival)
+            if match is not None and length is not None:
                 count = min(length, context.max_depth - step.count)
                 return copy(tree, step.row, following(text, match[0], count), context.eos_ids)
             if step.count == self.gamma_max or step.stopped_by(stop):
@@ -78,13 +79,13 @@ class Sources:
             if self.chances:
                 survival *= step.drawn_belief()
 
-    def length(self, size: int, survival: float = 1.0) -> int:
+    def length(self, size: int, survival: float = 1.0) -> int | None:
         """Tokens to copy after a match of `size` behind drawn tokens that are all accepted with probability
-        `survival`; 0 for none."""
+        `survival`; None where the match does not count."""
         if not self.chances:
             return self.stretch * size
         chances = self.chances[size]
-        return sum(survival * chance >= self.eps for chance in chances) if chances[0] >= self.first else 0
+        return sum(survival * chance >= self.eps for chance in chances) if chances[0] >= self.first else None
 
 
 def load_copies(checkpoint: str | Path, ngrams: Sequence[int]) -> Copies:

@@ -75,7 +75,7 @@ def test_copies_learn_from_responses(
     assert "| copies " in capsys.readouterr().out and "label" in (folder / "README.md").read_text()
     found = load_predictor(folder, expect={"pair": PAIR, "warp": WARP, "draft_warp": WARP})
     assert found.all_accepted(2)[0] < found.all_accepted(5)[0]
-    assert Sources(4, 8, 2, 2, folder).length(8) > 0
+    assert Sources(4, 8, 2, 2, folder).length(8)
 
 
 def test_the_rollouts_recipe_trains_on_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

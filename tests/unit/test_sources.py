@@ -95,16 +95,16 @@ def test_a_match_that_says_too_little_does_not_count(tmp_path: Path) -> None:
 
 
 def test_the_thresholds_decide_whether_and_how_far(tmp_path: Path) -> None:
-    def lengths(survival: float = 1.0, **thresholds: float) -> list[int]:
+    def lengths(survival: float = 1.0, **thresholds: float) -> list[int | None]:
         return [learned(tmp_path, **thresholds).length(size, survival) for size in (1, 2, 3)]
 
-    assert lengths() == [0, 2, 3]
-    assert lengths(eps=0.4) == [0, 1, 3]
+    assert lengths() == [None, 2, 3]
+    assert lengths(eps=0.4) == [None, 1, 3]
     assert lengths(first=0.0) == [0, 2, 3], "not even one token passes eps"
     assert lengths(first=0.0, eps=0.0) == [3, 3, 3], "as far as the predictor goes"
-    assert lengths(first=0.8) == [0, 0, 3] and lengths(first=1.0) == [0, 0, 0]
-    assert lengths(survival=0.5) == [0, 1, 2], "less behind drawn tokens that may be rejected"
-    assert lengths(survival=0.1) == [0, 0, 0]
+    assert lengths(first=0.8) == [None, None, 3] and lengths(first=1.0) == [None, None, None]
+    assert lengths(survival=0.5) == [None, 1, 2], "less behind drawn tokens that may be rejected"
+    assert lengths(survival=0.1) == [None, 0, 0]
 
 
 def test_learned_copies_at_the_edges(tmp_path: Path) -> None:
