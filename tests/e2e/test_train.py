@@ -63,7 +63,7 @@ def test_copies_learn_from_responses(
 ) -> None:
     write_harvest(tmp_path / "data" / "toy")
     write_harvest(tmp_path / "data" / "other", names="other")
-    run(monkeypatch, "predictor=copies", "data=data/toy", "drift=[data/other]", "trainer.epochs=40", "logger=none")
+    run(monkeypatch, "predictor=copies", "data=data/toy", "drift=[data/other]", "trainer.batch_size=8", "logger=none")
     folder = tmp_path / "checkpoints" / "copies"
     config = json.loads((folder / "config.json").read_text())
     assert config["features"] == {"side": "text", "layers": [], "embedding": False} and config["gamma"] is None
