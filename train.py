@@ -2,6 +2,7 @@
 
     python train.py predictor=specdecpp
     python train.py predictor=hrad data=data/starter
+    python train.py predictor=copies
     python train.py draft=feature
     python train.py calibration=platt drift=[data/gsm8k]
     python train.py -m predictor.depth=0,1,2 predictor.w_rej=1,6 hydra/launcher=joblib
@@ -62,7 +63,7 @@ from predictors.storage import checked_folder, file_hash, only_writer, refuse_fo
 from predictors.survival import fit_survival
 from predictors.sweep import is_job, job_folder
 from predictors.trainer import Trainer, logits_in_chunks
-from predictors.trivial import CONFIDENCES, base_rate, confidence, constant
+from predictors.trivial import CONFIDENCES, base_rate, confidence, constant, rate_by
 
 PACKAGES = ("draftpredict", "torch", "accelerate", "imbalanced-learn", "scikit-learn", "safetensors")
 MARKER = "metrics.json"  # what a checkpoint folder is known by
@@ -196,6 +197,8 @@ def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str
     }
     if len(predictor.classes) > 2:
         probs[f"{predictor.name}, {DECISION}"] = balanced(calibrated, predictor.calibration.log_prior)
+    if "stretch" in test:
+        probs["base rate by tokens copied per token matched"] = rate_by(train["stretch"], known, test["stretch"])
     for column in CONFIDENCES:
         if column in test:
             probs[f"draft confidence ({column})"] = confidence(train[column], known, test[column])

@@ -19,15 +19,7 @@ from decoding import energy, thresholds
 from decoding.benchmark import Engine, Request, Traces, run, warm_up
 from decoding.journal import Journal, file_hashes, journal_path
 from decoding.machine import setup_facts
-from decoding.methods import (
-    FIXED,
-    check_checkpoints,
-    check_costs,
-    checkpoint_config,
-    checkpoint_key,
-    engine,
-    method_names,
-)
+from decoding.methods import FIXED, check_checkpoints, check_costs, checkpoint_configs, engine, method_names
 from decoding.metrics import tokens_per_second
 from decoding.models import ModelPair, load_pair, pair_identity
 from decoding.trace import Trace
@@ -35,10 +27,10 @@ from decoding.trace import Trace
 
 @dataclass(frozen=True)
 class Comparison:
-    """names: of the methods, the baseline first; checkpoints: of each, what it was trained for, None without one."""
+    """names: of methods, the baseline first; checkpoints: what each was trained for, by the key that names it."""
 
     names: list[str]
-    checkpoints: dict[str, dict[str, Any] | None]
+    checkpoints: dict[str, dict[str, Any]]
     pair: ModelPair
     requests: list[Request]
 
@@ -47,15 +39,15 @@ def prepare(cfg: DictConfig) -> Comparison:
     """Load what `cfg` asks for, with tuned thresholds put into `cfg.method`. What does not fit together is refused
     before anything is decoded (UserError)."""
     names = method_names(cfg, HydraConfig.get().overrides.task)
-    checkpoints = {name: checkpoint_config(cfg, name) for name in names}
+    by_method = {name: checkpoint_configs(cfg, name) for name in names}
+    checkpoints = {key: trained for found in by_method.values() for key, trained in found.items()}
     pair = load_pair(cfg.pair)
-    check_checkpoints(cfg, pair, checkpoints)
+    for name, found in by_method.items():
+        check_checkpoints(cfg, pair, name, found)
     for warning in check_costs(cfg, pair, names):
         print(warning)
-    for name, trained in checkpoints.items():
-        if trained:
-            data = trained.get("provenance", {}).get("data")
-            check_splits(cfg, data, f"{OmegaConf.select(cfg, str(checkpoint_key(cfg, name)))} was trained")
+    for key, trained in checkpoints.items():
+        check_splits(cfg, trained.get("provenance", {}).get("data"), f"{OmegaConf.select(cfg, key)} was trained")
     use_thresholds(cfg, pair)
     requests = load_requests(cfg, pair)
     for name in names:

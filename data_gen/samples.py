@@ -8,11 +8,13 @@ from typing import Any
 from omegaconf import DictConfig
 from torch import Tensor
 
+from data_gen.copies import copied_tokens
 from data_gen.dataset import read_manifest, read_records
 from data_gen.shards import FEATURES
 from predictors.base import Predictor, Records
+from predictors.copies import Copies
 from predictors.errors import UserError
-from predictors.features import FeatureSpec, narrowed, refuse_unharvested
+from predictors.features import TEXT, FeatureSpec, narrowed, refuse_unharvested
 
 ROLLOUT = ("known", "drafted", "accept_prob", "rollout_features")
 
@@ -38,8 +40,10 @@ def refuse_short_rounds(folder: str | Path, predictor: Predictor) -> None:
 
 
 def read_rounds(folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None) -> Records | None:
-    """The rounds of one split, for prefix survival; None where `predictor` does not score single tokens."""
-    return records_of(folder, predictor, "rounds", split, ROLLOUT, pair) if len(predictor.classes) == 2 else None
+    """The rounds of one split, for prefix survival; None where `predictor` does not score single draft tokens."""
+    if len(predictor.classes) > 2 or isinstance(predictor, Copies):
+        return None
+    return records_of(folder, predictor, "rounds", split, ROLLOUT, pair)
 
 
 def of_prompts(records: Records, prompts: Tensor) -> Records:
@@ -50,6 +54,8 @@ def of_prompts(records: Records, prompts: Tensor) -> Records:
 
 def features_of(manifest: Mapping[str, Any], predictor: Predictor) -> FeatureSpec:
     """What `predictor` reads of a harvest: all that was harvested for it, or its own choice of layers."""
+    if isinstance(predictor, Copies):
+        return TEXT
     harvested = FeatureSpec.from_dict(manifest["features"][predictor.name])
     wanted = harvested if predictor.layers is None else replace(harvested, layers=predictor.layers)
     refuse_unharvested(harvested, wanted)
@@ -64,7 +70,9 @@ def records_of(
     columns: Collection[str],
     pair: DictConfig | None,
 ) -> Records:
-    """`records_with_features`, of the layers that `predictor` reads."""
+    """`records_with_features`, of the layers that `predictor` reads; of copies `copied_tokens`."""
+    if isinstance(predictor, Copies):
+        return copied_tokens(folder, split, predictor.ngrams, predictor.longest)
     manifest = read_manifest(folder)
     harvested, wanted = FeatureSpec.from_dict(manifest["features"][predictor.name]), features_of(manifest, predictor)
     records = records_with_features(folder, kind, split, columns, pair)

@@ -57,7 +57,11 @@ def refuse_foreign_checkpoint(folder: Path, manifest: Mapping[str, Any], key: st
     its layers will do), or for longer drafts than are replayed."""
     config = read_config(folder, key)
     trained = {name: manifest[name] for name in ("pair", "warp", "draft_warp")}
-    harvested = manifest["features"][config["predictor"]]
+    harvested = manifest["features"].get(config["predictor"])
+    if harvested is None:
+        raise UserError(
+            f"{key}: {folder} holds {config['predictor']!r}, which stops no drafts. Train specdecpp or hrad"
+        )
     features = {"features": {name: harvested[name] for name in ("side", "embedding")}}
     refuse_mismatch(config, trained | features, f"{key}: {folder}")
     read = FeatureSpec.from_dict(config["features"])

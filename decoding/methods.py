@@ -58,33 +58,32 @@ def refuse_idle(cfg: DictConfig, overrides: Sequence[str]) -> None:
             raise UserError(f"{part}, engine: {kind} takes no {part}. Leave {part}=... away, or choose another engine")
 
 
-def checkpoint_config(cfg: DictConfig, name: str) -> dict[str, Any] | None:
-    """What the method's checkpoint was trained for; None for a method without one. Cheap: no weights are read."""
-    if not (key := checkpoint_key(cfg, name)):
-        return None
-    folder = OmegaConf.select(cfg, key)
-    if not folder:
-        raise UserError(f"{key}: no folder given. Train one: python train.py predictor=specdecpp (or hrad)")
-    return read_config(Path(folder), key)
+def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
+    """What the method's checkpoints were trained for, by the keys that name them. Cheap: no weights are read."""
+    found = {}
+    for key in checkpoint_keys(cfg, name):
+        folder = OmegaConf.select(cfg, key)
+        if not folder:
+            raise UserError(f"{key}: no folder given. Train one: python train.py predictor=specdecpp (or hrad, copies)")
+        found[key] = read_config(Path(folder), key)
+    return found
 
 
-def checkpoint_key(cfg: DictConfig, name: str) -> str | None:
-    """Where the method names its checkpoint: of its stop rule, or of the rule that this one holds."""
-    for key in (f"method.{name}.stop", f"method.{name}.stop.rule"):
-        if "checkpoint" in (OmegaConf.select(cfg, key) or {}):
-            return f"{key}.checkpoint"
-    return None
+def checkpoint_keys(cfg: DictConfig, name: str) -> list[str]:
+    """Where the method names checkpoints: of its stop rule, or of the rule that this one holds; of its structure, which
+    need not have one."""
+    rules = [f"method.{name}.stop", f"method.{name}.stop.rule"]
+    keys = [f"{rule}.checkpoint" for rule in rules if "checkpoint" in (OmegaConf.select(cfg, rule) or {})][:1]
+    copies = f"method.{name}.structure.copies"
+    return keys if OmegaConf.select(cfg, copies) is None else [*keys, copies]
 
 
-def check_checkpoints(cfg: DictConfig, pair: ModelPair, checkpoints: Mapping[str, dict[str, Any] | None]) -> None:
+def check_checkpoints(cfg: DictConfig, pair: ModelPair, name: str, checkpoints: Mapping[str, dict[str, Any]]) -> None:
     """Refuse a checkpoint of another pair, of other sampling settings, or of longer drafts than the method can have."""
     warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
     expect = {"pair": pair_identity(pair), **warps}
-    for name, trained in checkpoints.items():
-        if trained is None:
-            continue
-        where = checkpoint_key(cfg, name)
-        key = f"{where}: {OmegaConf.select(cfg, str(where))}"
+    for where, trained in checkpoints.items():
+        key = f"{where}: {OmegaConf.select(cfg, where)}"
         refuse_mismatch(trained, expect, key)
         gamma, longest = trained.get("gamma") or 0, cfg.method[name].structure.get("gamma_max", math.inf)
         if gamma > longest:

@@ -1,7 +1,7 @@
 """Small predictor checkpoints, written with the real writer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 
 from predictors.base import Predictor, checksums, save_predictor
 from predictors.calibration import Calibration
-from predictors.features import FeatureSpec
+from predictors.copies import Copies
+from predictors.features import TEXT, FeatureSpec
 from predictors.hrad import HRAD
 from predictors.specdecpp import SpecDecPP
 
@@ -43,6 +44,17 @@ def write_logistic(folder: Path, calibration: Calibration = AS_TRAINED) -> Path:
     predictor.calibration = calibration
     predictor.head.load_state_dict({"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)})
     return save(predictor, folder, None)
+
+
+def write_copies(
+    folder: Path, weights: Sequence[float], bias: float, context: Mapping[str, Any] | None = None, **settings: int
+) -> Path:
+    """Of copied tokens: acceptance with log-odds weights . features + bias. settings: of the predictor."""
+    predictor = Copies(**settings)
+    predictor.features, predictor.head = TEXT, predictor.build(len(weights))
+    columns = torch.tensor([[0.0] * len(weights), list(weights)])
+    predictor.head.load_state_dict({"weight": columns, "bias": torch.tensor([0.0, bias])})
+    return save(predictor, folder, context)
 
 
 def save(predictor: Predictor, folder: Path, context: Mapping[str, Any] | None) -> Path:

@@ -1,4 +1,4 @@
-"""A small harvest with a learnable label, written with the real writer."""
+"""A small harvest with learnable labels, written with the real writer."""
 
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,17 @@ PROMPTS = {"train": 12, "calibration": 4, "test": 4}
 
 
 def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "", shared: int = 0) -> Path:
-    """Acceptance follows feature 0; the classes are unbalanced in favour of "none". names: what its prompts begin with,
-    but for the first `shared`."""
+    """Acceptance follows feature 0; the classes are unbalanced in favour of "none"; responses repeat themselves. names:
+    what its prompts begin with, but for the first `shared`."""
     generator = torch.Generator().manual_seed(0)
     lines: dict[str, list[dict[str, Any]]] = {kind: [] for kind in shards.SCHEMAS}
     for split, count in PROMPTS.items():
         for number in range(count):
             name = f"{names if len(lines['rounds']) >= shared else ''}{split}-{number}"
             head = {"prompt_id": f"{split}-{number}", "dataset": "toy", "split": split}
-            lines["responses"].append({**head, "prompt_tokens": letters(name), "response_tokens": torch.arange(rows)})
+            lines["responses"].append(
+                {**head, "prompt_tokens": letters(name), "response_tokens": repetitive(rows, len(lines["rounds"]))}
+            )
             lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
             lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
     count = sum(PROMPTS.values())
@@ -49,6 +51,13 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "",
     }
     write_sealed(folder / "manifest.json", manifest)
     return folder
+
+
+def repetitive(length: int, seed: int) -> torch.Tensor:
+    """Six tokens in any order, then in a loop: the longer the match, the surer what follows."""
+    generator = torch.Generator().manual_seed(seed)
+    loop, noise = torch.arange(6).repeat(length), torch.randint(6, (length,), generator=generator)
+    return torch.where(torch.arange(length) < length // 2, noise, loop[:length])
 
 
 def letters(name: str) -> torch.Tensor:
