@@ -84,7 +84,7 @@ def learned(folder: Path, gamma: int = 5, **thresholds: float) -> Sources:
 def test_copies_are_as_long_as_learned(text: list[int], copied: list[int], tmp_path: Path) -> None:
     stop = Counting(1)
     tree, draft = grown(learned(tmp_path), stop=stop, committed=torch.tensor(text))
-    assert draft.token.tolist() == copied and tree.forwards == 0 and not stop.seen
+    assert draft.token == copied and tree.forwards == 0 and not stop.seen
     assert all(q[token] == 1 == q.sum() for q, token in zip(draft.q, copied, strict=False))
 
 
@@ -110,8 +110,8 @@ def test_the_thresholds_decide_whether_and_how_far(tmp_path: Path) -> None:
 def test_learned_copies_at_the_edges(tmp_path: Path) -> None:
     text = torch.tensor([1, 4, 3, 1, 4, 3, 1])
     for max_new, expected in ((1, []), (2, [4]), (3, [4, 3]), (20, [4, 3, 1])):
-        assert grown(learned(tmp_path), committed=text, max_new=max_new)[1].token.tolist() == expected
-    assert grown(learned(tmp_path), committed=text, eos_ids=EOS)[1].token.tolist() == [4], "nothing behind EOS"
+        assert grown(learned(tmp_path), committed=text, max_new=max_new)[1].token == expected
+    assert grown(learned(tmp_path), committed=text, eos_ids=EOS)[1].token == [4], "nothing behind EOS"
     tree, draft = grown(learned(tmp_path, gamma=1), stop=Counting(1), committed=torch.tensor([2]))
     assert len(draft) == 1 == tree.forwards, "one token has no match"
 
