@@ -25,6 +25,7 @@ from tqdm import tqdm
 from data_gen.dataset import read_manifest, read_responses
 from data_gen.rollout_table import read_table
 from data_gen.tuning_data import check_out, refuse_foreign_checkpoint, refuse_other_pair
+from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.growth import StopRule
 from decoding.lm import LM
@@ -185,7 +186,7 @@ def draft_logits(pair: ModelPair, committed: torch.Tensor, drafted: Sequence[int
     """[V] of the draft after `committed` [n] and `drafted`, of which the target, whose states it may read, has seen all
     committed tokens but the last."""
     pair.target.reset()
-    pair.target.forward(committed[:-1], logits="none")
+    prefill(pair.target, committed)
     logits = last_logits(pair.draft, committed)
     for token in drafted:
         logits = pair.draft.forward(torch.tensor([token])).logits[-1]

@@ -13,8 +13,10 @@ from data_gen.distill import TrainingConfig
 from data_gen.feature_training import FeatureDistillation, Maps, unrolled
 from decoding.cached_lm import CachedLM
 from decoding.engines.overlapped import OverlappedEngine
+from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.feature_draft import FeatureDraft, read_maps
+from decoding.growth import DraftTree
 from decoding.models import ModelPair
 from decoding.roofline import match
 from decoding.sampling import Sampler, Warp
@@ -22,9 +24,11 @@ from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
+from decoding.trace import Stopwatch
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from predictors.errors import UserError
+from scripts.check_replay import draft_logits
 from tests.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 
 LAYERS = (1, 3)
@@ -176,6 +180,21 @@ def test_it_may_be_run_outside_of_inference_mode_after_a_decode() -> None:
     pair.draft.reset()
     pair.target.forward(torch.tensor([4, 5]))
     assert pair.draft.forward(torch.tensor([4, 5, 6])).logits.shape == (3, 32)
+
+
+@pytest.mark.parametrize("known", [1, 2, 4])
+def test_check_replay_has_the_logits_of_the_decode(known: int) -> None:
+    """After one committed token, too, before which the target has seen nothing."""
+    pair, text, drafted = reading_pair(), torch.tensor([3, 4, 5, 6, 7, 8]), [9, 10]
+    found = [draft_logits(pair, text[:known], drafted[:depth]) for depth in range(3)]
+    pair.target.reset()
+    pair.draft.reset()
+    prefill(pair.target, text[:known])
+    tree = DraftTree(pair.draft, text[:known], Warp(), Stopwatch())
+    row = 0
+    for expected, token in zip(found, [*drafted, 0], strict=True):
+        torch.testing.assert_close(tree.q(row), Warp().probs(expected))
+        row = tree.add(row, token)
 
 
 def test_what_cannot_feed_it_says_which_draft_to_use() -> None:
