@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from data_gen.shipping import LAYERS, PROVENANCE, SHIPPED, ship
+from data_gen.shipping import LAYERS, PROVENANCE, SHIPPED, earlier_runs, ship
 from decoding.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
 from decoding.feature_draft import read_maps
@@ -280,3 +280,10 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     cfg.reading_layers = str(tmp_path / "none")
     with pytest.raises(UserError, match="^reading_layers: .*none not found"):
         run(cfg)
+
+
+def test_the_shipped_record_lists_the_runs_before_it(tmp_path: Path) -> None:
+    """So that a training that starts from the built draft tells of all of them."""
+    shutil.copyfile(Path(__file__).parents[2] / "pairs" / "smollm2" / PROVENANCE, tmp_path / "provenance.json")
+    runs = earlier_runs(tmp_path)
+    assert len(runs) == 2 and all("command" in run and "earlier_runs" not in run for run in runs)
