@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
@@ -16,6 +15,7 @@ from decoding.models import ModelPair, pair_identity
 from decoding.report import BASELINE
 from predictors.base import read_config, refuse_mismatch
 from predictors.errors import UserError, checked_count, is_count
+from predictors.storage import checked_folder
 
 FIXED = "fixed"
 
@@ -65,7 +65,7 @@ def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
         folder = OmegaConf.select(cfg, key)
         if not folder:
             raise UserError(f"{key}: no folder given. Train one: python train.py predictor=specdecpp (or hrad, copies)")
-        found[key] = read_config(Path(folder), key)
+        found[key] = read_config(checked_folder(key, folder), key)
     return found
 
 

@@ -159,6 +159,7 @@ CASES = [
     Case("a checkpoint of another pair", EVALUATE, [], lambda: checkpoint(Path(), pair=PAIR)),
     Case("a checkpoint for another temperature", EVALUATE, ["warp.temperature=0.5"]),
     Case("no such checkpoint of copies", EVALUATE, [*SOURCES, "structure.copies=checkpoints/none"]),
+    Case("a checkpoint that is a number", EVALUATE, [*SOURCES, "structure.copies=5"]),
     Case("copies by a checkpoint of something else", EVALUATE, [*SOURCES, "structure.copies=checkpoints/specdecpp"]),
     Case("copies of another pair", EVALUATE, [*COPIES], lambda: copies(pair=PAIR)),
     Case("copies after other matches", EVALUATE, [*COPIES, "structure.ngram_max=5"], lambda: copies()),
