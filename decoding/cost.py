@@ -108,6 +108,8 @@ def read_cost(file: str | Path, key: str = "cost.file") -> CostTable:
     """The table of a file that cost=measure has written. Raises UserError naming `key` where there is none."""
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
+        if not all(isinstance(found[fact], dict | None) for fact in ("pair", "measured_on")):
+            raise ValueError("pair and measured_on are objects")
         return replace(cost_table(**found["seconds"]), pair=found["pair"], measured_on=found["measured_on"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

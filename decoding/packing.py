@@ -75,9 +75,9 @@ def pack_linears(model: nn.Module) -> None:
 
 def fast_bfloat16() -> bool:
     """Whether this processor has instructions for products of bfloat16 (AVX-512 BF16, AMX). oneDNN multiplies it with
-    AVX-512 alone, too, but widens every number first."""
-    cpu = torch.cpu
-    return _multiplies(torch.bfloat16) and (cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+    AVX-512 alone, too, but widens every number first. False with a PyTorch that cannot tell."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return _multiplies(torch.bfloat16) and any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
 def _multiplies(dtype: torch.dtype) -> bool:

@@ -44,7 +44,7 @@ from predictors.storage import file_hash
 
 RECORD = "build.json"
 READING = "reading_draft"  # folder beside the ordinary draft: the one that reads its target's hidden states
-EMBEDDED = ("smollm2", "smollm2-reading")
+EMBEDDED = ("smollm2", "smollm2-reading")  # with the ordinary draft, with the one that reads its target
 KEPT_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -88,10 +88,9 @@ def folders(pair: DictConfig) -> tuple[Path, Path, Path]:
     """Of the target, the ordinary draft and the one that reads its target, whichever of the two `pair` has as its
     draft."""
     target, draft = (Path(pair[side]).expanduser() for side in ("target", "draft"))
-    ordinary = pair.get("assistant")
-    return (
-        (target, draft, draft.with_name(READING)) if ordinary is None else (target, Path(ordinary).expanduser(), draft)
-    )
+    if pair.name == EMBEDDED[0]:
+        return target, draft, draft.with_name(READING)
+    return target, Path(pair.get("assistant") or draft.with_name("draft")).expanduser(), draft
 
 
 def source(cfg: DictConfig, key: str, otherwise: str) -> Path | None:

@@ -270,6 +270,8 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     assert torch.equal(found.from_own, maps["from_own"].float())
     reading = DictConfig({"name": "smollm2-reading", "draft": str(folder), "assistant": cfg.pair.draft})
     assert build_pair.folders(cfg.pair) == build_pair.folders(OmegaConf.merge(cfg.pair, reading))
+    reading.assistant = None
+    assert len(set(build_pair.folders(OmegaConf.merge(cfg.pair, reading)))) == 3
     shutil.copyfile(path, tmp_path / LAYERS)  # and back: what was shipped, bit for bit
     (tmp_path / PROVENANCE).write_text(json.dumps({"command": "train", "shipped": SHIPPED}))
     cfg.reading_layers = str(tmp_path / LAYERS)

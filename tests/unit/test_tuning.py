@@ -108,6 +108,9 @@ def test_a_price_is_a_sum_over_rounds(tmp_path: Path) -> None:
         read_cost(file)
     file.write_text(json.dumps({"seconds": table.to_dict(), "pair": {"target": "aa"}, "measured_on": {"threads": 3}}))
     assert read_cost(file) == replace(table, pair={"target": "aa"}, measured_on={"threads": 3})
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pair": "aa"}))
+    with pytest.raises(UserError, match=r"^cost\.file: no measured cost in .*cost=measure"):
+        read_cost(file)
 
 
 @pytest.mark.parametrize(
