@@ -79,9 +79,7 @@ def test_an_interrupted_decode_goes_on(tiny_pair_dir: Path, monkeypatch: pytest.
     given = ["what=decode", "methods=[lookup]", "max_new_tokens=4", "limit=2", "tried_prompts=1", "out=runs/toy"]
     given += ["~transformers.compiled"]
     with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
-        stopped.setattr(
-            decode_benchmark, "draft_of", Mock(side_effect=KeyboardInterrupt)
-        )  # heeded in the background, too
+        stopped.setattr(decode_benchmark, "draft_of", Mock(side_effect=KeyboardInterrupt))
         run(stopped, tiny_pair_dir, *given)
     assert ending.value.code == 130 and not Path("runs/toy").exists()
     for more, resumed in ((f"assistant={tiny_pair_dir / 'target'}", 0), ("seed=0", 4)):  # 2 passes over one, 2 prompts
