@@ -3,14 +3,14 @@
     python train.py predictor=specdecpp
     python train.py predictor=hrad data=data/starter
     python train.py predictor=copies
-    python train.py draft=feature
+    python train.py draft=eagle
     python train.py calibration=platt drift=[data/gsm8k]
     python train.py -m predictor.depth=0,1,2 predictor.w_rej=1,6 hydra/launcher=joblib
     accelerate launch --multi_gpu --num_processes 2 train.py predictor=hrad
 
-Needs a harvest (python scripts/gen_data.py). Interrupted, the same command continues after the last full epoch. A sweep
-skips finished jobs. Several processes share every batch and give the same result as one, up to rounding.
-"""
+Needs a harvest (python scripts/gen_data.py). Interrupted, the same command continues after the last
+full epoch. A sweep skips finished jobs. Several processes share every batch and give the same
+result as one, up to rounding."""
 
 import json
 import platform
@@ -28,16 +28,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.dataset import identity, read_manifest, read_prompts
 from data_gen.samples import features_of, of_prompts, read_rounds, read_samples, refuse_short_rounds
-from data_gen.shards import SPLITS
-from predictors.base import (
-    Predictor,
-    Records,
-    load_predictor,
-    read_config,
-    save_predictor,
-)
+from data_gen.storage.dataset import identity, read_manifest, read_prompts
+from data_gen.storage.shards import SPLITS
+from predictors.base import Predictor, Records, load_predictor, read_config, save_predictor
+from predictors.baselines import CONFIDENCES, base_rate, confidence, constant, rate_by
 from predictors.calibration import Fit, balanced, calibrate
 from predictors.card import (
     DECISION,
@@ -50,30 +45,43 @@ from predictors.card import (
     reliability_tables,
     score_table,
 )
-from predictors.cli import hydra_script
-from predictors.differences import differences
-from predictors.errors import UserError, checked_seed, checked_switch
-from predictors.features import FeatureSpec
-from predictors.logging import NullLogger
+from predictors.inputs import FeatureSpec
 from predictors.metrics import scores
-from predictors.processes import this_process
 from predictors.reliability import measured, rollout_prefixes
-from predictors.resume import ResumeFile
-from predictors.storage import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder, write_json
 from predictors.survival import fit_survival
-from predictors.sweep import is_job, job_folder
-from predictors.trainer import Trainer, logits_in_chunks
-from predictors.trivial import CONFIDENCES, base_rate, confidence, constant, rate_by
+from predictors.training.resume import ResumeFile
+from predictors.training.trainer import Trainer, logits_in_chunks
+from runtime.cli import hydra_script
+from runtime.compatibility import differences
+from runtime.errors import UserError, checked_seed, checked_switch
+from runtime.files import (
+    checked_folder,
+    file_hash,
+    only_writer,
+    refuse_foreign,
+    replaced_folder,
+    write_json,
+)
+from runtime.processes import this_process
+from runtime.sweep import is_job, job_folder
+from runtime.tracking import NullLogger
 
-PACKAGES = ("draftpredict", "torch", "accelerate", "imbalanced-learn", "scikit-learn", "safetensors")
+PACKAGES = (
+    "draftpredict",
+    "torch",
+    "accelerate",
+    "imbalanced-learn",
+    "scikit-learn",
+    "safetensors",
+)
 MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 
 @hydra_script("train", several=True)
 def main(cfg: DictConfig) -> None:
-    """Harvest in, checkpoint out; with draft=feature chats in, a draft out."""
+    """Harvest in, checkpoint out; with draft=eagle chats in, a draft out."""
     if cfg.get("draft") is not None:
-        from data_gen.feature_run import train_feature_draft  # imports the models
+        from drafts.eagle_run import train_feature_draft  # imports the models
 
         return train_feature_draft(cfg)
     checked_seed(cfg.seed)
@@ -84,15 +92,22 @@ def main(cfg: DictConfig) -> None:
         return
     refuse_foreign(out, MARKER)
     process = this_process()
-    unseen = {other: unseen_prompts(other, cfg.data, manifest, predictor) for other in drift_folders(cfg.drift)}
+    unseen = {
+        other: unseen_prompts(other, cfg.data, manifest, predictor)
+        for other in drift_folders(cfg.drift)
+    }
     wanted = SPLITS if process.is_main_process else SPLITS[:1]
-    splits: dict[str, Records] = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in wanted}
+    splits: dict[str, Records] = {
+        split: read_samples(cfg.data, predictor, split, cfg.pair) for split in wanted
+    }
     rounds = {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in wanted[1:]}
     with only_writer(out) if process.is_main_process else nullcontext():
         logger: Any = instantiate(cfg.logger) if process.is_main_process else NullLogger()
         logger.start("train", OmegaConf.to_container(cfg, resolve=True))
         try:
-            trainer = instantiate(cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"]))
+            trainer = instantiate(
+                cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"])
+            )
             metrics = train(predictor, splits["train"], features_of(manifest, predictor), trainer)
             process.destroy_process_group()
             if not process.is_main_process:
@@ -101,9 +116,15 @@ def main(cfg: DictConfig) -> None:
             metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
             metrics["reliability"] = {
                 f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
-                **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
+                **{
+                    other: drift(predictor, other, cfg.pair, prompts)
+                    for other, prompts in unseen.items()
+                },
             }
-            facts = {"dim": splits["train"]["features"].shape[1], "provenance": {**provenance(cfg, splits), "run": run}}
+            facts = {
+                "dim": splits["train"]["features"].shape[1],
+                "provenance": {**provenance(cfg, splits), "run": run},
+            }
             save(predictor, out, {**context(predictor, manifest), **facts}, metrics)
             trainer.forget()
             report(predictor, metrics, out)
@@ -115,18 +136,25 @@ def main(cfg: DictConfig) -> None:
 
 def drift_folders(value: Any) -> list[str]:
     """`cfg.drift`: folders, or one of them."""
-    folders = [value] if isinstance(value, str) else list(value) if OmegaConf.is_list(value) else None
+    folders = (
+        [value] if isinstance(value, str) else list(value) if OmegaConf.is_list(value) else None
+    )
     if folders is None or not all(isinstance(folder, str) for folder in folders):
-        raise UserError(f"drift: {value} is no list of folders. Write drift=[data/other], or [] for none")
+        raise UserError(
+            f"drift: {value} is no list of folders. Write drift=[data/other], or [] for none"
+        )
     return folders
 
 
-def unseen_prompts(data: str, trained_on: str, manifest: dict[str, Any], predictor: Predictor) -> torch.Tensor:
-    """[prompts] bool: which of the harvest `data` are not among those of the harvest `trained_on`, whatever the split.
+def unseen_prompts(
+    data: str, trained_on: str, manifest: dict[str, Any], predictor: Predictor
+) -> torch.Tensor:
+    """[prompts] bool: which of the harvest `data` are not among those of the harvest `trained_on`,
+    whatever the split.
 
-    Raises UserError where none is, where it differs in more than its prompts, or where its rounds are too short.
-    """
-    refuse_other_laws(data, manifest)
+    Raises UserError where none is, where it differs in more than its prompts, or where its rounds
+    are too short."""
+    refuse_other_distributions(data, manifest)
     refuse_short_rounds(data, predictor)
     known = set(prompt_texts(trained_on))
     unseen = torch.tensor([prompt not in known for prompt in prompt_texts(data)])
@@ -140,23 +168,28 @@ def unseen_prompts(data: str, trained_on: str, manifest: dict[str, Any], predict
 
 
 def prompt_texts(data: str) -> Iterator[tuple[int, ...]]:
-    """Tokens of every prompt, in the order of the groups of `read_samples`. Ids need not be unique across data sets."""
+    """Tokens of every prompt, in the order of the groups of `read_samples`. Ids need not be unique
+    across data sets."""
     for row in read_prompts(data, "responses", "all", ["prompt_tokens"]):
         yield tuple(row["prompt_tokens"].tolist())
 
 
-def refuse_other_laws(data: str, manifest: dict[str, Any]) -> None:
-    """Raise UserError where the harvest `data` differs from the one trained on in more than its prompts."""
+def refuse_other_distributions(data: str, manifest: dict[str, Any]) -> None:
+    """Raise UserError where the harvest `data` differs from the one trained on in more than its
+    prompts."""
     other = read_manifest(data, "drift")
     for key in ("pair", "warp", "draft_warp", "features"):
         if {**other[key], "name": ""} != {**manifest[key], "name": ""}:
             raise UserError(
-                f"drift: {data} was made with {key}={other[key]}, the data to train on with {manifest[key]}. "
-                "Harvest it with the same pair, laws and features: python scripts/gen_data.py"
+                f"drift: {data} was made with {key}={other[key]}, the data to train on with"
+                f" {manifest[key]}. Harvest it with the same pair, distributions and features:"
+                " python scripts/gen_data.py"
             )
 
 
-def train(predictor: Predictor, records: Records, features: FeatureSpec, trainer: Trainer) -> dict[str, Any]:
+def train(
+    predictor: Predictor, records: Records, features: FeatureSpec, trainer: Trainer
+) -> dict[str, Any]:
     """Fit on the training split."""
     started = time.perf_counter()
     predictor.fit(records, features, trainer)
@@ -167,25 +200,36 @@ def train(predictor: Predictor, records: Records, features: FeatureSpec, trainer
     }
 
 
-def calibrate_on(predictor: Predictor, records: Records, rounds: Records | None, cfg: DictConfig) -> None:
+def calibrate_on(
+    predictor: Predictor, records: Records, rounds: Records | None, cfg: DictConfig
+) -> None:
     """Fit the calibration, first of what the head predicts, then of prefixes."""
     logits = logits_in_chunks(predictor.head, records["features"])
     fit: Fit | None = instantiate(cfg.fit)
-    predictor.calibration = calibrate(fit, logits, predictor.targets(records), records["group"], predictor.offset)
+    predictor.calibration = calibrate(
+        fit, logits, predictor.targets(records), records["group"], predictor.offset
+    )
     if rounds is not None and checked_switch("calibration.survival", cfg.survival):
         _, calibrated = rollout_prefixes(predictor, rounds)
         predictor.calibration = replace(predictor.calibration, survival=fit_survival(calibrated))
 
 
-def drift(predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tensor) -> dict[str, Any]:
+def drift(
+    predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tensor
+) -> dict[str, Any]:
     """`measured` on those `prompts` [n] of a harvest that nothing was fitted on."""
     samples, rounds = (read(data, predictor, "all", pair) for read in (read_samples, read_rounds))
     assert samples is not None
-    return measured(predictor, of_prompts(samples, prompts), None if rounds is None else of_prompts(rounds, prompts))
+    return measured(
+        predictor,
+        of_prompts(samples, prompts),
+        None if rounds is None else of_prompts(rounds, prompts),
+    )
 
 
 def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str, dict[str, Any]]:
-    """Scores on the test split: the predictor before and after calibration, then the trivial predictors."""
+    """Scores on the test split: the predictor before and after calibration, then the trivial
+    predictors."""
     known, wanted, n = predictor.targets(train), predictor.targets(test), len(test["group"])
     logits = logits_in_chunks(predictor.head, test["features"])
     calibrated = predictor.calibration.apply(logits)
@@ -196,9 +240,13 @@ def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str
         "base rate": base_rate(known, n),
     }
     if len(predictor.classes) > 2:
-        probs[f"{predictor.name}, {DECISION}"] = balanced(calibrated, predictor.calibration.log_prior)
+        probs[f"{predictor.name}, {DECISION}"] = balanced(
+            calibrated, predictor.calibration.log_prior
+        )
     if "stretch" in test:
-        probs["base rate by tokens copied per token matched"] = rate_by(train["stretch"], known, test["stretch"])
+        probs["base rate by tokens copied per token matched"] = rate_by(
+            train["stretch"], known, test["stretch"]
+        )
     for column in CONFIDENCES:
         if column in test:
             probs[f"draft confidence ({column})"] = confidence(train[column], known, test[column])
@@ -223,16 +271,28 @@ def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
     return {
         "command": shlex.join(["python", "train.py", *HydraConfig.get().overrides.task]),
         "config": OmegaConf.to_container(cfg, resolve=True),
-        "data": {"folder": str(cfg.data), "sha256": file_hash(Path(cfg.data) / "manifest.json"), "splits": counts},
+        "data": {
+            "folder": str(cfg.data),
+            "sha256": file_hash(Path(cfg.data) / "manifest.json"),
+            "splits": counts,
+        },
         "date": time.strftime("%Y-%m-%d"),
         "seed": cfg.seed,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
     }
 
 
 def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What decides the content of the checkpoint; `training`: what decides that of the head alone."""
-    groups = ("predictor", "trainer") if manifest["features_stored"] else ("predictor", "trainer", "pair")
+    """What decides the content of the checkpoint; `training`: what decides that of the head
+    alone."""
+    groups = (
+        ("predictor", "trainer")
+        if manifest["features_stored"]
+        else ("predictor", "trainer", "pair")
+    )
     settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
     drift = {other: identity(read_manifest(other, "drift")) for other in drift_folders(cfg.drift)}
     return {
@@ -250,7 +310,8 @@ def checkpoint_folder(cfg: DictConfig, predictor: Predictor) -> Path:
 
 
 def finished(out: Path, run: dict[str, Any]) -> bool:
-    """Whether `out` is a whole checkpoint of this run. Says in one line that it is, or why it has to be made again."""
+    """Whether `out` is a whole checkpoint of this run. Says in one line that it is, or why it has
+    to be made again."""
     if not out.exists():
         return False
     try:
@@ -261,7 +322,11 @@ def finished(out: Path, run: dict[str, Any]) -> bool:
             json.loads((out / MARKER).read_text())
     except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = str(error)
-    print(f"out: {out} is trained again: {reason}" if reason else f"out: {out} is finished, overwrite=true redoes it")
+    print(
+        f"out: {out} is trained again: {reason}"
+        if reason
+        else f"out: {out} is finished, overwrite=true redoes it"
+    )
     return not reason
 
 
@@ -270,7 +335,9 @@ def save(predictor: Predictor, out: Path, config: dict[str, Any], metrics: dict[
         save_predictor(predictor, folder, config)
         write_json(folder / MARKER, metrics)
         saved = json.loads((folder / "config.json").read_text())
-        (folder / "README.md").write_text(model_card(saved, metrics, predictor.calibration, predictor.caveat))
+        (folder / "README.md").write_text(
+            model_card(saved, metrics, predictor.calibration, predictor.caveat)
+        )
 
 
 def report(predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:

@@ -1,4 +1,5 @@
-"""Features that a harvest did not store (`features=recompute`), computed again from its token ids."""
+"""Features that a harvest did not store (`features=recompute`), computed again from its token
+ids."""
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -9,18 +10,21 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from data_gen.dataset import read_manifest, read_prompts
 from data_gen.rollouts import TOGETHER, candidate_states, forward_along
-from decoding.cached_lm import CachedLM
-from decoding.models import ModelPair, load_pair, pair_identity
-from predictors.errors import UserError
-from predictors.features import FeatureSpec, extract
+from data_gen.storage.dataset import read_manifest, read_prompts
+from decoding.models.cached_lm import CachedLM
+from decoding.models.loading import ModelPair, load_pair, pair_identity
+from predictors.inputs import FeatureSpec, extract
+from runtime.errors import UserError
 
 Row = Mapping[str, Tensor]
 
 
-def recompute(folder: str | Path, kind: str, split: str, columns: Collection[str], pair_cfg: DictConfig) -> Row:
-    """Those feature columns of `read_records(folder, kind, split)` that are in `columns`, equal up to rounding.
+def recompute(
+    folder: str | Path, kind: str, split: str, columns: Collection[str], pair_cfg: DictConfig
+) -> Row:
+    """Those feature columns of `read_records(folder, kind, split)` that are in `columns`, equal up
+    to rounding.
 
     pair_cfg: the pair that was harvested. Raises UserError where it is another one.
     """
@@ -32,16 +36,21 @@ def recompute(folder: str | Path, kind: str, split: str, columns: Collection[str
     if kind == "specdecpp":
         rows = read_prompts(folder, kind, split, ["position", "token_ids"])
         parts = [
-            mixed_features(pair, answer, row, specs["specdecpp"]) for answer, row in zip(answers, rows, strict=True)
+            mixed_features(pair, answer, row, specs["specdecpp"])
+            for answer, row in zip(answers, rows, strict=True)
         ]
         return {"features": torch.cat(parts)}
     rows = read_prompts(folder, kind, split, ["anchor", "draft_tokens"])
-    found: dict[str, list[Tensor]] = {name: [] for name in ("features", "rollout_features") if name in columns}
+    found: dict[str, list[Tensor]] = {
+        name: [] for name in ("features", "rollout_features") if name in columns
+    }
     for answer, row in zip(answers, rows, strict=True):
         if "features" in found:
             found["features"].append(anchor_features(pair.target, answer, row, specs["hrad"]))
         if "rollout_features" in found:
-            found["rollout_features"].append(rollout_features(pair, answer, row, specs["specdecpp"]))
+            found["rollout_features"].append(
+                rollout_features(pair, answer, row, specs["specdecpp"])
+            )
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
@@ -56,13 +65,14 @@ def refuse_other_pair(pair: ModelPair, manifest: Mapping[str, Any]) -> None:
     for side in ("target", "draft"):
         if ours[side] != harvested[side]:
             raise UserError(
-                f"pair.{side}: it is not the one of the harvest, {harvested['name']}, whose features are to be "
-                "recomputed. Give the pair that was harvested"
+                f"pair.{side}: it is not the one of the harvest, {harvested['name']}, whose"
+                " features are to be recomputed. Give the pair that was harvested"
             )
 
 
 def mixed_features(pair: ModelPair, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
-    """[n, D] bfloat16 of the draft at the kept candidates of a mixed sequence (`harvest.candidates`)."""
+    """[n, D] bfloat16 of the draft at the kept candidates of a mixed sequence
+    (`harvest.candidates`)."""
     start, mixed = len(answer["prompt_tokens"]), answer["response_tokens"].clone()
     mixed[row["position"]] = row["token_ids"]
     run_draft(pair, answer)
@@ -73,7 +83,11 @@ def anchor_features(target: CachedLM, answer: Row, row: Row, spec: FeatureSpec) 
     """[A, D] bfloat16 of the target at the last verified position before each anchor."""
     tokens = torch.cat([answer["prompt_tokens"], answer["response_tokens"]])
     last = row["anchor"] + len(answer["prompt_tokens"]) - 1  # committed, not run on yet
-    embedding = torch.stack([target.embed(token) for token in tokens[last].tolist()]) if spec.embedding else None
+    embedding = (
+        torch.stack([target.embed(token) for token in tokens[last].tolist()])
+        if spec.embedding
+        else None
+    )
     return extract(run(target, tokens)[:, last - 1], spec, embedding).bfloat16()
 
 
@@ -83,12 +97,16 @@ def rollout_features(pair: ModelPair, answer: Row, row: Row, spec: FeatureSpec) 
     draft, count = pair.draft, len(row["anchor"])
     base, last = draft.length, row["anchor"] + len(answer["prompt_tokens"]) - 1
     tokens = row["draft_tokens"].view(count, -1)
-    at_once = 1 if draft.reads_target else tokens.shape[1]  # one that reads its own state needs that first
+    at_once = (
+        1 if draft.reads_target else tokens.shape[1]
+    )  # one that reads its own state needs that first
     parts = []
     for some in torch.arange(count).split(max(1, TOGETHER * 4 // tokens.shape[1])):
         read = []
         for drafted in tokens[some].split(at_once, 1):
-            hidden = forward_along(draft, last[some], drafted, base, hidden=True, logits="none").hidden
+            hidden = forward_along(
+                draft, last[some], drafted, base, hidden=True, logits="none"
+            ).hidden
             assert hidden is not None
             read.append(extract(hidden, spec).bfloat16())
         draft.crop(base)

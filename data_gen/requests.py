@@ -12,19 +12,20 @@ from torch import Tensor
 from data_gen.prompts import Prompt
 from data_gen.prompts.prompt import select
 from data_gen.prompts.render import prompt_ids
-from data_gen.shards import SPLITS
-from decoding import benchmark
-from decoding.models import ModelPair
-from predictors.errors import UserError
-from predictors.storage import file_hash
+from data_gen.storage.shards import SPLITS
+from decoding.models.loading import ModelPair
+from evaluation import interleaving
+from runtime.errors import UserError
+from runtime.files import file_hash
 
 AnyRequest = TypeVar("AnyRequest")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt ready for the target. tokens: [P >= 2] int64; split: "train", "calibration" or "test"; response:
-    [T >= 1] int64, what the target has answered elsewhere (`data_gen.answers`), or None."""
+    """A prompt ready for the target. tokens: [P >= 2] int64; split: "train", "calibration" or
+    "test"; response: [T >= 1] int64, what the target has answered elsewhere (`data_gen.responses`),
+    or None."""
 
     prompt_id: str
     dataset: str
@@ -36,19 +37,24 @@ class Request:
 def make_requests(
     prompts: Sequence[Prompt], pair: ModelPair, new_tokens: int, calibration: float, test: float
 ) -> list[Request]:
-    """Tokenise and split. new_tokens: room to leave after each prompt; calibration, test: shares of the prompts.
+    """Tokenise and split. new_tokens: room to leave after each prompt; calibration, test: shares of
+    the prompts.
 
     Raises UserError for prompts that do not fit either model's context, or of a single token.
     """
     room = min(pair.target.max_length, pair.draft.max_length) - new_tokens
     if room < 2:
-        raise UserError(f"max_new_tokens: with gamma, {new_tokens} tokens fill pair.max_length. Lower it")
+        raise UserError(
+            f"max_new_tokens: with gamma, {new_tokens} tokens fill pair.max_length. Lower it"
+        )
     splits = assign_splits([prompt.id for prompt in prompts], calibration, test)
     requests = []
     for prompt in prompts:
         tokens = prompt_ids(prompt, pair.tokenizer, room)
         if len(tokens) < 2:
-            raise UserError(f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer")
+            raise UserError(
+                f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer"
+            )
         requests.append(Request(prompt.id, prompt.dataset, tokens, splits[prompt.id]))
     return requests
 
@@ -61,7 +67,7 @@ def requests_of_split(
     calibration: float,
     test: float,
     limit: int | None,
-) -> list[benchmark.Request]:
+) -> list[interleaving.Request]:
     """`limit` prompts of a split ("all": of the whole set), evenly spaced, ready to be decoded.
 
     Raises UserError for an unknown split, and as `assign_splits`.
@@ -73,16 +79,17 @@ def requests_of_split(
         prompts = [prompt for prompt in prompts if splits[prompt.id] == split]
     room = min(pair.target.max_length, pair.draft.max_length) - new_tokens
     return [
-        benchmark.Request(prompt.id, prompt.dataset, prompt_ids(prompt, pair.tokenizer, room))
+        interleaving.Request(prompt.id, prompt.dataset, prompt_ids(prompt, pair.tokenizer, room))
         for prompt in select(prompts, limit)
     ]
 
 
 def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], where: str) -> None:
-    """Raise UserError where a harvest was split by other shares than these: what it kept for tests, and what it trained
-    on, are not what they are here.
+    """Raise UserError where a harvest was split by other shares than these: what it kept for tests,
+    and what it trained on, are not what they are here.
 
-    data: `folder` of the harvest and `sha256` of its manifest. One that is gone, or was made anew since, is not asked.
+    data: `folder` of the harvest and `sha256` of its manifest. One that is gone, or was made anew
+    since, is not asked.
     where: what was made of it.
     """
     path = Path(data["folder"]) / "manifest.json"
@@ -91,8 +98,9 @@ def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], wh
     for name, theirs in json.loads(path.read_text()).get("shares", {}).items():
         if shares[name] != theirs:
             raise UserError(
-                f"splits.{name}: {shares[name]} here, {theirs} in {data['folder']}, on which {where}: what is kept for "
-                f"tests differs. Set splits.{name}={theirs}, or, where it has seen none of the prompts, split=all"
+                f"splits.{name}: {shares[name]} here, {theirs} in {data['folder']}, on which"
+                f" {where}: what is kept for tests differs. Set splits.{name}={theirs}, or, where"
+                " it has seen none of the prompts, split=all"
             )
 
 
@@ -103,15 +111,20 @@ def spread(requests: Sequence[AnyRequest], count: int) -> list[AnyRequest]:
 
 
 def assign_splits(prompt_ids: Sequence[str], calibration: float, test: float) -> dict[str, str]:
-    """Split by a hash of the prompt id, so that a prompt stays where it is when the set around it changes.
+    """Split by a hash of the prompt id, so that a prompt stays where it is when the set around it
+    changes.
 
-    Only in sets so small that a split would be empty are the nearest prompts moved over. Raises UserError for fewer
-    than three prompts or impossible shares.
-    """
+    Only in sets so small that a split would be empty are the nearest prompts moved over. Raises
+    UserError for fewer than three prompts or impossible shares."""
     if calibration <= 0 or test <= 0 or calibration + test >= 1:
-        raise UserError(f"splits: calibration={calibration} and test={test} must be positive and leave room for train")
+        raise UserError(
+            f"splits: calibration={calibration} and test={test} must be positive and leave room for"
+            " train"
+        )
     if len(prompt_ids) < len(SPLITS):
-        raise UserError(f"dataset: {len(prompt_ids)} prompts cannot be split three ways. Give at least 3")
+        raise UserError(
+            f"dataset: {len(prompt_ids)} prompts cannot be split three ways. Give at least 3"
+        )
     place = {name: _unit_hash(name) for name in prompt_ids}
     ranked = sorted(prompt_ids, key=lambda name: (place[name], name))
     last = len(ranked) - 1

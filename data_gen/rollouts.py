@@ -1,9 +1,9 @@
 """Draft rollouts from many positions of one response at once, and the target's verdict on them.
 
-Speculative decoding token by token would run the draft gamma times per position. Here one draft forward advances all
-rollouts by one token: each row sees its own prefix of the response and its own rollout, nothing else. The target then
-runs on the rollouts in masked passes, a few tokens at a time, as long as they may still be accepted.
-"""
+Speculative decoding token by token would run the draft gamma times per position. Here one draft
+forward advances all rollouts by one token: each row sees its own prefix of the response and its own
+rollout, nothing else. The target then runs on the rollouts in masked passes, a few tokens at a
+time, as long as they may still be accepted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -13,22 +13,26 @@ import torch
 from torch import Tensor
 
 from data_gen.labels import acceptance, entropy
-from data_gen.responses import at, blocks, blockwise, draw_from
-from decoding.cached_lm import CachedLM
-from decoding.lm import LMOutput, LogitsFor
+from data_gen.responses.generate import at, blocks, blockwise, draw_from
+from decoding.models.cached_lm import CachedLM
+from decoding.models.lm import LMOutput, LogitsFor
 from decoding.sampling import Warp
-from predictors.features import FeatureSpec, extract
+from predictors.inputs import FeatureSpec, extract
 
 MAX_BYTES = 100 << 20  # of the logits of one forward
-NEGLIGIBLE = 1e-3  # probability that a rollout is still accepted, below which its later tokens are not looked at
-STAGES = (2, 3, 4, 5)  # tokens whose verdicts one target forward finds: few where many rollouts are still alive
-TOGETHER = 128  # rollouts advanced by one draft forward: full speed, and few rows of other rollouts to look past
+# Probability that a rollout is still accepted, below which its later tokens are not looked at.
+NEGLIGIBLE = 1e-3
+# Tokens whose verdicts one target forward finds: few where many rollouts are still alive.
+STAGES = (2, 3, 4, 5)
+# Rollouts advanced by one draft forward: full speed, and few rows of other rollouts to look past.
+TOGETHER = 128
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Draft tokens. q: the probability each was drawn with; max_q, entropy: of the draft at temperature 1 without
-    filters where it was drawn (as stop rules read it). All of one shape: [A], or [A, gamma] for whole rollouts."""
+    """Draft tokens. q: the probability each was drawn with; max_q, entropy: of the draft at
+    temperature 1 without filters where it was drawn (as stop rules read it). All of one shape: [A],
+    or [A, gamma] for whole rollouts."""
 
     token: Tensor
     q: Tensor
@@ -42,14 +46,19 @@ class Drawn:
         return Drawn(*(getattr(self, field.name).flatten() for field in fields(self)))
 
     @classmethod
-    def join(cls, how: Callable[[list[Tensor], int], Tensor], parts: Sequence["Drawn"], dim: int) -> "Drawn":
-        return cls(*(how([getattr(part, field.name) for part in parts], dim) for field in fields(cls)))
+    def join(
+        cls, how: Callable[[list[Tensor], int], Tensor], parts: Sequence["Drawn"], dim: int
+    ) -> "Drawn":
+        return cls(
+            *(how([getattr(part, field.name) for part in parts], dim) for field in fields(cls))
+        )
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Drafts of gamma tokens from A anchors. rows: [A] cache row of the last committed token before each; drawn:
-    [A, gamma] each; features: [A, gamma, D] of the draft at every drawn token (what a head that scores it reads)."""
+    """Drafts of gamma tokens from A anchors. rows: [A] cache row of the last committed token before
+    each; drawn: [A, gamma] each; features: [A, gamma, D] of the draft at every drawn token (what a
+    head that scores it reads)."""
 
     rows: Tensor
     drawn: Drawn
@@ -61,23 +70,29 @@ def rows_per_forward(lm: CachedLM) -> int:
     return max(1, MAX_BYTES // (4 * lm.vocab_size))
 
 
-def roll(draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, spec: FeatureSpec) -> Rollouts:
+def roll(
+    draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, spec: FeatureSpec
+) -> Rollouts:
     """Continue the cached sequence from many of its rows at once, one forward per depth.
 
-    rows: [A]; first: already drawn after those rows; uniform: [A, gamma - 1]. The cache is left as it was.
-    """
+    rows: [A]; first: already drawn after those rows; uniform: [A, gamma - 1]. The cache is left as
+    it was."""
     some = torch.arange(len(rows)).split(min(TOGETHER, rows_per_forward(draft)))
-    parts = [_roll(draft, rows[index], first.take(index), uniform[index], warp, spec) for index in some]
+    parts = [
+        _roll(draft, rows[index], first.take(index), uniform[index], warp, spec) for index in some
+    ]
     drawn, features = zip(*parts, strict=True)
     return Rollouts(rows, Drawn.join(torch.cat, drawn, 0), torch.cat(features))
 
 
-def roll_greedy(draft: CachedLM, response: Tensor, first: Drawn, gamma: int, spec: FeatureSpec) -> Rollouts:
+def roll_greedy(
+    draft: CachedLM, response: Tensor, first: Drawn, gamma: int, spec: FeatureSpec
+) -> Rollouts:
     """Rollouts of a greedy draft from every position of a response, each context run on once.
 
-    Where the draft says what the response says, the rollout is that token and then the rollout of the next position.
-    response: [T], all but its last token in the cache, which is left as it was; first: [T].
-    """
+    Where the draft says what the response says, the rollout is that token and then the rollout of
+    the next position. response: [T], all but its last token in the cache, which is left as it was;
+    first: [T]."""
     base, count = draft.length, len(response)
     rows = torch.arange(count) + base - count
     own = first.token.cpu() != response
@@ -90,17 +105,19 @@ def roll_greedy(draft: CachedLM, response: Tensor, first: Drawn, gamma: int, spe
     draft.crop(base)
     index = shared_tokens(own, gamma)
     drawn = Drawn.join(torch.cat, [first, rolled.drawn.flat()], 0).take(index)
-    return Rollouts(rows, drawn, torch.cat([extract(hidden, spec), rolled.features.flatten(0, 1)])[index])
+    return Rollouts(
+        rows, drawn, torch.cat([extract(hidden, spec), rolled.features.flatten(0, 1)])[index]
+    )
 
 
 def candidate_states(draft: CachedLM, start: int, mixed: Tensor, position: Tensor) -> Tensor:
-    """Hidden states [n_layers + 1, k, H] of the draft at `position` [k] of a sequence `mixed` [T] of candidates and
-    response tokens, which follows the `start` tokens of the prompt. Of the response an ordinary draft loses its cache.
+    """Hidden states [n_layers + 1, k, H] of the draft at `position` [k] of a sequence `mixed` [T]
+    of candidates and response tokens, which follows the `start` tokens of the prompt. Of the
+    response an ordinary draft loses its cache.
 
-    A draft that reads its target's states has none of the target's at candidates, and none of its own but at the first
-    few after a verified one. It runs on each candidate as decoding does: as the first one drafted after the response,
-    which it must have cached.
-    """
+    A draft that reads its target's states has none of the target's at candidates, and none of its
+    own but at the first few after a verified one. It runs on each candidate as decoding does: as
+    the first one drafted after the response, which it must have cached."""
     if not draft.reads_target:
         draft.crop(start)
         hidden = draft.forward(mixed, hidden=True, logits="none").hidden
@@ -108,7 +125,9 @@ def candidate_states(draft: CachedLM, start: int, mixed: Tensor, position: Tenso
         return hidden[:, position]
     parts, base = [], draft.length
     for some in torch.arange(len(mixed)).split(TOGETHER):
-        hidden = forward_along(draft, start - 1 + some, mixed[some, None], base, hidden=True, logits="none").hidden
+        hidden = forward_along(
+            draft, start - 1 + some, mixed[some, None], base, hidden=True, logits="none"
+        ).hidden
         assert hidden is not None
         draft.crop(base)
         parts.append(hidden)
@@ -116,11 +135,14 @@ def candidate_states(draft: CachedLM, start: int, mixed: Tensor, position: Tenso
 
 
 def shared_tokens(own: Tensor, gamma: int) -> Tensor:
-    """Where each of A rollouts finds its tokens: [A, gamma] indices into the A first tokens, then those of the rollouts
-    that were made, [n * gamma]. own: [A] bool, which were made (n of them, the last one included)."""
+    """Where each of A rollouts finds its tokens: [A, gamma] indices into the A first tokens, then
+    those of the rollouts that were made, [n * gamma]. own: [A] bool, which were made (n of them,
+    the last one included)."""
     count, depth = len(own), torch.arange(gamma)
     place = torch.arange(count)
-    following = torch.where(own, place, count).flip(0).cummin(0).values.flip(0)  # the next one made, or itself
+    following = (
+        torch.where(own, place, count).flip(0).cummin(0).values.flip(0)
+    )  # the next one made, or itself
     steps = (following - place)[:, None]
     made = count + (own.cumsum(0) - 1)[following][:, None] * gamma + depth - steps
     return torch.where(depth < steps, place[:, None] + depth, made)
@@ -136,7 +158,9 @@ def _roll(
     for depth in range(1, gamma + 1):
         visible = torch.cat([prefix, *[own] * depth], dim=1)
         wanted: LogitsFor = "all" if depth < gamma else "none"
-        output = draft.forward_masked(drawn[-1].token, rows + depth, visible, hidden=True, logits=wanted)
+        output = draft.forward_masked(
+            drawn[-1].token, rows + depth, visible, hidden=True, logits=wanted
+        )
         assert output.hidden is not None
         features.append(extract(output.hidden, spec))
         if depth < gamma:
@@ -147,32 +171,44 @@ def _roll(
 
 def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
     """One token per row of the draft's logits [n, V]. uniform: [n]."""
-    law = warp.probs(logits)
-    token = draw_from(warp, law, uniform)
-    q = at(law, token)
+    distribution = warp.probs(logits)
+    token = draw_from(warp, distribution, uniform)
+    q = at(distribution, token)
     if warp != Warp():
-        law = Warp().probs(logits)  # in place of the other: both would not fit a core's cache
-    return Drawn(token, q, law.amax(-1), entropy(law))
+        distribution = Warp().probs(
+            logits
+        )  # in place of the other: both would not fit a core's cache
+    return Drawn(token, q, distribution.amax(-1), entropy(distribution))
 
 
 def rollout_acceptance(
     target: CachedLM, rolled: Rollouts, first: Tensor, drafted: Tensor, verdicts: Tensor, warp: Warp
 ) -> Tensor:
-    """min(1, p / q) of every rollout token given its prefix and the tokens before, [A, gamma], as far as it matters.
+    """min(1, p / q) of every rollout token given its prefix and the tokens before, [A, gamma], as
+    far as it matters.
 
-    first: [A], that of the first tokens, known from the answer; drafted: [A], tokens that count; verdicts: [A, gamma],
-    the coins. The target runs in stages, each on a few more tokens of the rollouts that are still `alive`; the rest
-    stays 0: their product was below `NEGLIGIBLE`, and their verdict is known. The cache is left as it was.
-    """
+    first: [A], that of the first tokens, known from the answer; drafted: [A], tokens that count;
+    verdicts: [A, gamma], the coins. The target runs in stages, each on a few more tokens of the
+    rollouts that are still `alive`; the rest
+    stays 0: their product was below `NEGLIGIBLE`, and their verdict is known. The cache is left as
+    it was."""
     accept = torch.zeros(verdicts.shape, device=first.device)
     accept[:, 0] = first
-    for some in torch.arange(len(first)).split(max(1, min(TOGETHER, rows_per_forward(target) // STAGES[-1]))):
+    for some in torch.arange(len(first)).split(
+        max(1, min(TOGETHER, rows_per_forward(target) // STAGES[-1]))
+    ):
         _accept_in_stages(target, rolled, some, accept, drafted, verdicts, warp)
     return accept
 
 
 def _accept_in_stages(
-    target: CachedLM, rolled: Rollouts, some: Tensor, accept: Tensor, drafted: Tensor, verdicts: Tensor, warp: Warp
+    target: CachedLM,
+    rolled: Rollouts,
+    some: Tensor,
+    accept: Tensor,
+    drafted: Tensor,
+    verdicts: Tensor,
+    warp: Warp,
 ) -> None:
     """Fill in `accept` of the rollouts `some`."""
     base, done, tokens = target.length, 1, rolled.drawn.token
@@ -182,17 +218,24 @@ def _accept_in_stages(
         some, until = some[going], min(done + size, tokens.shape[1])
         if not len(some) or done == until:
             break
-        logits = forward_along(target, rolled.rows[some], tokens[some, done - 1 : until - 1], base).logits
+        logits = forward_along(
+            target, rolled.rows[some], tokens[some, done - 1 : until - 1], base
+        ).logits
         wanted = tokens[some, done:until]
-        p = torch.cat([at(warp.probs(rows), drawn) for rows, drawn in blocks(logits, wanted.T.flatten())])
-        accept[some, done:until] = acceptance(p.view(-1, len(some)).T, rolled.drawn.q[some, done:until])
+        p = torch.cat(
+            [at(warp.probs(rows), drawn) for rows, drawn in blocks(logits, wanted.T.flatten())]
+        )
+        accept[some, done:until] = acceptance(
+            p.view(-1, len(some)).T, rolled.drawn.q[some, done:until]
+        )
         done = until
     target.crop(base)
 
 
 def alive(accept: Tensor, drafted: Tensor, verdicts: Tensor) -> Tensor:
-    """Which rollouts have more to tell after n tokens: their next token counts, and all n are accepted by the coins or
-    with a probability that is not negligible. accept, verdicts: [A, n]; drafted: [A]. Returns [n alive] indices."""
+    """Which rollouts have more to tell after n tokens: their next token counts, and all n are
+    accepted by the coins or with a probability that is not negligible. accept, verdicts: [A, n];
+    drafted: [A]. Returns [n alive] indices."""
     passed = (verdicts < accept).all(1) | (accept.prod(1) >= NEGLIGIBLE)
     return (passed & (drafted > accept.shape[1])).nonzero()[:, 0]
 
@@ -203,18 +246,26 @@ def _rows_of(kept: Tensor, count: int, depths: int) -> list[int]:
 
 
 def forward_along(
-    lm: CachedLM, rows: Tensor, tokens: Tensor, base: int, hidden: bool = False, logits: LogitsFor = "all"
+    lm: CachedLM,
+    rows: Tensor,
+    tokens: Tensor,
+    base: int,
+    hidden: bool = False,
+    logits: LogitsFor = "all",
 ) -> LMOutput:
-    """One pass over the next tokens of rollouts that are known, in which each row sees its prefix and its rollout.
+    """One pass over the next tokens of rollouts that are known, in which each row sees its prefix
+    and its rollout.
 
-    rows: [A], as in `Rollouts`; tokens: [A, n]. base: cached rows of the sequence; those behind it hold the A rollouts'
-    tokens before these, all first tokens, then all second ones. So do the n * A rows of the output, and the cache then.
-    """
+    rows: [A], as in `Rollouts`; tokens: [A, n]. base: cached rows of the sequence; those behind it
+    hold the A rollouts' tokens before these, all first tokens, then all second ones. So do the n *
+    A rows of the output, and the cache then."""
     count, depths = tokens.shape
     before = (lm.length - base) // count
     depth = torch.arange(1, depths + 1).repeat_interleave(count)
     prefix = (torch.arange(base) <= rows[:, None]).repeat(depths, 1)
     path = torch.eye(count, dtype=torch.bool).repeat(depths, depths) & (depth <= depth[:, None])
-    visible = torch.cat([prefix, torch.eye(count, dtype=torch.bool).repeat(depths, before), path], dim=1)
+    visible = torch.cat(
+        [prefix, torch.eye(count, dtype=torch.bool).repeat(depths, before), path], dim=1
+    )
     positions = rows.repeat(depths) + before + depth
     return lm.forward_masked(tokens.T.flatten(), positions, visible, hidden=hidden, logits=logits)

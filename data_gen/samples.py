@@ -9,24 +9,28 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from data_gen.copies import copied_tokens
-from data_gen.dataset import read_manifest, read_records
-from data_gen.shards import FEATURES
+from data_gen.storage.dataset import read_manifest, read_records
+from data_gen.storage.shards import FEATURES
 from predictors.base import Predictor, Records
 from predictors.copies import Copies
-from predictors.errors import UserError
-from predictors.features import TEXT, FeatureSpec, narrowed, refuse_unharvested
+from predictors.inputs import TEXT, FeatureSpec, narrowed, refuse_unharvested
+from runtime.errors import UserError
 
 ROLLOUT = ("known", "drafted", "accept_prob", "rollout_features")
 
 
-def read_samples(folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None) -> Records:
+def read_samples(
+    folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None
+) -> Records:
     """The samples of one split ("train", "calibration", "test" or "all").
 
-    pair: config of the pair that was harvested; only needed where the harvest stored no features, to run it again.
-    Raises UserError as `read_records`, and where harvested rounds are shorter than those the predictor is about.
-    """
+    pair: config of the pair that was harvested; only needed where the harvest stored no features,
+    to run it again. Raises UserError as `read_records`, and where harvested rounds are shorter than
+    those the predictor is about."""
     refuse_short_rounds(folder, predictor)
-    return predictor.samples(records_of(folder, predictor, predictor.kind, split, predictor.columns, pair))
+    return predictor.samples(
+        records_of(folder, predictor, predictor.kind, split, predictor.columns, pair)
+    )
 
 
 def refuse_short_rounds(folder: str | Path, predictor: Predictor) -> None:
@@ -34,13 +38,17 @@ def refuse_short_rounds(folder: str | Path, predictor: Predictor) -> None:
     harvested = read_manifest(folder)["gamma"]
     if predictor.gamma is not None and predictor.gamma > harvested:
         raise UserError(
-            f"predictor.gamma: {predictor.gamma} is more than the {harvested} tokens per round of {folder}. "
-            f"Lower it, or harvest longer rounds: python scripts/gen_data.py gamma={predictor.gamma}"
+            f"predictor.gamma: {predictor.gamma} is more than the {harvested} tokens per round of"
+            f" {folder}. Lower it, or harvest longer rounds: python scripts/gen_data.py"
+            f" gamma={predictor.gamma}"
         )
 
 
-def read_rounds(folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None) -> Records | None:
-    """The rounds of one split, for prefix survival; None where `predictor` does not score single draft tokens."""
+def read_rounds(
+    folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None
+) -> Records | None:
+    """The rounds of one split, for prefix survival; None where `predictor` does not score single
+    draft tokens."""
     if len(predictor.classes) > 2 or isinstance(predictor, Copies):
         return None
     return records_of(folder, predictor, "rounds", split, ROLLOUT, pair)
@@ -53,7 +61,8 @@ def of_prompts(records: Records, prompts: Tensor) -> Records:
 
 
 def features_of(manifest: Mapping[str, Any], predictor: Predictor) -> FeatureSpec:
-    """What `predictor` reads of a harvest: all that was harvested for it, or its own choice of layers."""
+    """What `predictor` reads of a harvest: all that was harvested for it, or its own choice of
+    layers."""
     if isinstance(predictor, Copies):
         return TEXT
     harvested = FeatureSpec.from_dict(manifest["features"][predictor.name])
@@ -74,10 +83,14 @@ def records_of(
     if isinstance(predictor, Copies):
         return copied_tokens(folder, split, predictor.ngrams, predictor.longest)
     manifest = read_manifest(folder)
-    harvested, wanted = FeatureSpec.from_dict(manifest["features"][predictor.name]), features_of(manifest, predictor)
+    harvested, wanted = (
+        FeatureSpec.from_dict(manifest["features"][predictor.name]),
+        features_of(manifest, predictor),
+    )
     records = records_with_features(folder, kind, split, columns, pair)
     return {
-        name: narrowed(values, harvested, wanted) if name in FEATURES else values for name, values in records.items()
+        name: narrowed(values, harvested, wanted) if name in FEATURES else values
+        for name, values in records.items()
     }
 
 

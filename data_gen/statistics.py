@@ -10,19 +10,23 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from data_gen import shards
-from data_gen.harvest import Recipe, Row, answers_of, chunks, label
+from data_gen.harvest import HarvestSettings, Row, answers_of, label, split_into_chunks
 from data_gen.requests import Request, spread
-from decoding.models import ModelPair
+from data_gen.storage import shards
+from decoding.models.loading import ModelPair
 
 
 def statistics(out: Path, chunk_count: int, gamma: int) -> dict[str, Any]:
     """Counts and label statistics of a finished harvest (JSON values), one pass over its shards."""
     tokens, lengths, sums = 0, np.zeros(gamma + 1, int), np.zeros(3)
     for index in range(chunk_count):
-        tokens += len(_values(_columns(out, "responses", index, "response_tokens")["response_tokens"]))
+        tokens += len(
+            _values(_columns(out, "responses", index, "response_tokens")["response_tokens"])
+        )
         candidates = _columns(out, "specdecpp", index, "overlap", "soft_label")
-        overlap, soft_label = (_values(candidates[name]).astype(float) for name in ("overlap", "soft_label"))
+        overlap, soft_label = (
+            _values(candidates[name]).astype(float) for name in ("overlap", "soft_label")
+        )
         sums += (len(overlap), overlap.sum(), soft_label.sum())
         rounds = _columns(out, "rounds", index, "accepted")
         lengths += np.bincount(_values(rounds["accepted"]), minlength=gamma + 1)
@@ -48,7 +52,9 @@ def summary(manifest: dict[str, Any]) -> str:
     found, counts = manifest["statistics"], manifest["statistics"]["records"]
     lengths = np.array(found["accepted_lengths"])
     mean = (lengths * np.arange(len(lengths))).sum() / lengths.sum()
-    shares = "  ".join(f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share)
+    shares = "  ".join(
+        f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share
+    )
     splits = ", ".join(f"{split} {count}" for split, count in manifest["splits"].items())
     given = f" of {manifest['given_tokens']:,} given" if manifest["given_tokens"] else ""
     rows = {
@@ -75,45 +81,58 @@ class Estimate:
     tokens: float
 
 
-def estimate(pair: ModelPair, requests: Sequence[Request], recipe: Recipe, labelled: int = 8) -> Estimate:
-    """Answer one full batch of prompts, spread over all of them, label some of its answers, and scale both up.
+def estimate(
+    pair: ModelPair, requests: Sequence[Request], recipe: HarvestSettings, labelled: int = 8
+) -> Estimate:
+    """Answer one full batch of prompts, spread over all of them, label some of its answers, and
+    scale both up.
 
-    Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how long answers are is
-    what varies most, and is measured on the whole batch.
-    """
-    batches = chunks(requests, recipe.batch_size)
+    Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how
+    long answers are is what varies most, and is measured on the whole batch."""
+    batches = split_into_chunks(requests, recipe.batch_size)
     some = spread([request for batch in batches for request in batch], len(batches[0]))
     opening, answering, label_rate, size, tokens = _measure(pair, some, recipe, labelled)
     scale = len(requests) / len(some)
     prefill = opening * sum(map(_padded, batches)) / _padded(some)
     total = tokens * scale
     return Estimate(
-        prefill + scale * answering + total * label_rate, len(batches) * _shard_bytes([]) + total * size, total
+        prefill + scale * answering + total * label_rate,
+        len(batches) * _shard_bytes([]) + total * size,
+        total,
     )
 
 
 def _measure(
-    pair: ModelPair, some: Sequence[Request], recipe: Recipe, labelled: int
+    pair: ModelPair, some: Sequence[Request], recipe: HarvestSettings, labelled: int
 ) -> tuple[float, float, float, float, int]:
-    """Seconds to run the prompts and to answer them; seconds and bytes per token to label answers and to write the
-    labels; tokens of the answers."""
+    """Seconds to run the prompts and to answer them; seconds and bytes per token to label answers
+    and to write the labels; tokens of the answers."""
     chosen = {request.prompt_id for request in spread(some, labelled)}
     lengths: list[int] = []
     records: list[dict[str, Row]] = []
     marks, labelling, labelled_tokens = [perf_counter()], 0.0, 0
     advance = lambda _: marks.append(perf_counter()) if len(marks) < 3 else None  # noqa: E731
     for answer in answers_of(pair, some, recipe, advance):
-        lengths.append(len(answer.laws.response))
+        lengths.append(len(answer.distributions.response))
         if some[answer.index].prompt_id in chosen:
             start = perf_counter()
             records.append(label(pair, some[answer.index], answer, recipe))
-            labelling, labelled_tokens = labelling + perf_counter() - start, labelled_tokens + lengths[-1]
+            labelling, labelled_tokens = (
+                labelling + perf_counter() - start,
+                labelled_tokens + lengths[-1],
+            )
     reading = perf_counter() - marks[0] - labelling
     opening = max(0.0, 2 * marks[1] - marks[0] - marks[-1])  # to the first token, less one step
     start = perf_counter()
     size = _shard_bytes(records) - _shard_bytes([])
     labelling += perf_counter() - start
-    return opening, reading - opening, labelling / labelled_tokens, size / labelled_tokens, sum(lengths)
+    return (
+        opening,
+        reading - opening,
+        labelling / labelled_tokens,
+        size / labelled_tokens,
+        sum(lengths),
+    )
 
 
 def _padded(batch: Sequence[Request]) -> int:
@@ -123,5 +142,8 @@ def _padded(batch: Sequence[Request]) -> int:
 def _shard_bytes(records: list[dict[str, Row]]) -> int:
     """On disk, of one chunk."""
     with TemporaryDirectory() as folder:
-        made = [shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records]) for kind in shards.SCHEMAS]
+        made = [
+            shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records])
+            for kind in shards.SCHEMAS
+        ]
         return sum(entry["bytes"] for entry in made)

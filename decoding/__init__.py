@@ -1,1 +1,1 @@
-"""Speculative decoding: laws, structures, stop rules, engines and the models they run."""
+"""Speculative decoding: distributions, structures, stop rules, engines and the models they run."""

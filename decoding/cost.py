@@ -1,4 +1,5 @@
-"""What decoding costs: seconds per forward and per prediction, measured or given, and the price of counts."""
+"""What decoding costs: seconds per forward and per prediction, measured or given, and the price of
+counts."""
 
 import json
 import math
@@ -13,17 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decoding.lm import LM
-from decoding.replay import Counts
+from decoding.models.lm import LM
 from decoding.trace import RoundTrace, Trace
-from predictors.errors import UserError
+from evaluation.replay.simulate import Counts
+from runtime.errors import UserError
 
 SAMPLES = 3  # rounds of one size below which their seconds are no measurement
 
 
 @dataclass(frozen=True)
 class MeasuredCost:
-    """rows: increasing; seconds: of one forward with so many, medians. Linear in between, constant outside."""
+    """rows: increasing; seconds: of one forward with so many, medians. Linear in between, constant
+    outside."""
 
     rows: Sequence[int]
     seconds: Sequence[float]
@@ -36,11 +38,12 @@ class MeasuredCost:
 class CostTable:
     """Seconds, or any other unit, of the parts of a decode.
 
-    draft: of one draft forward with the draw that follows; target: of a round's target forward by its rows (one more
-    than the draft's tokens), with verification and bookkeeping; autoregressive: of one token without a draft; None: a
-    target forward of one row; calls: of one number a stop rule computes, by the rule's name; 0 where there is none;
-    pair: identity of the pair it was measured with; measured_on: `setup_facts` then; None: of none in particular
-    """
+    draft: of one draft forward with the draw that follows; target: of a round's target forward by
+    its rows (one more than the draft's tokens), with verification and bookkeeping; autoregressive:
+    of one token without a draft; None: a target forward of one row; calls: of one number a stop
+    rule computes, by the rule's name; 0 where there is none;
+    pair: identity of the pair it was measured with; measured_on: `setup_facts` then; None: of none
+    in particular"""
 
     draft: float
     target: MeasuredCost
@@ -51,8 +54,14 @@ class CostTable:
 
     def price(self, counts: Counts, rule: str = "") -> NDArray[np.float64]:
         """[B], of each response; prefill is left out."""
-        rows = np.interp(np.arange(1, counts.by_length.shape[1] + 1), self.target.rows, self.target.seconds)
-        return counts.forwards * self.draft + counts.by_length @ rows + counts.calls * self.calls.get(rule, 0.0)
+        rows = np.interp(
+            np.arange(1, counts.by_length.shape[1] + 1), self.target.rows, self.target.seconds
+        )
+        return (
+            counts.forwards * self.draft
+            + counts.by_length @ rows
+            + counts.calls * self.calls.get(rule, 0.0)
+        )
 
     def plain(self, counts: Counts) -> NDArray[np.float64]:
         """[B], the same without a draft."""
@@ -80,22 +89,41 @@ def cost_table(
     Raises UserError, naming the key, for a number that is not positive (`calls`: or 0).
     """
     by_rows = (
-        {_row_count(rows): value for rows, value in target.items()} if isinstance(target, Mapping) else {1: target}
+        {_row_count(rows): value for rows, value in target.items()}
+        if isinstance(target, Mapping)
+        else {1: target}
     )
     if autoregressive is None and 1 not in by_rows:
-        raise UserError("cost.autoregressive: without cost.target.1 nothing says what a plain token costs. Give one")
+        raise UserError(
+            "cost.autoregressive: without cost.target.1 nothing says what a plain token costs."
+            " Give one"
+        )
     alone, calls = by_rows[1] if autoregressive is None else autoregressive, calls or {}
-    given = {"draft": draft, **{f"target.{rows}": value for rows, value in by_rows.items()}, "autoregressive": alone}
-    for key, value in {**given, **{f"calls.{rule}": value for rule, value in calls.items()}}.items():
+    given = {
+        "draft": draft,
+        **{f"target.{rows}": value for rows, value in by_rows.items()},
+        "autoregressive": alone,
+    }
+    for key, value in {
+        **given,
+        **{f"calls.{rule}": value for rule, value in calls.items()},
+    }.items():
         if not _is_cost(value, or_zero=key.startswith("calls.")):
-            raise UserError(f"cost.{key}: {value} is no positive number. Give seconds, or units of any kind")
+            raise UserError(
+                f"cost.{key}: {value} is no positive number. Give seconds, or units of any kind"
+            )
     rows = sorted(by_rows)
-    return CostTable(draft, MeasuredCost(rows, [by_rows[count] for count in rows]), alone, dict(calls))
+    return CostTable(
+        draft, MeasuredCost(rows, [by_rows[count] for count in rows]), alone, dict(calls)
+    )
 
 
 def _row_count(key: Any) -> int:
     if not str(key).isdecimal() or int(str(key)) < 1:
-        raise UserError(f"cost.target.{key}: rows are whole numbers from 1 on. Give e.g. cost.target={{1:0.1,8:0.12}}")
+        raise UserError(
+            f"cost.target.{key}: rows are whole numbers from 1 on. Give e.g."
+            " cost.target={1:0.1,8:0.12}"
+        )
     return int(str(key))
 
 
@@ -105,27 +133,33 @@ def _is_cost(value: Any, or_zero: bool) -> bool:
 
 
 def read_cost(file: str | Path, key: str = "cost.file") -> CostTable:
-    """The table of a file that cost=measure has written. Raises UserError naming `key` where there is none."""
+    """The table of a file that cost=measure has written. Raises UserError naming `key` where there
+    is none."""
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
         if not all(isinstance(found[fact], dict | None) for fact in ("pair", "measured_on")):
             raise ValueError("pair and measured_on are objects")
-        return replace(cost_table(**found["seconds"]), pair=found["pair"], measured_on=found["measured_on"])
+        return replace(
+            cost_table(**found["seconds"]), pair=found["pair"], measured_on=found["measured_on"]
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{key}: no measured cost in {file}. Measure it: python scripts/tune.py cost=measure"
         ) from error
 
 
-# From real decodes ---------------------------------------------------------------------------------------------------
+# From real decodes --------------------------------------------------------------------------------
 
 
 def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Trace]) -> CostTable:
     """Medians over the rounds of real decodes, which contain what forwards timed alone leave out.
 
-    speculative: stop rule -> traces; plain: autoregressive ones. Raises UserError for too few rounds.
-    """
-    rounds = {rule: [round_ for trace in traces for round_ in trace.rounds] for rule, traces in speculative.items()}
+    speculative: stop rule -> traces; plain: autoregressive ones. Raises UserError for too few
+    rounds."""
+    rounds = {
+        rule: [round_ for trace in traces for round_ in trace.rounds]
+        for rule, traces in speculative.items()
+    }
     drafting, by_rows = list[float](), dict[int, list[float]]()
     for round_ in (round_ for found in rounds.values() for round_ in found):
         seconds = round_.seconds
@@ -136,8 +170,14 @@ def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Tr
     target = {rows: median(found) for rows, found in by_rows.items() if len(found) >= SAMPLES}
     alone = [sum(round_.seconds.values()) for trace in plain for round_ in trace.rounds]
     if not (drafting and target and alone):
-        raise UserError("cost.limit: too few rounds to measure costs on. Raise cost.limit or cost.max_new_tokens")
-    calls = {rule: [_per_call(round_) for round_ in found if round_.predicted] for rule, found in rounds.items()}
+        raise UserError(
+            "cost.limit: too few rounds to measure costs on. Raise cost.limit or"
+            " cost.max_new_tokens"
+        )
+    calls = {
+        rule: [_per_call(round_) for round_ in found if round_.predicted]
+        for rule, found in rounds.items()
+    }
     per_call = {rule: median(found) for rule, found in calls.items() if found}
     return cost_table(median(drafting), target, median(alone), per_call)
 
@@ -148,7 +188,8 @@ def _per_call(round_: RoundTrace) -> float:
 
 @dataclass(frozen=True)
 class Regression:
-    """Seconds of a generation = draft * N_draft + target * N_target, least squares without intercept (SpecDec++, 4).
+    """Seconds of a generation = draft * N_draft + target * N_target, least squares without
+    intercept (SpecDec++, 4).
 
     r2: 1 - residual / total sum of squares about the mean; rows: generations
     """
@@ -168,24 +209,36 @@ def regress(forwards: NDArray[np.float64], seconds: NDArray[np.float64]) -> Regr
     found = np.linalg.lstsq(forwards, seconds, rcond=None)[0]
     residual = float(((seconds - forwards @ found) ** 2).sum())
     total = float(((seconds - seconds.mean()) ** 2).sum())
-    return Regression(float(found[0]), float(found[1]), 1 - residual / total if total else float("nan"), len(seconds))
+    return Regression(
+        float(found[0]),
+        float(found[1]),
+        1 - residual / total if total else float("nan"),
+        len(seconds),
+    )
 
 
 def regress_traces(traces: Iterable[Trace]) -> Regression:
     """One row per generation; prefill is left out."""
-    rows = [(sum(r.draft_forwards for r in t.rounds), len(t.rounds), t.decode_seconds) for t in traces]
+    rows = [
+        (sum(r.draft_forwards for r in t.rounds), len(t.rounds), t.decode_seconds) for t in traces
+    ]
     values = np.array(rows, dtype=float)
     return regress(values[:, :2], values[:, 2])
 
 
-# Forwards timed alone ------------------------------------------------------------------------------------------------
+# Forwards timed alone -----------------------------------------------------------------------------
 
 
 @torch.inference_mode()
 def measure_cost(
-    lm: LM, context: Tensor, rows: Sequence[int], repeats: int, advance: Callable[[], object] = lambda: None
+    lm: LM,
+    context: Tensor,
+    rows: Sequence[int],
+    repeats: int,
+    advance: Callable[[], object] = lambda: None,
 ) -> MeasuredCost:
-    """Time tree forwards of so many `rows` after `context` [n] (all rows siblings; the mask's pattern costs nothing).
+    """Time tree forwards of so many `rows` after `context` [n] (all rows siblings; the mask's
+    pattern costs nothing).
 
     The row counts take turns, so that drift of the machine hits all of them alike.
     """

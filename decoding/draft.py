@@ -7,8 +7,8 @@ from typing import Literal
 from torch import Tensor
 
 Shape = Literal["chain", "branch_point", "paths", "tree"]
-"""What a structure builds. chain: one path. branch_point: a chain whose last node has open leaves. paths: chains that
-only share the root. tree: anything else without open leaves."""
+"""What a structure builds. chain: one path. branch_point: a chain whose last node has open leaves.
+paths: chains that only share the root. tree: anything else without open leaves."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Draft:
 
     parent: [n], row of each node's parent (parents precede children)
     token:  [n], siblings in draw order
-    q:      n + 1 rows of [V], row r = the law the children of row r were drawn from (zeros where there are none)
+    q:      n + 1 rows of [V], row r = the distribution the children of row r were drawn from (zeros
+    where there are none)
     open:   how many of the last nodes are open leaves: candidates the target is not run on
     """
 
@@ -28,7 +29,7 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], q: Tensor) -> "Draft":
-        """One path. q: [n, V], the law each token was drawn from."""
+        """One path. q: [n, V], the distribution each token was drawn from."""
         leaf = q.new_zeros(q.shape[-1])
         return cls(list(range(len(tokens))), list(tokens), [*q, leaf])
 
@@ -66,9 +67,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """row: last accepted row; path: the accepted draft tokens; token: the residual or bonus token after them, None
-    where the path ends at an open leaf; drafted: draft tokens put to the test, open leaves (of which one at most can be
-    accepted) counted as one."""
+    """row: last accepted row; path: the accepted draft tokens; token: the residual or bonus token
+    after them, None where the path ends at an open leaf; drafted: draft tokens put to the test,
+    open leaves (of which one at most can be accepted) counted as one."""
 
     row: int
     path: list[int]
@@ -89,8 +90,8 @@ class RoundContext:
     """Facts verified before the round starts.
 
     committed: [n] int64, prompt and output so far
-    target_hidden: [n_layers + 1, H], the target at the last verified position (that of committed[-2]); None when the
-        stop rule does not read it or nothing has been verified yet
+    target_hidden: [n_layers + 1, H], the target at the last verified position (that of
+        committed[-2]); None when the stop rule does not read it or nothing has been verified yet
     next_embedding: [H], the target's input embedding of committed[-1]; None when target_hidden is
     max_new: tokens that may still be committed
     round: 0 for the first round of a request (adaptive rules start afresh there)
@@ -106,5 +107,6 @@ class RoundContext:
 
     @property
     def max_depth(self) -> int:
-        """Longest path a draft may have: one of `max_new` places is kept for the residual or bonus token."""
+        """Longest path a draft may have: one of `max_new` places is kept for the residual or bonus
+        token."""
         return self.max_new - 1

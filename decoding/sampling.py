@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 TOP_P_CANDIDATES = 1024  # tokens looked at before top-p falls back to sorting the whole vocabulary
-SMALLEST = 1e-30  # below it a probability is 0: products and quotients of what is left stay normal in float32
+SMALLEST = 1e-30  # below it a probability is 0: products and quotients stay normal in float32
 BLOCK = 256  # tokens: about the square root of a vocabulary
 AHEAD = 256  # uniform numbers made at once
 BELOW_ONE = 1 - 2.0**-52  # keeps a draw strictly below the total mass, whatever rounding does
@@ -21,12 +21,12 @@ BELOW_ONE = 1 - 2.0**-52  # keeps a draw strictly below the total mass, whatever
 
 @dataclass(frozen=True)
 class Warp:
-    """From logits to the law that is sampled: temperature, then top-k, then top-p, each off at its default.
+    """From logits to the distribution that is sampled: temperature, then top-k, then top-p, each
+    off at its default.
 
-    temperature 0 is greedy decoding: all mass on the largest logit (lowest token id on ties). Tokens tied with the
-    last one that top-k or top-p keeps are kept too, so the law never depends on how a sort breaks ties. Probabilities
-    below 1e-30 become 0.
-    """
+    temperature 0 is greedy decoding: all mass on the largest logit (lowest token id on ties).
+    Tokens tied with the last one that top-k or top-p keeps are kept too, so the distribution never
+    depends on how a sort breaks ties. Probabilities below 1e-30 become 0."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -34,14 +34,21 @@ class Warp:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(f"warp.temperature: {self.temperature} is no temperature. Give a number >= 0 (0 = greedy)")
+            raise UserError(
+                f"warp.temperature: {self.temperature} is no temperature. Give a number >= 0 (0 ="
+                " greedy)"
+            )
         if self.top_k < 0:
-            raise UserError(f"warp.top_k: {self.top_k} is negative. Give 0 (off) or the number of tokens to keep")
+            raise UserError(
+                f"warp.top_k: {self.top_k} is negative. Give 0 (off) or the number of tokens to"
+                " keep"
+            )
         if not 0 < self.top_p <= 1:
             raise UserError(f"warp.top_p: {self.top_p} is not in (0, 1]. Give 1.0 to switch it off")
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Law of the next token, [..., V]: float32, or float64 where the logits are (exact tests).
+        """Distribution of the next token, [..., V]: float32, or float64 where the logits are (exact
+        tests).
 
         Raises UserError when a row holds NaN, +inf, or nothing but -inf.
         """
@@ -65,21 +72,24 @@ class Warp:
 
 
 def _one_hot(logits: Tensor) -> Tensor:
-    """All mass of each row of `logits` [..., V] on its largest; a single row has a way of its own, twice as fast."""
+    """All mass of each row of `logits` [..., V] on its largest; a single row has a way of its own,
+    twice as fast."""
     peak = largest(logits)
     if logits.dim() == 1:
         token = int(peak)
         _refuse_unless_finite(logits[token])
-        law = torch.zeros_like(logits)
-        law[token] = 1
-        return law
+        distribution = torch.zeros_like(logits)
+        distribution[token] = 1
+        return distribution
     _refuse_unless_finite(logits.gather(-1, peak[..., None]))
     return torch.zeros_like(logits).scatter_(-1, peak[..., None], 1.0)
 
 
 def _refuse_unless_finite(numbers: Tensor) -> None:
     if not math.isfinite((numbers.sum() if numbers.dim() else numbers).item()):
-        raise UserError("pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32")
+        raise UserError(
+            "pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32"
+        )
 
 
 def _keep_from(logits: Tensor, smallest: Tensor) -> Tensor:
@@ -104,24 +114,27 @@ def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def pick(probs: Tensor, uniform: Tensor) -> Tensor:
-    """The token each number of `uniform` [...] in [0, 1) stands for under `probs` [..., V]: int64 [...].
+    """The token each number of `uniform` [...] in [0, 1) stands for under `probs` [..., V]: int64
+    [...].
 
-    Inverse of the cumulative sum, searched in two steps as in `Pool`; sums of blocks have the precision of `probs`, all
-    other sums are float64. Rows need not sum to exactly one; no token of probability 0 is drawn.
-    """
+    Inverse of the cumulative sum, searched in two steps as in `Pool`; sums of blocks have the
+    precision of `probs`, all other sums are float64. Rows need not sum to exactly one; no token of
+    probability 0 is drawn."""
     parts = _blocks(probs, 0.0)
     cumulative = parts.sum(-1).cumsum(-1, dtype=torch.float64)
     point = (uniform * BELOW_ONE).unsqueeze(-1) * cumulative[..., -1:]
     block = torch.searchsorted(cumulative, point, right=True)
     rest = point - torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp_min(0)), 0.0)
     inner = _block(parts, block).cumsum(-1, dtype=torch.float64)
-    below = inner[..., -1:].nextafter(inner.new_zeros(()))  # rounding may have put the point a little outside
+    below = inner[..., -1:].nextafter(
+        inner.new_zeros(())
+    )  # rounding may have put the point a little outside
     return (block * BLOCK + torch.searchsorted(inner, rest.minimum(below), right=True)).squeeze(-1)
 
 
 def largest(values: Tensor) -> Tensor:
-    """Index of the largest of `values` [..., V], the lowest on ties: int64 [...]. Twice as fast as `values.max`, and on
-    the CPU, where numpy is good at it, ten times."""
+    """Index of the largest of `values` [..., V], the lowest on ties: int64 [...]. Twice as fast as
+    `values.max`, and on the CPU, where numpy is good at it, ten times."""
     if values.device.type == "cpu":
         return torch.from_numpy(np.asarray(values.detach().numpy().argmax(-1)))
     parts = _blocks(values, -math.inf)
@@ -141,13 +154,14 @@ def _block(parts: Tensor, index: Tensor) -> Tensor:
 
 
 class Pool:
-    """A law to draw several tokens from, and to take tokens out of: [V], which need not sum to exactly one.
+    """A distribution to draw several tokens from, and to take tokens out of: [V], which need not
+    sum to exactly one.
 
-    The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept, so that a draw looks
-    at one block instead of the vocabulary, and taking a token out changes one sum. `probs` is not copied and must not
-    change while the pool lives. Between two forwards nothing is in a core's cache, so it counts what code runs: a few
-    hundred numbers are added up in Python sooner than a library for arrays is woken.
-    """
+    The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept,
+    so that a draw looks at one block instead of the vocabulary, and taking a token out changes one
+    sum. `probs` is not copied and must not change while the pool lives. Between two forwards
+    nothing is in a core's cache, so it counts what code runs: a few hundred numbers are added up in
+    Python sooner than a library for arrays is woken."""
 
     def __init__(self, probs: Tensor) -> None:
         self._probs = probs
@@ -176,7 +190,7 @@ class Pool:
     def empty(self) -> bool:
         return not any(self._sums)
 
-    def law(self) -> Tensor:
+    def distribution(self) -> Tensor:
         """What is left, [V], not normalised."""
         left = self._probs.clone()
         left[self._taken] = 0
@@ -190,19 +204,20 @@ class Pool:
 
 
 def _search(masses: Sequence[float], point: float) -> tuple[int, float]:
-    """Which of `masses`, laid end to end, the `point` >= 0 falls into, never one of 0, and how far. Rounding may have
-    put the point behind the last one: that is the last one's end."""
+    """Which of `masses`, laid end to end, the `point` >= 0 falls into, never one of 0, and how far.
+    Rounding may have put the point behind the last one: that is the last one's end."""
     for index, mass in enumerate(masses):
         if point < mass:
             return index, point
         point -= mass
     last = max((index for index, mass in enumerate(masses) if mass > 0), default=-1)
-    assert last >= 0, "a law has at least one token"
+    assert last >= 0, "a distribution has at least one token"
     return last, masses[last]
 
 
 class Sampler:
-    """All randomness of one request: one generator stream and two verbs. Tests enumerate by overriding them.
+    """All randomness of one request: one generator stream and two verbs. Tests enumerate by
+    overriding them.
 
     Its numbers are taken from `generator` a few ahead, in the order in which single ones would be.
     """
@@ -216,12 +231,13 @@ class Sampler:
         return cls(torch.Generator().manual_seed(seed))
 
     def fork(self) -> "Sampler":
-        """A stream of its own, for a part whose draws must not depend on when the other parts draw."""
+        """A stream of its own, for a part whose draws must not depend on when the other parts
+        draw."""
         return Sampler.seeded(int(torch.randint(1 << 62, (), generator=self.generator)))
 
-    def draw(self, law: Tensor | Pool) -> int:
-        """One index from `law` [n], which need not sum to exactly one."""
-        pool = law if isinstance(law, Pool) else Pool(law)
+    def draw(self, distribution: Tensor | Pool) -> int:
+        """One index from `distribution` [n], which need not sum to exactly one."""
+        pool = distribution if isinstance(distribution, Pool) else Pool(distribution)
         return pool.pick(self._uniform())
 
     def accept(self, p: float, q: float) -> bool:
@@ -231,16 +247,19 @@ class Sampler:
     def _uniform(self) -> float:
         """In [0, 1)."""
         if not self._ahead:
-            self._ahead = torch.rand(AHEAD, dtype=torch.float64, generator=self.generator).tolist()[::-1]
+            self._ahead = torch.rand(AHEAD, dtype=torch.float64, generator=self.generator).tolist()[
+                ::-1
+            ]
         return self._ahead.pop()
 
 
-SiblingLaw = Callable[[Tensor, Sampler], Iterator[int]]
-"""(q [V], sampler) -> the candidates of one position in draw order, each drawn when it is asked for.
+SiblingSampler = Callable[[Tensor, Sampler], Iterator[int]]
+"""(q [V], sampler) -> the candidates of one position in draw order, each drawn when it is asked
+for.
 
-A verifier names the one law it is exact for, and structures draw through nothing else. How many candidates are taken
-may depend on what is known before the draw and on earlier candidates (algorithms with a fixed number: `hub_pair`).
-"""
+A verifier names the one distribution it is exact for, and structures draw through nothing else. How
+many candidates are taken may depend on what is known before the draw and on earlier candidates
+(algorithms with a fixed number: `hub_pair`). """
 
 
 def iid(q: Tensor, sampler: Sampler) -> Iterator[int]:
@@ -251,7 +270,8 @@ def iid(q: Tensor, sampler: Sampler) -> Iterator[int]:
 
 
 def without_replacement(q: Tensor, sampler: Sampler) -> Iterator[int]:
-    """Distinct draws: each from q without the earlier ones, renormalised. Ends with the support of q."""
+    """Distinct draws: each from q without the earlier ones, renormalised. Ends with the support of
+    q."""
     pool = Pool(q)
     while not pool.empty:
         token = sampler.draw(pool)
@@ -260,11 +280,11 @@ def without_replacement(q: Tensor, sampler: Sampler) -> Iterator[int]:
 
 
 def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
-    """SpecHub's pair (2411.05289): c1 ~ q; c2 is the hub argmax q, or, when c1 is the hub, a draw from the rest.
+    """SpecHub's pair (2411.05289): c1 ~ q; c2 is the hub argmax q, or, when c1 is the hub, a draw
+    from the rest.
 
-    One candidate where q is a point mass. Taking the first alone is a plain draw from q; whether the second one is
-    taken must not depend on the first.
-    """
+    One candidate where q is a point mass. Taking the first alone is a plain draw from q; whether
+    the second one is taken must not depend on the first."""
     pool = Pool(q)
     first = sampler.draw(pool)
     yield first
@@ -278,7 +298,8 @@ def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
 
 
 def top_tokens(q: Tensor, sampler: Sampler) -> Iterator[int]:
-    """The tokens of q from the most probable down (lowest id on ties), nothing drawn: verify them as point masses."""
+    """The tokens of q from the most probable down (lowest id on ties), nothing drawn: verify them
+    as point masses."""
     left = q.clone()
     while bool(left.any()):
         token = int(left.argmax())

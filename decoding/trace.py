@@ -1,4 +1,5 @@
-"""What a decode did and how long each part took, round by round; enough to replay it under another policy."""
+"""What a decode did and how long each part took, round by round; enough to replay it under another
+policy."""
 
 import json
 import os
@@ -8,14 +9,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 Stage = Literal["draft", "target", "sample", "verify", "stop", "other"]
 STAGES: tuple[Stage, ...] = ("draft", "target", "sample", "verify", "stop", "other")
 
 
 class Stopwatch:
-    """Gives every moment since it was made to exactly one stage; a stage inside another one pauses the outer one."""
+    """Gives every moment since it was made to exactly one stage; a stage inside another one pauses
+    the outer one."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(STAGES, 0.0)
@@ -52,7 +54,8 @@ class _Staged:
 
 
 class Span(NamedTuple):
-    """One job of a model: `tokens` rows run between `start` and `end`, seconds since the request began."""
+    """One job of a model: `tokens` rows run between `start` and `end`, seconds since the request
+    began."""
 
     worker: Literal["target", "draft"]
     job: str
@@ -63,20 +66,23 @@ class Span(NamedTuple):
 
 @dataclass
 class StageTrace:
-    """How draft and target shared a round. Draft steps are steps in time: branches side by side count once.
+    """How draft and target shared a round. Draft steps are steps in time: branches side by side
+    count once.
 
-    stage: what the pending tokens came from. "draft": a draft stage, with the target idle; "branch": the branch that
-        was accepted last; "pre_verify": nothing, there were none
+    stage: what the pending tokens came from. "draft": a draft stage, with the target idle;
+        "branch": the branch that was accepted last; "pre_verify": nothing, there were none
     outcome: the class that decided how many tokens were pending; None where none was asked
     pending: the first of the round's draft tokens, the others are candidates
-    draft_steps: drawn in this round. Each is accepted, rolled back or wasted, in this round or the next
+    draft_steps: drawn in this round. Each is accepted, rolled back or wasted, in this round or the
+    next
     alone: draft forwards of the draft stage, while the target waited
-    branches: tokens of each branch, its candidate first; they grew side by side in the other draft forwards
+    branches: tokens of each branch, its candidate first; they grew side by side in the other draft
+    forwards
     rollback: lost to a rejection
-    waste: drawn after the first token of an accepted branch, and not pending next: dropped by posterior selection,
-        drawn for other branches alone, or after the end of the output
-    spans: who ran what and when. The target ran on the last committed token and the pending ones, the draft on the
-        branches and, in a draft stage before, on the pending tokens
+    waste: drawn after the first token of an accepted branch, and not pending next: dropped by
+        posterior selection, drawn for other branches alone, or after the end of the output
+    spans: who ran what and when. The target ran on the last committed token and the pending ones,
+        the draft on the branches and, in a draft stage before, on the pending tokens
     """
 
     stage: Literal["draft", "branch", "pre_verify"]
@@ -98,15 +104,17 @@ class StageTrace:
 class RoundTrace:
     """One target call.
 
-    draft_tokens: proposed; draft_parents: row of each one's parent (row 0 is the last committed token, draft token i is
-    row i + 1); draft_q: q of each under the law it was drawn from; row: where the accepted path ends; accepted: its
-    length; tokens: committed, i.e. the accepted ones and usually one more; predicted: what the stop rule computed;
-    draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone, "sample" is warping
-    the draft's logits and drawing; where the models run side by side they add up to more than the wall time);
-    overlap: how the models shared the round; None for engines that run them in turn by design; extra_rows: of the
-    target's call, beyond the last committed token and the draft (Lookahead's window); draft_p: p of each draft token,
-    None where the verifier did not read the target's law (empty where p was not recorded).
-    """
+    draft_tokens: proposed; draft_parents: row of each one's parent (row 0 is the last committed
+    token, draft token i is row i + 1); draft_q: q of each under the distribution it was drawn from;
+    row: where the accepted path ends; accepted: its length; tokens: committed, i.e. the accepted
+    ones and usually one more; predicted: what the stop rule computed;
+    draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone,
+    "sample" is warping the draft's logits and drawing; where the models run side by side they add
+    up to more than the wall time);
+    overlap: how the models shared the round; None for engines that run them in turn by design;
+    extra_rows: of the target's call, beyond the last committed token and the draft (Lookahead's
+    window); draft_p: p of each draft token, None where the verifier did not read the target's
+    distribution (empty where p was not recorded)."""
 
     draft_tokens: list[int]
     draft_parents: list[int]
@@ -148,7 +156,7 @@ class RoundTrace:
 class Trace:
     """One request decoded by one method. `seconds` is wall time, the prefill included.
 
-    joules: what the machine counted meanwhile (`decoding.energy`); None where it counts none
+    joules: what the machine counted meanwhile (`evaluation.energy`); None where it counts none
     """
 
     prompt_tokens: int
@@ -202,7 +210,9 @@ def read_traces(path: Path) -> list[Trace]:
             try:
                 traces.append(Trace.from_dict(json.loads(line, parse_constant=_refuse)))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                raise UserError(f"{path}:{number}: not a trace ({error}). Run scripts/evaluate.py again") from error
+                raise UserError(
+                    f"{path}:{number}: not a trace ({error}). Run scripts/evaluate.py again"
+                ) from error
     return traces
 
 

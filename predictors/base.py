@@ -1,8 +1,7 @@
 """What a predictor is, and the folder it is saved in.
 
-A checkpoint folder holds `config.json` (what it was trained for), `model.safetensors`, `calibration.json`,
-`metrics.json` and `README.md`. Nothing in it is executable.
-"""
+A checkpoint folder holds `config.json` (what it was trained for), `model.safetensors`,
+`calibration.json`, `metrics.json` and `README.md`. Nothing in it is executable."""
 
 import hashlib
 import importlib
@@ -18,17 +17,26 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from predictors.calibration import Calibration, balanced
-from predictors.differences import leaves
-from predictors.errors import UserError
-from predictors.features import FeatureSpec
-from predictors.storage import without_nan, write_atomically, write_json
+from predictors.inputs import FeatureSpec
+from runtime.compatibility import leaves
+from runtime.errors import UserError
+from runtime.files import without_nan, write_atomically, write_json
 
 if TYPE_CHECKING:
-    from predictors.trainer import Trainer
+    from predictors.training.trainer import Trainer
 
 FORMAT_VERSION = 3
 UNREADABLE = (
-    *(SafetensorError, UserError, OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    *(
+        SafetensorError,
+        UserError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+    ),
     *(RuntimeError, ImportError, MemoryError),
 )
 """What reading a damaged file may end in."""
@@ -39,10 +47,10 @@ Records = Mapping[str, torch.Tensor]
 class Predictor(Protocol):
     """A dataclass whose constructor arguments are its settings; `fit` sets `features` and `head`.
 
-    classes: names of the C columns `head` returns. label: what they mean. caveat: what calibration leaves wrong.
-    layers: those it reads of the harvested ones; None for all. Each predictor is a module `predictors.<name>` with its
-    class as `PREDICTOR`.
-    """
+    classes: names of the C columns `head` returns. label: what they mean. caveat: what calibration
+    leaves wrong.
+    layers: those it reads of the harvested ones; None for all. Each predictor is a module
+    `predictors.<name>` with its class as `PREDICTOR`."""
 
     name: ClassVar[str]
     classes: ClassVar[tuple[str, ...]]
@@ -66,11 +74,13 @@ class Predictor(Protocol):
         """What `samples` needs of them."""
 
     def samples(self, records: Records) -> Records:
-        """The rows to learn from and to be scored on, made of harvested records: `features` [n, D], `group` [n], ..."""
+        """The rows to learn from and to be scored on, made of harvested records: `features` [n, D],
+        `group` [n], ..."""
 
     @property
     def offset(self) -> tuple[float, ...]:
-        """[C] constants that undo what training did to the class odds, for the calibrator; () for nothing."""
+        """[C] constants that undo what training did to the class odds, for the calibrator; () for
+        nothing."""
 
     def build(self, dim: int) -> nn.Module:
         """An untrained head: float32 [n, dim] -> logits [n, C]."""
@@ -82,7 +92,8 @@ class Predictor(Protocol):
         """[n, C] distribution over `classes` that each row is scored against."""
 
     def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Calibrated probabilities of float32 features [n, D]; for two classes [n], that of the second."""
+        """Calibrated probabilities of float32 features [n, D]; for two classes [n], that of the
+        second."""
 
 
 def load_predictor(
@@ -94,10 +105,10 @@ def load_predictor(
 ) -> Predictor:
     """Load the predictor saved in `directory`, refusing one that was trained for something else.
 
-    expect: what this run has, any of `pair`, `features`, `warp`, `draft_warp` (dicts, compared leaf by leaf) and
-    `gamma`; what is left out is not checked. A pair may be renamed: its fingerprints decide. A checkpoint whose label
-    does not depend on gamma has gamma null and fits every gamma. key: config key named in errors.
-    """
+    expect: what this run has, any of `pair`, `features`, `warp`, `draft_warp` (dicts, compared leaf
+    by leaf) and `gamma`; what is left out is not checked. A pair may be renamed: its fingerprints
+    decide. A checkpoint whose label does not depend on gamma has gamma null and fits every gamma.
+    key: config key named in errors."""
     folder = Path(directory)
     config = read_config(folder, key)
     refuse_mismatch(config, expect or {}, f"{key}: {folder}")
@@ -111,15 +122,24 @@ def load_predictor(
 
 
 def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
-    predictor: Predictor = importlib.import_module(f"predictors.{config['predictor']}").PREDICTOR(**config["settings"])
+    predictor: Predictor = importlib.import_module(f"predictors.{config['predictor']}").PREDICTOR(
+        **config["settings"]
+    )
     predictor.features = FeatureSpec.from_dict(config["features"])
-    predictor.calibration = Calibration.from_dict(json.loads((folder / "calibration.json").read_text()))
+    predictor.calibration = Calibration.from_dict(
+        json.loads((folder / "calibration.json").read_text())
+    )
     weights = load_file(folder / "model.safetensors")
-    if not all(tensor.dtype == torch.float32 and torch.isfinite(tensor).all() for tensor in weights.values()):
+    if not all(
+        tensor.dtype == torch.float32 and torch.isfinite(tensor).all()
+        for tensor in weights.values()
+    ):
         raise ValueError("model.safetensors holds NaN, infinite or other than float32 values")
     with torch.device("meta"):  # a wrong shape is found before anything is allocated
         predictor.head = predictor.build(config["dim"])
-    predictor.head.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+    predictor.head.load_state_dict(
+        {name: tensor.clone() for name, tensor in weights.items()}, assign=True
+    )
     predictor.head.eval()  # what dropout leaves out is looked at, too
     ones = torch.ones(1, config["dim"])
     if not torch.isfinite(predictor.predict_proba(torch.cat([-ones, 0 * ones, ones]))).all():
@@ -130,7 +150,8 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
 
 
 def _gives_probabilities(calibration: Calibration, classes: int) -> bool:
-    """Tried at logits far out and in the middle, for `classes` classes and for a draft of three tokens."""
+    """Tried at logits far out and in the middle, for `classes` classes and for a draft of three
+    tokens."""
     one = torch.nn.functional.one_hot(torch.tensor(0), classes).float()
     probs = calibration.apply(torch.stack([100 * one, 0 * one, -100 * one]))
     survival = calibration.survival(torch.tensor([[1.0, 0.5, 0.1], [0.0, 0.0, 0.0]]))
@@ -152,14 +173,18 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
         raise damaged(folder, key, "specdecpp (or hrad, copies)", error) from error
     if version != FORMAT_VERSION or not _is_predictor(name):
         raise UserError(
-            f"{key}: {folder} holds predictor {name!r} in format {version}, this version reads {FORMAT_VERSION}. "
-            "Train it again: python train.py"
+            f"{key}: {folder} holds predictor {name!r} in format {version}, this version reads"
+            f" {FORMAT_VERSION}. Train it again: python train.py"
         )
     return config
 
 
 def _is_predictor(name: Any) -> bool:
-    return isinstance(name, str) and name.isidentifier() and importlib.util.find_spec(f"predictors.{name}") is not None
+    return (
+        isinstance(name, str)
+        and name.isidentifier()
+        and importlib.util.find_spec(f"predictors.{name}") is not None
+    )
 
 
 def damaged(folder: Path, key: str, name: str, error: Exception) -> UserError:
@@ -171,28 +196,33 @@ def damaged(folder: Path, key: str, name: str, error: Exception) -> UserError:
 
 
 def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where: str) -> None:
-    """Raise `UserError` naming the first key in which the run differs from what the checkpoint was trained for."""
+    """Raise `UserError` naming the first key in which the run differs from what the checkpoint was
+    trained for."""
     for name, wanted in leaves(_plain(expect)).items():
         trained = leaves({name.split(".")[0]: config.get(name.split(".")[0])})
         if name == "pair.name" or (name == "gamma" and trained.get("gamma") is None):
             continue
         if trained.get(name) != wanted:
             raise UserError(
-                f"{where} was trained with {name}={trained.get(name)!r}, but this run has {name}={wanted!r}. Use the "
-                f"former, or harvest and train for this run: python scripts/gen_data.py, "
-                f"python train.py predictor={config['predictor']}"
+                f"{where} was trained with {name}={trained.get(name)!r}, but this run has"
+                f" {name}={wanted!r}. Use the former, or harvest and train for this run: python"
+                f" scripts/gen_data.py, python train.py predictor={config['predictor']}"
             )
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """As it would read back from JSON: tuples become lists, a FeatureSpec its dict."""
-    flat = {name: value.to_dict() if isinstance(value, FeatureSpec) else value for name, value in values.items()}
+    flat = {
+        name: value.to_dict() if isinstance(value, FeatureSpec) else value
+        for name, value in values.items()
+    }
     plain: dict[str, Any] = json.loads(json.dumps(flat))
     return plain
 
 
 def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any]) -> None:
-    """Write the three files `load_predictor` needs into `folder`; `context` is merged into `config.json`."""
+    """Write the three files `load_predictor` needs into `folder`; `context` is merged into
+    `config.json`."""
     config = {
         "format_version": FORMAT_VERSION,
         "predictor": predictor.name,
@@ -202,15 +232,22 @@ def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any
         "label": predictor.label,
         **context,
     }
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in predictor.head.state_dict().items()}
+    state = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in predictor.head.state_dict().items()
+    }
     write_atomically(folder / "model.safetensors", lambda temporary: save_file(state, temporary))
     write_json(folder / "calibration.json", predictor.calibration.to_dict())
-    write_json(folder / "config.json", {**config, "sha256": checksums(folder, _plain(without_nan(config)))})
+    write_json(
+        folder / "config.json", {**config, "sha256": checksums(folder, _plain(without_nan(config)))}
+    )
 
 
 def checksums(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of the files of a checkpoint; of `config.json`, which keeps them, without them."""
-    contents = {name: (folder / name).read_bytes() for name in ("model.safetensors", "calibration.json")}
+    contents = {
+        name: (folder / name).read_bytes() for name in ("model.safetensors", "calibration.json")
+    }
     rest = {name: value for name, value in config.items() if name != "sha256"}
     contents["config.json"] = json.dumps(rest, sort_keys=True).encode()
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

@@ -1,4 +1,5 @@
-"""Calibration on held-out prompts: from a head's logits to probabilities that mean what they say."""
+"""Calibration on held-out prompts: from a head's logits to probabilities that mean what they
+say."""
 
 import math
 from collections.abc import Callable
@@ -9,25 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from predictors.errors import UserError
-from predictors.held_out import better, cross_fitted
 from predictors.survival import Survival
+from predictors.training.held_out import better, cross_fitted
+from runtime.errors import UserError
 
 BOUNDS = (0.05, 20.0)  # of the scale
 LARGEST_BIAS = 20.0
 FITTED = ("method", "scale", "bias", "curves")
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
-"""Knots (x, y) of a non-decreasing map: x log-odds of a class against the rest, y its probability."""
+"""Knots (x, y) of a non-decreasing map: x log-odds of a class against the rest, y its
+probability."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Probabilities are softmax(scale * (logits + offset) + bias); with `curves`, those of its log-odds.
+    """Probabilities are softmax(scale * (logits + offset) + bias); with `curves`, those of its
+    log-odds.
 
-    offset: [C] constants that undo what training is known to have done to the class odds; () for none.
-    scale, bias: [C], () for 1 and for 0. curves: of the second class where there are two, else one per class, whose
-    values are then normalised. rows, prompts: what it was fitted on. nll_before, nll_after: mean cross-entropy there of
-    softmax(logits) and of the calibrated probabilities. note: why it is not what was asked for; "" when it is.
+    offset: [C] constants that undo what training is known to have done to the class odds; () for
+    none.
+    scale, bias: [C], () for 1 and for 0. curves: of the second class where there are two, else one
+    per class, whose values are then normalised. rows, prompts: what it was fitted on. nll_before,
+    nll_after: mean cross-entropy there of softmax(logits) and of the calibrated probabilities.
+    note: why it is not what was asked for; "" when it is.
     survival: from the acceptance probabilities of single draft tokens to that of prefixes.
     """
 
@@ -60,7 +65,9 @@ class Calibration:
     def from_dict(cls, values: dict[str, Any]) -> "Calibration":
         curves = tuple((tuple(x), tuple(y)) for x, y in values["curves"])
         lists = {key: tuple(values[key]) for key in ("offset", "scale", "bias")}
-        return cls(**{**values, **lists, "curves": curves, "survival": Survival(**values["survival"])})
+        return cls(
+            **{**values, **lists, "curves": curves, "survival": Survival(**values["survival"])}
+        )
 
     @property
     def log_prior(self) -> tuple[float, ...]:
@@ -71,35 +78,39 @@ class Calibration:
 
 
 def balanced(probs: Tensor, log_prior: tuple[float, ...], balance: float = 1.0) -> Tensor:
-    """Posteriors [n, C] with the class priors divided out again: probs / exp(log_prior) ** balance, normalised.
+    """Posteriors [n, C] with the class priors divided out again: probs / exp(log_prior) ** balance,
+    normalised.
 
-    Their arg max at balance 1 is the decision when every class counts the same, however rare it is; at 0 it is the most
-    probable class. log_prior: as in `Calibration`; () leaves probs alone.
-    """
+    Their arg max at balance 1 is the decision when every class counts the same, however rare it is;
+    at 0 it is the most probable class. log_prior: as in `Calibration`; () leaves probs alone."""
     if not log_prior:
         return probs
     return torch.softmax(probs.log() - balance * probs.new_tensor(log_prior), dim=-1)
 
 
-# Fitting: (logits with the offset added [n, C], targets [n, C]) -> Calibration without offset ------------------------
+# Fitting: (logits with the offset added [n, C], targets [n, C]) -> Calibration without offset -----
 
 Fit = Callable[[Tensor, Tensor], Calibration]
 
 
 def fit_temperature(logits: Tensor, targets: Tensor) -> Calibration:
-    """One scale 1 / T for all classes, by cross-entropy (Guo et al. 2017), which is convex in it."""
+    """One scale 1 / T for all classes, by cross-entropy (Guo et al. 2017), which is convex in
+    it."""
     from scipy.optimize import minimize_scalar
 
     bounds = [math.log(bound) for bound in BOUNDS]
     found = minimize_scalar(
-        lambda log_scale: cross_entropy(logits * math.exp(log_scale), targets), bounds=bounds, method="bounded"
+        lambda log_scale: cross_entropy(logits * math.exp(log_scale), targets),
+        bounds=bounds,
+        method="bounded",
     )
     return Calibration("temperature", scale=(math.exp(found.x),) * logits.shape[1])
 
 
 def fit_platt(logits: Tensor, targets: Tensor) -> Calibration:
-    """Two classes: scale and bias of the log-odds (Platt 1999). More: vector scaling, a scale and a bias each (Guo et
-    al. 2017). By cross-entropy, convex in both; scales stay positive, so rankings by log-odds stay."""
+    """Two classes: scale and bias of the log-odds (Platt 1999). More: vector scaling, a scale and a
+    bias each (Guo et al. 2017). By cross-entropy, convex in both; scales stay positive, so rankings
+    by log-odds stay."""
     from scipy.optimize import minimize
 
     z, wanted, classes = logits.double(), targets.double(), logits.shape[1]
@@ -115,18 +126,25 @@ def fit_platt(logits: Tensor, targets: Tensor) -> Calibration:
     bounds = [BOUNDS] * scales + [(-LARGEST_BIAS, LARGEST_BIAS)] * (classes - 1)
     start = np.array([1.0] * scales + [0.0] * (classes - 1))
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x.tolist()
-    return Calibration("platt", scale=tuple(found[:scales] * (classes // scales)), bias=(0.0, *found[scales:]))
+    return Calibration(
+        "platt", scale=tuple(found[:scales] * (classes // scales)), bias=(0.0, *found[scales:])
+    )
 
 
 def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
-    """Non-decreasing maps of the log-odds, one class against the rest (Zadrozny & Elkan 2002), linear between knots.
+    """Non-decreasing maps of the log-odds, one class against the rest (Zadrozny & Elkan 2002),
+    linear between knots.
 
-    A soft label s is a row of weight s and one of weight 1 - s, which regression on s itself amounts to. Rows with
-    equal log-odds become one knot. Ends keep 1 / (rows + 2) away from 0 and 1: no finite split shows certainty.
-    """
+    A soft label s is a row of weight s and one of weight 1 - s, which regression on s itself
+    amounts to. Rows with equal log-odds become one knot. Ends keep 1 / (rows + 2) away from 0 and
+    1: no finite split shows certainty."""
     from sklearn.isotonic import IsotonicRegression
 
-    odds, wanted, least = log_odds(logits.double()).numpy(), targets.double().numpy(), 1 / (len(logits) + 2)
+    odds, wanted, least = (
+        log_odds(logits.double()).numpy(),
+        targets.double().numpy(),
+        1 / (len(logits) + 2),
+    )
     curves = []
     for c in [1] if logits.shape[1] == 2 else range(logits.shape[1]):
         fitted = IsotonicRegression(y_min=least, y_max=1 - least).fit(odds[:, c], wanted[:, c])
@@ -137,33 +155,46 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
 def _mapped(logits: Tensor, curves: tuple[Curve, ...]) -> Tensor:
     odds = log_odds(logits.double()).cpu().numpy()
     columns = range(len(curves)) if len(curves) > 1 else [1]
-    values = np.stack([np.interp(odds[:, c], *curve) for c, curve in zip(columns, curves, strict=True)], axis=-1)
-    values = values / values.sum(-1, keepdims=True) if len(curves) > 1 else np.concatenate([1 - values, values], -1)
+    values = np.stack(
+        [np.interp(odds[:, c], *curve) for c, curve in zip(columns, curves, strict=True)], axis=-1
+    )
+    values = (
+        values / values.sum(-1, keepdims=True)
+        if len(curves) > 1
+        else np.concatenate([1 - values, values], -1)
+    )
     return torch.from_numpy(values).to(logits)
 
 
 def log_odds(logits: Tensor) -> Tensor:
     """[n, C]: of each class against all others."""
-    others = [torch.cat([logits[:, :c], logits[:, c + 1 :]], 1).logsumexp(1) for c in range(logits.shape[1])]
+    others = [
+        torch.cat([logits[:, :c], logits[:, c + 1 :]], 1).logsumexp(1)
+        for c in range(logits.shape[1])
+    ]
     return logits - torch.stack(others, 1)
 
 
-# What is kept ---------------------------------------------------------------------------------------------------------
+# What is kept -------------------------------------------------------------------------------------
 
 
 def calibrate(
     fit: Fit | None, logits: Tensor, targets: Tensor, group: Tensor, offset: tuple[float, ...] = ()
 ) -> Calibration:
-    """The calibration of a head's logits [n, C] for targets [n, C] (distributions), fitted on the prompts `group` [n].
+    """The calibration of a head's logits [n, C] for targets [n, C] (distributions), fitted on the
+    prompts `group` [n].
 
-    fit: None for the head as it was trained. From the simplest on (offset, temperature, `fit`), each is kept if it
-    lowers the cross-entropy on prompts it was not fitted on (`better`) below what was kept before, and on all of them
-    below softmax(logits).
-    """
+    fit: None for the head as it was trained. From the simplest on (offset, temperature, `fit`),
+    each is kept if it lowers the cross-entropy on prompts it was not fitted on (`better`) below
+    what was kept before, and on all of them below softmax(logits)."""
     if not torch.isfinite(logits).all():
-        raise UserError("calibration: the head returns NaN or infinite logits. Train with a lower trainer.lr")
+        raise UserError(
+            "calibration: the head returns NaN or infinite logits. Train with a lower trainer.lr"
+        )
     logits, before = logits.double(), cross_entropy(logits, targets)
-    kept = Calibration(rows=len(logits), prompts=len(group.unique()), nll_before=before, nll_after=before)
+    kept = Calibration(
+        rows=len(logits), prompts=len(group.unique()), nll_before=before, nll_after=before
+    )
     if fit is None:
         return kept
     if offset:
@@ -174,11 +205,15 @@ def calibrate(
     if (targets.sum(0) <= 0).any():
         return replace(kept, note="nothing fitted: a class does not occur in the calibration split")
     if kept.prompts < 2:
-        return replace(kept, note="nothing fitted: that takes two prompts, the calibration split has one")
+        return replace(
+            kept, note="nothing fitted: that takes two prompts, the calibration split has one"
+        )
     return _best(fit, kept, logits, targets, group)
 
 
-def _best(fit: Fit, kept: Calibration, logits: Tensor, targets: Tensor, group: Tensor) -> Calibration:
+def _best(
+    fit: Fit, kept: Calibration, logits: Tensor, targets: Tensor, group: Tensor
+) -> Calibration:
     """`kept`, a temperature or what `fit` finds. logits: with the offset that was kept."""
     loss = _nll(torch.softmax(logits, -1), targets)
     for step in dict.fromkeys((fit_temperature, fit)):

@@ -9,15 +9,17 @@ from predictors.survival import Survival
 
 COLUMNS = ("kl", "brier", "ece", "auroc", "accuracy")
 LEGEND = (
-    "kl: mean CE - entropy of the label (log loss if it is hard). brier: mean squared error. ece: 15 equal bins. auroc:"
-    " soft labels count as weighted rows. draft confidence: logistic regression on one draft probability."
+    "kl: mean CE - entropy of the label (log loss if it is hard). brier: mean squared error. ece:"
+    " 15 equal bins. auroc: soft labels count as weighted rows. draft confidence: logistic"
+    " regression on one draft probability."
 )
 
 RELIABILITY_LEGEND = (
-    "95 % intervals: bootstrap over prompts. ece: 10 bins of equal mass. prefix k: the first k tokens of a draft are "
-    "all accepted. as trained: softmax of the head, for prefixes its product; calibrated: the same of calibrated "
-    "probabilities; survival: calibrated prefixes. log loss: at these stages, and how the last differs from the one "
-    "before. An ece of few rows is mostly noise, which its interval allows for."
+    "95 % intervals: bootstrap over prompts. ece: 10 bins of equal mass. prefix k: the first k"
+    " tokens of a draft are all accepted. as trained: softmax of the head, for prefixes its"
+    " product; calibrated: the same of calibrated probabilities; survival: calibrated prefixes. log"
+    " loss: at these stages, and how the last differs from the one before. An ece of few rows is"
+    " mostly noise, which its interval allows for."
 )
 STAGES = ("as trained", "calibrated", "survival")
 DECISION = "priors divided out"
@@ -28,8 +30,14 @@ def score_table(test: Mapping[str, Mapping[str, Any]]) -> str:
     """One line per predictor, markdown. test: predictor -> its `metrics.scores`."""
     columns = [name for name in COLUMNS if any(name in row for row in test.values())]
     width = max(map(len, test))
-    lines = [_line("predictor", columns, width), _line("-" * width, ["-" * 8] * len(columns), width)]
-    lines += [_line(name, [f"{row[column]:.4f}" for column in columns], width) for name, row in test.items()]
+    lines = [
+        _line("predictor", columns, width),
+        _line("-" * width, ["-" * 8] * len(columns), width),
+    ]
+    lines += [
+        _line(name, [f"{row[column]:.4f}" for column in columns], width)
+        for name, row in test.items()
+    ]
     return "\n".join(lines)
 
 
@@ -47,13 +55,19 @@ def confusion(name: str, metrics: Mapping[str, Any]) -> list[list[int]] | None:
 def confusion_table(counts: list[list[int]], classes: tuple[str, ...]) -> str:
     """Counts, markdown: rows are the true classes, columns the predicted ones."""
     width = len("true \\ predicted")
-    lines = [_line("true \\ predicted", list(classes), width), _line("-" * width, ["-" * 8] * len(classes), width)]
-    lines += [_line(name, [str(n) for n in row], width) for name, row in zip(classes, counts, strict=True)]
+    lines = [
+        _line("true \\ predicted", list(classes), width),
+        _line("-" * width, ["-" * 8] * len(classes), width),
+    ]
+    lines += [
+        _line(name, [str(n) for n in row], width) for name, row in zip(classes, counts, strict=True)
+    ]
     return "\n".join(lines)
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """What was fitted on the calibration split and what it is worth there: a line for the head, one for prefixes."""
+    """What was fitted on the calibration split and what it is worth there: a line for the head, one
+    for prefixes."""
     numbers = {"offset": calibration.offset, "scale": calibration.scale, "bias": calibration.bias}
     fitted = [f"{name} {_list(values)}" for name, values in numbers.items() if values]
     fitted += [f"{len(x)} knots" for x, _ in calibration.curves]
@@ -61,7 +75,9 @@ def calibration_text(calibration: Calibration) -> str:
     survival = calibration.survival
     if survival.rows:
         form = f"scale {survival.scale:.3f}, bias {survival.bias:.3f}, depth {survival.depth:.3f}"
-        lines.append(_fit_line(f"prefix survival: {'product' if survival.is_product else form}", survival))
+        lines.append(
+            _fit_line(f"prefix survival: {'product' if survival.is_product else form}", survival)
+        )
     return "\n".join(lines)
 
 
@@ -76,19 +92,25 @@ def _fit_line(what: str, fitted: Calibration | Survival) -> str:
 
 
 def reliability_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """Calibration by stage, markdown, a line for each probability. measured: its name -> `reliability.stages`."""
+    """Calibration by stage, markdown, a line for each probability. measured: its name ->
+    `reliability.stages`."""
     columns = [stage for stage in STAGES if any(stage in stages for stages in measured.values())]
     header = ["rows (prompts)", *(f"ece {stage}" for stage in columns), "log loss", "last change"]
-    return _table(header, {name: _reliability_cells(stages, columns) for name, stages in measured.items()})
+    return _table(
+        header, {name: _reliability_cells(stages, columns) for name, stages in measured.items()}
+    )
 
 
 def _table(header: list[str], rows: Mapping[str, list[str]]) -> str:
     first = max(map(len, rows))
     widths = [max(len(cells[i]) for cells in (header, *rows.values())) for i in range(len(header))]
     lines = [("", header), ("-" * first, ["-" * width for width in widths]), *rows.items()]
-    padded = [[cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] for _, cells in lines]
+    padded = [
+        [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] for _, cells in lines
+    ]
     return "\n".join(
-        f"| {' | '.join([name.ljust(first), *cells])} |" for (name, _), cells in zip(lines, padded, strict=True)
+        f"| {' | '.join([name.ljust(first), *cells])} |"
+        for (name, _), cells in zip(lines, padded, strict=True)
     )
 
 
@@ -109,29 +131,41 @@ def interval(estimate: Sequence[float], to: str = "-") -> str:
 
 
 def reliability_tables(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """The first harvest's table in full; where there are others, one that compares them. measured: harvest ->
-    `reliability.measured`, the one trained on first."""
+    """The first harvest's table in full; where there are others, one that compares them. measured:
+    harvest -> `reliability.measured`, the one trained on first."""
     tables = [reliability_table(next(iter(measured.values())))]
     if len(measured) > 1:
-        brief = {f"{data}: {what}": found[what] for data, found in measured.items() for what in ACROSS if what in found}
+        brief = {
+            f"{data}: {what}": found[what]
+            for data, found in measured.items()
+            for what in ACROSS
+            if what in found
+        }
         tables.append(reliability_table(brief))
     return "\n\n".join(tables)
 
 
 def bins_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """Mean prediction and mean outcome in each bin, markdown, a line for each probability and stage."""
+    """Mean prediction and mean outcome in each bin, markdown, a line for each probability and
+    stage."""
     rows = {
-        f"{name}, {stage}": [f"{predicted:.2f} / {outcome:.2f}" for _, predicted, outcome in found["bins"]]
+        f"{name}, {stage}": [
+            f"{predicted:.2f} / {outcome:.2f}" for _, predicted, outcome in found["bins"]
+        ]
         for name, stages in measured.items()
         if name in ACROSS
         for stage, found in stages.items()
     }
     count = max(map(len, rows.values()))
     header = [f"bin {number}" for number in range(1, count + 1)]
-    return _table(header, {name: cells + [""] * (count - len(cells)) for name, cells in rows.items()})
+    return _table(
+        header, {name: cells + [""] * (count - len(cells)) for name, cells in rows.items()}
+    )
 
 
-def model_card(config: Mapping[str, Any], metrics: Mapping[str, Any], calibration: Calibration, caveat: str) -> str:
+def model_card(
+    config: Mapping[str, Any], metrics: Mapping[str, Any], calibration: Calibration, caveat: str
+) -> str:
     """`README.md` of a checkpoint folder. caveat: what the calibration does not mend."""
     provenance, data = config["provenance"], config["provenance"]["data"]
     facts = {
@@ -144,12 +178,15 @@ def model_card(config: Mapping[str, Any], metrics: Mapping[str, Any], calibratio
         "Target warp": json.dumps(config["warp"]),
         "Draft warp": json.dumps(config["draft_warp"]),
         "Data": f"{data['folder']} (manifest sha256 {data['sha256'][:16]})",
-        "Training": f"{metrics['epochs']} epochs, {metrics['seconds']:.0f} s, seed {provenance['seed']}",
+        "Training": (
+            f"{metrics['epochs']} epochs, {metrics['seconds']:.0f} s, seed {provenance['seed']}"
+        ),
     }
     counts = confusion(config["predictor"], metrics)
     matrix = f"\n{confusion_table(counts, tuple(config['classes']))}\n" if counts else ""
     rows = ", ".join(
-        f"{split} {count['rows']} rows of {count['prompts']} prompts" for split, count in data["splits"].items()
+        f"{split} {count['rows']} rows of {count['prompts']} prompts"
+        for split, count in data["splits"].items()
     )
     return f"""# {config["predictor"]} for {config["pair"]["name"]}
 
@@ -185,5 +222,6 @@ Predicted / observed, in bins of equal mass of the test split:
 
 ## Limits
 
-It is valid for this pair, these features and these sampling laws only; loading it for others is refused.
+It is valid for this pair, these features and these sampling distributions only; loading it for
+others is refused.
 """

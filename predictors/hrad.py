@@ -1,4 +1,5 @@
-"""H-RAD of SpecBranch (arXiv 2506.01979): will the target accept none, some or all of the next round's draft?"""
+"""H-RAD of SpecBranch (arXiv 2506.01979): will the target accept none, some or all of the next
+round's draft?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,17 +11,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from predictors.base import Records
-from predictors.batches import Items, RowDropout
 from predictors.calibration import Calibration
-from predictors.errors import UserError, checked_count
-from predictors.features import FeatureSpec, checked_layers
-from predictors.losses import balanced_cross_entropy, smoothed_cross_entropy
-from predictors.resampling import balancing_weights, hold_out_prompts, smote, standardisation
-from predictors.trainer import Trainer
+from predictors.inputs import FeatureSpec, checked_layers
+from predictors.training.batches import Items, RowDropout
+from predictors.training.losses import balanced_cross_entropy, smoothed_cross_entropy
+from predictors.training.resampling import (
+    balancing_weights,
+    hold_out_prompts,
+    smote,
+    standardisation,
+)
+from predictors.training.trainer import Trainer
+from runtime.errors import UserError, checked_count
 
 
 class ClassMLP(nn.Module):
-    """Linear(D, 256) - ReLU - Dropout - Linear(256, 64) - ReLU - Dropout - Linear(64, 3) on (x - mean) / scale."""
+    """Linear(D, 256) - ReLU - Dropout - Linear(256, 64) - ReLU - Dropout - Linear(64, 3) on (x -
+    mean) / scale."""
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -42,42 +49,45 @@ class ClassMLP(nn.Module):
 
 
 def round_class(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
-    """Class of a round of at most gamma tokens: 0 nothing accepted, 2 everything, 1 some of it. int64 [n].
+    """Class of a round of at most gamma tokens: 0 nothing accepted, 2 everything, 1 some of it.
+    int64 [n].
 
-    accepted, drafted: [n], of rounds at least that long (token-wise verdicts: cutting a round short cuts both).
-    """
+    accepted, drafted: [n], of rounds at least that long (token-wise verdicts: cutting a round short
+    cuts both)."""
     accepted, drafted = accepted.clamp(max=gamma), drafted.clamp(max=gamma)
     return torch.where(accepted == 0, 0, torch.where(accepted == drafted, 2, 1))
 
 
 def log_prior(label: torch.Tensor, classes: int) -> tuple[float, ...]:
-    """[C] log of each class's share among labels [n], relative to equal shares; a class that is missing counts once."""
+    """[C] log of each class's share among labels [n], relative to equal shares; a class that is
+    missing counts once."""
     shares = (torch.bincount(label, minlength=classes) + 1) / (len(label) + classes)
     return tuple((shares * classes).log().tolist())
 
 
 @dataclass
 class HRAD:
-    """Predicts the class of the accepted length from the target's states at the last verified position.
+    """Predicts the class of the accepted length from the target's states at the last verified
+    position.
 
     gamma: draft tokens of the rounds whose outcome it predicts, at most those harvested.
-    smote_neighbours: k of SMOTE, 0 switches it off. standardise: give the MLP standardised columns (constants of the
-    training fold, saved with the weights); the paper feeds the raw states. layers: those of the harvest it reads; None
-    for all.
-    """
+    smote_neighbours: k of SMOTE, 0 switches it off. standardise: give the MLP standardised columns
+    (constants of the training fold, saved with the weights); the paper feeds the raw states.
+    layers: those of the harvest it reads; None for all."""
 
     name: ClassVar[str] = "hrad"
     kind: ClassVar[str] = "rounds"
     columns: ClassVar[tuple[str, ...]] = ("known", "accepted", "drafted", "draft_max_q", "features")
     classes: ClassVar[tuple[str, ...]] = ("none", "some", "all")
     label: ClassVar[str] = (
-        "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n = gamma, "
-        "or everything up to a drafted end token"
+        "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n"
+        " = gamma, or everything up to a drafted end token"
     )
     caveat: ClassVar[str] = (
-        "SMOTE and the class-balanced sampler teach equal class priors; calibration multiplies those of the training "
-        "split back in. The most probable class is then nearly always the most frequent one, so decoding divides them "
-        "out again (stop.balance): what it decides is in the confusion matrix."
+        "SMOTE and the class-balanced sampler teach equal class priors; calibration multiplies"
+        " those of the training split back in. The most probable class is then nearly always the"
+        " most frequent one, so decoding divides them out again (stop.balance): what it decides is"
+        " in the confusion matrix."
     )
 
     gamma: int = 3
@@ -94,14 +104,22 @@ class HRAD:
     def __post_init__(self) -> None:
         checked_count("predictor.gamma", self.gamma)
         self.layers = checked_layers(self.layers)
-        if not (0 <= self.dropout < 1 and 0 <= self.label_smoothing < 1 and self.smote_neighbours >= 0):
-            raise UserError("predictor: dropout and label_smoothing must lie in [0, 1), smote_neighbours be at least 0")
+        if not (
+            0 <= self.dropout < 1 and 0 <= self.label_smoothing < 1 and self.smote_neighbours >= 0
+        ):
+            raise UserError(
+                "predictor: dropout and label_smoothing must lie in [0, 1), smote_neighbours be at"
+                " least 0"
+            )
 
     def samples(self, records: Records) -> Records:
-        """The rounds whose first `gamma` verdicts are known, with their `label`; `draft_max_q` of the first token."""
+        """The rounds whose first `gamma` verdicts are known, with their `label`; `draft_max_q` of
+        the first token."""
         known = records["known"] >= self.gamma
         if not known.any():
-            raise UserError(f"predictor.gamma: no harvested round of {self.gamma} tokens is complete. Lower it")
+            raise UserError(
+                f"predictor.gamma: no harvested round of {self.gamma} tokens is complete. Lower it"
+            )
         rows = {name: values[known] for name, values in records.items()}
         label = round_class(rows["accepted"], rows["drafted"], self.gamma)
         return {**rows, "label": label, "draft_max_q": rows["draft_max_q"][:, 0]}
@@ -110,7 +128,8 @@ class HRAD:
         return ClassMLP(dim, self.dropout)
 
     def fit(self, records: Records, features: FeatureSpec, trainer: Trainer) -> "HRAD":
-        """Train on `features` [n, D] and `label` [n]; prompts are held out first, then the rest is rebalanced."""
+        """Train on `features` [n, D] and `label` [n]; prompts are held out first, then the rest is
+        rebalanced."""
         x, label, group = records["features"].float(), records["label"], records["group"]
         held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
         fold = x[~held], label[~held], group[~held]

@@ -1,8 +1,8 @@
 """Scores of predicted class probabilities against hard or soft labels.
 
-Everything takes `probs` and `targets` as [n, C] distributions; a soft label s is the target (1 - s, s), a hard one a
-one-hot row. For two classes the scores are those of the second column, the usual binary definitions.
-"""
+Everything takes `probs` and `targets` as [n, C] distributions; a soft label s is the target (1 - s,
+s), a hard one a one-hot row. For two classes the scores are those of the second column, the usual
+binary definitions."""
 
 from typing import Any
 
@@ -13,7 +13,8 @@ TINY = 1e-12
 
 
 def scores(probs: torch.Tensor, targets: torch.Tensor, bins: int = 15) -> dict[str, Any]:
-    """`kl`, `brier`, `ece`, `auroc`; for more than two classes also `accuracy` and `confusion`. Unweighted."""
+    """`kl`, `brier`, `ece`, `auroc`; for more than two classes also `accuracy` and `confusion`.
+    Unweighted."""
     probs, targets = probs.double(), targets.double()
     found: dict[str, Any] = {
         "kl": kl(probs, targets),
@@ -48,18 +49,22 @@ def squared_error(probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def ece(probs: torch.Tensor, targets: torch.Tensor, bins: int = 15) -> float:
-    """Expected calibration error over equal-width bins: sum_b n_b / n |mean prediction - mean outcome|.
+    """Expected calibration error over equal-width bins: sum_b n_b / n |mean prediction - mean
+    outcome|.
 
     Of the probability `one_column` picks.
     """
     predicted, outcome = one_column(probs, targets)
     which = (predicted * bins).long().clamp(max=bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, which, (predicted - outcome).double())
+    gap = torch.zeros(bins, dtype=torch.float64).index_add_(
+        0, which, (predicted - outcome).double()
+    )
     return float(gap.abs().sum() / len(probs))
 
 
 def one_column(probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(prediction, outcome) [n]: of the second of two classes, else of the class predicted most likely (top label)."""
+    """(prediction, outcome) [n]: of the second of two classes, else of the class predicted most
+    likely (top label)."""
     if probs.shape[1] == 2:
         return probs[:, 1], targets[:, 1]
     predicted, top = probs.max(-1)
@@ -67,7 +72,8 @@ def one_column(probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor
 
 
 def auroc(probs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Area under the ROC curve; more than two classes: mean of one-vs-rest. NaN where only one class occurs.
+    """Area under the ROC curve; more than two classes: mean of one-vs-rest. NaN where only one
+    class occurs.
 
     A row with soft label s counts as a positive of weight s and a negative of weight 1 - s.
     """
@@ -91,5 +97,7 @@ def confusion(probs: torch.Tensor, targets: torch.Tensor) -> list[list[int]]:
     """[C][C] counts: row = true class, column = predicted class (argmax)."""
     classes = probs.shape[1]
     flat = targets.argmax(-1) * classes + probs.argmax(-1)
-    counts: list[list[int]] = torch.bincount(flat, minlength=classes**2).view(classes, classes).tolist()
+    counts: list[list[int]] = (
+        torch.bincount(flat, minlength=classes**2).view(classes, classes).tolist()
+    )
     return counts

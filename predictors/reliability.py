@@ -1,9 +1,9 @@
 """How well predicted probabilities agree with what happened, with bootstrap intervals over prompts.
 
-An estimate is a list [value, low, high]. Rows of one prompt depend on each other, so resamples draw whole prompts with
-replacement. Intervals are 95 % pivotal ones (2 value - upper quantile, 2 value - lower quantile), widened to contain
-the value: an absolute gap grows with every layer of noise, and the quantiles themselves are too high by one layer.
-"""
+An estimate is a list [value, low, high]. Rows of one prompt depend on each other, so resamples draw
+whole prompts with replacement. Intervals are 95 % pivotal ones (2 value - upper quantile, 2 value -
+lower quantile), widened to contain the value: an absolute gap grows with every layer of noise, and
+the quantiles themselves are too high by one layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,31 +14,38 @@ from torch import Tensor
 from predictors.base import Predictor, Records
 from predictors.metrics import log_loss, one_column, squared_error
 from predictors.survival import Prefixes, by_depth, prefixes
-from predictors.trainer import logits_in_chunks
+from predictors.training.trainer import logits_in_chunks
 
 BINS = 10
 RESAMPLES = 1000
 
 
 def measured(predictor: Predictor, records: Records, rounds: Records | None) -> dict[str, Any]:
-    """Stages of calibration on held-out rows: of what the head predicts ("token" or "class"), and with `rounds` of
-    prefix survival, "prefix all", "prefix 1", ... by length."""
+    """Stages of calibration on held-out rows: of what the head predicts ("token" or "class"), and
+    with `rounds` of prefix survival, "prefix all", "prefix 1", ... by length."""
     logits = logits_in_chunks(predictor.head, records["features"])
-    probs = {"as trained": torch.softmax(logits, dim=-1), "calibrated": predictor.calibration.apply(logits)}
+    probs = {
+        "as trained": torch.softmax(logits, dim=-1),
+        "calibrated": predictor.calibration.apply(logits),
+    }
     name = "token" if len(predictor.classes) == 2 else "class"
     found = {name: stages(probs, predictor.targets(records), records["group"])}
     return found if rounds is None else {**found, **prefix_stages(predictor, rounds)}
 
 
 def prefix_stages(predictor: Predictor, rounds: Records) -> dict[str, Any]:
-    """Products of f as trained, products of calibrated f, and calibrated survival against prod min(1, p/q)."""
+    """Products of f as trained, products of calibrated f, and calibrated survival against prod
+    min(1, p/q)."""
     as_trained, calibrated = rollout_prefixes(predictor, rounds)
     survival = calibrated._replace(product=predictor.calibration.survival.of_prefixes(calibrated))
     by_stage = {"as trained": as_trained, "calibrated": calibrated, "survival": survival}
     found = {}
     for parts in zip(*map(by_depth, by_stage.values()), strict=True):
         (name, rows), *_ = parts
-        columns = {stage: two_columns(part.product) for stage, (_, part) in zip(by_stage, parts, strict=True)}
+        columns = {
+            stage: two_columns(part.product)
+            for stage, (_, part) in zip(by_stage, parts, strict=True)
+        }
         found[f"prefix {name}"] = stages(columns, two_columns(rows.accepted), rows.group)
     return found
 
@@ -48,7 +55,11 @@ def rollout_prefixes(predictor: Predictor, rounds: Records) -> tuple[Prefixes, P
     shape = rounds["accept_prob"].shape
     features = rounds["rollout_features"].reshape(shape.numel(), -1)
     logits = logits_in_chunks(predictor.head, features)
-    columns = rounds["accept_prob"], torch.minimum(rounds["drafted"], rounds["known"]), rounds["group"]
+    columns = (
+        rounds["accept_prob"],
+        torch.minimum(rounds["drafted"], rounds["known"]),
+        rounds["group"],
+    )
     as_trained, calibrated = (
         prefixes(probs[:, 1].view(shape), *columns)
         for probs in (torch.softmax(logits, dim=-1), predictor.calibration.apply(logits))
@@ -60,8 +71,11 @@ def two_columns(f: Tensor) -> Tensor:
     return torch.stack([1 - f, f], dim=-1)
 
 
-def stages(probs: Mapping[str, Tensor], targets: Tensor, group: Tensor) -> dict[str, dict[str, Any]]:
-    """`reliability` of probabilities [n, C] by name and, from the second on, how they `change` the one before."""
+def stages(
+    probs: Mapping[str, Tensor], targets: Tensor, group: Tensor
+) -> dict[str, dict[str, Any]]:
+    """`reliability` of probabilities [n, C] by name and, from the second on, how they `change` the
+    one before."""
     found, before = {}, None
     for name, after in probs.items():
         found[name] = reliability(after, targets, group)
@@ -72,12 +86,11 @@ def stages(probs: Mapping[str, Tensor], targets: Tensor, group: Tensor) -> dict[
 
 
 def reliability(probs: Tensor, targets: Tensor, group: Tensor, seed: int = 0) -> dict[str, Any]:
-    """`rows`, `prompts`, the estimates `ece`, `brier`, `log_loss`, and `bins`: [share of rows, mean prediction, mean
-    outcome] of bins of equal mass.
+    """`rows`, `prompts`, the estimates `ece`, `brier`, `log_loss`, and `bins`: [share of rows, mean
+    prediction, mean outcome] of bins of equal mass.
 
-    probs, targets: [n, C] distributions; group: [n] prompts. ece and bins are of one column (`metrics.one_column`); the
-    log loss is the cross-entropy, for soft targets too.
-    """
+    probs, targets: [n, C] distributions; group: [n] prompts. ece and bins are of one column
+    (`metrics.one_column`); the log loss is the cross-entropy, for soft targets too."""
     probs, targets = probs.double(), targets.double()
     predicted, outcome = one_column(probs, targets)
     cell = torch.nn.functional.one_hot(mass_bins(predicted), BINS).double()
@@ -92,23 +105,31 @@ def reliability(probs: Tensor, targets: Tensor, group: Tensor, seed: int = 0) ->
     }
 
 
-def change(before: Tensor, after: Tensor, targets: Tensor, group: Tensor, seed: int = 0) -> dict[str, list[float]]:
-    """Estimates of after - before for `brier` and `log_loss`, on the same rows and resamples; below 0 is better."""
+def change(
+    before: Tensor, after: Tensor, targets: Tensor, group: Tensor, seed: int = 0
+) -> dict[str, list[float]]:
+    """Estimates of after - before for `brier` and `log_loss`, on the same rows and resamples; below
+    0 is better."""
     before, after, targets = before.double(), after.double(), targets.double()
     return {
-        name: bootstrap((score(after, targets) - score(before, targets))[:, None], group, seed, signed=True)
+        name: bootstrap(
+            (score(after, targets) - score(before, targets))[:, None], group, seed, signed=True
+        )
         for name, score in (("brier", squared_error), ("log_loss", log_loss))
     }
 
 
 def bootstrap(values: Tensor, group: Tensor, seed: int, signed: bool = False) -> list[float]:
-    """Estimate of sum_b |mean over rows of values[:, b]|, or of the mean itself where `signed` (one column).
+    """Estimate of sum_b |mean over rows of values[:, b]|, or of the mean itself where `signed` (one
+    column).
 
-    values: [n, B]; group: [n]. With one prompt there is nothing to resample: the interval is [NaN, NaN].
-    """
+    values: [n, B]; group: [n]. With one prompt there is nothing to resample: the interval is [NaN,
+    NaN]."""
     _, prompt = torch.unique(group, return_inverse=True)
     prompts = int(prompt.max()) + 1
-    sums = torch.zeros(prompts, values.shape[1], dtype=torch.float64).index_add_(0, prompt, values.double())
+    sums = torch.zeros(prompts, values.shape[1], dtype=torch.float64).index_add_(
+        0, prompt, values.double()
+    )
     times = torch.cat([torch.ones(1, prompts, dtype=torch.float64), resamples(prompts, seed)])
     means = times @ sums / (times @ torch.bincount(prompt).double())[:, None]
     value, *resampled = (means[:, 0] if signed else means.abs().sum(1)).tolist()
@@ -121,8 +142,12 @@ def bootstrap(values: Tensor, group: Tensor, seed: int, signed: bool = False) ->
 
 def resamples(prompts: int, seed: int) -> Tensor:
     """[RESAMPLES, prompts]: how often each prompt is drawn."""
-    drawn = torch.randint(prompts, (RESAMPLES, prompts), generator=torch.Generator().manual_seed(seed))
-    return torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, torch.ones_like(drawn).double())
+    drawn = torch.randint(
+        prompts, (RESAMPLES, prompts), generator=torch.Generator().manual_seed(seed)
+    )
+    return torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones_like(drawn).double()
+    )
 
 
 def mass_bins(predicted: Tensor) -> Tensor:

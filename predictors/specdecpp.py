@@ -11,28 +11,30 @@ import torch.nn.functional as F
 from torch import nn
 
 from predictors.base import Records
-from predictors.batches import Items
 from predictors.calibration import Calibration
-from predictors.errors import UserError
-from predictors.features import FeatureSpec, checked_layers
-from predictors.losses import weighted_soft_bce
-from predictors.resampling import hold_out_prompts
-from predictors.trainer import Trainer
+from predictors.inputs import FeatureSpec, checked_layers
+from predictors.training.batches import Items
+from predictors.training.losses import weighted_soft_bce
+from predictors.training.resampling import hold_out_prompts
+from predictors.training.trainer import Trainer
+from runtime.errors import UserError
 
 DEEPEST = 64  # of AcceptanceHead; the paper has 3
 
 
 class AcceptanceHead(nn.Module):
-    """`depth` residual blocks x <- x + SiLU(W x + b), then a linear map to the logits (reject, accept).
+    """`depth` residual blocks x <- x + SiLU(W x + b), then a linear map to the logits (reject,
+    accept).
 
-    tie_blocks: all blocks share one W, b, as in the released code; the paper's text has one per block. Depth 0 is
-    logistic regression.
-    """
+    tie_blocks: all blocks share one W, b, as in the released code; the paper's text has one per
+    block. Depth 0 is logistic regression."""
 
     def __init__(self, dim: int, depth: int, tie_blocks: bool) -> None:
         super().__init__()
         self.repeats = depth if tie_blocks else 1
-        self.blocks = nn.ModuleList(nn.Linear(dim, dim) for _ in range(min(depth, 1) if tie_blocks else depth))
+        self.blocks = nn.ModuleList(
+            nn.Linear(dim, dim) for _ in range(min(depth, 1) if tie_blocks else depth)
+        )
         self.out = nn.Linear(dim, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,14 +47,15 @@ class AcceptanceHead(nn.Module):
 
 
 def kept_depths(records: Records) -> Records:
-    """Of each round the tokens a decoder would have verified: those accepted and the first one rejected.
+    """Of each round the tokens a decoder would have verified: those accepted and the first one
+    rejected.
 
-    Their hidden states are what decoding sees, and P(all k accepted) is the product of P(token i accepted | those
-    before it accepted): what the head learns is the factor that the stop rule multiplies. A greedy target says nothing
-    about later tokens. A sampled one does (p is taken along the rollout), but a token behind a rejected one has no
-    place in the product. The coins of the harvest decide what is rejected, so a depth occurs as often as it is reached.
-    `depth` counts the round's tokens before it.
-    """
+    Their hidden states are what decoding sees, and P(all k accepted) is the product of P(token i
+    accepted | those before it accepted): what the head learns is the factor that the stop rule
+    multiplies. A greedy target says nothing about later tokens. A sampled one does (p is taken
+    along the rollout), but a token behind a rejected one has no place in the product. The coins of
+    the harvest decide what is rejected, so a depth occurs as often as it is reached. `depth` counts
+    the round's tokens before it."""
     depth = torch.arange(records["accept_prob"].shape[1])
     most = torch.minimum(records["drafted"], records["known"])
     kept = (depth <= records["accepted"][:, None]) & (depth < most[:, None])
@@ -67,21 +70,26 @@ def kept_depths(records: Records) -> Records:
 class SpecDecPP:
     """Predicts s = min(1, p/q) of a drawn draft token from the draft's hidden state at that token.
 
-    recipe: what it learns from. "mixed": the paper's token mixing, candidates at all response positions in a context of
-        response tokens and earlier candidates, labelled as if that were the response alone; "rollouts": tokens of
-        harvested rounds in the context of their own round, which is what decoding sees (`kept_depths`).
-    depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss. Its minimum lies at
-    log-odds log(s / (1 - s)) - log(w_rej / w_acc): softmax(head) is the paper's f, for which its threshold of 0.7 with
-    w_rej = 6 is meant; `predict_proba` undoes the known shift before the temperature.
+    recipe: what it learns from. "mixed": the paper's token mixing, candidates at all response
+        positions in a context of response tokens and earlier candidates, labelled as if that were
+        the response alone; "rollouts": tokens of harvested rounds in the context of their own
+        round, which is what decoding sees (`kept_depths`).
+    depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss. Its
+    minimum lies at log-odds log(s / (1 - s)) - log(w_rej / w_acc): softmax(head) is the paper's f,
+    for which its threshold of 0.7 with w_rej = 6 is meant; `predict_proba` undoes the known shift
+    before the temperature.
     layers: those of the harvest it reads; None for all.
     """
 
     name: ClassVar[str] = "specdecpp"
     classes: ClassVar[tuple[str, ...]] = ("reject", "accept")
-    label: ClassVar[str] = "soft_label = min(1, p(Y)/q(Y)) of a drawn draft token Y, under the warped laws"
+    label: ClassVar[str] = (
+        "soft_label = min(1, p(Y)/q(Y)) of a drawn draft token Y, under the warped distributions"
+    )
     caveat: ClassVar[str] = (
-        "Before calibration the output is the paper's f, which w_rej lowers by log(w_rej / w_acc) in log-odds; "
-        "calibration adds that back. Stop thresholds tuned on f have to be tuned again."
+        "Before calibration the output is the paper's f, which w_rej lowers by log(w_rej / w_acc)"
+        " in log-odds; calibration adds that back. Stop thresholds tuned on f have to be tuned"
+        " again."
     )
 
     recipe: Literal["mixed", "rollouts"] = "mixed"
@@ -98,8 +106,16 @@ class SpecDecPP:
         if self.recipe not in ("mixed", "rollouts"):
             raise UserError(f"predictor.recipe: {self.recipe!r} is unknown. Use mixed or rollouts")
         self.layers = checked_layers(self.layers)
-        if type(self.depth) is not int or not 0 <= self.depth <= DEEPEST or self.w_rej <= 0 or self.w_acc <= 0:
-            raise UserError(f"predictor.depth: must lie in 0 to {DEEPEST}, and predictor.w_rej and w_acc be above 0")
+        if (
+            type(self.depth) is not int
+            or not 0 <= self.depth <= DEEPEST
+            or self.w_rej <= 0
+            or self.w_acc <= 0
+        ):
+            raise UserError(
+                f"predictor.depth: must lie in 0 to {DEEPEST}, and predictor.w_rej and w_acc be"
+                " above 0"
+            )
 
     @property
     def gamma(self) -> None:
@@ -113,7 +129,15 @@ class SpecDecPP:
     def columns(self) -> tuple[str, ...]:
         if self.recipe == "mixed":
             return "soft_label", "q_token", "draft_max_q", "features"
-        return "known", "drafted", "accepted", "draft_q", "draft_max_q", "accept_prob", "rollout_features"
+        return (
+            "known",
+            "drafted",
+            "accepted",
+            "draft_q",
+            "draft_max_q",
+            "accept_prob",
+            "rollout_features",
+        )
 
     def samples(self, records: Records) -> Records:
         return records if self.recipe == "mixed" else kept_depths(records)
@@ -126,13 +150,16 @@ class SpecDecPP:
         return AcceptanceHead(dim, self.depth, self.tie_blocks)
 
     def fit(self, records: Records, features: FeatureSpec, trainer: Trainer) -> "SpecDecPP":
-        """Train on `features` [n, D] and `soft_label` [n]; a micro-batch is all positions of `batch_size` prompts."""
+        """Train on `features` [n, D] and `soft_label` [n]; a micro-batch is all positions of
+        `batch_size` prompts."""
         x, s, group = records["features"], records["soft_label"], records["group"]
         held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
         torch.manual_seed(trainer.seed)
         self.features, self.head = features, self.build(x.shape[1])
         loss = partial(weighted_soft_bce, w_rej=self.w_rej, w_acc=self.w_acc)
-        trainer.train(self.head, Items(x[~held], s[~held], group[~held]), Items(x[held], s[held]), loss, loss)
+        trainer.train(
+            self.head, Items(x[~held], s[~held], group[~held]), Items(x[held], s[held]), loss, loss
+        )
         return self
 
     def targets(self, records: Records) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Prefix survival: how likely all of the first k draft tokens are accepted, the number SpecDec++ stops on."""
+"""Prefix survival: how likely all of the first k draft tokens are accepted, the number SpecDec++
+stops on."""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from predictors.errors import UserError
-from predictors.held_out import better, cross_fitted
+from predictors.training.held_out import better, cross_fitted
+from runtime.errors import UserError
 
 CLIP = 1e-6  # of a product, in log-odds
 BOUNDS = ((0.05, 20.0), (-20.0, 20.0), (-20.0, 20.0))
@@ -20,15 +21,14 @@ DEPTHS = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 8), (9, math.inf))
 
 @dataclass(frozen=True)
 class Survival:
-    """log-odds(P(first k accepted)) = scale * log-odds(f_1 ... f_k) + bias + depth * log k, increasing in the product,
-    and at most what it is for any shorter prefix.
+    """log-odds(P(first k accepted)) = scale * log-odds(f_1 ... f_k) + bias + depth * log k,
+    increasing in the product, and at most what it is for any shorter prefix.
 
-    The product is exact when f_i is the acceptance probability given everything before token i, and that the tokens
-    before it were accepted (2405.19715, section 3.3). A head that knows less is wrong about the same stretch of text
-    several times in a row, which no calibration of single tokens mends. With the defaults the product itself is
-    returned. rows, prompts, nll_before, nll_after, note: as in `predictors.calibration.Calibration`, before being the
-    product.
-    """
+    The product is exact when f_i is the acceptance probability given everything before token i, and
+    that the tokens before it were accepted (2405.19715, section 3.3). A head that knows less is
+    wrong about the same stretch of text several times in a row, which no calibration of single
+    tokens mends. With the defaults the product itself is returned. rows, prompts, nll_before,
+    nll_after, note: as in `predictors.calibration.Calibration`, before being the product."""
 
     scale: float = 1.0
     bias: float = 0.0
@@ -40,17 +40,20 @@ class Survival:
     note: str = ""
 
     def __call__(self, f: Tensor) -> Tensor:
-        """Acceptance probabilities of the tokens of a draft [..., gamma] -> survival of each of its prefixes, float64
-        [..., gamma]."""
+        """Acceptance probabilities of the tokens of a draft [..., gamma] -> survival of each of its
+        prefixes, float64 [..., gamma]."""
         return self.of_products(f.double().cumprod(-1))
 
     def of_products(self, products: Tensor) -> Tensor:
-        """The same for the products [..., gamma] of the first 1, 2, ... probabilities. A running minimum over k: by a
-        positive `depth`, or below `CLIP`, a longer prefix would otherwise be more likely than its beginning."""
+        """The same for the products [..., gamma] of the first 1, 2, ... probabilities. A running
+        minimum over k: by a positive `depth`, or below `CLIP`, a longer prefix would otherwise be
+        more likely than its beginning."""
         if self.is_product:
             return products
         k = torch.arange(1, products.shape[-1] + 1, dtype=products.dtype, device=products.device)
-        return torch.sigmoid(self.scale * torch.logit(products, CLIP) + self.bias + self.depth * k.log()).cummin(-1)[0]
+        return torch.sigmoid(
+            self.scale * torch.logit(products, CLIP) + self.bias + self.depth * k.log()
+        ).cummin(-1)[0]
 
     def of_prefixes(self, rows: "Prefixes") -> Tensor:
         """The same for whole rollouts, [n]."""
@@ -65,8 +68,9 @@ class Survival:
 
 
 class Prefixes(NamedTuple):
-    """Every prefix that drafting would reach, rollout by rollout, the shortest first. All [n]: product f_1 ... f_k, its
-    length k, the probability that the target accepts all of it, and the prompt it came from."""
+    """Every prefix that drafting would reach, rollout by rollout, the shortest first. All [n]:
+    product f_1 ... f_k, its length k, the probability that the target accepts all of it, and the
+    prompt it came from."""
 
     product: Tensor
     k: Tensor
@@ -81,12 +85,17 @@ class Prefixes(NamedTuple):
 def prefixes(f: Tensor, accept_prob: Tensor, length: Tensor, group: Tensor) -> Prefixes:
     """Prefixes of A rollouts: f, accept_prob [A, gamma]; length (tokens that count), group [A].
 
-    The label is prod_{i<=k} min(1, p/q), the probability that all k drawn tokens are accepted: for a sampled target it
-    has the expectation of the verdict and less variance, for a greedy one it is the verdict.
-    """
+    The label is prod_{i<=k} min(1, p/q), the probability that all k drawn tokens are accepted: for
+    a sampled target it has the expectation of the verdict and less variance, for a greedy one it is
+    the verdict."""
     k = torch.arange(1, f.shape[1] + 1).expand(f.shape)
     reached = k <= length[:, None]
-    columns = f.double().cumprod(1), k.double(), accept_prob.double().cumprod(1), group[:, None].expand(f.shape)
+    columns = (
+        f.double().cumprod(1),
+        k.double(),
+        accept_prob.double().cumprod(1),
+        group[:, None].expand(f.shape),
+    )
     return Prefixes(*(column[reached] for column in columns))
 
 
@@ -96,22 +105,31 @@ def by_depth(rows: Prefixes) -> Iterator[tuple[str, Prefixes]]:
     for first, last in DEPTHS:
         part = rows.between(first, last)
         if len(part.k):
-            yield str(first) if last == first else f"{first}-{'' if last == math.inf else last}", part
+            yield (
+                (str(first) if last == first else f"{first}-{'' if last == math.inf else last}"),
+                part,
+            )
 
 
 def fit_survival(rows: Prefixes) -> Survival:
-    """The `Survival` of lowest cross-entropy with the labels, the product where that is no better on other prompts."""
+    """The `Survival` of lowest cross-entropy with the labels, the product where that is no better
+    on other prompts."""
     if not torch.isfinite(rows.product).all():
-        raise UserError("calibration.survival: the predictor returns NaN. Train with a lower trainer.lr")
+        raise UserError(
+            "calibration.survival: the predictor returns NaN. Train with a lower trainer.lr"
+        )
     before = binary_nll(rows.product, rows.accepted)
-    product = Survival(rows=len(rows.k), prompts=len(rows.group.unique()), nll_before=float(before.mean()))
+    product = Survival(
+        rows=len(rows.k), prompts=len(rows.group.unique()), nll_before=float(before.mean())
+    )
     product = replace(product, nll_after=product.nll_before)
     if product.prompts < 2:
         return replace(product, note="product kept: a fit takes rollouts of two prompts")
     found = _minimum(rows)
     after = float(binary_nll(found.of_prefixes(rows), rows.accepted).mean())
     held_out = cross_fitted(
-        lambda kept: _minimum(Prefixes(*(column[kept] for column in rows))).of_prefixes(rows), rows.group
+        lambda kept: _minimum(Prefixes(*(column[kept] for column in rows))).of_prefixes(rows),
+        rows.group,
     )
     gain = before - binary_nll(held_out, rows.accepted)
     if after > before.mean() or not better(gain, rows.group):
@@ -123,7 +141,9 @@ def _minimum(rows: Prefixes) -> Survival:
     """Logistic regression on (log-odds, 1, log k): convex."""
     from scipy.optimize import minimize
 
-    x = torch.stack([torch.logit(rows.product, CLIP), torch.ones_like(rows.k), rows.k.log()], 1).numpy()
+    x = torch.stack(
+        [torch.logit(rows.product, CLIP), torch.ones_like(rows.k), rows.k.log()], 1
+    ).numpy()
     s = rows.accepted.numpy()
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:

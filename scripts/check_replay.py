@@ -1,14 +1,15 @@
-"""Check that replay = decode on your pair: decode the prompts of a greedy harvest and compare the counts, one by one.
+"""Check that replay = decode on your pair: decode the prompts of a greedy harvest and compare the
+counts, one by one.
 
-    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 pair.dtype=float32 out=data/greedy
-    python train.py predictor=specdecpp data=data/greedy out=checkpoints/specdecpp-greedy
-    python train.py predictor=hrad data=data/greedy out=checkpoints/hrad-greedy
-    python scripts/check_replay.py
+    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1
+    pair.dtype=float32 out=data/greedy python train.py predictor=specdecpp data=data/greedy
+    out=checkpoints/specdecpp-greedy python train.py predictor=hrad data=data/greedy
+    out=checkpoints/hrad-greedy python scripts/check_replay.py
 
-Every rule at every setting. Where counts differ, the first round that does is shown with what decided it: forwards of
-other shapes round differently, so two tokens, or a rule's value and its threshold, that lie within rounding of each
-other may change places. Exits with 1 where a difference has another reason.
-"""
+Every rule at every setting. Where counts differ, the first round that does is shown with what
+decided it: forwards of other shapes round differently, so two tokens, or a rule's value and its
+threshold, that lie within rounding of each other may change places. Exits with 1 where a difference
+has another reason."""
 
 import math
 import sys
@@ -22,28 +23,29 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.dataset import read_manifest, read_responses
-from data_gen.rollout_table import read_table
-from data_gen.tuning_data import check_out, refuse_foreign_checkpoint, refuse_other_pair
+from data_gen.storage.dataset import read_manifest, read_responses
+from decoding.draft_tree import StopRule
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
-from decoding.growth import StopRule
-from decoding.lm import LM
-from decoding.machine import dtypes, in_words
-from decoding.metrics import accepted_tokens, drafted_tokens
-from decoding.models import ModelPair, load_pair, pair_identity
-from decoding.policies import Policy, policy_of, threshold_of
-from decoding.replay import Counts, Replayer, Step
-from decoding.rollouts import RolloutTable
+from decoding.models.lm import LM
+from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.models.machine import dtypes, in_words
 from decoding.sampling import Sampler, Warp
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
-from predictors.cli import hydra_script
-from predictors.errors import UserError, checked_count
-from predictors.storage import write_json
+from evaluation.metrics import accepted_tokens, drafted_tokens
+from evaluation.replay.candidates import check_out, refuse_foreign_checkpoint, refuse_other_pair
+from evaluation.replay.policies import Policy, policy_of, threshold_of
+from evaluation.replay.read import read_table
+from evaluation.replay.simulate import Counts, Replayer, Step
+from evaluation.replay.table import RolloutTable
+from runtime.cli import hydra_script
+from runtime.errors import UserError, checked_count
+from runtime.files import write_json
 
-# Gaps that rounding may close: of two logits; of a rule's value; of one predicted from harvested features (bfloat16).
+# Gaps that rounding may close: of two logits; of a rule's value; of one predicted from harvested
+# features (bfloat16).
 LOGITS, VALUES, PREDICTIONS = 1e-3, 1e-4, 5e-3
 
 
@@ -52,7 +54,10 @@ def main(cfg: DictConfig) -> None:
     """Harvest and pair in, a verdict for every rule and prompt out."""
     manifest = read_manifest(cfg.data)
     if manifest["warp"]["temperature"] or manifest["draft_warp"]["temperature"]:
-        raise UserError(f"data: {cfg.data} is not greedy, so that a decode is another draw. Give a greedy harvest")
+        raise UserError(
+            f"data: {cfg.data} is not greedy, so that a decode is another draw. Give a greedy"
+            " harvest"
+        )
     check_out(Path(cfg.out))
     limit = None if cfg.limit is None else checked_count("limit", cfg.limit)
     stops = stop_rules(cfg, manifest)
@@ -73,32 +78,52 @@ def main(cfg: DictConfig) -> None:
                 if not rows[-1]["equal"]:
                     prompt = torch.tensor(response["prompt_tokens"])
                     rounding = PREDICTIONS if stop.reads_hidden else VALUES
-                    rows[-1]["reason"] = reason(pair, table, policy, steps, index, prompt, trace, rounding)
+                    rows[-1]["reason"] = reason(
+                        pair, table, policy, steps, index, prompt, trace, rounding
+                    )
                 bar.update()
     write_json(Path(cfg.out), found)
     print(f"\n{report(found)}\n\nsaved {cfg.out}")
-    sys.exit(any(not row["equal"] and not row["reason"]["near_tie"] for rows in found.values() for row in rows))
+    sys.exit(
+        any(
+            not row["equal"] and not row["reason"]["near_tie"]
+            for rows in found.values()
+            for row in rows
+        )
+    )
 
 
 def refuse_other_dtypes(here: Mapping[str, str], harvested: Mapping[str, str] | None) -> None:
-    """Counts can only be equal where the models round alike. harvested: None of a harvest that did not record them."""
+    """Counts can only be equal where the models round alike. harvested: None of a harvest that did
+    not record them."""
     if harvested is not None and here != harvested:
         raise UserError(
-            f"pair.dtype: {in_words(here)} here, {in_words(harvested)} in the harvest. Give the one that was "
-            "harvested, or harvest anew with pair.dtype=float32, in which few decisions rest on rounding"
+            f"pair.dtype: {in_words(here)} here, {in_words(harvested)} in the harvest. Give the one"
+            " that was harvested, or harvest anew with pair.dtype=float32, in which few decisions"
+            " rest on rounding"
         )
 
 
 def stop_rules(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[tuple[str, float], StopRule]:
-    """Every rule at every setting. Raises UserError where none is left or a checkpoint is not for the harvest."""
+    """Every rule at every setting. Raises UserError where none is left or a checkpoint is not for
+    the harvest."""
     levels = {name: cfg.settings[name] for name in cfg.rules if cfg.settings.get(name)}
     if not levels:
-        raise UserError("settings: no rule has a threshold to be checked at. Give some, e.g. settings.fixed=[1,4]")
+        raise UserError(
+            "settings: no rule has a threshold to be checked at. Give some, e.g."
+            " settings.fixed=[1,4]"
+        )
     for name in levels:
         if "checkpoint" in cfg.rules[name]:
             folder = Path(cfg.rules[name].checkpoint)
-            refuse_foreign_checkpoint(folder, manifest, f"rules.{name}.checkpoint", manifest["gamma"])
-    return {(name, level): stop_rule(cfg, name, level) for name, found in levels.items() for level in found}
+            refuse_foreign_checkpoint(
+                folder, manifest, f"rules.{name}.checkpoint", manifest["gamma"]
+            )
+    return {
+        (name, level): stop_rule(cfg, name, level)
+        for name, found in levels.items()
+        for level in found
+    }
 
 
 def stop_rule(cfg: DictConfig, name: str, level: float) -> StopRule:
@@ -110,14 +135,18 @@ def stop_rule(cfg: DictConfig, name: str, level: float) -> StopRule:
     return stop
 
 
-def decode(pair: ModelPair, stop: StopRule, response: Mapping[str, Any], manifest: Mapping[str, Any]) -> Trace:
+def decode(
+    pair: ModelPair, stop: StopRule, response: Mapping[str, Any], manifest: Mapping[str, Any]
+) -> Trace:
     chain: Any = Chain(manifest["gamma"])
     verifier: Any = TokenVerifier()
-    engine = SerialEngine(pair, chain, stop, verifier, Warp(0.0), Warp(0.0), frozenset(pair.eos_ids))
+    engine = SerialEngine(
+        pair, chain, stop, verifier, Warp(0.0), Warp(0.0), frozenset(pair.eos_ids)
+    )
     return engine.decode(response["prompt_tokens"], manifest["max_new_tokens"], Sampler.seeded(0))
 
 
-# Comparing -----------------------------------------------------------------------------------------------------------
+# Comparing ----------------------------------------------------------------------------------------
 
 
 def counted(trace: Trace) -> dict[str, float]:
@@ -148,13 +177,18 @@ def reason(
     trace: Trace,
     rounding: float,
 ) -> dict[str, Any]:
-    """The first round that differs, and how close the decision was: between two tokens of the draft, between the rule's
-    value and its threshold (`rounding` apart is a near tie), or between two tokens of the target. Counts that differ
-    though no round does have no excuse."""
+    """The first round that differs, and how close the decision was: between two tokens of the
+    draft, between the rule's value and its threshold (`rounding` apart is a near tie), or between
+    two tokens of the target. Counts that differ though no round does have no excuse."""
     starts = [0, *accumulate(len(round_.tokens) for round_ in trace.rounds)]
-    rounds = [(start, len(r.draft_tokens), r.accepted) for start, r in zip(starts, trace.rounds, strict=False)]
+    rounds = [
+        (start, len(r.draft_tokens), r.accepted)
+        for start, r in zip(starts, trace.rounds, strict=False)
+    ]
     replayed = [step.of(index) for step in steps if step.live[index]]
-    differing = (i for i, (ours, theirs) in enumerate(zip(replayed, rounds, strict=False)) if ours != theirs)
+    differing = (
+        i for i, (ours, theirs) in enumerate(zip(replayed, rounds, strict=False)) if ours != theirs
+    )
     number = next(differing, None)
     if number is None:
         return tie(min(len(replayed), len(rounds)), "rounds that agree", math.nan, 0.0)
@@ -167,7 +201,9 @@ def reason(
             return tie(number, "draft's tokens", abs(float(logits[token] - logits[other])), LOGITS)
     if len(round_.draft_tokens) != drafted:
         depth = min(len(round_.draft_tokens), drafted)
-        reach = policy.reach[min(index, len(policy.reach) - 1), min(start, policy.reach.shape[1] - 1), depth]
+        reach = policy.reach[
+            min(index, len(policy.reach) - 1), min(start, policy.reach.shape[1] - 1), depth
+        ]
         gap = abs(float(reach) - policy.sign * steps[number].threshold[index])
         return tie(number, "value and threshold", gap, rounding)
     position = min(round_.accepted, accepted)
@@ -178,13 +214,18 @@ def reason(
 
 def tie(number: int, between: str, gap: float, rounding: float) -> dict[str, Any]:
     """gap: NaN where there is nothing to compare."""
-    return {"round": number, "between": between, "gap": float(gap), "near_tie": bool(gap < rounding)}
+    return {
+        "round": number,
+        "between": between,
+        "gap": float(gap),
+        "near_tie": bool(gap < rounding),
+    }
 
 
 @torch.inference_mode()
 def draft_logits(pair: ModelPair, committed: torch.Tensor, drafted: Sequence[int]) -> torch.Tensor:
-    """[V] of the draft after `committed` [n] and `drafted`, of which the target, whose states it may read, has seen all
-    committed tokens but the last."""
+    """[V] of the draft after `committed` [n] and `drafted`, of which the target, whose states it
+    may read, has seen all committed tokens but the last."""
     pair.target.reset()
     prefill(pair.target, committed)
     logits = last_logits(pair.draft, committed)
@@ -202,7 +243,8 @@ def last_logits(lm: LM, text: torch.Tensor) -> torch.Tensor:
 
 def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     lines = [
-        f"{name}: {sum(row['equal'] for row in rows)} of {len(rows)} prompts equal" for name, rows in found.items()
+        f"{name}: {sum(row['equal'] for row in rows)} of {len(rows)} prompts equal"
+        for name, rows in found.items()
     ]
     for name, rows in found.items():
         for row in rows:

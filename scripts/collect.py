@@ -1,13 +1,13 @@
-"""One table of many checkpoints: their settings, their scores, and the best threshold of each by replay.
+"""One table of many checkpoints: their settings, their scores, and the best threshold of each by
+replay.
 
     python train.py -m predictor.depth=0,1,2,3,4 predictor.w_rej=1,3,6,12
     python scripts/collect.py folder=checkpoints/specdecpp-sweep data=data/rounds
     python scripts/collect.py folder=checkpoints/specdecpp-sweep thresholds=[0.2,0.4,0.6]
     python scripts/collect.py folder=checkpoints/specdecpp-sweep data=null
 
-All of them are trained on one harvest, and replayed on one with a round at every position (data=null: scores alone).
-Only settings in which they differ are shown.
-"""
+All of them are trained on one harvest, and replayed on one with a round at every position
+(data=null: scores alone). Only settings in which they differ are shown."""
 
 import json
 import re
@@ -19,8 +19,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.dataset import read_manifest
-from data_gen.tuning_data import (
+from data_gen.storage.dataset import read_manifest
+from decoding.cost import CostTable
+from evaluation.replay.candidates import (
     candidates_of,
     check_out,
     check_sizes,
@@ -29,29 +30,38 @@ from data_gen.tuning_data import (
     refuse_foreign_checkpoint,
     replayer,
 )
-from decoding.cost import CostTable
-from decoding.report import markdown
-from decoding.tuning import Choice, choose, hindsight, span
+from evaluation.replay.tuning import Choice, choose, hindsight, span
+from evaluation.tables import markdown
 from predictors.base import damaged, read_config
-from predictors.cli import hydra_script
-from predictors.errors import UserError
-from predictors.storage import checked_folder
+from runtime.cli import hydra_script
+from runtime.errors import UserError
+from runtime.files import checked_folder
 
 SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
 Cells = dict[str, str]
-LEGEND = "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. Everything else: by replay."
+LEGEND = (
+    "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. Everything else: by"
+    " replay."
+)
 
 
 @hydra_script("collect")
 def main(cfg: DictConfig) -> None:
     """Checkpoints and a harvest in, a table out."""
-    out, folders = checked_folder("out", cfg.out, "file"), checkpoints(checked_folder(KEY, cfg.folder))
+    out, folders = (
+        checked_folder("out", cfg.out, "file"),
+        checkpoints(checked_folder(KEY, cfg.folder)),
+    )
     check_out(out)
     check_thresholds(cfg.thresholds)
     known = [(settings(folder), scores(folder)) for folder in folders]
     tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
-    rows = [(named, measured | found) for (named, measured), each in zip(known, tuned, strict=True) for found in each]
+    rows = [
+        (named, measured | found)
+        for (named, measured), each in zip(known, tuned, strict=True)
+        for found in each
+    ]
     text = table(rows)
     out.write_text(text + "\n", encoding="utf-8")
     print(f"\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
@@ -61,7 +71,9 @@ def checkpoints(parent: Path) -> list[Path]:
     """Folders of checkpoints, 2 before 10."""
     found = [path.parent for path in parent.glob("*/metrics.json")]
     if not found:
-        raise UserError(f"{KEY}: no checkpoints in {parent}. Train some: python train.py -m ... (see --help)")
+        raise UserError(
+            f"{KEY}: no checkpoints in {parent}. Train some: python train.py -m ... (see --help)"
+        )
     return sorted(found, key=lambda folder: _natural(folder.name))
 
 
@@ -77,7 +89,8 @@ def check_thresholds(thresholds: Any) -> None:
     listed = list(thresholds) if OmegaConf.is_list(thresholds) else []
     if not listed or not all(type(level) in (int, float) and 0 <= level <= 1 for level in listed):
         raise UserError(
-            f"thresholds: {thresholds} must be numbers from 0 to 1, e.g. thresholds=[0.2,0.4]; null: the best"
+            f"thresholds: {thresholds} must be numbers from 0 to 1, e.g. thresholds=[0.2,0.4];"
+            " null: the best"
         )
 
 
@@ -89,15 +102,26 @@ def settings(folder: Path) -> Cells:
 
 
 def scores(folder: Path) -> Cells:
-    """On the test split of the harvest trained on, calibrated. nll: cross-entropy with the label, also a soft one."""
+    """On the test split of the harvest trained on, calibrated. nll: cross-entropy with the label,
+    also a soft one."""
     name = read_config(folder, KEY)["predictor"]
     try:
         metrics = json.loads((folder / "metrics.json").read_text())
         reliability = next(iter(metrics["reliability"].values()))
         stages = reliability.get("token") or reliability["class"]
-        found = {"nll": list(stages.values())[-1]["log_loss"][0]} | {key: metrics["test"][name][key] for key in SCORES}
+        found = {"nll": list(stages.values())[-1]["log_loss"][0]} | {
+            key: metrics["test"][name][key] for key in SCORES
+        }
         seconds = {"seconds": f"{metrics['seconds']:.0f}"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, IndexError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        IndexError,
+    ) as error:
         raise damaged(folder, KEY, name, error) from error
     return {key: "-" if value is None else f"{value:.4f}" for key, value in found.items()} | seconds
 
@@ -114,16 +138,23 @@ def replayed(cfg: DictConfig, folders: Sequence[Path]) -> list[list[Cells]]:
     return [[judged(choice) for choice in tune_one(cfg, manifest, folder, cost)] for folder in bar]
 
 
-def tune_one(cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: CostTable) -> list[Choice]:
+def tune_one(
+    cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: CostTable
+) -> list[Choice]:
     """The best threshold of the rule that asks this checkpoint, or each that is given."""
     name = read_config(folder, KEY)["predictor"]
     stops = {name: instantiate(cfg.rules[name], checkpoint=str(folder))}
     first, second = (replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge))
-    chosen_on, judged_on = (candidates_of(cfg, stops, found, cfg.thresholds) for found in (first, second))
+    chosen_on, judged_on = (
+        candidates_of(cfg, stops, found, cfg.thresholds) for found in (first, second)
+    )
     least = hindsight(second, cost)
     if cfg.thresholds is None:
         return choose(chosen_on, judged_on, cost, least)
-    return [choose([one], [other], cost, least)[0] for one, other in zip(chosen_on, judged_on, strict=True)]
+    return [
+        choose([one], [other], cost, least)[0]
+        for one, other in zip(chosen_on, judged_on, strict=True)
+    ]
 
 
 def judged(choice: Choice) -> Cells:
@@ -137,10 +168,17 @@ def judged(choice: Choice) -> Cells:
 
 
 def table(rows: Sequence[tuple[Cells, Cells]]) -> str:
-    """rows: settings and figures; of the settings, besides the checkpoint's name, those in which rows differ."""
+    """rows: settings and figures; of the settings, besides the checkpoint's name, those in which
+    rows differ."""
     names = list(dict.fromkeys(name for known, _ in rows for name in known))
-    shown = [name for name in names if name == "checkpoint" or len({known.get(name) for known, _ in rows}) > 1]
-    lines = [[*(known.get(name, "") for name in shown), *figures.values()] for known, figures in rows]
+    shown = [
+        name
+        for name in names
+        if name == "checkpoint" or len({known.get(name) for known, _ in rows}) > 1
+    ]
+    lines = [
+        [*(known.get(name, "") for name in shown), *figures.values()] for known, figures in rows
+    ]
     return markdown([*shown, *rows[0][1]], lines)
 
 

@@ -1,9 +1,11 @@
-"""Distil a draft for a target: the target writes chats, a few transformer layers learn to predict them.
+"""Distil a draft for a target: the target writes chats, a few transformer layers learn to predict
+them.
 
     python scripts/distill_draft.py              # generate and train in turn, then write the layers
-    python scripts/distill_draft.py stage=generate  # only write chats (several processes may: seed=1, 2, ...)
-    python scripts/distill_draft.py stage=train     # only train, on the chats there are and those that come
-    python scripts/distill_draft.py stage=ship      # only write `output` from the last saved state
+    python scripts/distill_draft.py stage=generate  # only write chats (several processes may:
+    seed=1, 2, ...) python scripts/distill_draft.py stage=train     # only train, on the chats there
+    are and those that come python scripts/distill_draft.py stage=ship      # only write `output`
+    from the last saved state
 
 Interrupt it at any time and run the same command to go on. To train the shipped layers further:
 ``start=pairs/smollm2/draft_layers.safetensors folder=data/distill/more``.
@@ -26,14 +28,14 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from data_gen.chats import Chat, ChatPool, layers_of, save_chats, shards
-from data_gen.distill import Distillation, draft_states, measure_overlap, training_config
 from data_gen.prompts.jsonl import load_jsonl
-from data_gen.selfchat import SelfChat, SelfChatConfig
-from decoding.draft_model import copied_layers, draft_from_layers, own_layers
-from decoding.models import load_llama, load_tokenizer
-from predictors.cli import hydra_script
-from predictors.errors import UserError
+from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
+from decoding.models.loading import load_llama, load_tokenizer
+from drafts.chats import Chat, ChatPool, layers_of, save_chats, shards
+from drafts.distillation import Distillation, draft_states, measure_overlap, training_config
+from drafts.self_chat import SelfChat, SelfChatConfig
+from runtime.cli import hydra_script
+from runtime.errors import UserError
 
 ROUNDS = 20  # of training, with generation in between
 GENERATED_BY = 1.5  # all chats are written when 1 / 1.5 of the training is done
@@ -69,15 +71,29 @@ def check(cfg: DictConfig) -> None:
     if cfg.stage not in STAGES:
         raise UserError(f"stage: {cfg.stage} is unknown. Use one of {', '.join(STAGES)}")
     if cfg.chats.tokens <= cfg.chats.shard_tokens:
-        raise UserError("chats.tokens: must exceed chats.shard_tokens. Raise it, or lower chats.shard_tokens")
+        raise UserError(
+            "chats.tokens: must exceed chats.shard_tokens. Raise it, or lower chats.shard_tokens"
+        )
     training_config(cfg.training, "training")
     if not cfg.chats.temperatures or min(cfg.chats.temperatures) <= 0:
-        raise UserError("chats.temperatures: must be one or more numbers above 0. The default is [1.0, 0.6]")
+        raise UserError(
+            "chats.temperatures: must be one or more numbers above 0. The default is [1.0, 0.6]"
+        )
     if cfg.chats.openings is not None and cfg.chats.prompt_tokens < 2:
-        raise UserError("chats.prompt_tokens, chats.openings: 1 token is no room for an opening. Raise the former")
+        raise UserError(
+            "chats.prompt_tokens, chats.openings: 1 token is no room for an opening. Raise the"
+            " former"
+        )
     if cfg.chats.prompt_temperature <= 0:
         raise UserError("chats.prompt_temperature: must be above 0. The default is 1.0")
-    for key in ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out"):
+    for key in (
+        "slots",
+        "prompt_tokens",
+        "response_tokens",
+        "responses",
+        "shard_tokens",
+        "held_out",
+    ):
         if cfg.chats[key] < 1:
             raise UserError(f"chats.{key}: {cfg.chats[key]} is too small. Use 1 or more")
     for key, value in (("layers", cfg.layers), ("chats.feature_layers", cfg.chats.feature_layers)):
@@ -86,22 +102,30 @@ def check(cfg: DictConfig) -> None:
 
 
 def load_target(cfg: DictConfig) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """The pair's target and its tokenizer. Raises UserError where it has not the ``layers`` that are asked for."""
+    """The pair's target and its tokenizer. Raises UserError where it has not the ``layers`` that
+    are asked for."""
     model = load_llama("target", cfg.pair)
     tokenizer = load_tokenizer("target", cfg.pair)
     depth = model.config.num_hidden_layers
     if not cfg.layers or not all(0 <= layer < depth for layer in cfg.layers):
-        raise UserError(f"layers: {list(cfg.layers)} must be one or more of the target's layers 0 to {depth - 1}")
+        raise UserError(
+            f"layers: {list(cfg.layers)} must be one or more of the target's layers 0 to"
+            f" {depth - 1}"
+        )
     if not all(layer in range(depth + 1) for layer in cfg.chats.feature_layers):
-        raise UserError(f"chats.feature_layers: {list(cfg.chats.feature_layers)} must be layers from 0 to {depth}")
+        raise UserError(
+            f"chats.feature_layers: {list(cfg.chats.feature_layers)} must be layers from 0 to"
+            f" {depth}"
+        )
     return model, tokenizer
 
 
 def chat_stream(
     cfg: DictConfig, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> Iterator[Chat]:
-    """The endless chats of this process. One stream for the whole run: a new one would drop the chats that are not
-    finished, long ones above all, and begin again with the first of ``chats.prompts``."""
+    """The endless chats of this process. One stream for the whole run: a new one would drop the
+    chats that are not finished, long ones above all, and begin again with the first of
+    ``chats.prompts``."""
     settings = {f.name: cfg.chats[f.name] for f in fields(SelfChatConfig)}
     settings |= {key: tuple(settings[key]) for key in ("temperatures", "feature_layers")}
     seed = cfg.seed * 1_000_003 + shard_count(folder)  # never the same chats again after a restart
@@ -115,12 +139,13 @@ def shard_count(folder: Path) -> int:
 
 
 def generate(cfg: DictConfig, stream: Iterator[Chat], folder: Path, tokens: int) -> None:
-    """Write shards of chats until `folder` holds `tokens` response tokens (of every process that writes there)."""
+    """Write shards of chats until `folder` holds `tokens` response tokens (of every process that
+    writes there)."""
     for path in shards(folder):
         if (known := layers_of(path)) != tuple(cfg.chats.feature_layers):
             raise UserError(
-                f"chats.feature_layers: chats in {folder} keep hidden states of layers {[*known]}, not of "
-                f"{[*cfg.chats.feature_layers]}. Choose another folder=..."
+                f"chats.feature_layers: chats in {folder} keep hidden states of layers {[*known]},"
+                f" not of {[*cfg.chats.feature_layers]}. Choose another folder=..."
             )
     have = written_tokens(folder)
     if have >= tokens:
@@ -155,13 +180,18 @@ def written_tokens(folder: Path) -> int:
 
 
 def read_texts(cfg: DictConfig, key: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Token ids of the ``prompt`` field of each row of the JSONL file ``chats.<key>``; none where it is null."""
+    """Token ids of the ``prompt`` field of each row of the JSONL file ``chats.<key>``; none where
+    it is null."""
     if cfg.chats[key] is None:
         return []
     try:
         prompts = load_jsonl(key, cfg.chats[key], "prompt", None, True)
     except UserError as error:
-        named = str(error).replace("dataset.path", f"chats.{key}").replace("dataset.field", f"chats.{key}")
+        named = (
+            str(error)
+            .replace("dataset.path", f"chats.{key}")
+            .replace("dataset.field", f"chats.{key}")
+        )
         raise UserError(named) from error
     return [tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts]
 
@@ -170,14 +200,26 @@ def start_training(cfg: DictConfig, target: LlamaForCausalLM, chats: Path) -> Di
     """The run as its folder has it, or a new one from ``start`` or from the target's own layers."""
     pool = ChatPool(chats, cfg.chats.held_out)
     if len(pool.chats) <= cfg.chats.held_out:
-        raise UserError(f"folder: {chats} holds no chats to train on. Run with stage=generate or stage=all first")
-    layers = copied_layers(target, list(cfg.layers)) if cfg.start is None else load_layers(Path(cfg.start))
+        raise UserError(
+            f"folder: {chats} holds no chats to train on. Run with stage=generate or stage=all"
+            " first"
+        )
+    layers = (
+        copied_layers(target, list(cfg.layers))
+        if cfg.start is None
+        else load_layers(Path(cfg.start))
+    )
     draft = draft_from_layers(target, layers).float()
-    run = Distillation(draft, pool, training_config(cfg.training, "training"), Path(cfg.folder), cfg.seed)
+    run = Distillation(
+        draft, pool, training_config(cfg.training, "training"), Path(cfg.folder), cfg.seed
+    )
     if run.resume():
         print(f"resuming after {run.progress['tokens']:,} tokens ({run.folder})")
     elif cfg.stage == "ship":
-        raise UserError(f"folder: {run.folder} holds no trained state to ship. Run with stage=train or stage=all first")
+        raise UserError(
+            f"folder: {run.folder} holds no trained state to ship. Run with stage=train or"
+            " stage=all first"
+        )
     return run
 
 
@@ -187,51 +229,79 @@ def load_layers(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"start: {path} is damaged ({error}). Give another file, or start=null") from error
+        raise UserError(
+            f"start: {path} is damaged ({error}). Give another file, or start=null"
+        ) from error
 
 
 def first_round(cfg: DictConfig) -> int:
     """Response tokens needed before training can begin: the held-out chats and one shard more."""
-    return min(cfg.chats.tokens, 2 * cfg.chats.shard_tokens + cfg.chats.held_out * cfg.chats.response_tokens)
+    return min(
+        cfg.chats.tokens,
+        2 * cfg.chats.shard_tokens + cfg.chats.held_out * cfg.chats.response_tokens,
+    )
 
 
 def alternate(cfg: DictConfig, run: Distillation, stream: Iterator[Chat], chats: Path) -> None:
     """Train on what there is, write more, and so on: both budgets are used up in step."""
     start = written_tokens(chats)
     while run.progress["tokens"] < cfg.training.tokens:
-        train(cfg, run, min(cfg.training.tokens, run.progress["tokens"] + cfg.training.tokens // ROUNDS + 1))
+        train(
+            cfg,
+            run,
+            min(cfg.training.tokens, run.progress["tokens"] + cfg.training.tokens // ROUNDS + 1),
+        )
         share = run.progress["tokens"] / cfg.training.tokens
         wanted = int(start + share * GENERATED_BY * (cfg.chats.tokens - start))
         generate(cfg, stream, chats, min(wanted, cfg.chats.tokens))
 
 
 def train(cfg: DictConfig, run: Distillation, tokens: int) -> None:
-    """Train until `tokens` response tokens were seen, with a bar that shows the batch acceptance."""
+    """Train until `tokens` response tokens were seen, with a bar that shows the batch
+    acceptance."""
     smooth = None
-    with tqdm(total=tokens, initial=run.progress["tokens"], unit="tok", desc="train", smoothing=0.1) as bar:
+    with tqdm(
+        total=tokens, initial=run.progress["tokens"], unit="tok", desc="train", smoothing=0.1
+    ) as bar:
         for record in run.run(tokens, cfg.save_seconds):
-            smooth = record["acceptance"] if smooth is None else 0.95 * smooth + 0.05 * record["acceptance"]
+            smooth = (
+                record["acceptance"]
+                if smooth is None
+                else 0.95 * smooth + 0.05 * record["acceptance"]
+            )
             bar.set_postfix(acceptance=f"{smooth:.3f}", lr=f"{record['lr']:.1e}", refresh=False)
             bar.update(record["tokens"] - bar.n)
 
 
 def ship(cfg: DictConfig, run: Distillation) -> None:
-    """Write the trained layers in bfloat16, and provenance.json with what was measured on the held-out chats."""
-    overlap = measure_overlap(lambda chats: draft_states(run.draft, chats), run.pool.validation, run.head, stride=2)
+    """Write the trained layers in bfloat16, and provenance.json with what was measured on the
+    held-out chats."""
+    overlap = measure_overlap(
+        lambda chats: draft_states(run.draft, chats), run.pool.validation, run.head, stride=2
+    )
     output = Path(cfg.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".partial")
-    save_file({n: t.to(torch.bfloat16).contiguous() for n, t in own_layers(run.draft).items()}, partial)
+    save_file(
+        {n: t.to(torch.bfloat16).contiguous() for n, t in own_layers(run.draft).items()}, partial
+    )
     partial.rename(output)
-    record = provenance(cfg, run) | {"held_out_chats": asdict(overlap), "earlier_runs": earlier_runs(cfg.start)}
+    record = provenance(cfg, run) | {
+        "held_out_chats": asdict(overlap),
+        "earlier_runs": earlier_runs(cfg.start),
+    }
     partial.write_text(json.dumps(record, indent=2) + "\n")
     partial.rename(output.parent / "provenance.json")
-    print(f"held-out chats, {overlap.positions} positions: acceptance {overlap.acceptance:.4f}, {overlap.kl:.3f} nats")
+    print(
+        f"held-out chats, {overlap.positions} positions: acceptance {overlap.acceptance:.4f},"
+        f" {overlap.kl:.3f} nats"
+    )
     print(f"layers: {output}. Rebuild the pair with: python scripts/build_pair.py")
 
 
 def earlier_runs(start: str | None) -> list[dict[str, Any]]:
-    """The runs that made the layers this one started from, in order, as the provenance beside them has it."""
+    """The runs that made the layers this one started from, in order, as the provenance beside them
+    has it."""
     path = None if start is None else Path(start).parent / "provenance.json"
     if path is None or not path.is_file():
         return []

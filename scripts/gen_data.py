@@ -1,15 +1,17 @@
-"""Harvest training data: the target answers prompts, the draft reads along, labels and features become shards.
+"""Harvest training data: the target answers prompts, the draft reads along, labels and features
+become shards.
 
-    python scripts/gen_data.py                                   # starter prompts, the embedded pair
-    python scripts/gen_data.py estimate=true                     # how long and how large, then stop
-    python scripts/gen_data.py verify=true out=data/starter      # is every byte of it what was written?
-    accelerate launch --num_processes 8 scripts/gen_data.py      # several processes, or machines with a shared folder
-    python scripts/gen_data.py dataset=jsonl dataset.path=prompts.jsonl out=data/mine
-    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 out=data/greedy
+    python scripts/gen_data.py                                   # starter prompts, the embedded
+    pair python scripts/gen_data.py estimate=true                     # how long and how large, then
+    stop python scripts/gen_data.py verify=true out=data/starter      # is every byte of it what was
+    written? accelerate launch --num_processes 8 scripts/gen_data.py      # several processes, or
+    machines with a shared folder python scripts/gen_data.py dataset=jsonl
+    dataset.path=prompts.jsonl out=data/mine python scripts/gen_data.py warp=greedy
+    draft_warp.temperature=0 anchors.stride=1 out=data/greedy
 
-Interrupted, the same command continues after the last finished batch; it also makes anew what is missing or damaged.
-On CPUs `accelerate launch` wants `--multi_gpu` to start more than one process. `--help` lists every setting.
-"""
+Interrupted, the same command continues after the last finished batch; it also makes anew what is
+missing or damaged. On CPUs `accelerate launch` wants `--multi_gpu` to start more than one process.
+`--help` lists every setting."""
 
 import shlex
 import shutil
@@ -22,29 +24,32 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen import ledger
-from data_gen.answers.answer import Generated, Source, with_responses
-from data_gen.dataset import read_manifest
-from data_gen.harvest import Progress, Recipe, feature_dims, harvest, plan, settings_of
+from data_gen.harvest import HarvestSettings, Progress, feature_dims, harvest, plan, settings_of
 from data_gen.prompts import Prompt, load_prompts
 from data_gen.requests import Request, assign_splits, make_requests
-from data_gen.sealed import write_sealed
+from data_gen.responses.external import Generated, Source, with_responses
 from data_gen.statistics import estimate, statistics, summary
-from data_gen.verify import verify
-from data_gen.workers import Place
-from decoding.models import ModelPair, load_pair
-from predictors.cli import hydra_script
-from predictors.errors import UserError, checked_switch
-from predictors.storage import checked_folder
+from data_gen.storage import chunks
+from data_gen.storage.dataset import read_manifest
+from data_gen.storage.sharing import Worker
+from data_gen.storage.verify import verify
+from decoding.models.loading import ModelPair, load_pair
+from runtime.checksums import write_checksummed
+from runtime.cli import hydra_script
+from runtime.errors import UserError, checked_switch
+from runtime.files import checked_folder
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
-WRITER = "The first one (RANK=0) writes manifest.json; if there is none, run the same command without WORLD_SIZE"
+WRITER = (
+    "The first one (RANK=0) writes manifest.json; if there is none, run the same command without"
+    " WORLD_SIZE"
+)
 
 
 @hydra_script("gen_data", several=True)
 def main(cfg: DictConfig) -> None:
     """Prompts and a pair in, a dataset folder out."""
-    place, out = Place.of_launcher(), checked_folder("out", cfg.out)
+    place, out = Worker.of_launcher(), checked_folder("out", cfg.out)
     if checked_switch("verify", cfg.verify):
         report_faults(out, place)
         return
@@ -53,8 +58,8 @@ def main(cfg: DictConfig) -> None:
     source = instantiate(cfg.responses)
     known = known_settings(cfg, prompts, recipe, source)
     if not estimating:
-        ledger.refuse_others(out, known)
-    given = source.bring(prompts, recipe, out, ask=not estimating)  # a server may need the memory
+        chunks.refuse_others(out, known)
+    given = source.fetch(prompts, recipe, out, ask=not estimating)  # a server may need the memory
     place.share_cores()
     pair = load_pair(cfg.pair)
     new_tokens = recipe.max_new_tokens + recipe.gamma
@@ -68,12 +73,15 @@ def main(cfg: DictConfig) -> None:
         harvest(pair, requests, recipe, out, watch(bar, recipe), place)
     if place.rank == 0:
         manifest = finish(pair, requests, recipe, out, cfg)
-        print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}\nsaved {out}")
-    elif not (out / ledger.MANIFEST).exists():
+        print(
+            f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
+            f"\nsaved {out}"
+        )
+    elif not (out / chunks.MANIFEST).exists():
         print(f"process {place.rank + 1} of {place.size} is done. {WRITER}", file=sys.stderr)
 
 
-def report_faults(out: Path, place: Place) -> None:
+def report_faults(out: Path, place: Worker) -> None:
     """Print every bad file. Raises UserError where there is one."""
     if place.rank > 0:
         return
@@ -81,16 +89,19 @@ def report_faults(out: Path, place: Place) -> None:
     print(*bad, sep="\n", end="\n" if bad else "")
     if bad:
         raise UserError(
-            f"out: {len(bad)} bad files in {out}. Run the command that harvested it again: it makes anew what is bad"
+            f"out: {len(bad)} bad files in {out}. Run the command that harvested it again: it makes"
+            " anew what is bad"
         )
     manifest = read_manifest(out, "out")
-    print(f"{out} is whole: {len(manifest['shards'])} shards, {manifest['prompts']['count']} prompts")
+    print(
+        f"{out} is whole: {len(manifest['shards'])} shards, {manifest['prompts']['count']} prompts"
+    )
     print(f"content {manifest['content']}")
 
 
-def make_recipe(cfg: DictConfig) -> Recipe:
+def make_recipe(cfg: DictConfig) -> HarvestSettings:
     """The settings of a harvest, checked before any model is loaded."""
-    return Recipe(
+    return HarvestSettings(
         gamma=cfg.gamma,
         seed=cfg.seed,
         max_new_tokens=cfg.max_new_tokens,
@@ -105,25 +116,34 @@ def make_recipe(cfg: DictConfig) -> Recipe:
     )
 
 
-def known_settings(cfg: DictConfig, prompts: list[Prompt], recipe: Recipe, source: Source) -> dict:
-    """What of the plan is known before a response is asked for or a model is loaded. Raises UserError for shares that
-    cannot be."""
-    splits = assign_splits([prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test)
+def known_settings(
+    cfg: DictConfig, prompts: list[Prompt], recipe: HarvestSettings, source: Source
+) -> dict:
+    """What of the plan is known before a response is asked for or a model is loaded. Raises
+    UserError for shares that cannot be."""
+    splits = assign_splits(
+        [prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test
+    )
     kind = "generated" if isinstance(source, Generated) else "given"
-    return {**settings_of(list(splits.values()), recipe), "pair": {"name": cfg.pair.name}, "responses": kind}
+    return {
+        **settings_of(list(splits.values()), recipe),
+        "pair": {"name": cfg.pair.name},
+        "responses": kind,
+    }
 
 
-def progress_bar(requests: list[Request], recipe: Recipe, place: Place) -> tqdm:
-    """Counts response tokens, at most `max_new_tokens` per prompt; sparing with lines where there is no terminal. Of
-    several processes the first shows it, for all of them."""
+def progress_bar(requests: list[Request], recipe: HarvestSettings, place: Worker) -> tqdm:
+    """Counts response tokens, at most `max_new_tokens` per prompt; sparing with lines where there
+    is no terminal. Of several processes the first shows it, for all of them."""
     interval = 0.5 if sys.stderr.isatty() else 30.0
     total = len(requests) * recipe.max_new_tokens
     shown = {"unit": " tokens", "desc": "harvest", "mininterval": interval, "dynamic_ncols": True}
     return tqdm(total=total, disable=place.rank > 0, **shown)
 
 
-def watch(bar: tqdm, recipe: Recipe) -> Progress:
-    """Callbacks that move the bar: its total shrinks by what short answers and earlier runs leave undone."""
+def watch(bar: tqdm, recipe: HarvestSettings) -> Progress:
+    """Callbacks that move the bar: its total shrinks by what short answers and earlier runs leave
+    undone."""
     done = {"prompts": 0}
 
     def finished(prompts: int, tokens: int) -> None:
@@ -134,7 +154,9 @@ def watch(bar: tqdm, recipe: Recipe) -> Progress:
     return Progress(sampled=bar.update, finished=finished)
 
 
-def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, cfg: DictConfig) -> dict:
+def finish(
+    pair: ModelPair, requests: list[Request], recipe: HarvestSettings, out: Path, cfg: DictConfig
+) -> dict:
     """Write the manifest, which makes the folder a dataset. Returns it."""
     settings = plan(pair, requests, recipe)
     manifest = {
@@ -142,17 +164,19 @@ def finish(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, 
         "shares": {"calibration": cfg.splits.calibration, "test": cfg.splits.test},
         "responses_from": OmegaConf.to_container(cfg.responses),
         "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
-        "statistics": statistics(out, ledger.chunk_count(settings), recipe.gamma),
+        "statistics": statistics(out, chunks.chunk_count(settings), recipe.gamma),
         "feature_dims": feature_dims(pair, recipe),
-        **ledger.inventory(out, settings),
+        **chunks.inventory(out, settings),
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
         "versions": {name: version(name) for name in PACKAGES},
     }
-    write_sealed(out / ledger.MANIFEST, manifest)
+    write_checksummed(out / chunks.MANIFEST, manifest)
     return manifest
 
 
-def print_estimate(pair: ModelPair, requests: list[Request], recipe: Recipe, out: Path, place: Place) -> None:
+def print_estimate(
+    pair: ModelPair, requests: list[Request], recipe: HarvestSettings, out: Path, place: Worker
+) -> None:
     if place.rank > 0:
         return
     expected = estimate(pair, requests, recipe)

@@ -1,15 +1,15 @@
-"""Draw every figure and table that evaluations, harvests, checkpoints and tunings allow, as one page to look at.
+"""Draw every figure and table that evaluations, harvests, checkpoints and tunings allow, as one
+page to look at.
 
-    python scripts/report.py                                    # of all that is in runs, data and checkpoints
-    python scripts/report.py run=runs/smollm2-reading-starter-T1.0
-    python scripts/report.py run=[runs,data/rounds] out=runs/rounds-report
-    python scripts/report.py trace=runs/smollm2-reading-starter-T1.0/traces-hrad.jsonl prompt=3
+    python scripts/report.py                                    # of all that is in runs, data and
+    checkpoints python scripts/report.py run=runs/smollm2-eagle-starter-T1.0 python
+    scripts/report.py run=[runs,data/rounds] out=runs/rounds-report python scripts/report.py
+    trace=runs/smollm2-eagle-starter-T1.0/traces-hrad.jsonl prompt=3
 
-Folders are searched with the folders in them. Writes index.html, which needs no network and none of the other files,
-a PNG and a CSV of each figure, and report.json, which lists them; an earlier report in `out` is replaced. What lacks
-its input is named at the end of the page, with the command that makes it. `trace` and `prompt` print the rounds of one
-request instead, and write nothing.
-"""
+Folders are searched with the folders in them. Writes index.html, which needs no network and none of
+the other files, a PNG and a CSV of each figure, and report.json, which lists them; an earlier
+report in `out` is replaced. What lacks its input is named at the end of the page, with the command
+that makes it. `trace` and `prompt` print the rounds of one request instead, and write nothing."""
 
 import shlex
 import sys
@@ -24,18 +24,18 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.contents import Entry, contents
-from data_gen.evidence import REPORT, RESULTS, gather, read_evaluation
-from decoding import vocabulary
-from decoding.figures import terminal
-from decoding.figures.figure import Figure, Missing, save
-from decoding.figures.page import Lack, Section, Shown, page
-from decoding.figures.rounds import rule_of
-from decoding.figures.viewer import fragment
 from decoding.trace import Trace, read_traces
-from predictors.cli import hydra_script
-from predictors.errors import UserError
-from predictors.storage import checked_folder, refuse_foreign, replaced_folder, write_json
+from evaluation import token_texts
+from reports.figure import Figure, Missing, save
+from reports.figure_registry import Entry, figure_registry
+from reports.find_artifacts import REPORT, RESULTS, gather, read_evaluation
+from reports.page import Lack, Section, Shown, page
+from reports.viewer import terminal
+from reports.viewer.rounds import rule_of
+from reports.viewer.viewer import fragment
+from runtime.cli import hydra_script
+from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign, replaced_folder, write_json
 
 DEFAULT = ("runs", "data", "checkpoints")
 
@@ -49,12 +49,15 @@ def main(cfg: DictConfig) -> None:
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, REPORT)
     evidence = gather(searched(cfg.run))
-    texts = {evaluation.folder: vocabulary.read(evaluation.folder) for evaluation in evidence.evaluations}
+    texts = {
+        evaluation.folder: token_texts.read(evaluation.folder)
+        for evaluation in evidence.evaluations
+    }
     logger = instantiate(cfg.logger)
     logger.start("report", OmegaConf.to_container(cfg, resolve=True))
     try:
         with replaced_folder(out, REPORT) as folder:
-            sections, lacking = build(contents(evidence), folder)
+            sections, lacking = build(figure_registry(evidence), folder)
             text = page(evidence, sections, lacking, fragment(evidence.evaluations, texts))
             (folder / "index.html").write_text(text, encoding="utf-8")
             write_json(folder / REPORT, facts(sections, lacking))
@@ -75,7 +78,10 @@ def searched(run: Any) -> list[Path]:
         return [Path(name) for name in DEFAULT if Path(name).is_dir()]
     folders = [run] if isinstance(run, str) else list(run) if OmegaConf.is_list(run) else []
     if not folders or not all(isinstance(folder, str) and folder for folder in folders):
-        raise UserError(f"run: {run} is no folder and no list of folders. Write run=<folder> or run=[<folder>,...]")
+        raise UserError(
+            f"run: {run} is no folder and no list of folders. Write run=<folder> or"
+            " run=[<folder>,...]"
+        )
     return [Path(folder) for folder in folders]
 
 
@@ -83,7 +89,9 @@ def build(entries: Sequence[Entry], folder: Path) -> tuple[list[Section], list[L
     """Draw into `folder`. Returns what there is, by section, and what is lacking altogether."""
     sections: dict[str, list[Shown]] = {}
     lacking, taken = list[Lack](), set[str]()
-    with tqdm(total=sum(len(entry.builders) for entry in entries), desc="report", unit="figure") as bar:
+    with tqdm(
+        total=sum(len(entry.builders) for entry in entries), desc="report", unit="figure"
+    ) as bar:
         for entry in entries:
             needs, found = dict[str, None](), list[Shown]()
             for builder in entry.builders:
@@ -91,7 +99,9 @@ def build(entries: Sequence[Entry], folder: Path) -> tuple[list[Section], list[L
                     found.append(drawn(unique(builder(), taken), folder))
                 except Missing as missing:
                     needs[str(missing)] = None
-                except UserError as error:  # a shard, say, under the key of the programs that read nothing else
+                except (
+                    UserError
+                ) as error:  # a shard, say, under the key of the programs that read nothing else
                     raise UserError(f"run: {str(error).partition(': ')[2]}") from error
                 bar.update()
             sections.setdefault(entry.section, []).extend(found)
@@ -102,7 +112,10 @@ def build(entries: Sequence[Entry], folder: Path) -> tuple[list[Section], list[L
 
 def unique(figure: Figure, taken: set[str]) -> Figure:
     """With another name where there is one of that name: two runs may be called the same."""
-    numbered = (figure.name if number == 1 else f"{figure.name}-{number}" for number in range(1, len(taken) + 2))
+    numbered = (
+        figure.name if number == 1 else f"{figure.name}-{number}"
+        for number in range(1, len(taken) + 2)
+    )
     name = next(name for name in numbered if name not in taken)
     taken.add(name)
     return replace(figure, name=name)
@@ -138,7 +151,7 @@ def log(logger: Any, figure: Figure, folder: Path) -> None:
     logger.table(f"tables/{figure.name}", figure.columns, figure.rows)
 
 
-# In the terminal -----------------------------------------------------------------------------------------------------
+# In the terminal ----------------------------------------------------------------------------------
 
 
 def print_trace(cfg: DictConfig) -> None:
@@ -150,12 +163,15 @@ def print_trace(cfg: DictConfig) -> None:
     path = Path(str(cfg.trace))
     if not path.is_file():
         raise UserError(
-            f"trace: there is no file {path}. Give one of an evaluation, e.g. trace=runs/x/traces-hrad.jsonl"
+            f"trace: there is no file {path}. Give one of an evaluation, e.g."
+            " trace=runs/x/traces-hrad.jsonl"
         )
     trace = of_prompt(read_traces(path), cfg.prompt, path)
     results = path.parent / RESULTS
     rule = rule_of(read_evaluation(path.parent).config, trace.method) if results.is_file() else ""
-    for line in terminal.lines(trace, vocabulary.read(path.parent), terminal.wants_colour(sys.stdout), rule):
+    for line in terminal.lines(
+        trace, token_texts.read(path.parent), terminal.wants_colour(sys.stdout), rule
+    ):
         print(line)
 
 
@@ -166,7 +182,8 @@ def of_prompt(traces: Sequence[Trace], prompt: Any, path: Path) -> Trace:
     if not chosen or isinstance(prompt, bool):
         ids = ", ".join(name for _, name in prompts[:3])
         raise UserError(
-            f"prompt: {prompt} is none of the {len(prompts)} in trace={path}. Give a number from 1 on, or an id: {ids}"
+            f"prompt: {prompt} is none of the {len(prompts)} in trace={path}. Give a number from 1"
+            f" on, or an id: {ids}"
         )
     return traces[chosen[0]]
 

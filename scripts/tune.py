@@ -4,11 +4,11 @@
     python scripts/tune.py cost=measured
     python scripts/tune.py cost=a100 methods=[fixed,confidence]
 
-Needs a harvest with a round at every position (python scripts/gen_data.py anchors.stride=1 out=data/rounds) and, for
-specdecpp and hrad, their checkpoints (python train.py). cost=measure decodes a few prompts to learn what forwards cost
-here; with any other `cost` no model runs. Thresholds are chosen on one split and judged on another. Writes `out`:
-evaluate.py takes the thresholds of measured costs by itself, those of other costs where `thresholds` names the file.
-"""
+Needs a harvest with a round at every position (python scripts/gen_data.py anchors.stride=1
+out=data/rounds) and, for specdecpp and hrad, their checkpoints (python train.py). cost=measure
+decodes a few prompts to learn what forwards cost here; with any other `cost` no model runs.
+Thresholds are chosen on one split and judged on another. Writes `out`: evaluate.py takes the
+thresholds of measured costs by itself, those of other costs where `thresholds` names the file."""
 
 import shlex
 import sys
@@ -22,10 +22,23 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.dataset import read_manifest
 from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
-from data_gen.tuning_data import (
+from data_gen.storage.dataset import read_manifest
+from decoding.cost import CostTable, observed_cost, regress_traces
+from decoding.draft_tree import StopRule
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.serial import SerialEngine
+from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.models.machine import setup_facts
+from decoding.sampling import Sampler
+from decoding.stopping.fixed import Fixed
+from decoding.structures.chain import Chain
+from decoding.trace import Trace
+from decoding.verifiers.token import TokenVerifier
+from evaluation.interleaving import Engine, request_seed
+from evaluation.replay import thresholds
+from evaluation.replay.candidates import (
     candidates_of,
     check_out,
     check_sizes,
@@ -35,25 +48,21 @@ from data_gen.tuning_data import (
     refuse_other_pair,
     replayer,
 )
-from decoding import thresholds
-from decoding.benchmark import Engine, request_seed
-from decoding.cost import CostTable, observed_cost, regress_traces
-from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.engines.serial import SerialEngine
-from decoding.growth import StopRule
-from decoding.machine import setup_facts
-from decoding.models import ModelPair, load_pair, pair_identity
-from decoding.policies import threshold_of
-from decoding.replay import Replayer
-from decoding.sampling import Sampler
-from decoding.stopping.fixed import Fixed
-from decoding.structures.chain import Chain
-from decoding.trace import Trace
-from decoding.tuning import Candidate, Choice, choose, dominated_share, frontier, hindsight, oracle_totals, span
-from decoding.verifiers.token import TokenVerifier
-from predictors.cli import hydra_script
-from predictors.errors import UserError, checked_count, is_count
-from predictors.storage import checked_folder, file_hash, write_json
+from evaluation.replay.policies import threshold_of
+from evaluation.replay.simulate import Replayer
+from evaluation.replay.tuning import (
+    Candidate,
+    Choice,
+    choose,
+    dominated_share,
+    frontier,
+    hindsight,
+    oracle_totals,
+    span,
+)
+from runtime.cli import hydra_script
+from runtime.errors import UserError, checked_count, is_count
+from runtime.files import checked_folder, file_hash, write_json
 
 PLAIN = "autoregressive"
 MEASURED = ("measure", "measured")  # costs of this machine
@@ -66,9 +75,13 @@ def main(cfg: DictConfig) -> None:
     check(cfg, manifest)
     check_out(out)
     given = {"chosen": cfg.cost, **cfg.what_if}
-    tables = {name: given_cost(node, manifest) for name, node in given.items() if "_target_" in node}
+    tables = {
+        name: given_cost(node, manifest) for name, node in given.items() if "_target_" in node
+    }
     stops: dict[str, StopRule] = {name: instantiate(cfg.rules[name]) for name in cfg.methods}
-    chosen_on, judged_on = (replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge))
+    chosen_on, judged_on = (
+        replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge)
+    )
     first, second = (candidates_of(cfg, stops, found) for found in (chosen_on, judged_on))
     if "chosen" not in tables:
         tables = {"chosen": measured_cost(cfg, manifest, stops), **tables}
@@ -101,7 +114,8 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     unknown = [name for name in cfg.methods if name not in cfg.rules]
     if unknown or not cfg.methods:
         raise UserError(
-            f"methods: {list(cfg.methods)} must name some of {', '.join(cfg.rules)}, or define rules.<name>"
+            f"methods: {list(cfg.methods)} must name some of {', '.join(cfg.rules)}, or define"
+            " rules.<name>"
         )
     check_sizes(cfg, manifest)
     check_splits(cfg)
@@ -109,7 +123,10 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
         check_measuring(cfg.cost)
     for key in ("warp", "draft_warp"):
         if instantiate(cfg[key]).to_dict() != manifest[key]:
-            raise UserError(f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another data=")
+            raise UserError(
+                f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another"
+                " data="
+            )
     for name in cfg.methods:
         if "checkpoint" in cfg.rules[name]:
             folder, gamma_max = Path(cfg.rules[name].checkpoint), cfg.gamma_max or manifest["gamma"]
@@ -119,17 +136,22 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
 def check_measuring(cost: DictConfig) -> None:
     """What cost=measure is told."""
     if not (OmegaConf.is_list(cost.gammas) and cost.gammas and all(map(is_count, cost.gammas))):
-        raise UserError(f"cost.gammas: {cost.gammas} must be draft lengths from 1 on, e.g. cost.gammas=[1,4,16]")
+        raise UserError(
+            f"cost.gammas: {cost.gammas} must be draft lengths from 1 on, e.g. cost.gammas=[1,4,16]"
+        )
     for key in ("max_new_tokens", *(["limit"] if cost.limit is not None else [])):
         checked_count(f"cost.{key}", cost[key])
     check_out(Path(cost.file))
 
 
-# Judging --------------------------------------------------------------------------------------------------------------
+# Judging ------------------------------------------------------------------------------------------
 
 
 def tune(
-    chosen_on: Sequence[Candidate], judged_on: Sequence[Candidate], replayer: Replayer, table: CostTable
+    chosen_on: Sequence[Candidate],
+    judged_on: Sequence[Candidate],
+    replayer: Replayer,
+    table: CostTable,
 ) -> dict[str, Any]:
     """What is known about one cost table."""
     least = hindsight(replayer, table)
@@ -138,14 +160,20 @@ def tune(
     return {
         "cost": table.to_dict(),
         "oracle_speedup": plain / float(least.sum()),
-        "advice": next((choice.rule for choice in choices if choice.speculate), thresholds.NO_ADVICE),
+        "advice": next(
+            (choice.rule for choice in choices if choice.speculate), thresholds.NO_ADVICE
+        ),
         "rules": {choice.rule: asdict(choice) for choice in choices},
     }
 
 
 def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """Of every rule: its discard and verification rates, and the share of fixed draft lengths that it dominates."""
-    by_rule = {rule: [c for c in candidates if c.rule == rule] for rule in dict.fromkeys(c.rule for c in candidates)}
+    """Of every rule: its discard and verification rates, and the share of fixed draft lengths that
+    it dominates."""
+    by_rule = {
+        rule: [c for c in candidates if c.rule == rule]
+        for rule in dict.fromkeys(c.rule for c in candidates)
+    }
     edges = {rule: frontier(found) for rule, found in by_rule.items()}
     fixed = edges.get("fixed", [])
     return {
@@ -157,10 +185,12 @@ def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
     }
 
 
-# Costs ---------------------------------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
 
 
-def measured_cost(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]) -> CostTable:
+def measured_cost(
+    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]
+) -> CostTable:
     """From real decodes, saved for cost=measured."""
     pair = load_pair(cfg.pair)
     identity, setup = pair_identity(pair), setup_facts(pair)
@@ -171,7 +201,11 @@ def measured_cost(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[s
     fit = regress_traces([trace for found in (plain, *traces.values()) for trace in found])
     seconds, command = table.to_dict(), shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
     facts = {"pair": identity, "measured_on": setup, "command": command}
-    write_json(Path(cfg.cost.file), {"seconds": seconds, "regression": asdict(fit), **facts}, key="cost.file")
+    write_json(
+        Path(cfg.cost.file),
+        {"seconds": seconds, "regression": asdict(fit), **facts},
+        key="cost.file",
+    )
     print(f"{cost_lines(table)}\n{fit}; saved {cfg.cost.file}")
     return table
 
@@ -179,8 +213,13 @@ def measured_cost(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[s
 def decode_some(
     cfg: DictConfig, pair: ModelPair, gamma_max: int, stops: Mapping[str, StopRule]
 ) -> dict[str, list[Trace]]:
-    """Traces of plain decoding, of fixed draft lengths and of every rule, request by request in turn."""
-    warp, draft_warp, eos = instantiate(cfg.warp), instantiate(cfg.draft_warp), frozenset(pair.eos_ids)
+    """Traces of plain decoding, of fixed draft lengths and of every rule, request by request in
+    turn."""
+    warp, draft_warp, eos = (
+        instantiate(cfg.warp),
+        instantiate(cfg.draft_warp),
+        frozenset(pair.eos_ids),
+    )
     rules: dict[str, StopRule] = {f"fixed {gamma}": Fixed(gamma) for gamma in cfg.cost.gammas}
     rules |= {name: stop for name, stop in stops.items() if not isinstance(stop, Fixed)}
     chain: Any = Chain(max(gamma_max, *cfg.cost.gammas))
@@ -190,7 +229,13 @@ def decode_some(
         engines[name] = SerialEngine(pair, chain, stop, verifier, warp, draft_warp, eos)
     tokens, shares = cfg.cost.max_new_tokens, cfg.splits
     requests = requests_of_split(
-        load_prompts(cfg.dataset), pair, tokens, "calibration", shares.calibration, shares.test, cfg.cost.limit
+        load_prompts(cfg.dataset),
+        pair,
+        tokens,
+        "calibration",
+        shares.calibration,
+        shares.test,
+        cfg.cost.limit,
     )
     traces: dict[str, list[Trace]] = {name: [] for name in engines}
     for request in tqdm(requests, desc="cost", unit="prompt"):
@@ -200,10 +245,12 @@ def decode_some(
     return traces
 
 
-# Reporting -----------------------------------------------------------------------------------------------------------
+# Reporting ----------------------------------------------------------------------------------------
 
 
-def about(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]) -> dict[str, Any]:
+def about(
+    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]
+) -> dict[str, Any]:
     """What the thresholds belong to."""
     rules = {}
     for name, stop in stops.items():
@@ -211,7 +258,9 @@ def about(cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, Stop
         rules[name] = {
             "setting": setting,
             "stop": thresholds.rule_settings(cfg.rules[name], setting),
-            "checkpoint": thresholds.checkpoint_hash(folder, f"rules.{name}.checkpoint") if folder else None,
+            "checkpoint": (
+                thresholds.checkpoint_hash(folder, f"rules.{name}.checkpoint") if folder else None
+            ),
         }
     return {
         **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
@@ -231,19 +280,33 @@ def report(cfg: DictConfig, facts: Mapping[str, Any]) -> str:
     parts = []
     for name, found in facts["results"].items():
         lines = [
-            f"## cost {name}{' (' + facts['cost'] + ')' if name == 'chosen' else ''}{heading(found)}",
-            "| rule | threshold | speculate | speed-up, modelled | 95 % interval | regret to the oracle | discard "
-            "| verification |",
+            (
+                "## cost"
+                f" {name}{' (' + facts['cost'] + ')' if name == 'chosen' else ''}{heading(found)}"
+            ),
+            (
+                "| rule | threshold | speculate | speed-up, modelled | 95 % interval | regret to"
+                " the oracle | discard | verification |"
+            ),
             "|---|---|---|---|---|---|---|---|",
         ]
-        parts.append("\n".join([*lines, *(row(Choice(**choice)) for choice in found["rules"].values())]))
+        parts.append(
+            "\n".join([*lines, *(row(Choice(**choice)) for choice in found["rules"].values())])
+        )
     for rule, edge in facts["frontier"].items():
         if edge["fixed_dominated"] is not None:
-            parts.append(f"{rule}: its frontier dominates {edge['fixed_dominated']:.0%} of that of fixed lengths")
+            parts.append(
+                f"{rule}: its frontier dominates {edge['fixed_dominated']:.0%} of that of fixed"
+                " lengths"
+            )
     if facts["oracle_calls"]:
         draft, target = facts["oracle_calls"]
-        parts.append(f"oracle of SpecDec++, drafts of any length: {draft} draft and {target} target calls")
-    parts.append(f"thresholds and advice chosen on {cfg.choose}, figures of {cfg.judge}; prefill is left out")
+        parts.append(
+            f"oracle of SpecDec++, drafts of any length: {draft} draft and {target} target calls"
+        )
+    parts.append(
+        f"thresholds and advice chosen on {cfg.choose}, figures of {cfg.judge}; prefill is left out"
+    )
     return "\n\n".join(parts)
 
 
@@ -259,17 +322,21 @@ def row(choice: Choice) -> str:
     rates = f"{choice.discard_rate:.3f} | {choice.verification_rate:.3f}"
     speed = f"{choice.speedup:.3f} | {span(choice.interval)}"
     worth = "yes" if choice.speculate else "no"
-    return f"| {choice.rule} | {choice.threshold:.3g} | {worth} | {speed} | {choice.regret:.1%} | {rates} |"
+    return (
+        f"| {choice.rule} | {choice.threshold:.3g} | {worth} | {speed} | {choice.regret:.1%} |"
+        f" {rates} |"
+    )
 
 
 def cost_lines(table: CostTable) -> str:
     rows = ", ".join(
-        f"{count}: {seconds * 1e3:.1f}" for count, seconds in zip(table.target.rows, table.target.seconds, strict=True)
+        f"{count}: {seconds * 1e3:.1f}"
+        for count, seconds in zip(table.target.rows, table.target.seconds, strict=True)
     )
     calls = ", ".join(f"{rule} {seconds * 1e3:.2f}" for rule, seconds in table.calls.items())
     return (
-        f"ms: draft {table.draft * 1e3:.2f}; target by rows {rows}; without a draft {table.autoregressive * 1e3:.1f}; "
-        f"per number a rule computes: {calls}"
+        f"ms: draft {table.draft * 1e3:.2f}; target by rows {rows}; without a draft"
+        f" {table.autoregressive * 1e3:.1f}; per number a rule computes: {calls}"
     )
 
 

@@ -11,12 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Behaviour = Callable[[str, int], str]
-"""What happens to the n-th request (from 0) about a prompt: "ok", "hang", "reset", "garbage", ... or a status."""
+"""What happens to the n-th request (from 0) about a prompt: "ok", "hang", "reset", "garbage", ...
+or a status."""
 
 
 @dataclass
 class Stub:
-    """What the server has seen. tries: requests by prompt text; under_way, most: requests at a time."""
+    """What the server has seen. tries: requests by prompt text; under_way, most: requests at a
+    time."""
 
     behave: Behaviour
     url: str = ""
@@ -33,8 +35,14 @@ def text_of(body: dict[str, Any]) -> str:
     return body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
 
 
-def completion(body: dict[str, Any], text: str | None, finish: Any = "stop", **fields: Any) -> dict[str, Any]:
-    said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text, **fields}}
+def completion(
+    body: dict[str, Any], text: str | None, finish: Any = "stop", **fields: Any
+) -> dict[str, Any]:
+    said = (
+        {"text": text}
+        if "prompt" in body
+        else {"message": {"role": "assistant", "content": text, **fields}}
+    )
     return {"choices": [{"index": 0, "finish_reason": finish, **said}], "model": body["model"]}
 
 
@@ -100,7 +108,10 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
             elif action in REPLIES:
                 self.send(200, json.dumps(REPLIES[action](body)).encode())
             else:
-                self.send(int(action), f"went wrong: {action} {self.headers['Authorization']}\nmore".encode())
+                self.send(
+                    int(action),
+                    f"went wrong: {action} {self.headers['Authorization']}\nmore".encode(),
+                )
 
         def send(self, status: int, content: bytes, missing: int = 0) -> None:
             self.send_response(status)
@@ -116,7 +127,9 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
     server.handle_error = lambda request, client: None  # type: ignore[method-assign]
     server.daemon_threads = True
     stub.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     try:
         yield stub
     finally:

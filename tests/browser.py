@@ -1,7 +1,8 @@
-"""A headless Chromium that reads pages from disk, and hears of everything a page complains of or asks for.
+"""A headless Chromium that reads pages from disk, and hears of everything a page complains of or
+asks for.
 
-python -m tests.browser <page.html> <picture.png> [light|dark] [width] [CSS selector of the part]    # a screenshot
-"""
+python -m tests.browser <page.html> <picture.png> [light|dark] [width] [CSS selector of the part]
+# a screenshot"""
 
 import shutil
 import sys
@@ -13,7 +14,10 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-REMEDY = f"no Chromium ({', '.join(NAMES)}) on this machine, so no page was opened. Install one: make browser"
+REMEDY = (
+    f"no Chromium ({', '.join(NAMES)}) on this machine, so no page was opened. Install one: make"
+    " browser"
+)
 
 
 def executable() -> str | None:
@@ -32,8 +36,8 @@ def launched() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
-    """Fails on any message in the console, any error, any request but for files and data. options: of the page, e.g.
-    color_scheme."""
+    """Fails on any message in the console, any error, any request but for files and data. options:
+    of the page, e.g. color_scheme."""
     page = browser.new_page(**options)
     heard = list[str]()
     page.on("console", lambda message: heard.append(f"console {message.type}: {message.text}"))
@@ -49,9 +53,14 @@ def _outside(url: str) -> bool:
     return not url.startswith(("file:", "data:"))
 
 
-def main(page: str, picture: str, scheme: Any = "light", width: str = "1000", part: str = "body") -> None:
+def main(
+    page: str, picture: str, scheme: Any = "light", width: str = "1000", part: str = "body"
+) -> None:
     size = {"width": int(width), "height": 800}
-    with launched() as browser, opened(browser, Path(page), color_scheme=scheme, viewport=size) as view:
+    with (
+        launched() as browser,
+        opened(browser, Path(page), color_scheme=scheme, viewport=size) as view,
+    ):
         view.locator(part).screenshot(path=picture)
 
 

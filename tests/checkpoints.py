@@ -10,8 +10,8 @@ import torch
 from predictors.base import Predictor, checksums, save_predictor
 from predictors.calibration import Calibration
 from predictors.copies import Copies
-from predictors.features import TEXT, FeatureSpec
 from predictors.hrad import HRAD
+from predictors.inputs import TEXT, FeatureSpec
 from predictors.specdecpp import SpecDecPP
 
 ONE_STATE = {"specdecpp": FeatureSpec("draft", [-1]), "hrad": FeatureSpec("target", [-1], True)}
@@ -42,14 +42,21 @@ def write_logistic(folder: Path, calibration: Calibration = AS_TRAINED) -> Path:
     predictor = SpecDecPP(depth=0)
     predictor.features, predictor.head = ONE_STATE["specdecpp"], predictor.build(1)
     predictor.calibration = calibration
-    predictor.head.load_state_dict({"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)})
+    predictor.head.load_state_dict(
+        {"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)}
+    )
     return save(predictor, folder, None)
 
 
 def write_copies(
-    folder: Path, weights: Sequence[float], bias: float, context: Mapping[str, Any] | None = None, **settings: int
+    folder: Path,
+    weights: Sequence[float],
+    bias: float,
+    context: Mapping[str, Any] | None = None,
+    **settings: int,
 ) -> Path:
-    """Of copied tokens: acceptance with log-odds weights . features + bias. settings: of the predictor."""
+    """Of copied tokens: acceptance with log-odds weights . features + bias. settings: of the
+    predictor."""
     predictor = Copies(**settings)
     predictor.features, predictor.head = TEXT, predictor.build(len(weights))
     columns = torch.tensor([[0.0] * len(weights), list(weights)])
@@ -64,8 +71,10 @@ def save(predictor: Predictor, folder: Path, context: Mapping[str, Any] | None) 
     return folder
 
 
-def reseal(folder: Path) -> None:
+def rewrite_checksum(folder: Path) -> None:
     """Make the checksums fit what lies in the folder, so that what comes after them is tested."""
     config = json.loads((folder / "config.json").read_text())
     if isinstance(config, dict):
-        (folder / "config.json").write_text(json.dumps({**config, "sha256": checksums(folder, config)}))
+        (folder / "config.json").write_text(
+            json.dumps({**config, "sha256": checksums(folder, config)})
+        )

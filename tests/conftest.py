@@ -12,5 +12,6 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def tiny_pair_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a loadable pair of tiny random Llamas: `target` and `draft` (float64: pair.dtype=float64)."""
+    """A folder with a loadable pair of tiny random Llamas: `target` and `draft` (float64:
+    pair.dtype=float64)."""
     return save_tiny_pair(tmp_path_factory.mktemp("pair"))

@@ -6,13 +6,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ODD = [None, True, -1, 0, 1, 2, 10**6, 10**30, -0.5, 1e308, float("nan"), float("inf"), "", "x", "1", "\x00", "None"]
-ODD += [[], [[]], [1, 2, 3, 4], ["x"], [None], {}, {"x": 1}, "hrad", "specdecpp", "base", "a.b", [[1.0], [0.5, 0.5]]]
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2,
+    10**6,
+    10**30,
+    -0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "1",
+    "\x00",
+    "None",
+]
+ODD += [
+    [],
+    [[]],
+    [1, 2, 3, 4],
+    ["x"],
+    [None],
+    {},
+    {"x": 1},
+    "hrad",
+    "specdecpp",
+    "base",
+    "a.b",
+    [[1.0], [0.5, 0.5]],
+]
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
-    """`content` with one to four bytes changed, put in or left out, or its end cut off; or with a stretch of it moved,
-    doubled or overwritten."""
+    """`content` with one to four bytes changed, put in or left out, or its end cut off; or with a
+    stretch of it moved, doubled or overwritten."""
     if chance.random() < 0.25:
         return with_a_stretch_elsewhere(content, chance)
     found = bytearray(content)
@@ -22,7 +53,9 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
             case 0 | 1:
                 found[at : at + 1] = bytes([byte])
             case 2:
-                found[at : at + 1] = bytes([(found[at] if at < len(found) else 0) ^ (1 << chance.randrange(8))])
+                found[at : at + 1] = bytes(
+                    [(found[at] if at < len(found) else 0) ^ (1 << chance.randrange(8))]
+                )
             case 3:
                 found[at:at] = bytes([byte])
             case 4:
@@ -34,9 +67,15 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 
 
 def with_a_stretch_elsewhere(content: bytes, chance: random.Random) -> bytes:
-    """Two neighbouring stretches swapped, one of them doubled, in the place of the other, or zeros."""
+    """Two neighbouring stretches swapped, one of them doubled, in the place of the other, or
+    zeros."""
     first, middle, last = sorted(chance.randrange(len(content) + 1) for _ in range(3))
-    before, one, two, after = content[:first], content[first:middle], content[middle:last], content[last:]
+    before, one, two, after = (
+        content[:first],
+        content[first:middle],
+        content[middle:last],
+        content[last:],
+    )
     match chance.randrange(4):
         case 0:
             return before + two + one + after
@@ -66,7 +105,13 @@ def oddly_valued(text: str, chance: random.Random) -> str:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield value, key
         yield from _places(inner)

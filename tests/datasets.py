@@ -9,25 +9,29 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from data_gen.answers import log
-from data_gen.dataset import read_responses
-from data_gen.harvest import Progress, Recipe, harvest, plan
-from data_gen.ledger import PLAN, plan_id
+from data_gen.harvest import HarvestSettings, Progress, harvest, plan
 from data_gen.prompts import Prompt
 from data_gen.requests import Request
-from data_gen.sealed import CHECKSUM, write_sealed
-from data_gen.shards import SPLITS
-from data_gen.workers import ALONE, Place
-from decoding.models import ModelPair
+from data_gen.responses import log
+from data_gen.storage.chunks import PLAN, plan_id
+from data_gen.storage.dataset import read_responses
+from data_gen.storage.shards import SPLITS
+from data_gen.storage.sharing import ALONE, Place
+from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from predictors.features import FeatureSpec
-from predictors.storage import file_hash
+from predictors.inputs import FeatureSpec
+from runtime.checksums import CHECKSUM, write_checksummed
+from runtime.files import file_hash
 from scripts.gen_data import finish
 from tests.tiny_pair import VOCAB
 
-SETTINGS = OmegaConf.create({"splits": {"calibration": 0.1, "test": 0.1}, "responses": {"name": "generate"}})
-SERVED = OmegaConf.merge(SETTINGS, {"responses": {"name": "server", "url": "http://127.0.0.1:1/v1"}})
-RECIPE = Recipe(
+SETTINGS = OmegaConf.create(
+    {"splits": {"calibration": 0.1, "test": 0.1}, "responses": {"name": "generate"}}
+)
+SERVED = OmegaConf.merge(
+    SETTINGS, {"responses": {"name": "server", "url": "http://127.0.0.1:1/v1"}}
+)
+RECIPE = HarvestSettings(
     gamma=3,
     seed=3,
     max_new_tokens=10,
@@ -52,7 +56,7 @@ def make_dataset(
     pair: ModelPair,
     folder: Path,
     count: int = 9,
-    recipe: Recipe = RECIPE,
+    recipe: HarvestSettings = RECIPE,
     progress: Progress | None = None,
     place: Place = ALONE,
 ) -> dict[str, Any]:
@@ -62,11 +66,19 @@ def make_dataset(
     return finish(pair, requests, recipe, folder, SETTINGS) if place.rank == 0 else {}
 
 
-def answered_dataset(pair: ModelPair, folder: Path, count: int, recipe: Recipe) -> tuple[list[Prompt], dict[str, Any]]:
-    """The same with `answers.jsonl`, as if a server had given the responses. Returns its prompts, and its plan."""
+def answered_dataset(
+    pair: ModelPair, folder: Path, count: int, recipe: HarvestSettings
+) -> tuple[list[Prompt], dict[str, Any]]:
+    """The same with `answers.jsonl`, as if a server had given the responses. Returns its prompts,
+    and its plan."""
     make_dataset(pair, folder / "generated", count, recipe)
-    responses = {row["prompt_id"]: row["response_tokens"] for row in read_responses(folder / "generated", "all")}
-    requests = [replace(r, response=torch.tensor(responses[r.prompt_id])) for r in some_requests(count)]
+    responses = {
+        row["prompt_id"]: row["response_tokens"]
+        for row in read_responses(folder / "generated", "all")
+    }
+    requests = [
+        replace(r, response=torch.tensor(responses[r.prompt_id])) for r in some_requests(count)
+    ]
     prompts = [Prompt(request.prompt_id, "toy", "", "w1 w2") for request in requests]
     with log.open_log(folder / "data", {}) as answers:
         for prompt in prompts:
@@ -76,9 +88,12 @@ def answered_dataset(pair: ModelPair, folder: Path, count: int, recipe: Recipe) 
     return prompts, plan(pair, requests, recipe)
 
 
-def reseal(folder: Path) -> None:
-    """Make every checksum fit what lies in the folder, as far as it can be read, so that what comes after is tested."""
-    values = {path.name: value for path in folder.glob("*.json") if isinstance(value := _json(path), dict)}
+def rewrite_checksum(folder: Path) -> None:
+    """Make every checksum fit what lies in the folder, as far as it can be read, so that what comes
+    after is tested."""
+    values = {
+        path.name: value for path in folder.glob("*.json") if isinstance(value := _json(path), dict)
+    }
     for value in values.values():
         value.pop(CHECKSUM, None)
     for name, value in values.items():
@@ -88,11 +103,15 @@ def reseal(folder: Path) -> None:
                 entry["bytes"], entry["sha256"] = path.stat().st_size, file_hash(path)
         if name.startswith("chunk") and PLAN in values:
             value["plan"] = plan_id(values[PLAN])
-        write_sealed(folder / name, value)
+        write_checksummed(folder / name, value)
     answers = folder / log.NAME
     if answers.is_file():
         lines = answers.read_bytes().splitlines()
-        answers.write_bytes(b"".join(log.with_checksum(line.rpartition(b', "checksum"')[0]) + b"\n" for line in lines))
+        answers.write_bytes(
+            b"".join(
+                log.with_checksum(line.rpartition(b', "checksum"')[0]) + b"\n" for line in lines
+            )
+        )
 
 
 def _json(path: Path) -> Any:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from decoding.figures.evidence import Evaluation
-from decoding.figures.figure import Figure, canvas
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
+from reports.artifacts import Evaluation
+from reports.figure import Figure, canvas
 
 PARTS = {
     "engine": {
@@ -34,7 +34,7 @@ PARTS = {
         "never": "decoding.stopping.never.Never",
         "confidence": "decoding.stopping.confidence.DrawnConfidence",
         "hrad": "decoding.stopping.hrad.HRADStop",
-        "acceptance": "decoding.stopping.acceptance.AcceptanceStop",
+        "acceptance": "decoding.stopping.specdecpp.SpecDecPPStop",
     },
 }
 PLAIN = {"engine": {"_target_": PARTS["engine"]["autoregressive"]}}
@@ -45,7 +45,9 @@ def chain(drafted: int, accepted: int, emitted: int | None = None, **seconds: fl
     count = accepted + 1 if emitted is None else emitted
     times = {stage: seconds.get(stage, 0.0) for stage in STAGES}
     parents = list(range(drafted))
-    return RoundTrace([5] * drafted, parents, [0.5] * drafted, accepted, accepted, [5] * count, [], drafted, times)
+    return RoundTrace(
+        [5] * drafted, parents, [0.5] * drafted, accepted, accepted, [5] * count, [], drafted, times
+    )
 
 
 def overlapped(pending: int, accepted: int, steps: int, rollback: int) -> RoundTrace:
@@ -55,7 +57,9 @@ def overlapped(pending: int, accepted: int, steps: int, rollback: int) -> RoundT
     return found
 
 
-def trace(rounds: Sequence[RoundTrace], seconds: float = 1.0, prompt: str = "a", dataset: str = "toy") -> Trace:
+def trace(
+    rounds: Sequence[RoundTrace], seconds: float = 1.0, prompt: str = "a", dataset: str = "toy"
+) -> Trace:
     """The prefill took no time."""
     tokens = [token for round_ in rounds for token in round_.tokens]
     return Trace(5, tokens, list(rounds), 0.0, seconds, prompt_id=prompt, dataset=dataset)
@@ -73,10 +77,15 @@ def labels(figure: Figure) -> set[tuple[str, str]]:
     return {(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn.axes}
 
 
-def method(engine: str, structure: str, verifier: str, stop: str, /, **settings: Mapping[str, Any]) -> dict[str, Any]:
+def method(
+    engine: str, structure: str, verifier: str, stop: str, /, **settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """settings: of a part, as in a resolved config, where an engine holds a copy of the others."""
     names = {"engine": engine, "structure": structure, "verifier": verifier, "stop": stop}
-    parts = {part: {"_target_": PARTS[part][name], **settings.get(part, {})} for part, name in names.items()}
+    parts = {
+        part: {"_target_": PARTS[part][name], **settings.get(part, {})}
+        for part, name in names.items()
+    }
     copies = {part: parts[part] for part in ("structure", "verifier", "stop")}
     return {**parts, "engine": {**parts["engine"], "_partial_": True, **copies}}
 
@@ -88,5 +97,11 @@ def evaluation(
     **results: Any,
 ) -> Evaluation:
     """methods: of its config; traces: by name, as in its metrics."""
-    config = {"method": {"autoregressive": PLAIN, **methods}, "warp": {"temperature": temperature}, "repeats": 1}
-    return Evaluation(Path("runs/toy"), {"run": {"config": config}, "fixed_grid": {}, **results}, dict(traces))
+    config = {
+        "method": {"autoregressive": PLAIN, **methods},
+        "warp": {"temperature": temperature},
+        "repeats": 1,
+    }
+    return Evaluation(
+        Path("runs/toy"), {"run": {"config": config}, "fixed_grid": {}, **results}, dict(traces)
+    )

@@ -12,9 +12,11 @@ import pytest
 LONGEST = 60.0  # seconds of one case: more is taken for a hang
 
 
-def for_as_long_as_asked(what: str, reads: Callable[[int], bool], capsys: pytest.CaptureFixture[str]) -> None:
-    """Try damage -1, -2, ... until FUZZ_SECONDS are over. reads: whether something came out after that damage; some of
-    it has to, and not all. An error says which damage led to it."""
+def for_as_long_as_asked(
+    what: str, reads: Callable[[int], bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Try damage -1, -2, ... until FUZZ_SECONDS are over. reads: whether something came out after
+    that damage; some of it has to, and not all. An error says which damage led to it."""
     ends, seed, read = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "20")), 0, 0
     while time.monotonic() < ends:
         seed -= 1

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from data_gen import ledger, shards
-from data_gen.sealed import write_sealed
+from data_gen.storage import chunks, shards
+from runtime.checksums import write_checksummed
 
 DIM = 8
 PAIR = {"name": "toy", "target": "aa", "draft": "bb", "tokenizer": "cc"}
@@ -18,9 +18,11 @@ FEATURES = {
 PROMPTS = {"train": 12, "calibration": 4, "test": 4}
 
 
-def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "", shared: int = 0) -> Path:
-    """Acceptance follows feature 0; the classes are unbalanced in favour of "none"; responses repeat themselves. names:
-    what its prompts begin with, but for the first `shared`."""
+def write_harvest(
+    folder: Path, rows: int = 30, gamma: int = 4, names: str = "", shared: int = 0
+) -> Path:
+    """Acceptance follows feature 0; the classes are unbalanced in favour of "none"; responses
+    repeat themselves. names: what its prompts begin with, but for the first `shared`."""
     generator = torch.Generator().manual_seed(0)
     lines: dict[str, list[dict[str, Any]]] = {kind: [] for kind in shards.SCHEMAS}
     for split, count in PROMPTS.items():
@@ -28,13 +30,17 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "",
             name = f"{names if len(lines['rounds']) >= shared else ''}{split}-{number}"
             head = {"prompt_id": f"{split}-{number}", "dataset": "toy", "split": split}
             lines["responses"].append(
-                {**head, "prompt_tokens": letters(name), "response_tokens": repetitive(rows, len(lines["rounds"]))}
+                {
+                    **head,
+                    "prompt_tokens": letters(name),
+                    "response_tokens": repetitive(rows, len(lines["rounds"])),
+                }
             )
             lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
             lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
     count = sum(PROMPTS.values())
     settings = {"prompts": {"count": count}, "batch_size": count, "splits": PROMPTS}
-    ledger.save_chunk(folder, ledger.plan_id(settings), 0, lines)
+    chunks.save_chunk(folder, chunks.plan_id(settings), 0, lines)
     manifest = {
         **settings,
         "schema_version": shards.SCHEMA_VERSION,
@@ -47,9 +53,9 @@ def write_harvest(folder: Path, rows: int = 30, gamma: int = 4, names: str = "",
         "features": FEATURES,
         "feature_dims": {"specdecpp": DIM, "hrad": DIM},
         "features_stored": True,
-        **ledger.inventory(folder, settings),
+        **chunks.inventory(folder, settings),
     }
-    write_sealed(folder / "manifest.json", manifest)
+    write_checksummed(folder / "manifest.json", manifest)
     return folder
 
 

@@ -22,7 +22,8 @@ class Child:
         os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Its exit code; minus the signal that ended it. Raises AssertionError after two minutes."""
+        """Its exit code; minus the signal that ended it. Raises AssertionError after two
+        minutes."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             done, status = os.waitpid(self.pid, os.WNOHANG)

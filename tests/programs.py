@@ -13,7 +13,12 @@ SPLITS = ("splits.calibration=0.3", "splits.test=0.3")
 def base(pair: Path) -> list[str]:
     return [
         *(f"pair.{side}={pair / side}" for side in ("target", "draft")),
-        *("pair.dtype=float64", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"),
+        *(
+            "pair.dtype=float64",
+            "dataset=jsonl",
+            "dataset.path=prompts.jsonl",
+            "dataset.chat=false",
+        ),
     ]
 
 
@@ -23,7 +28,12 @@ def run(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     program.main()
 
 
-def refused(program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(
+    program: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *arguments: str,
+) -> str:
     with pytest.raises(SystemExit) as exit_code:
         run(program, monkeypatch, *arguments)
     assert exit_code.value.code == 2

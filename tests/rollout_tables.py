@@ -1,4 +1,5 @@
-"""Rollout tables made the slow way: every model on every prefix, one token at a time, nothing cached."""
+"""Rollout tables made the slow way: every model on every prefix, one token at a time, nothing
+cached."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -7,12 +8,12 @@ import torch
 from torch import Tensor
 
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.lm import LM, Pair
-from decoding.rollouts import RolloutTable, build
+from decoding.models.lm import LM, Pair
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.acceptance import AcceptanceStop
 from decoding.stopping.hrad import HRADStop
-from predictors.features import extract
+from decoding.stopping.specdecpp import SpecDecPPStop
+from evaluation.replay.table import RolloutTable, build
+from predictors.inputs import extract
 
 
 def slow_table(
@@ -23,10 +24,11 @@ def slow_table(
     warp: Warp,
     draft_warp: Warp,
     eos_ids: Collection[int],
-    head: AcceptanceStop,
+    head: SpecDecPPStop,
     classes: HRADStop,
 ) -> RolloutTable:
-    """One response and a rollout from each of its positions per prompt; head, classes: whose predictors are asked."""
+    """One response and a rollout from each of its positions per prompt; head, classes: whose
+    predictors are asked."""
     rows = []
     for number, prompt in enumerate(prompts):
         sampler = Sampler.seeded(number)
@@ -34,7 +36,10 @@ def slow_table(
         response = engine.decode(prompt, max_new, sampler).tokens
         text = torch.cat([prompt, torch.tensor(response)])
         prefixes = [text[: len(prompt) + position] for position in range(len(response))]
-        rounds = [_round(pair, prefix, gamma, warp, draft_warp, eos_ids, sampler, head, classes) for prefix in prefixes]
+        rounds = [
+            _round(pair, prefix, gamma, warp, draft_warp, eos_ids, sampler, head, classes)
+            for prefix in prefixes
+        ]
         facts = {"prompt_id": str(number), "length": len(response), "max_new": max_new}
         rows.append(facts | {name: [found[name] for found in rounds] for name in rounds[0]})
     return build(rows, warp.temperature == 0 == draft_warp.temperature)
@@ -49,25 +54,30 @@ def _round(
     draft_warp: Warp,
     eos_ids: Collection[int],
     sampler: Sampler,
-    head: AcceptanceStop,
+    head: SpecDecPPStop,
     classes: HRADStop,
 ) -> dict[str, Any]:
     """Of the rollout after `prefix`, the columns of `RolloutTable`."""
-    found: dict[str, Any] = {name: [] for name in ("tokens", "accept", "confidence", "max_q", "entropy")}
+    found: dict[str, Any] = {
+        name: [] for name in ("tokens", "accept", "confidence", "max_q", "entropy")
+    }
     text, scores = prefix, list[float]()
     for _ in range(gamma):
         p, (logits, _) = warp.probs(_run(pair.target, text)[0]), _run(pair.draft, text)
-        belief, q = Warp().probs(logits), draft_warp.probs(logits)
+        unwarped_q, q = Warp().probs(logits), draft_warp.probs(logits)
         token = sampler.draw(q)
         text = torch.cat([text, torch.tensor([token])])
         features = extract(_run(pair.draft, text)[1][:, -1:], head.predictor.features)
         found["tokens"].append(token)
         found["accept"].append(min(1.0, float(p[token] / q[token])))
-        found["confidence"].append(float(belief[token]))
-        found["max_q"].append(float(belief.max()))
-        found["entropy"].append(float(torch.special.entr(belief).sum()))
+        found["confidence"].append(float(unwarped_q[token]))
+        found["max_q"].append(float(unwarped_q.max()))
+        found["entropy"].append(float(torch.special.entr(unwarped_q).sum()))
         scores.append(head.predictor.predict_proba(features).item())
-    found["accept"] = [value if all(found["accept"][:depth]) else 0.0 for depth, value in enumerate(found["accept"])]
+    found["accept"] = [
+        value if all(found["accept"][:depth]) else 0.0
+        for depth, value in enumerate(found["accept"])
+    ]
     found["survival"] = head.predictor.calibration.survival(torch.tensor(scores)).tolist()
     ends = [place for place, token in enumerate(found["tokens"], 1) if token in eos_ids]
     found["drawn"] = min([*ends, gamma])

@@ -1,4 +1,5 @@
-"""A pair of Llamas with 32 words that agree about half of the time. Float64: results do not depend on batch shapes."""
+"""A pair of Llamas with 32 words that agree about half of the time. Float64: results do not depend
+on batch shapes."""
 
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from decoding.models import CachedLM, ModelPair
+from decoding.models.loading import CachedLM, ModelPair
 
 EOS = 0
 VOCAB = 32

@@ -18,7 +18,15 @@ def chain(drafted: Sequence[int], accepted: int, last: int) -> RoundTrace:
     count = len(drafted)
     committed = [*drafted[:accepted], last]
     return RoundTrace(
-        list(drafted), list(range(count)), [0.5] * count, accepted, accepted, committed, [], count, SECONDS
+        list(drafted),
+        list(range(count)),
+        [0.5] * count,
+        accepted,
+        accepted,
+        committed,
+        [],
+        count,
+        SECONDS,
     )
 
 
@@ -28,7 +36,9 @@ def tree(parents: Sequence[int], row: int, accepted: int) -> RoundTrace:
     while above:
         path.insert(0, above + 10)
         above = parents[above - 1]
-    return RoundTrace(tokens, list(parents), [0.5] * len(parents), row, accepted, [*path, 9], [], 2, SECONDS)
+    return RoundTrace(
+        tokens, list(parents), [0.5] * len(parents), row, accepted, [*path, 9], [], 2, SECONDS
+    )
 
 
 def overlapped(
@@ -41,7 +51,9 @@ def overlapped(
     spans: Sequence[Span] = SPANS,
 ) -> RoundTrace:
     count, candidates = len(pending), [branch[0] for branch in branches]
-    stages = StageTrace(stage, outcome, count, 0, 0, [list(branch) for branch in branches], 0, 0, list(spans))
+    stages = StageTrace(
+        stage, outcome, count, 0, 0, [list(branch) for branch in branches], 0, 0, list(spans)
+    )
     return RoundTrace(
         draft_tokens=[*pending, *candidates],
         draft_parents=[*range(count), *[count] * len(candidates)],

@@ -1,4 +1,5 @@
-"""train.py in child processes that are killed: forked from one that has imported it, so that they start at once."""
+"""train.py in child processes that are killed: forked from one that has imported it, so that they
+start at once."""
 
 import json
 import multiprocessing
@@ -11,14 +12,23 @@ from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-LAZY = ["imblearn.over_sampling", "sklearn.isotonic", "sklearn.linear_model", "scipy.optimize", "torch._dynamo"]
-FORKS.set_forkserver_preload(["train", "tests.trainings", *LAZY, "hydra_plugins.hydra_submitit_launcher.config"])
+LAZY = [
+    "imblearn.over_sampling",
+    "sklearn.isotonic",
+    "sklearn.linear_model",
+    "scipy.optimize",
+    "torch._dynamo",
+]
+FORKS.set_forkserver_preload(
+    ["train", "tests.trainings", *LAZY, "hydra_plugins.hydra_submitit_launcher.config"]
+)
 STEPS = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 """Calls of `os` that make, name or remove files for good."""
 
 
 def start(folder: Path, *arguments: str, last_step: int | None = None) -> ForkServerProcess:
-    """``python train.py *arguments`` in `folder`. last_step: dies instead of taking that one of its `STEPS`."""
+    """``python train.py *arguments`` in `folder`. last_step: dies instead of taking that one of its
+    `STEPS`."""
     process = FORKS.Process(target=_train, args=(str(folder), arguments, last_step))
     process.start()
     return process
@@ -40,10 +50,13 @@ def kill_after(seconds: float, folder: Path, *arguments: str) -> None:
 
 
 def result(checkpoint: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Content of a checkpoint: its weights and calibration as bytes, its metrics without the time they took."""
+    """Content of a checkpoint: its weights and calibration as bytes, its metrics without the time
+    they took."""
     metrics = json.loads((checkpoint / "metrics.json").read_text())
     del metrics["seconds"]
-    return {name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "calibration.json")}, metrics
+    return {
+        name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "calibration.json")
+    }, metrics
 
 
 def _train(folder: str, arguments: tuple[str, ...], last_step: int | None) -> None:

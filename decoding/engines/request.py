@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.lm import LM
-from predictors.errors import UserError
+from decoding.models.lm import LM
+from runtime.errors import UserError
 
 
 @dataclass
 class Request:
-    """text: [n + max_new] int64, prompt and output so far, then what is not written yet; committed: its first n;
-    max_new: tokens that may still be committed."""
+    """text: [n + max_new] int64, prompt and output so far, then what is not written yet; committed:
+    its first n; max_new: tokens that may still be committed."""
 
     text: Tensor
     committed: Tensor
@@ -23,9 +23,14 @@ class Request:
 
     @classmethod
     def open(
-        cls, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, eos_ids: frozenset[int], *models: LM
+        cls,
+        prompt_ids: Sequence[int] | Tensor,
+        max_new_tokens: int,
+        eos_ids: frozenset[int],
+        *models: LM,
     ) -> "Request":
-        """Empty the caches and check that the prompt fits; the output is shortened to what the context leaves.
+        """Empty the caches and check that the prompt fits; the output is shortened to what the
+        context leaves.
 
         Raises UserError for an empty prompt, one that fills the context, or max_new_tokens < 1.
         """
@@ -35,7 +40,8 @@ class Request:
             raise UserError("prompt: empty, there is nothing to continue. Give at least one token")
         if len(prompt) >= context:
             raise UserError(
-                f"prompt: {len(prompt)} tokens do not fit pair.max_length {context}. Shorten the prompt or raise it"
+                f"prompt: {len(prompt)} tokens do not fit pair.max_length {context}. Shorten the"
+                " prompt or raise it"
             )
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens: {max_new_tokens} asks for no output. Give at least 1")
@@ -65,7 +71,8 @@ class Request:
 
 
 def prefill(model: LM, prompt: Tensor, *, hidden: bool = False) -> Tensor | None:
-    """Cache every prompt token except the last; [n_layers + 1, H] at the last cached one if asked and there is one."""
+    """Cache every prompt token except the last; [n_layers + 1, H] at the last cached one if asked
+    and there is one."""
     if len(prompt) < 2:
         return None
     output = model.forward(prompt[:-1], hidden=hidden, logits="none")

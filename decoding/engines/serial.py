@@ -1,4 +1,5 @@
-"""Speculative decoding, draft and target in turn: grow a draft, run the target on it once, verify, roll back."""
+"""Speculative decoding, draft and target in turn: grow a draft, run the target on it once, verify,
+roll back."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -7,22 +8,22 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext, Verdict
+from decoding.draft_tree import DraftStructure, DraftTree, StopRule
 from decoding.engines.fit import check_fit
 from decoding.engines.request import Request, prefill
-from decoding.growth import DraftStructure, DraftTree, StopRule
-from decoding.law import Verifier, WarpedRows
-from decoding.lm import LMOutput, Pair
+from decoding.models.lm import LMOutput, Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
+from decoding.verification import Verifier, WarpedRows
 
 
 class SerialEngine:
     """Leviathan et al. 2023 with the structure, stop rule and verifier of your choice.
 
-    The output law is the target's after `warp`, whatever the draft, `draft_warp` and the stop rule are, as long as
-    the verifier is lossless. Between rounds the target's cache holds every committed token except the last.
-    Raises UserError when structure, stop rule and verifier do not go together.
-    """
+    The output distribution is the target's after `warp`, whatever the draft, `draft_warp` and the
+    stop rule are, as long as the verifier is lossless. Between rounds the target's cache holds
+    every committed token except the last. Raises UserError when structure, stop rule and verifier
+    do not go together."""
 
     def __init__(
         self,
@@ -44,7 +45,9 @@ class SerialEngine:
         self.eos_ids = eos_ids
 
     @torch.inference_mode()
-    def decode(self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+    def decode(
+        self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler
+    ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
         start = perf_counter()
         target, draft = self.pair.target, self.pair.draft
@@ -66,8 +69,8 @@ class SerialEngine:
     def _round(
         self, request: Request, context: RoundContext, watch: Stopwatch, sampler: Sampler
     ) -> tuple[Tensor | None, RoundTrace]:
-        """One draft, one target call. Returns the target's hidden states [n_layers + 1, H] at the new last verified
-        position (when the stop rule reads them) and the round's trace."""
+        """One draft, one target call. Returns the target's hidden states [n_layers + 1, H] at the
+        new last verified position (when the stop rule reads them) and the round's trace."""
         tree = self._propose(context, watch, sampler)
         draft = tree.draft()
         with watch.stage("target"):
@@ -86,12 +89,15 @@ class SerialEngine:
     def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> DraftTree:
         with watch.stage("stop"):
             self.stop.begin_round(context)
-        tree = DraftTree(self.pair.draft, context.committed, self.draft_warp, watch, self._reads("draft"))
+        tree = DraftTree(
+            self.pair.draft, context.committed, self.draft_warp, watch, self._reads("draft")
+        )
         self.structure.grow(tree, context, self.stop, self.verifier.siblings, sampler)
         return tree
 
     def _run_target(self, context: RoundContext, draft: Draft) -> LMOutput:
-        """Logits [closed + 1, V] after the last committed token and every node that is no open leaf."""
+        """Logits [closed + 1, V] after the last committed token and every node that is no open
+        leaf."""
         above, drawn = draft.parent[: draft.closed], draft.token[: draft.closed]
         tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
         parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
@@ -99,11 +105,13 @@ class SerialEngine:
 
     def _context(self, request: Request, round_: int, hidden: Tensor | None) -> RoundContext:
         embedding = None if hidden is None else self.pair.target.embed(int(request.committed[-1]))
-        return RoundContext(request.committed, request.max_new, round_, hidden, embedding, self.eos_ids)
+        return RoundContext(
+            request.committed, request.max_new, round_, hidden, embedding, self.eos_ids
+        )
 
     def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:
-        """Keep the accepted path in both caches and drop everything from the last committed token on; the draft may lag
-        behind and catches up later."""
+        """Keep the accepted path in both caches and drop everything from the last committed token
+        on; the draft may lag behind and catches up later."""
         target = self.pair.target
         target.keep_path([0, *(row for row in path if row <= draft.closed)])
         target.crop(committed - 1)

@@ -1,21 +1,23 @@
-"""Stop where the draft is unsure: two exact forms of SpecBranch's rule. Dropping the unsure token would be biased.
+"""Stop where the draft is unsure: two exact forms of SpecBranch's rule. Dropping the unsure token
+would be biased.
 
-Confidence is the draft's probability at temperature 1 before filtering, so one threshold serves every warp, and a
-greedy draft (whose sampling law is always certain) can still be unsure.
+Confidence is the draft's probability at temperature 1 before filtering, so one threshold serves
+every warp, and a greedy draft (whose sampling distribution is always certain) can still be unsure.
 """
 
 from decoding.draft import RoundContext, Verdict
-from decoding.growth import DraftStep
-from predictors.errors import UserError
+from decoding.draft_tree import DraftStep
+from runtime.errors import UserError
 
 
 class DrawnConfidence:
-    """Stop after drawing a token whose probability is below `eps`; the token stays in the draft."""
+    """Stop after drawing a token whose probability is below `threshold`; the token stays in the
+    draft."""
 
     reads_hidden = None
 
-    def __init__(self, eps: float) -> None:
-        self.eps = _checked(eps)
+    def __init__(self, threshold: float) -> None:
+        self.threshold = _checked(threshold)
         self.predicted: list[float] = []
 
     def begin_round(self, context: RoundContext) -> None:
@@ -24,34 +26,37 @@ class DrawnConfidence:
     def should_stop(self, step: DraftStep) -> bool:
         if step.count == 0:
             return False
-        self.predicted.append(step.drawn_belief())
-        return self.predicted[-1] < self.eps
+        self.predicted.append(step.drawn_unwarped_q())
+        return self.predicted[-1] < self.threshold
 
     def end_round(self, verdict: Verdict) -> None:
         pass
 
 
 class PredictableConfidence:
-    """Stop before drawing where no token has probability `eps`: decided by the prefix alone."""
+    """Stop before drawing where no token has probability `threshold`: decided by the prefix
+    alone."""
 
     reads_hidden = None
 
-    def __init__(self, eps: float) -> None:
-        self.eps = _checked(eps)
+    def __init__(self, threshold: float) -> None:
+        self.threshold = _checked(threshold)
         self.predicted: list[float] = []
 
     def begin_round(self, context: RoundContext) -> None:
         self.predicted = []
 
     def should_stop(self, step: DraftStep) -> bool:
-        self.predicted.append(step.belief().max().item())
-        return self.predicted[-1] < self.eps
+        self.predicted.append(step.unwarped_q().max().item())
+        return self.predicted[-1] < self.threshold
 
     def end_round(self, verdict: Verdict) -> None:
         pass
 
 
-def _checked(eps: float) -> float:
-    if not 0 <= eps <= 1:
-        raise UserError(f"stop.eps: {eps} is no probability. Give a number from 0 (never stop) to 1")
-    return eps
+def _checked(threshold: float) -> float:
+    if not 0 <= threshold <= 1:
+        raise UserError(
+            f"stop.threshold: {threshold} is no probability. Give a number from 0 (never stop) to 1"
+        )
+    return threshold

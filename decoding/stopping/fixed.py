@@ -1,8 +1,8 @@
 """A fixed number of draft tokens per round."""
 
 from decoding.draft import RoundContext, Verdict
-from decoding.growth import DraftStep
-from predictors.errors import UserError
+from decoding.draft_tree import DraftStep
+from runtime.errors import UserError
 
 
 class Fixed:
@@ -12,7 +12,10 @@ class Fixed:
 
     def __init__(self, gamma: int) -> None:
         if gamma < 1:
-            raise UserError(f"stop.gamma: {gamma} leaves nothing to draft. Give at least 1, or engine=autoregressive")
+            raise UserError(
+                f"stop.gamma: {gamma} leaves nothing to draft. Give at least 1, or"
+                " engine=autoregressive"
+            )
         self.gamma = gamma
         self.predicted: list[float] = []
 

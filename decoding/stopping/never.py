@@ -1,7 +1,7 @@
 """No stop rule: the structure's own size ends the draft."""
 
 from decoding.draft import RoundContext, Verdict
-from decoding.growth import DraftStep
+from decoding.draft_tree import DraftStep
 
 
 class Never:

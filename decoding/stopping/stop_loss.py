@@ -4,23 +4,27 @@ from pathlib import Path
 
 from decoding.cost import read_cost
 from decoding.draft import RoundContext, Verdict
-from decoding.growth import DraftStep, StopRule
-from predictors.errors import UserError
+from decoding.draft_tree import DraftStep, StopRule
+from runtime.errors import UserError
 
 
 class StopLoss:
-    """`rule`, until the request is `loss` of its longest output behind plain decoding; from then on no draft.
+    """`rule`, until the request is `loss` of its longest output behind plain decoding; from then on
+    no draft.
 
-    Every round is priced by the measured costs in the file `cost`: draft forwards and target rows, against a plain
-    forward for each token that came of it. A request of at most n tokens is given up once its rounds have cost loss * n
-    plain forwards more than that, so by these prices none loses more than that and one round. Earlier rounds decide,
-    not the clock: it is as lossless as `rule` and repeats with the seed. A structure that also copies may win time
-    back, since it asks no rule there.
-    """
+    Every round is priced by the measured costs in the file `cost`: draft forwards and target rows,
+    against a plain forward for each token that came of it. A request of at most n tokens is given
+    up once its rounds have cost loss * n plain forwards more than that, so by these prices none
+    loses more than that and one round. Earlier rounds decide, not the clock: it is as lossless as
+    `rule` and repeats with the seed. A structure that also copies may win time back, since it asks
+    no rule there."""
 
     def __init__(self, rule: StopRule, cost: str | Path, loss: float) -> None:
         if type(loss) not in (int, float) or not 0 < loss <= 1:
-            raise UserError(f"stop.loss: {loss} is no share of the output from 0 (not included) to 1. Give e.g. 0.02")
+            raise UserError(
+                f"stop.loss: {loss} is no share of the output from 0 (not included) to 1. Give e.g."
+                " 0.02"
+            )
         self.rule, self.loss = rule, loss
         self.cost = read_cost(cost, "stop.cost")
         self.reads_hidden = rule.reads_hidden

@@ -1,22 +1,23 @@
 """One path and, at its end, candidates for the position after it that the target is not run on."""
 
 from decoding.draft import RoundContext
-from decoding.growth import DraftStep, DraftTree, StopRule
-from decoding.sampling import Sampler, SiblingLaw
+from decoding.draft_tree import DraftStep, DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingSampler
 from decoding.structures.chain import draw_chain
-from predictors.errors import checked_count
+from runtime.errors import checked_count
 
 
 class BranchPoint:
-    """A chain under the stop rule, then `candidates` siblings at its end as open leaves (SpecBranch's branch point).
+    """A chain under the stop rule, then `candidates` siblings at its end as open leaves
+    (SpecBranch's branch point).
 
-    An accepted candidate is the last token of the round: the target's law after it is not known yet. So the chain may
-    be as long as any, the candidates stand where the residual or bonus token would, and an EOS has none after it. Their
-    number is fixed, which is exact for every sibling law; SpecBranch derives it from q of the first one.
-    """
+    An accepted candidate is the last token of the round: the target's distribution after it is not
+    known yet. So the chain may be as long as any, the candidates stand where the residual or bonus
+    token would, and an EOS has none after it. Their number is fixed, which is exact for every
+    sibling distribution; SpecBranch derives it from q of the first one."""
 
     shape = "branch_point"
-    sibling_laws = None
+    sibling_samplers = None
     asks_stop = True
     uses_draft = True
 
@@ -25,10 +26,17 @@ class BranchPoint:
         self.max_siblings = checked_count("structure.candidates", candidates)
 
     def grow(
-        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
     ) -> None:
         step = DraftStep(tree)
-        if draw_chain(step, min(self.gamma_max, context.max_depth), context, stop, siblings, sampler):
+        if draw_chain(
+            step, min(self.gamma_max, context.max_depth), context, stop, siblings, sampler
+        ):
             return
         drawn = siblings(step.q(), sampler)
         rows = (tree.draw(step.row, drawn) for _ in range(self.max_siblings))

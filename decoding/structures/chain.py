@@ -1,19 +1,20 @@
 """One path of draft tokens."""
 
 from decoding.draft import RoundContext
-from decoding.growth import DraftStep, DraftTree, StopRule
-from decoding.sampling import Sampler, SiblingLaw
-from predictors.errors import checked_count
+from decoding.draft_tree import DraftStep, DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingSampler
+from runtime.errors import checked_count
 
 
 class Chain:
-    """Draw one token after another until the stop rule ends it, EOS is drawn, or `gamma_max` tokens are there.
+    """Draw one token after another until the stop rule ends it, EOS is drawn, or `gamma_max` tokens
+    are there.
 
-    The limit on new tokens shortens the draft up front: it keeps one place for the residual or bonus token.
-    """
+    The limit on new tokens shortens the draft up front: it keeps one place for the residual or
+    bonus token."""
 
     shape = "chain"
-    sibling_laws = None
+    sibling_samplers = None
     max_siblings = 1
     asks_stop = True
     uses_draft = True
@@ -22,13 +23,30 @@ class Chain:
         self.gamma_max = checked_count("structure.gamma_max", gamma_max)
 
     def grow(
-        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
     ) -> None:
-        draw_chain(DraftStep(tree), min(self.gamma_max, context.max_depth), context, stop, siblings, sampler)
+        draw_chain(
+            DraftStep(tree),
+            min(self.gamma_max, context.max_depth),
+            context,
+            stop,
+            siblings,
+            sampler,
+        )
 
 
 def draw_chain(
-    step: DraftStep, limit: int, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+    step: DraftStep,
+    limit: int,
+    context: RoundContext,
+    stop: StopRule,
+    siblings: SiblingSampler,
+    sampler: Sampler,
 ) -> bool:
     """Draw at most `limit` tokens from `step` on; whether EOS ended it."""
     while step.count < limit and not step.stopped_by(stop):

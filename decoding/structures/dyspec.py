@@ -1,22 +1,25 @@
-"""DySpec: trees that grow where the draft puts its mass, siblings without replacement, nothing pruned.
+"""DySpec: trees that grow where the draft puts its mass, siblings without replacement, nothing
+pruned.
 
-The value of a draw estimates the probability that it is reached and of use, taking the draft's probabilities for
-acceptance (DySpec, section 4.1). With q the draft's law at a row, the next draw there is worth
+The value of a draw estimates the probability that it is reached and of use, taking the draft's
+probabilities for acceptance (DySpec, section 4.1). With q the draft's distribution at a row, the
+next draw there is worth
 
-    reach(row) * (1 - q of the children it has),     reach(child y) = reach(row) * q[y],     reach(root) = 1,
+    reach(row) * (1 - q of the children it has),     reach(child y) = reach(row) * q[y],
+    reach(root) = 1,
 
-which is what the paper's products v R[y] and v (1 - R[y]) over the renormalised residuals R telescope to. Whether
-to draw may depend on every token in the tree; a drawn one stays, whatever its value.
-"""
+which is what the paper's products v R[y] and v (1 - R[y]) over the renormalised residuals R
+telescope to. Whether to draw may depend on every token in the tree; a drawn one stays, whatever its
+value."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from decoding.draft import RoundContext
-from decoding.growth import DraftTree, StopRule
-from decoding.sampling import Sampler, SiblingLaw, without_replacement
-from predictors.errors import UserError, checked_count
+from decoding.draft_tree import DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingSampler, without_replacement
+from runtime.errors import UserError, checked_count
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Position:
 
 class _DySpec:
     shape = "tree"
-    sibling_laws = (without_replacement,)
+    sibling_samplers = (without_replacement,)
     max_siblings = None
     asks_stop = False
     uses_draft = True
@@ -56,7 +59,12 @@ class DySpecHeap(_DySpec):
         self.budget = checked_count("structure.budget", budget)
 
     def grow(
-        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
     ) -> None:
         positions, candidates = {0: Position(0, 1.0)}, dict[int, Iterator[int]]()
         waiting = [(-1.0, 0)] if tree.may_grow(0, context) else []  # (-value, row)
@@ -74,34 +82,53 @@ class DySpecHeap(_DySpec):
 
 
 class DySpecLayers(_DySpec):
-    """Layer by layer, every draw worth more than `threshold`: one draft forward per layer (DySpec, Algorithm 2).
+    """Layer by layer, every draw worth more than `threshold`: one draft forward per layer (DySpec,
+    Algorithm 2).
 
-    The printed condition v < t is a typo for v > t. At most `cap` nodes: what it refuses are further draws, those below
-    the least valuable rows of the layer first.
-    """
+    The printed condition v < t is a typo for v > t. At most `cap` nodes: what it refuses are
+    further draws, those below the least valuable rows of the layer first."""
 
     def __init__(self, threshold: float, cap: int) -> None:
         if not (isinstance(threshold, int | float) and 0 < threshold < 1):
-            raise UserError(f"structure.threshold: {threshold} must lie between 0 and 1. About 1 / cap is a start")
+            raise UserError(
+                f"structure.threshold: {threshold} must lie between 0 and 1. About 1 / cap is a"
+                " start"
+            )
         self.threshold = threshold
         self.cap = checked_count("structure.cap", cap)
 
     def grow(
-        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
     ) -> None:
         layer = [Position(0, 1.0)]
         while layer := self._worth_drawing(tree, layer, context):
             tree.run(here.row for here in layer)
-            below = [self._children(tree, here, siblings(tree.q(here.row), sampler)) for here in layer]
+            below = [
+                self._children(tree, here, siblings(tree.q(here.row), sampler)) for here in layer
+            ]
             layer = [position for positions in below for position in positions]
 
-    def _worth_drawing(self, tree: DraftTree, layer: Sequence[Position], context: RoundContext) -> list[Position]:
-        """The most valuable first, no more than the cap has room for: each that is served draws at least once."""
-        worth = [here for here in layer if here.value > self.threshold and tree.may_grow(here.row, context)]
+    def _worth_drawing(
+        self, tree: DraftTree, layer: Sequence[Position], context: RoundContext
+    ) -> list[Position]:
+        """The most valuable first, no more than the cap has room for: each that is served draws at
+        least once."""
+        worth = [
+            here
+            for here in layer
+            if here.value > self.threshold and tree.may_grow(here.row, context)
+        ]
         worth.sort(key=lambda here: -here.value)
         return worth[: self.cap - len(tree.token)]
 
-    def _children(self, tree: DraftTree, here: Position, candidates: Iterator[int]) -> list[Position]:
+    def _children(
+        self, tree: DraftTree, here: Position, candidates: Iterator[int]
+    ) -> list[Position]:
         below = list[Position]()
         while here.value > self.threshold and len(tree.token) < self.cap:
             child = tree.draw(here.row, candidates)

@@ -5,22 +5,22 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from decoding.draft import RoundContext
-from decoding.growth import DraftTree, StopRule
-from decoding.sampling import Sampler, SiblingLaw
-from predictors.errors import UserError, checked_count
+from decoding.draft_tree import DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingSampler
+from runtime.errors import UserError, checked_count
 
 
 class Lookup:
     """Copy up to `gamma` tokens from where the text last looked the way it ends now.
 
-    Looks for an earlier occurrence of the last `ngram_max` committed tokens, then of fewer, down to `ngram_min`; of
-    several the latest counts. Nothing is drawn, so each token is verified as a point mass: its q is one-hot, for which
-    every sibling law and every rule is exact. No match, no draft. A copy that reaches the end of the text goes on with
-    what it has copied, as in LZ77, so loops of any period are followed.
-    """
+    Looks for an earlier occurrence of the last `ngram_max` committed tokens, then of fewer, down to
+    `ngram_min`; of several the latest counts. Nothing is drawn, so each token is verified as a
+    point mass: its q is one-hot, for which every sibling distribution and every rule is exact. No
+    match, no draft. A copy that reaches the end of the text goes on with what it has copied, as in
+    LZ77, so loops of any period are followed."""
 
     shape = "chain"
-    sibling_laws = None
+    sibling_samplers = None
     max_siblings = 1
     asks_stop = False
     uses_draft = False
@@ -30,10 +30,17 @@ class Lookup:
         self.gamma = checked_count("structure.gamma", gamma)
 
     def grow(
-        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
     ) -> None:
         with tree.watch.stage("sample"):
-            tokens = continuation(context.committed, self.ngrams, min(self.gamma, context.max_depth))
+            tokens = continuation(
+                context.committed, self.ngrams, min(self.gamma, context.max_depth)
+            )
         copy(tree, 0, tokens, context.eos_ids)
 
 
@@ -42,7 +49,9 @@ def ngram_sizes(ngram_max: int, ngram_min: int) -> range:
     longest = checked_count("structure.ngram_max", ngram_max)
     shortest = checked_count("structure.ngram_min", ngram_min)
     if shortest > longest:
-        raise UserError(f"structure.ngram_min: {ngram_min} must be from 1 to structure.ngram_max = {ngram_max}")
+        raise UserError(
+            f"structure.ngram_min: {ngram_min} must be from 1 to structure.ngram_max = {ngram_max}"
+        )
     return range(longest, shortest - 1, -1)
 
 
@@ -56,13 +65,15 @@ def copy(tree: DraftTree, row: int, tokens: Sequence[int], eos_ids: frozenset[in
 
 
 def continuation(text: Tensor, ngrams: Sequence[int], count: int) -> list[int]:
-    """`count` tokens after the latest earlier occurrence of the longest n-gram that ends `text` [n]; [] for none."""
+    """`count` tokens after the latest earlier occurrence of the longest n-gram that ends `text`
+    [n]; [] for none."""
     match = longest_match(text, ngrams)
     return [] if match is None else following(text, match[0], count)
 
 
 def longest_match(text: Tensor, ngrams: Sequence[int]) -> tuple[int, int] | None:
-    """Where the longest n-gram that ends `text` [n] occurred before: the index after the latest occurrence, and n.
+    """Where the longest n-gram that ends `text` [n] occurred before: the index after the latest
+    occurrence, and n.
 
     ngrams: sizes, the longest first, without gaps."""
     longest, size = ngrams[0], ngrams[-1]

@@ -1,4 +1,5 @@
-"""How sparse the attention mask of a tree is in the blocks that attention kernels skip (DySpec, Appendix C)."""
+"""How sparse the attention mask of a tree is in the blocks that attention kernels skip (DySpec,
+Appendix C)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from decoding.cached_lm import Tree
+from decoding.models.cached_lm import Tree
 
 
 def mask_blocks(parents: Sequence[int], order: Sequence[int], prefix: int, block: int = 32) -> int:
@@ -17,15 +18,22 @@ def mask_blocks(parents: Sequence[int], order: Sequence[int], prefix: int, block
 def tree_mask(parents: Sequence[int], order: Sequence[int], prefix: int) -> Tensor:
     """Which the target's call sees: bool [rows of the tree, prefix and tree].
 
-    parents: of rows 1, 2, ... (row 0 follows the prefix), each before its children; order: the rows as they are sent,
-    e.g. `range(n + 1)` or `depth_first(parents)`; prefix: cached tokens, visible to all.
-    """
+    parents: of rows 1, 2, ... (row 0 follows the prefix), each before its children; order: the rows
+    as they are sent, e.g. `range(n + 1)` or `depth_first(parents)`; prefix: cached tokens, visible
+    to all."""
     rows = torch.tensor(order)
     tree = Tree.empty().grown(torch.tensor([-1, *parents])).visible()[rows][:, rows]
     return torch.cat([torch.ones(len(rows), prefix, dtype=torch.bool), tree], dim=1)
 
 
 def filled(mask: Tensor, block: int) -> Tensor:
-    """bool [block rows, block columns]: in which blocks anything is visible; those at the edges may be smaller."""
+    """bool [block rows, block columns]: in which blocks anything is visible; those at the edges may
+    be smaller."""
     height, width = ((-size) % block for size in mask.shape)
-    return pad(mask, (0, width, 0, height)).unfold(0, block, block).unfold(1, block, block).any(-1).any(-1)
+    return (
+        pad(mask, (0, width, 0, height))
+        .unfold(0, block, block)
+        .unfold(1, block, block)
+        .any(-1)
+        .any(-1)
+    )

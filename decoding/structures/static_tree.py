@@ -3,24 +3,24 @@
 from collections.abc import Collection, Sequence
 
 from decoding.draft import RoundContext, Shape
-from decoding.growth import DraftTree, StopRule
-from decoding.sampling import Sampler, SiblingLaw, iid
-from predictors.errors import UserError, checked_count
+from decoding.draft_tree import DraftTree, StopRule
+from decoding.sampling import Sampler, SiblingSampler, iid
+from runtime.errors import UserError, checked_count
 
-Place = tuple[int, int]
+PlannedRow = tuple[int, int]
 """A row of the tree being drawn, and the row of the plan it stands for."""
 
 
 class StaticTree:
-    """A plan given by parent rows, drawn layer by layer: one draft forward per layer, siblings by the verifier's law.
+    """A plan given by parent rows, drawn layer by layer: one draft forward per layer, siblings by
+    the verifier's distribution.
 
-    parents: of rows 1, 2, ... of the plan, each before its children. The b-th candidate drawn at a position gets the
-    b-th child's subtree. Where a law has no more candidates, or the path ends (EOS, `max_depth`), the plan's remaining
-    rows there are missing.
-    """
+    parents: of rows 1, 2, ... of the plan, each before its children. The b-th candidate drawn at a
+    position gets the b-th child's subtree. Where a distribution has no more candidates, or the path
+    ends (EOS, `max_depth`), the plan's remaining rows there are missing."""
 
     shape: Shape = "tree"
-    sibling_laws: Collection[SiblingLaw] | None = None
+    sibling_samplers: Collection[SiblingSampler] | None = None
     asks_stop = False
     uses_draft = True
 
@@ -31,18 +31,32 @@ class StaticTree:
         self.max_siblings = max(map(len, self._children))
 
     def grow(
-        self, tree: DraftTree, context: RoundContext, stop: StopRule, siblings: SiblingLaw, sampler: Sampler
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
     ) -> None:
-        layer: list[Place] = [(0, 0)]
+        layer: list[PlannedRow] = [(0, 0)]
         while layer:
             layer = self._next_layer(tree, layer, context, siblings, sampler)
 
     def _next_layer(
-        self, tree: DraftTree, layer: Sequence[Place], context: RoundContext, siblings: SiblingLaw, sampler: Sampler
-    ) -> list[Place]:
-        inner = [(row, planned) for row, planned in layer if self._children[planned] and tree.may_grow(row, context)]
+        self,
+        tree: DraftTree,
+        layer: Sequence[PlannedRow],
+        context: RoundContext,
+        siblings: SiblingSampler,
+        sampler: Sampler,
+    ) -> list[PlannedRow]:
+        inner = [
+            (row, planned)
+            for row, planned in layer
+            if self._children[planned] and tree.may_grow(row, context)
+        ]
         tree.run(row for row, _ in inner)
-        below = list[Place]()
+        below = list[PlannedRow]()
         for row, planned in inner:
             candidates = siblings(tree.q(row), sampler)
             for child in self._children[planned]:
@@ -58,27 +72,34 @@ class WidthTree(StaticTree):
 
     def __init__(self, widths: Sequence[int]) -> None:
         if not isinstance(widths, Sequence) or not widths:
-            raise UserError(f"structure.widths: {widths} must be one or more numbers from 1 on, e.g. [2,2,1]")
-        super().__init__(width_parents([checked_count("structure.widths", width) for width in widths]))
+            raise UserError(
+                f"structure.widths: {widths} must be one or more numbers from 1 on, e.g. [2,2,1]"
+            )
+        super().__init__(
+            width_parents([checked_count("structure.widths", width) for width in widths])
+        )
 
 
 class SpecInfer(WidthTree):
     """Static widths with independent siblings, duplicates kept (SpecInfer, 2305.09781)."""
 
-    sibling_laws = (iid,)
+    sibling_samplers = (iid,)
 
 
 class ParallelPaths(StaticTree):
     """`paths` drafts of `gamma` tokens that share only the last committed token.
 
-    Their first tokens are siblings, drawn by the verifier's law; equal ones stay separate paths. From there on each
-    goes its own way. All of them together cost one draft forward per depth.
-    """
+    Their first tokens are siblings, drawn by the verifier's distribution; equal ones stay separate
+    paths. From there on each goes its own way. All of them together cost one draft forward per
+    depth."""
 
     shape = "paths"
 
     def __init__(self, paths: int, gamma: int) -> None:
-        first, depth = checked_count("structure.paths", paths), checked_count("structure.gamma", gamma)
+        first, depth = (
+            checked_count("structure.paths", paths),
+            checked_count("structure.gamma", gamma),
+        )
         super().__init__(width_parents([first] + [1] * (depth - 1)))
 
 

@@ -1,49 +1,53 @@
-"""Block verification (Sun et al. 2024, 2403.10444), which is also HSD with capped branch resampling (2601.05724).
+"""Block verification (Sun et al. 2024, 2403.10444), which is also HSD with capped branch resampling
+(2601.05724).
 
-HSD's Eqs. 16-20 give the same probabilities: its capped ratio min(1, r*(t)) is the P_t below. The contract tests hold
-the literal equations against this file. Among lossless rules with one target call it accepts the most tokens.
-"""
+HSD's Eqs. 16-20 give the same probabilities: its capped ratio min(1, r*(t)) is the P_t below. The
+contract tests hold the literal equations against this file. Among lossless rules with one target
+call it accepts the most tokens."""
 
 import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.law import Rows, VerdictLaw, residual_law, verdict_at
-from decoding.sampling import Sampler, SiblingLaw, iid
+from decoding.sampling import Sampler, SiblingSampler, iid
+from decoding.verification import Rows, VerdictDistribution, residual_distribution, verdict_at
 from decoding.verifiers.path import DraftPath
 
 
 class BlockVerifier:
     """Keep the longest prefix whose coin succeeds, scanning from the end of the draft.
 
-    P_t = min(1, P_{t-1} p/q), Z_t = sum_v [P_t p - q]+, coin h_t = Z_t / (Z_t + 1 - P_t), h_0 = 1, h_g = P_g; after
-    row t < g the next token comes from norm([P_t p - q]+).
-    """
+    P_t = min(1, P_{t-1} p/q), Z_t = sum_v [P_t p - q]+, coin h_t = Z_t / (Z_t + 1 - P_t), h_0 = 1,
+    h_g = P_g; after row t < g the next token comes from norm([P_t p - q]+)."""
 
     lossless = True
-    siblings: SiblingLaw = staticmethod(iid)
+    siblings: SiblingSampler = staticmethod(iid)
     shapes = ("chain",)
     max_siblings = 1
 
-    def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
-        return block_law(DraftPath.whole(draft, p))
+    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
+        return block_distribution(DraftPath.whole(draft, p))
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
         return verdict_at(draft, *self.walk(DraftPath.whole(draft, p), sampler), sampler)
 
     def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-        """Of one path: tokens accepted, and the law [V] of what follows (None after an open leaf)."""
+        """Of one path: tokens accepted, and the distribution [V] of what follows (None after an
+        open leaf)."""
         return block_walk(path, sampler)
 
 
-def block_law(path: DraftPath) -> VerdictLaw:
-    """Where on the path it ends: rows of the law count the path's tokens."""
+def block_distribution(path: DraftPath) -> VerdictDistribution:
+    """Where on the path it ends: rows of the distribution count the path's tokens."""
     joint = joint_ratios(path)
-    return VerdictLaw(_scan_from_end(_coins(path, joint)), lambda t: _residual(path, joint, t))
+    return VerdictDistribution(
+        _scan_from_end(_coins(path, joint)), lambda t: _residual(path, joint, t)
+    )
 
 
 def block_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-    """`block_law`, scanned lazily: tokens accepted, residual [V]. One pass over the vocabulary per coin thrown."""
+    """`block_distribution`, scanned lazily: tokens accepted, residual [V]. One pass over the
+    vocabulary per coin thrown."""
     joint, t = joint_ratios(path), len(path)
     while t > 0 and not _throw(path, joint, t, sampler):
         t -= 1
@@ -61,14 +65,20 @@ def joint_ratios(path: DraftPath) -> list[float]:
 def _throw(path: DraftPath, joint: list[float], t: int, sampler: Sampler) -> bool:
     if t == len(path) or joint[t] == 0:
         return sampler.accept(joint[t], 1.0)
-    shortfall = torch.sub(path.q(t), path.target(t), alpha=joint[t]).clamp_(max=0)  # fused: a small P_t p is slow
+    shortfall = torch.sub(path.q(t), path.target(t), alpha=joint[t]).clamp_(
+        max=0
+    )  # fused: a small P_t p is slow
     mass = -shortfall.sum(dtype=torch.float64).item()
     total = mass + 1 - joint[t]
     return total <= 0 or sampler.accept(mass, total)
 
 
 def _residual(path: DraftPath, joint: list[float], t: int) -> Tensor | None:
-    return path.after() if t == len(path) else residual_law(path.target(t), path.q(t), joint[t])
+    return (
+        path.after()
+        if t == len(path)
+        else residual_distribution(path.target(t), path.q(t), joint[t])
+    )
 
 
 def _coins(path: DraftPath, joint: list[float]) -> Tensor:

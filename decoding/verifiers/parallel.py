@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.law import Rows, VerdictLaw, verdict_at
-from decoding.sampling import Sampler, SiblingLaw, iid
-from decoding.verifiers.block import block_law, block_walk
+from decoding.sampling import Sampler, SiblingSampler, iid
+from decoding.verification import Rows, VerdictDistribution, verdict_at
+from decoding.verifiers.block import block_distribution, block_walk
 from decoding.verifiers.path import DraftPath
-from decoding.verifiers.token import token_law, token_walk
-from predictors.errors import UserError
+from decoding.verifiers.token import token_distribution, token_walk
+from runtime.errors import UserError
 
-RULES = {"token": (token_law, token_walk), "block": (block_law, block_walk)}
+RULES = {"token": (token_distribution, token_walk), "block": (block_distribution, block_walk)}
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class _State:
     """What the drafts so far have led to.
 
     row, tokens: the end of the accepted path
-    left: [V], the target law there after the rejections so far (p itself after a draft accepted to its end)
-    """
+    left: [V], the target distribution there after the rejections so far (p itself after a draft
+    accepted to its end)"""
 
     row: int
     tokens: list[int]
@@ -32,40 +32,46 @@ class _State:
 
 
 class ParallelVerifier:
-    """The next draft that begins with the accepted tokens goes on from there, against the residual law of the last.
+    """The next draft that begins with the accepted tokens goes on from there, against the residual
+    distribution of the last.
 
-    rule: "token" or "block" for each draft. Its joint ratio restarts at 1 (the released code carries it over, which is
-    biased, and accepts full drafts by the uncapped ratio, which is biased too). A draft that has missed the accepted
-    tokens once never returns.
-    """
+    rule: "token" or "block" for each draft. Its joint ratio restarts at 1 (the released code
+    carries it over, which is biased, and accepts full drafts by the uncapped ratio, which is biased
+    too). A draft that has missed the accepted tokens once never returns."""
 
     lossless = True
-    siblings: SiblingLaw = staticmethod(iid)
+    siblings: SiblingSampler = staticmethod(iid)
     shapes = ("chain", "paths")
     max_siblings = None
 
     def __init__(self, rule: str) -> None:
         if rule not in RULES:
-            raise UserError(f"verifier.rule: {rule!r} is no rule for one draft. Use {' or '.join(RULES)}")
-        self.path_law, self.path_walk = RULES[rule]
+            raise UserError(
+                f"verifier.rule: {rule!r} is no rule for one draft. Use {' or '.join(RULES)}"
+            )
+        self.path_distribution, self.path_walk = RULES[rule]
 
-    def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
-        """In float64. After a draft stops, its next token has no mass in the residual, so no later draft goes that way:
-        a row is reached by one history of the drafts, and what rounding adds to it is left out of the residual."""
+    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
+        """In float64. After a draft stops, its next token has no mass in the residual, so no later
+        draft goes that way: a row is reached by one history of the drafts, and what rounding adds
+        to it is left out of the residual."""
         draft, p = replace(draft, q=[row.double() for row in draft.q]), p.double()
         histories = [(1.0, _State(0, [], p[0]))]
         for rows in paths(draft):
             histories = [
-                (w * share, state) for w, before in histories for share, state in self._after(draft, p, rows, before)
+                (w * share, state)
+                for w, before in histories
+                for share, state in self._after(draft, p, rows, before)
             ]
         end_prob, left = torch.zeros(len(draft) + 1, dtype=torch.float64), dict[int, Tensor]()
         for weight, state in sorted(histories, key=itemgetter(0)):
             end_prob[state.row] += weight
             left[state.row] = state.left
-        return VerdictLaw(end_prob, lambda row: left.get(row, p[row]))
+        return VerdictDistribution(end_prob, lambda row: left.get(row, p[row]))
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
-        """`law`, walked lazily: touches the vocabulary where the rule for one draft does."""
+        """`distribution`, walked lazily: touches the vocabulary where the rule for one draft
+        does."""
         state = _State(0, [], p[0])
         for rows in paths(draft):
             path = _remaining(draft, p, rows, state)
@@ -73,15 +79,17 @@ class ParallelVerifier:
                 state = _advance(path, state, *self.path_walk(path, sampler))
         return verdict_at(draft, state.row, state.left, sampler)
 
-    def _after(self, draft: Draft, p: Tensor, rows: list[int], before: _State) -> Iterator[tuple[float, _State]]:
+    def _after(
+        self, draft: Draft, p: Tensor, rows: list[int], before: _State
+    ) -> Iterator[tuple[float, _State]]:
         """Each state one more draft can lead to, and its probability."""
         path = _remaining(draft, p, rows, before)
         if path is None:
             yield 1.0, before
             return
-        law = self.path_law(path)
-        for accepted, share in enumerate(law.end_prob.tolist()):
-            residual = law.residual(accepted)
+        distribution = self.path_distribution(path)
+        for accepted, share in enumerate(distribution.end_prob.tolist()):
+            residual = distribution.residual(accepted)
             if share > 0 and residual is not None:
                 yield share, _advance(path, before, accepted, residual)
 
@@ -89,7 +97,9 @@ class ParallelVerifier:
 def paths(draft: Draft) -> list[list[int]]:
     """The rows of each draft, without the root they share."""
     children = draft.children()
-    assert not draft.open and all(len(rows) < 2 for rows in children[1:]), "drafts may share the root only"
+    assert not draft.open and all(len(rows) < 2 for rows in children[1:]), (
+        "drafts may share the root only"
+    )
     found = [[first] for first in children[0]]
     for rows in found:
         while children[rows[-1]]:
@@ -98,7 +108,8 @@ def paths(draft: Draft) -> list[list[int]]:
 
 
 def _remaining(draft: Draft, p: Rows, rows: list[int], state: _State) -> DraftPath | None:
-    """What of a draft is still to be tested; None where it does not continue the accepted tokens."""
+    """What of a draft is still to be tested; None where it does not continue the accepted
+    tokens."""
     count = len(state.tokens)
     tokens = [draft.token[row - 1] for row in rows[:count]]
     if tokens != state.tokens:

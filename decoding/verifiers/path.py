@@ -1,4 +1,4 @@
-"""Draft tokens tested one after another, and the laws around them."""
+"""Draft tokens tested one after another, and the distributions around them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decoding.draft import Draft
-from decoding.law import Rows
+from decoding.verification import Rows
 
 
 @dataclass(frozen=True)
 class DraftPath:
-    """A path down a draft. Its rows are read in place: nothing of [V] is copied until a rule asks for it.
+    """A path down a draft. Its rows are read in place: nothing of [V] is copied until a rule asks
+    for it.
 
     rows:  [g + 1] the row the path starts from, then the row of each of its g tokens
-    first: [V], the target law the first token is tested against: p[rows[0]], or what earlier drafts left of it
-    """
+    first: [V], the target distribution the first token is tested against: p[rows[0]], or what
+    earlier drafts left of it"""
 
     draft: Draft
     p: Rows
@@ -32,15 +33,16 @@ class DraftPath:
         return len(self.rows) - 1
 
     def target(self, t: int) -> Tensor:
-        """[V], target law after t tokens."""
+        """[V], target distribution after t tokens."""
         return self.p[self.rows[t]] if t else self.first
 
     def after(self) -> Tensor | None:
-        """[V], what follows once all tokens are accepted; None when the last one is an open leaf."""
+        """[V], what follows once all tokens are accepted; None when the last one is an open
+        leaf."""
         return None if self.rows[-1] > self.draft.closed else self.target(len(self))
 
     def q(self, t: int) -> Tensor:
-        """[V], the law token t + 1 was drawn from."""
+        """[V], the distribution token t + 1 was drawn from."""
         return self.draft.q[self.rows[t]]
 
     def drawn(self) -> Iterator[tuple[float, float]]:

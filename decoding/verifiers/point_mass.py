@@ -1,22 +1,23 @@
-"""Candidates nobody drew: top-k tokens, n-grams, argmax. Each is a point mass, whatever probability a draft gave it."""
+"""Candidates nobody drew: top-k tokens, n-grams, argmax. Each is a point mass, whatever probability
+a draft gave it."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from decoding.sampling import SiblingLaw, top_tokens
+from decoding.sampling import SiblingSampler, top_tokens
 from decoding.verifiers.tree_walk import TreeVerifier, Trials, normalised
 
 
 class PointMassVerifier(TreeVerifier):
-    """Accept candidate c with probability R[c]; on rejection R[c] = 0 and R is renormalised. q is not read.
+    """Accept candidate c with probability R[c]; on rejection R[c] = 0 and R is renormalised. q is
+    not read.
 
-    The candidates of a position are accepted with their probability under p, together. Dividing by q instead, as
-    released code does, is biased. `left` below is R times its mass.
-    """
+    The candidates of a position are accepted with their probability under p, together. Dividing by
+    q instead, as released code does, is biased. `left` below is R times its mass."""
 
-    siblings: SiblingLaw = staticmethod(top_tokens)
+    siblings: SiblingSampler = staticmethod(top_tokens)
 
     def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
         if not tokens:

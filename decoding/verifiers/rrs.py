@@ -1,21 +1,23 @@
-"""Recursive rejection sampling of i.i.d. candidates, the multi-step rule of SpecInfer (2305.09781)."""
+"""Recursive rejection sampling of i.i.d. candidates, the multi-step rule of SpecInfer
+(2305.09781)."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from decoding.law import residual_law
-from decoding.sampling import SiblingLaw, iid
+from decoding.sampling import SiblingSampler, iid
+from decoding.verification import residual_distribution
 from decoding.verifiers.tree_walk import TreeVerifier, Trials
 
 
 class RrsVerifier(TreeVerifier):
-    """Accept candidate c with probability R[c] / q[c], where R is p at first and norm([R - q]+) after each rejection.
+    """Accept candidate c with probability R[c] / q[c], where R is p at first and norm([R - q]+)
+    after each rejection.
 
-    A repeated candidate is tried again, and always fails: the update of R after it is what keeps the law exact.
-    """
+    A repeated candidate is tried again, and always fails: the update of R after it is what keeps
+    the distribution exact."""
 
-    siblings: SiblingLaw = staticmethod(iid)
+    siblings: SiblingSampler = staticmethod(iid)
 
     def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
         left = p
@@ -23,5 +25,5 @@ class RrsVerifier(TreeVerifier):
             drawn = q[token].item()
             assert drawn > 0, "a drawn token has q > 0"
             yield number, left[token].item(), drawn
-            left = residual_law(left, q)
+            left = residual_distribution(left, q)
         return left

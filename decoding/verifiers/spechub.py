@@ -1,24 +1,26 @@
-"""SpecHub (2411.05289): a closed-form transport for two candidates, one of which is the draft's most probable token."""
+"""SpecHub (2411.05289): a closed-form transport for two candidates, one of which is the draft's
+most probable token."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from decoding.law import residual_law
-from decoding.sampling import SiblingLaw, hub_pair
+from decoding.sampling import SiblingSampler, hub_pair
+from decoding.verification import residual_distribution
 from decoding.verifiers.tree_walk import TreeVerifier, Trials, normalised
 
 
 class SpecHubVerifier(TreeVerifier):
-    """The pair is (x, hub) with probability q(x), or (hub, x) with probability Q(x) = q(hub) q(x) / (1 - q(hub)).
+    """The pair is (x, hub) with probability q(x), or (hub, x) with probability Q(x) = q(hub) q(x) /
+    (1 - q(hub)).
 
-    x is tried first: it takes min(p, q) of its mass from pairs (x, hub), then min(p - q, Q) from pairs (hub, x). The
-    hub takes what p(hub) still asks for from the pairs that did not give x. No transport of this pair law accepts more,
-    and the hub never needs the residual. A lone candidate is plain rejection sampling.
-    """
+    x is tried first: it takes min(p, q) of its mass from pairs (x, hub), then min(p - q, Q) from
+    pairs (hub, x). The hub takes what p(hub) still asks for from the pairs that did not give x. No
+    transport of this pair distribution accepts more, and the hub never needs the residual. A lone
+    candidate is plain rejection sampling."""
 
-    siblings: SiblingLaw = staticmethod(hub_pair)
+    siblings: SiblingSampler = staticmethod(hub_pair)
     max_siblings = 2
 
     def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
@@ -27,36 +29,48 @@ class SpecHubVerifier(TreeVerifier):
             return p
         if len(tokens) == 1:
             yield 0, p[tokens[0]].item(), _drawn(q, tokens[0])
-            return residual_law(p, q)
+            return residual_distribution(p, q)
         hub = int(q.argmax())
         assert hub in tokens and tokens[0] != tokens[1], "one of the two candidates is the hub"
         hub_place = tokens.index(hub)
         x = tokens[1 - hub_place]
         p_x, q_x = p[x].item(), _drawn(q, x)
         rest = _rest(q, hub)
-        yield 1 - hub_place, *((p_x, q_x) if hub_place else (max(p_x - q_x, 0.0), q_x / rest * q[hub].item()))
+        yield (
+            1 - hub_place,
+            *((p_x, q_x) if hub_place else (max(p_x - q_x, 0.0), q_x / rest * q[hub].item())),
+        )
         waiting, residual = _transport(p, q, hub, rest)
         if waiting[hub_place][1] > 0:
             yield hub_place, *waiting[hub_place]
         return residual
 
 
-def _transport(p: Tensor, q: Tensor, hub: int, rest: float) -> tuple[list[tuple[float, float]], Tensor]:
-    """Once x has failed: (mass given to the hub, mass of the pairs) for pairs (hub, x) and (x, hub); the residual [V].
+def _transport(
+    p: Tensor, q: Tensor, hub: int, rest: float
+) -> tuple[list[tuple[float, float]], Tensor]:
+    """Once x has failed: (mass given to the hub, mass of the pairs) for pairs (hub, x) and (x,
+    hub); the residual [V].
 
     rest: mass of q without the hub. `over` is what p asks for beyond pairs (x, hub), `echo` is Q.
     """
-    over, echo = (p - q).clamp_(min=0), (q / rest).mul_(q[hub])  # divided first: q(hub) / rest may overflow
+    over, echo = (
+        (p - q).clamp_(min=0),
+        (q / rest).mul_(q[hub]),
+    )  # divided first: q(hub) / rest may overflow
     over[hub] = echo[hub] = 0
     second = _rest((q - p).clamp_(min=0), hub)
     first = (echo - over).clamp_(min=0).sum(dtype=torch.float64).item()
     from_first = min(p[hub].item(), first)
     from_second = min(p[hub].item() - from_first, second)
-    return [(from_first, first), (from_second, second)], normalised(over.sub_(echo).clamp_(min=0), p)
+    return [(from_first, first), (from_second, second)], normalised(
+        over.sub_(echo).clamp_(min=0), p
+    )
 
 
 def _rest(mass: Tensor, hub: int) -> float:
-    """Mass of every token but the hub: a sum, since 1 - q(hub) of float32 laws loses what matters."""
+    """Mass of every token but the hub: a sum, since 1 - q(hub) of float32 distributions loses what
+    matters."""
     return (mass[:hub].sum(dtype=torch.float64) + mass[hub + 1 :].sum(dtype=torch.float64)).item()
 
 

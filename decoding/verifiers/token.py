@@ -1,43 +1,47 @@
-"""Token-wise verification: accept draft tokens one by one (Leviathan et al. 2023, Chen et al. 2023)."""
+"""Token-wise verification: accept draft tokens one by one (Leviathan et al. 2023, Chen et al.
+2023)."""
 
 import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.law import Rows, VerdictLaw, residual_law, verdict_at
-from decoding.sampling import Sampler, SiblingLaw, iid
+from decoding.sampling import Sampler, SiblingSampler, iid
+from decoding.verification import Rows, VerdictDistribution, residual_distribution, verdict_at
 from decoding.verifiers.path import DraftPath
 
 
 class TokenVerifier:
-    """Accept x_t with probability min(1, p / q), else draw from norm([p - q]+) and end the round."""
+    """Accept x_t with probability min(1, p / q), else draw from norm([p - q]+) and end the
+    round."""
 
     lossless = True
-    siblings: SiblingLaw = staticmethod(iid)
+    siblings: SiblingSampler = staticmethod(iid)
     shapes = ("chain",)
     max_siblings = 1
 
-    def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
-        return token_law(DraftPath.whole(draft, p))
+    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
+        return token_distribution(DraftPath.whole(draft, p))
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
         return verdict_at(draft, *self.walk(DraftPath.whole(draft, p), sampler), sampler)
 
     def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-        """Of one path: tokens accepted, and the law [V] of what follows (None after an open leaf)."""
+        """Of one path: tokens accepted, and the distribution [V] of what follows (None after an
+        open leaf)."""
         return token_walk(path, sampler)
 
 
-def token_law(path: DraftPath) -> VerdictLaw:
-    """Where on the path it ends: rows of the law count the path's tokens."""
+def token_distribution(path: DraftPath) -> VerdictDistribution:
+    """Where on the path it ends: rows of the distribution count the path's tokens."""
     accept = torch.tensor([min(1.0, p / q) for p, q in path.drawn()], dtype=torch.float64)
     one = accept.new_ones(1)
     end_prob = torch.cat([one, accept.cumprod(0)]) * torch.cat([1 - accept, one])
-    return VerdictLaw(end_prob, lambda t: _residual(path, t))
+    return VerdictDistribution(end_prob, lambda t: _residual(path, t))
 
 
 def token_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-    """`token_law`, walked lazily: tokens accepted, residual [V]. Touches the vocabulary only where the path ends."""
+    """`token_distribution`, walked lazily: tokens accepted, residual [V]. Touches the vocabulary
+    only where the path ends."""
     accepted = 0
     for p_token, q_token in path.drawn():
         if not sampler.accept(p_token, q_token):
@@ -47,4 +51,4 @@ def token_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
 
 
 def _residual(path: DraftPath, t: int) -> Tensor | None:
-    return path.after() if t == len(path) else residual_law(path.target(t), path.q(t))
+    return path.after() if t == len(path) else residual_distribution(path.target(t), path.q(t))

@@ -1,4 +1,5 @@
-"""Verification of a tree, one node after another: a rule for the candidates of one position is a rule for the tree."""
+"""Verification of a tree, one node after another: a rule for the candidates of one position is a
+rule for the tree."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Sequence
@@ -7,32 +8,33 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Shape, Verdict
-from decoding.law import Rows, VerdictLaw, verdict_at
-from decoding.sampling import Sampler, SiblingLaw
+from decoding.sampling import Sampler, SiblingSampler
+from decoding.verification import Rows, VerdictDistribution, verdict_at
 
 Trials = Generator[tuple[int, float, float], None, Tensor]
-"""One position put to the test. Yields (which candidate, a, b): it is accepted with probability min(1, a / b), given
-that all trials before it failed. Returns the residual law [V], for when all failed. What a trial needs is computed when
-it is asked for."""
+"""One position put to the test. Yields (which candidate, a, b): it is accepted with probability
+min(1, a / b), given that all trials before it failed. Returns the residual distribution [V], for
+when all failed. What a trial needs is computed when it is asked for."""
 
 
 class TreeVerifier(ABC):
     """Walk down from the root: at each node one child is accepted, or none and the path ends there.
 
-    A path that reaches a leaf continues with p there; an open leaf, where the target has not run, with nothing.
-    """
+    A path that reaches a leaf continues with p there; an open leaf, where the target has not run,
+    with nothing."""
 
     lossless = True
-    siblings: SiblingLaw
+    siblings: SiblingSampler
     shapes: Collection[Shape] = ("chain", "branch_point", "paths", "tree")
     max_siblings: int | None = None
 
     @abstractmethod
     def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
-        """The rule at one position. p, q: [V], target and draft law there; tokens: the candidates in draw order."""
+        """The rule at one position. p, q: [V], target and draft distribution there; tokens: the
+        candidates in draw order."""
 
-    def law(self, draft: Draft, p: Tensor) -> VerdictLaw:
-        """Float64 whatever the laws are."""
+    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
+        """Float64 whatever the distributions are."""
         children, tokens = draft.children(), draft.token
 
         def outcome(row: int) -> tuple[list[tuple[int, float]], Tensor]:
@@ -45,10 +47,13 @@ class TreeVerifier(ABC):
             for child, accept in outcome(row)[0]:
                 end_prob[children[row][child]] += end_prob[row] * accept
                 end_prob[row] *= 1 - accept
-        return VerdictLaw(end_prob, lambda row: outcome(row)[1] if row <= draft.closed else None)
+        return VerdictDistribution(
+            end_prob, lambda row: outcome(row)[1] if row <= draft.closed else None
+        )
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
-        """`law`, walked lazily: touches only the laws of rows on the accepted path."""
+        """`distribution`, walked lazily: touches only the distributions of rows on the accepted
+        path."""
         children, tokens, row = draft.children(), draft.token, 0
         while row <= draft.closed:
             candidates = [tokens[child - 1] for child in children[row]]
@@ -82,6 +87,7 @@ def _exhaust(trials: Trials) -> tuple[list[tuple[int, float]], Tensor]:
 
 
 def normalised(mass: Tensor, otherwise: Tensor) -> Tensor:
-    """norm(mass) [V], in place. No mass left means it is never drawn from: `otherwise` stands in."""
+    """norm(mass) [V], in place. No mass left means it is never drawn from: `otherwise` stands
+    in."""
     total = mass.sum(dtype=torch.float64).item()
     return mass.div_(total) if total > 0 else otherwise

@@ -1,4 +1,5 @@
-"""Every YAML under conf/ is found, composed and, where it names a `_target_`, built: a new file needs no new test."""
+"""Every YAML under conf/ is found, composed and, where it names a `_target_`, built: a new file
+needs no new test."""
 
 import inspect
 import re
@@ -12,11 +13,13 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
-SCRIPTS = {path.stem: path for path in (ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py")))}
+SCRIPTS = {
+    path.stem: path for path in (ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py")))
+}
 PROGRAMS = sorted(path.stem for path in CONF.glob("*.yaml"))
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 
@@ -28,8 +31,8 @@ def composed(program: str, *overrides: str) -> DictConfig:
 
 @cache
 def groups(program: str) -> dict[str, str]:
-    """The config groups `program` chooses from, such as ``engine``, and the first place where each is used, such as
-    ``engine@method.fixed.engine``."""
+    """The config groups `program` chooses from, such as ``engine``, and the first place where each
+    is used, such as ``engine@method.fixed.engine``."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         choices = compose(program, return_hydra_config=True).hydra.runtime.choices
     used = sorted((choice for choice in choices if not choice.startswith("hydra/")), reverse=True)
@@ -52,20 +55,30 @@ def test_program_has_its_script_and_resolves(program: str) -> None:
 
 def test_programs_share_their_default_pair() -> None:
     """What one writes, another reads: the pair's name is in file names."""
-    assert {composed(program).pair.name for program in PROGRAMS if "pair" in groups(program)} == {"smollm2-reading"}
+    assert {composed(program).pair.name for program in PROGRAMS if "pair" in groups(program)} == {
+        "smollm2-eagle"
+    }
 
 
 def test_side_by_side_goes_with_a_draft_that_can() -> None:
-    for name in ("specbranch", "specbranch_branches", "specbranch_eps"):
+    for name in ("specbranch", "specbranch_branches", "specbranch_thresholds"):
         cfg = composed("evaluate", f"experiment={name}")
-        assert (cfg.pair.name, cfg.method.hrad.stop.checkpoint) == ("smollm2", "checkpoints/hrad-smollm2")
-        assert composed("evaluate", f"experiment={name}", "pair=vicuna-68m-13b").pair.name == "vicuna-68m-13b"
+        assert (cfg.pair.name, cfg.method.hrad.stop.checkpoint) == (
+            "smollm2",
+            "checkpoints/hrad-smollm2",
+        )
+        assert (
+            composed("evaluate", f"experiment={name}", "pair=vicuna-68m-13b").pair.name
+            == "vicuna-68m-13b"
+        )
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_first_line_is_a_command_that_works(file: Path) -> None:
     lines = (CONF / file).read_text().splitlines()
-    first = lines[1] if lines[0] == "# @package _global_" else lines[0]  # Hydra wants this one at the top
+    first = (
+        lines[1] if lines[0] == "# @package _global_" else lines[0]
+    )  # Hydra wants this one at the top
     command = re.fullmatch(r"# (?:accelerate launch .*?|python) (\S+\.py)(.*)", first)
     assert command, f"conf/{file} must start with the command that uses it"
     script, overrides = command.groups()
@@ -74,10 +87,17 @@ def test_first_line_is_a_command_that_works(file: Path) -> None:
 
 
 def documented(file: str) -> list[str]:
-    """Commands of a page, sweeps aside, on one line each; `mine` is a pair that its reader makes."""
+    """Commands of a page, sweeps aside, on one line each; `mine` is a pair that its reader
+    makes."""
     lines = (ROOT / file).read_text().replace("\\\n", " ").splitlines()
-    found = [line.split(" #")[0].removeprefix("$ ") for line in lines if line.startswith("$ python ")]
-    return [" ".join(line.split()).replace("pair=mine", "pair=smollm2") for line in found if " -m " not in line]
+    found = [
+        line.split(" #")[0].removeprefix("$ ") for line in lines if line.startswith("$ python ")
+    ]
+    return [
+        " ".join(line.split()).replace("pair=mine", "pair=smollm2")
+        for line in found
+        if " -m " not in line
+    ]
 
 
 @pytest.mark.parametrize("command", [*documented("README.md"), *documented("docs/guide.md")])
@@ -106,7 +126,9 @@ def test_option_composes_and_builds(program: str, place: str, option: str) -> No
     try:
         assert instantiate(node) is not None
     except InstantiationException as error:
-        assert isinstance(error.__cause__, UserError), error  # what it reads, a checkpoint say, is not there yet
+        assert isinstance(error.__cause__, UserError), (
+            error
+        )  # what it reads, a checkpoint say, is not there yet
 
 
 def test_every_option_is_used_by_a_program() -> None:

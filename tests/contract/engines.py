@@ -1,4 +1,5 @@
-"""Engines small enough to enumerate: every verifier with every structure it takes, and the law of what they decode."""
+"""Engines small enough to enumerate: every verifier with every structure it takes, and the
+distribution of what they decode."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,36 +13,46 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from decoding.draft_tree import DraftStructure, StopRule
 from decoding.engines.fit import check_fit
 from decoding.engines.serial import SerialEngine
-from decoding.growth import DraftStructure, StopRule
-from decoding.law import Verifier
-from decoding.lm import Pair
+from decoding.models.lm import Pair
+from decoding.models.table_lm import Table, TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.sequoia import write_artefact
-from decoding.table_lm import Table, TableLM, mixed_table, random_table
 from decoding.trace import Trace
-from predictors.errors import UserError
+from decoding.verification import Verifier
+from runtime.errors import UserError
 from tests.checkpoints import ONE_STATE, write_checkpoint, write_copies
-from tests.contract.enumeration import Law, autoregressive_law, largest_error, law_of
+from tests.contract.enumeration import (
+    Distribution,
+    autoregressive_distribution,
+    distribution_of,
+    largest_error,
+)
 from tests.contract.rules import FIRST
 from tests.costs import write_cost
 
 CONF = Path(__file__).parents[2] / "conf"
-STOPS, STRUCTURES = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("stop", "structure"))
+STOPS, STRUCTURES = (
+    sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("stop", "structure")
+)
 VERIFIERS = [name for name, first in FIRST.items() if name == first]
 PROMPT = (1, 0, 1, 0)  # it repeats itself, so that lookup finds something
 OFF = Warp()
 
-# Values at which a stop rule acts on these small vocabularies; one without an entry is tested as its YAML says.
+# Values at which a stop rule acts on these small vocabularies; one without an entry is tested as
+# its YAML says.
 ACTING: dict[str, list[dict]] = {
-    "confidence": [{"eps": 0.4}],
-    "confidence_before": [{"eps": 0.65}],
+    "confidence": [{"threshold": 0.4}],
+    "confidence_before": [{"threshold": 0.65}],
     "entropy": [{"threshold": 0.64, "step": 0.2}],
-    "acceptance": [{"threshold": 0.35, "bounds": [1, 20], "order": order} for order in ("paper", "code")],
-    "hrad": [{"confidence": {"eps": 0.4}}],
-    "stop_loss": [{"rule": {"eps": 0.01}, "loss": 0.4}],
+    "acceptance": [
+        {"threshold": 0.35, "bounds": [1, 20], "order": order} for order in ("paper", "code")
+    ],
+    "hrad": [{"confidence": {"threshold": 0.4}}],
+    "stop_loss": [{"rule": {"threshold": 0.01}, "loss": 0.4}],
 }
 STOP_CASES = [(name, values) for name in STOPS for values in ACTING.get(name, [{}])]
 RULES: dict[str, list[dict]] = {"parallel": [{"rule": "token"}, {"rule": "block"}]}
@@ -77,22 +88,50 @@ SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as it
     "sources": [
         Size(2, 4, {"gamma_max": 2, "stretch": 1}),
         Size(3, 4, {"gamma_max": 1, "ngram_min": 1, "stretch": 1}),
-        Size(2, 4, {"gamma_max": 2, "ngram_max": 3, "ngram_min": 1, "first": 0.5, "eps": 0.3, "copies": LEARNED}),
+        Size(
+            2,
+            4,
+            {
+                "gamma_max": 2,
+                "ngram_max": 3,
+                "ngram_min": 1,
+                "first": 0.5,
+                "eps": 0.3,
+                "copies": LEARNED,
+            },
+        ),
     ],
 }
 LARGER: dict[str, list[Size]] = {
-    "branch_point": [Size(2, 4, {"gamma_max": 2, "candidates": 2}), Size(3, 3, {"gamma_max": 1, "candidates": 2})],
+    "branch_point": [
+        Size(2, 4, {"gamma_max": 2, "candidates": 2}),
+        Size(3, 3, {"gamma_max": 1, "candidates": 2}),
+    ],
     "parallel_paths": [Size(2, 4, {"paths": 3, "gamma": 2})],
     "tree": [Size(2, 4, {"widths": [2, 2]}), Size(3, 3, {"widths": [2, 2]})],
     "specinfer": [Size(2, 4, {"widths": [3, 1]})],
     "dyspec": [Size(2, 5, {"budget": 7}), Size(4, 3, {"budget": 5}), Size(3, 4, {"budget": 5})],
-    "dyspec_layers": [Size(2, 5, {"threshold": 0.05, "cap": 9}), Size(3, 4, {"threshold": 0.1, "cap": 6})],
+    "dyspec_layers": [
+        Size(2, 5, {"threshold": 0.05, "cap": 9}),
+        Size(3, 4, {"threshold": 0.1, "cap": 6}),
+    ],
     "sequoia": [Size(3, 4, {})],
     "lookup": [Size(2, 6, {"gamma": 4}), Size(3, 5, {"gamma": 4})],
     "sources": [
         Size(2, 5, {"gamma_max": 2, "stretch": 2}),
         Size(3, 4, {"gamma_max": 2, "stretch": 1}),
-        Size(3, 4, {"gamma_max": 2, "ngram_max": 3, "ngram_min": 1, "first": 0.5, "eps": 0.3, "copies": LEARNED}),
+        Size(
+            3,
+            4,
+            {
+                "gamma_max": 2,
+                "ngram_max": 3,
+                "ngram_min": 1,
+                "first": 0.5,
+                "eps": 0.3,
+                "copies": LEARNED,
+            },
+        ),
     ],
 }
 SEQUOIA = [0, 1, 0, 3]  # the tree of the artefact: two children, each with one of its own
@@ -100,22 +139,26 @@ SEQUOIA = [0, 1, 0, 3]  # the tree of the artefact: two children, each with one 
 
 def toy_pair(vocab: int, seed: int, weight: float = 0.5) -> Pair:
     target, noise = (random_table(vocab, seed + offset, concentration=0.7) for offset in range(2))
-    return SimpleNamespace(target=TableLM(target), draft=TableLM(mixed_table(target, noise, weight)))
+    return SimpleNamespace(
+        target=TableLM(target), draft=TableLM(mixed_table(target, noise, weight))
+    )
 
 
 def limited_pair(vocab: int, seed: int, tokens: list[int]) -> Pair:
     """A pair whose draft proposes `tokens` only."""
     pair = toy_pair(vocab, seed)
-    return SimpleNamespace(target=pair.target, draft=TableLM(limited_table(pair.draft.table, tokens)))
+    return SimpleNamespace(
+        target=pair.target, draft=TableLM(limited_table(pair.draft.table, tokens))
+    )
 
 
 def limited_table(table: Table, tokens: list[int]) -> Table:
-    def law(context: tuple[int, ...]) -> Tensor:
+    def distribution(context: tuple[int, ...]) -> Tensor:
         kept = torch.zeros_like(table(context))
         kept[tokens] = table(context)[tokens]
         return kept / kept.sum()
 
-    return law
+    return distribution
 
 
 def stop_rule(name: str, folder: Path, values: dict, gamma: int = 3) -> StopRule:
@@ -127,12 +170,16 @@ def stop_rule(name: str, folder: Path, values: dict, gamma: int = 3) -> StopRule
         dim = width * (len(ONE_STATE[predictor].layers) + ONE_STATE[predictor].embedding)
         config.checkpoint = str(write_checkpoint(folder / predictor, predictor, dim, gamma=gamma))
     if OmegaConf.is_missing(config, "cost"):
-        config.cost = str(write_cost(folder / "cost.json", draft=1.0, target=1.2, autoregressive=1.0))
+        config.cost = str(
+            write_cost(folder / "cost.json", draft=1.0, target=1.2, autoregressive=1.0)
+        )
     return instantiate(config)
 
 
 def verifier(name: str, values: dict | None = None) -> Verifier:
-    return instantiate(OmegaConf.merge(OmegaConf.load(CONF / "verifier" / f"{name}.yaml"), values or {}))
+    return instantiate(
+        OmegaConf.merge(OmegaConf.load(CONF / "verifier" / f"{name}.yaml"), values or {})
+    )
 
 
 def structure(name: str, folder: Path, values: dict) -> DraftStructure:
@@ -146,8 +193,8 @@ def structure(name: str, folder: Path, values: dict) -> DraftStructure:
 
 
 def write_lengths(folder: Path) -> Path:
-    """A predictor of copies with which first=0.5 and eps=0.3 copy nothing after one matched token, two tokens after
-    two, three after three."""
+    """A predictor of copies with which first=0.5 and eps=0.3 copy nothing after one matched token,
+    two tokens after two, three after three."""
     return write_copies(folder, [2.5, -1.0, 0.0], -1.0, ngram_max=3, ngram_min=1, longest=3)
 
 
@@ -208,7 +255,10 @@ def engine(
     draft_warp: Warp = OFF,
     eos_ids: frozenset[int] = frozenset(),
 ) -> SerialEngine:
-    drafts, rule = structure(case.builds, folder, case.size.values), verifier(case.rule, case.rule_values)
+    drafts, rule = (
+        structure(case.builds, folder, case.size.values),
+        verifier(case.rule, case.rule_values),
+    )
     return SerialEngine(pair, drafts, stop or Never(), rule, warp, draft_warp, eos_ids)
 
 
@@ -222,27 +272,35 @@ class Engine(Protocol):
     def decode(self, prompt_ids: Sequence[int], max_new_tokens: int, sampler: Sampler) -> Trace: ...
 
 
-def decoded_law(engine: Engine, length: int) -> tuple[Law, list[Trace]]:
+def decoded_distribution(engine: Engine, length: int) -> tuple[Distribution, list[Trace]]:
     traces: list[Trace] = []
 
     def run(sampler: Sampler) -> tuple[int, ...]:
         traces.append(engine.decode(PROMPT, length, sampler))
         return tuple(traces[-1].tokens)
 
-    return law_of(run), traces
+    return distribution_of(run), traces
 
 
-def target_law(pair: Pair, warp: Warp, length: int, eos_ids: frozenset[int] = frozenset()) -> Law:
-    return autoregressive_law(
-        lambda context: warp.probs(pair.target.law(context).log()), pair.target.vocab_size, length, PROMPT, eos_ids
+def target_distribution(
+    pair: Pair, warp: Warp, length: int, eos_ids: frozenset[int] = frozenset()
+) -> Distribution:
+    return autoregressive_distribution(
+        lambda context: warp.probs(pair.target.distribution(context).log()),
+        pair.target.vocab_size,
+        length,
+        PROMPT,
+        eos_ids,
     )
 
 
 def checked(engine: Engine, length: int) -> list[Trace]:
-    """Every decode there is, after a look at their law."""
-    law, traces = decoded_law(engine, length)
-    error = largest_error(law, target_law(engine.pair, engine.warp, length, engine.eos_ids))
+    """Every decode there is, after a look at their distribution."""
+    distribution, traces = decoded_distribution(engine, length)
+    error = largest_error(
+        distribution, target_distribution(engine.pair, engine.warp, length, engine.eos_ids)
+    )
     print(f"largest error {error:.1e} over {len(traces)} paths")
     assert error < 1e-9
-    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
+    assert sum(distribution.values()) == pytest.approx(1, abs=1e-9)
     return traces

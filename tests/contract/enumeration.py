@@ -1,4 +1,5 @@
-"""Run random code as a probability tree: every draw is a branch, every path is replayed from the start."""
+"""Run random code as a probability tree: every draw is a branch, every path is replayed from the
+start."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from decoding.sampling import Pool, Sampler
 
-Law = dict[Hashable, float]
+Distribution = dict[Hashable, float]
 
 
 class Branching(Sampler):
@@ -24,8 +25,10 @@ class Branching(Sampler):
     def fork(self) -> "Branching":
         return self
 
-    def draw(self, law: Tensor | Pool) -> int:
-        weights = (law.law() if isinstance(law, Pool) else law).tolist()
+    def draw(self, distribution: Tensor | Pool) -> int:
+        weights = (
+            distribution.distribution() if isinstance(distribution, Pool) else distribution
+        ).tolist()
         total = sum(weights)
         return self._branch([weight / total for weight in weights])
 
@@ -45,44 +48,57 @@ class Branching(Sampler):
         return choice
 
 
-def law_of(run: Callable[[Sampler], Hashable]) -> Law:
-    """The exact law of what `run` returns, over everything it draws from the sampler it is given."""
-    law: Law = defaultdict(float)
+def distribution_of(run: Callable[[Sampler], Hashable]) -> Distribution:
+    """The exact distribution of what `run` returns, over everything it draws from the sampler it is
+    given."""
+    distribution: Distribution = defaultdict(float)
     open_paths: list[tuple[int, ...]] = [()]
     while open_paths:
         sampler = Branching(open_paths.pop())
-        law[run(sampler)] += sampler.probability
+        distribution[run(sampler)] += sampler.probability
         open_paths += sampler.open
-    return dict(law)
+    return dict(distribution)
 
 
-def autoregressive_law(
+def autoregressive_distribution(
     conditional: Callable[[tuple[int, ...]], Tensor],
     vocab: int,
     length: int,
     prompt: tuple[int, ...] = (),
     eos_ids: frozenset[int] = frozenset(),
-) -> Law:
-    """What decoding with the target alone would give: the law of `length` tokens after `prompt`, cut at EOS."""
-    law: Law = defaultdict(float)
+) -> Distribution:
+    """What decoding with the target alone would give: the distribution of `length` tokens after
+    `prompt`, cut at EOS."""
+    distribution: Distribution = defaultdict(float)
     for tokens in product(range(vocab), repeat=length):
         probability, end = 1.0, length
         for count in range(length):
             probability *= conditional((*prompt, *tokens[:count]))[tokens[count]].item()
         for count, token in reversed(list(enumerate(tokens, 1))):
             end = count if token in eos_ids else end
-        law[tokens[:end]] += probability
-    return dict(law)
+        distribution[tokens[:end]] += probability
+    return dict(distribution)
 
 
-def largest_error(law: Law, exact: Law) -> float:
-    return max(abs(law.get(outcome, 0.0) - exact.get(outcome, 0.0)) for outcome in law.keys() | exact.keys())
+def largest_error(distribution: Distribution, exact: Distribution) -> float:
+    return max(
+        abs(distribution.get(outcome, 0.0) - exact.get(outcome, 0.0))
+        for outcome in distribution.keys() | exact.keys()
+    )
 
 
-def total_variation(law: Law, exact: Law) -> float:
-    return sum(abs(law.get(outcome, 0.0) - exact.get(outcome, 0.0)) for outcome in law.keys() | exact.keys()) / 2
+def total_variation(distribution: Distribution, exact: Distribution) -> float:
+    return (
+        sum(
+            abs(distribution.get(outcome, 0.0) - exact.get(outcome, 0.0))
+            for outcome in distribution.keys() | exact.keys()
+        )
+        / 2
+    )
 
 
 def dirichlet(vocab: int, generator: torch.Generator, concentration: float = 1.0) -> Tensor:
     """[V] float64; concentration below 1 is peaky."""
-    return torch._sample_dirichlet(torch.full((vocab,), concentration, dtype=torch.float64), generator)
+    return torch._sample_dirichlet(
+        torch.full((vocab,), concentration, dtype=torch.float64), generator
+    )

@@ -1,4 +1,5 @@
-"""Random (p, q) instances in the families of the specification, and what a verification rule makes of them."""
+"""Random (p, q) instances in the families of the specification, and what a verification rule makes
+of them."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft
-from decoding.law import VerdictLaw
-from tests.contract.enumeration import Law, autoregressive_law, dirichlet
+from decoding.verification import VerdictDistribution
+from tests.contract.enumeration import Distribution, autoregressive_distribution, dirichlet
 
 Prefix = tuple[int, ...]
-Rule = Callable[[Draft, Tensor], VerdictLaw]
+Rule = Callable[[Draft, Tensor], VerdictDistribution]
 Proposals = list[tuple[float, Draft, Tensor]]
-"""Every draft with its probability and the target laws it is verified against."""
+"""Every draft with its probability and the target distributions it is verified against."""
 FAMILIES = ("dirichlet", "peaky", "aligned", "sparse", "equal", "greedy")
 
 
@@ -34,10 +35,15 @@ def instance(family: str, vocab: int, gamma: int, seed: int) -> Instance:
     generator = torch.Generator().manual_seed(seed)
 
     @cache
-    def laws(prefix: Prefix) -> tuple[Tensor, Tensor]:
+    def distributions(prefix: Prefix) -> tuple[Tensor, Tensor]:
         return _pair(family, vocab, generator)
 
-    return Instance(vocab, gamma, lambda prefix: laws(prefix)[0], lambda prefix: laws(prefix)[1])
+    return Instance(
+        vocab,
+        gamma,
+        lambda prefix: distributions(prefix)[0],
+        lambda prefix: distributions(prefix)[1],
+    )
 
 
 def _pair(family: str, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -54,20 +60,21 @@ def _pair(family: str, vocab: int, generator: torch.Generator) -> tuple[Tensor, 
     return p, q
 
 
-def _with_zeros(law: Tensor, generator: torch.Generator) -> Tensor:
-    kept = torch.rand(len(law), generator=generator) < 0.6
-    kept[torch.randint(len(law), (1,), generator=generator)] = True
-    return law * kept / (law * kept).sum()
+def _with_zeros(distribution: Tensor, generator: torch.Generator) -> Tensor:
+    kept = torch.rand(len(distribution), generator=generator) < 0.6
+    kept[torch.randint(len(distribution), (1,), generator=generator)] = True
+    return distribution * kept / (distribution * kept).sum()
 
 
 def drafts(
-    case: Instance, stop: Callable[[Prefix], bool] = lambda drawn: False, kept: Callable[[Prefix], int] = len
+    case: Instance,
+    stop: Callable[[Prefix], bool] = lambda drawn: False,
+    kept: Callable[[Prefix], int] = len,
 ) -> Proposals:
     """Every draft with its probability and p [g + 1, V].
 
-    Drafting ends after `gamma` tokens or where `stop(drawn)`; of the drawn tokens the first `kept(drawn)` are sent
-    (all of them, unless a test wants to be biased).
-    """
+    Drafting ends after `gamma` tokens or where `stop(drawn)`; of the drawn tokens the first
+    `kept(drawn)` are sent (all of them, unless a test wants to be biased)."""
     found: Proposals = []
     open_prefixes: list[tuple[float, Prefix]] = [(1.0, ())]
     while open_prefixes:
@@ -79,26 +86,35 @@ def drafts(
             p = torch.stack([case.p(sent[:t]) for t in range(len(sent) + 1)])
             found.append((probability, Draft.chain(sent, rows), p))
         else:
-            law = case.q(drawn).tolist()
-            open_prefixes += [(probability * law[x], (*drawn, x)) for x in range(case.vocab) if law[x] > 0]
+            distribution = case.q(drawn).tolist()
+            open_prefixes += [
+                (probability * distribution[x], (*drawn, x))
+                for x in range(case.vocab)
+                if distribution[x] > 0
+            ]
     return found
 
 
-def output_law(case: Instance, rule: Rule, proposals: Proposals | None = None) -> Law:
-    """Law of the first gamma + 1 tokens: one round under `rule`, the rest from the target."""
-    emitted: Law = defaultdict(float)
+def output_distribution(
+    case: Instance, rule: Rule, proposals: Proposals | None = None
+) -> Distribution:
+    """Distribution of the first gamma + 1 tokens: one round under `rule`, the rest from the
+    target."""
+    emitted: Distribution = defaultdict(float)
     for probability, draft, p in proposals or drafts(case):
         verdict = rule(draft, p)
         for row, end in enumerate(verdict.end_prob.tolist()):
             if end > 0:
                 _emit(emitted, draft.path(row), verdict.residual(row), probability * end)
-    law: Law = defaultdict(float)
+    distribution: Distribution = defaultdict(float)
     for prefix, probability in emitted.items():
-        _continue(law, case, prefix, probability)
-    return dict(law)
+        _continue(distribution, case, prefix, probability)
+    return dict(distribution)
 
 
-def _emit(emitted: Law, path: list[int], residual: Tensor | None, probability: float) -> None:
+def _emit(
+    emitted: Distribution, path: list[int], residual: Tensor | None, probability: float
+) -> None:
     if residual is None:
         emitted[tuple(path)] += probability
         return
@@ -106,12 +122,14 @@ def _emit(emitted: Law, path: list[int], residual: Tensor | None, probability: f
         emitted[(*path, token)] += probability * follows
 
 
-def _continue(law: Law, case: Instance, prefix: Prefix, probability: float) -> None:
+def _continue(
+    distribution: Distribution, case: Instance, prefix: Prefix, probability: float
+) -> None:
     for rest in product(range(case.vocab), repeat=case.gamma + 1 - len(prefix)):
         total = probability
         for count, token in enumerate(rest):
             total *= case.p((*prefix, *rest[:count]))[token].item()
-        law[(*prefix, *rest)] += total
+        distribution[(*prefix, *rest)] += total
 
 
 def expected_accepted(case: Instance, rule: Rule, proposals: Proposals | None = None) -> float:
@@ -119,10 +137,12 @@ def expected_accepted(case: Instance, rule: Rule, proposals: Proposals | None = 
     total = 0.0
     for probability, draft, p in proposals or drafts(case):
         lengths = [len(draft.rows_to(row)) for row in range(len(draft) + 1)]
-        total += probability * float(rule(draft, p).end_prob @ torch.tensor(lengths, dtype=torch.float64))
+        total += probability * float(
+            rule(draft, p).end_prob @ torch.tensor(lengths, dtype=torch.float64)
+        )
     return total
 
 
-def exact(case: Instance) -> Law:
+def exact(case: Instance) -> Distribution:
     """What a lossless rule must give."""
-    return autoregressive_law(case.p, case.vocab, case.gamma + 1)
+    return autoregressive_distribution(case.p, case.vocab, case.gamma + 1)

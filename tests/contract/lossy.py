@@ -1,4 +1,5 @@
-"""Rules as published or released that do not keep the target's law. The law test must fail each of them."""
+"""Rules as published or released that do not keep the target's distribution. The distribution test
+must fail each of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,10 +9,10 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
+from decoding.draft_tree import DraftTree, depth_first
 from decoding.engines.branching import Branches, Drafter, Pending
-from decoding.growth import DraftTree, depth_first
-from decoding.law import VerdictLaw, residual_law
-from decoding.sampling import Sampler, SiblingLaw, top_tokens
+from decoding.sampling import Sampler, SiblingSampler, top_tokens
+from decoding.verification import VerdictDistribution, residual_distribution
 from decoding.verifiers.parallel import paths
 from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.rrsw import RrswVerifier
@@ -21,49 +22,61 @@ from tests.contract.trees import Nodes
 
 
 class DuplicatesSkipped(RrsVerifier):
-    """A candidate seen before is passed over, and with it the update of the residual law."""
+    """A candidate seen before is passed over, and with it the update of the residual
+    distribution."""
 
     def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
         left = p
         for number, token in enumerate(tokens):
             if token not in tokens[:number]:
                 yield number, left[token].item(), q[token].item()
-                left = residual_law(left, q)
+                left = residual_distribution(left, q)
         return left
 
 
-def any_passing(draft: Draft, p: Tensor) -> VerdictLaw:
-    """SpecBranch Algorithm 1, two branches: all whose uniform is below p / q pass, the one with the largest wins."""
+def any_passing(draft: Draft, p: Tensor) -> VerdictDistribution:
+    """SpecBranch Algorithm 1, two branches: all whose uniform is below p / q pass, the one with the
+    largest wins."""
     tokens, q = draft.token, draft.q[0]
-    low, high = sorted((min(1.0, (p[0] / q)[token].item()), row) for row, token in enumerate(tokens, 1))
+    low, high = sorted(
+        (min(1.0, (p[0] / q)[token].item()), row) for row, token in enumerate(tokens, 1)
+    )
     end_prob = torch.zeros(3, dtype=torch.float64)
     both = low[0] * high[0]
     low_wins = low[0] / (2 * high[0]) if high[0] > 0 else 0.0
     end_prob[low[1]] = low[0] * (1 - high[0]) + both * low_wins
     end_prob[high[1]] = high[0] * (1 - low[0]) + both * (1 - low_wins)
     end_prob[0] = 1 - end_prob.sum()
-    return VerdictLaw(end_prob, lambda row: None if row else residual_law(p[0], q))
+    return VerdictDistribution(
+        end_prob, lambda row: None if row else residual_distribution(p[0], q)
+    )
 
 
-def best_target(draft: Draft, p: Tensor) -> VerdictLaw:
+def best_target(draft: Draft, p: Tensor) -> VerdictDistribution:
     """SpecBranch as released: the branch the target likes best, then one test with p / q."""
     q, best = draft.q[0], int(p[0][draft.token].argmax())
     token = draft.token[best]
     end_prob = torch.zeros(len(draft) + 1, dtype=torch.float64)
     end_prob[best + 1] = min(1.0, (p[0][token] / q[token]).item())
     end_prob[0] = 1 - end_prob[best + 1]
-    return VerdictLaw(end_prob, lambda row: None if row else residual_law(p[0], q))
+    return VerdictDistribution(
+        end_prob, lambda row: None if row else residual_distribution(p[0], q)
+    )
 
 
-def hsd_parallel(draft: Draft, p: Tensor, carried: bool, uncapped: bool) -> VerdictLaw:
-    """HSD with several drafts. carried: the joint ratio of the accepted prefix starts the next draft, instead of 1;
-    uncapped: a draft is accepted to its end with min(1, r(1:g)), instead of the capped ratio. Released: both."""
+def hsd_parallel(draft: Draft, p: Tensor, carried: bool, uncapped: bool) -> VerdictDistribution:
+    """HSD with several drafts. carried: the joint ratio of the accepted prefix starts the next
+    draft, instead of 1; uncapped: a draft is accepted to its end with min(1, r(1:g)), instead of
+    the capped ratio. Released: both."""
     end_prob = torch.zeros(len(draft) + 1, dtype=torch.float64)
     mixed = torch.zeros(len(draft) + 1, p.shape[-1], dtype=torch.float64)
     drafts = [[0, *rows] for rows in paths(draft)]
 
-    def consume(number: int, weight: float, accepted: list[int], left: Tensor, start: float) -> None:
-        """Drafts from `number` on, with probability `weight`; accepted: rows from the root, left: target law there."""
+    def consume(
+        number: int, weight: float, accepted: list[int], left: Tensor, start: float
+    ) -> None:
+        """Drafts from `number` on, with probability `weight`; accepted: rows from the root, left:
+        target distribution there."""
         if number == len(drafts):
             end_prob[accepted[-1]] += weight
             mixed[accepted[-1]] += weight * left
@@ -72,25 +85,28 @@ def hsd_parallel(draft: Draft, p: Tensor, carried: bool, uncapped: bool) -> Verd
         if draft.path(rows[count - 1]) != draft.path(accepted[-1]):
             consume(number + 1, weight, accepted, left, start)
             return
-        targets, laws = [left, *p[rows[count:]]], [draft.q[row] for row in rows[count - 1 :]]
+        targets, distributions = (
+            [left, *p[rows[count:]]],
+            [draft.q[row] for row in rows[count - 1 :]],
+        )
         joint, full = [start], start
-        for target, law, row in zip(targets, laws, rows[count:], strict=False):
-            ratio = (target / law)[draft.token[row - 1]].item()
+        for target, distribution, row in zip(targets, distributions, rows[count:], strict=False):
+            ratio = (target / distribution)[draft.token[row - 1]].item()
             joint.append(min(1.0, joint[-1] * ratio))
             full *= ratio
-        coins = [_coin(*state) for state in zip(targets[:-1], laws, joint, strict=False)]
+        coins = [_coin(*state) for state in zip(targets[:-1], distributions, joint, strict=False)]
         coins = [1.0, *coins[1:], min(1.0, full) if uncapped else joint[-1]]
         for t in reversed(range(len(coins))):
             here = [*accepted, *rows[count : count + t]]
             if t == len(coins) - 1:
                 consume(len(drafts), weight * coins[t], here, targets[t], 1.0)
             elif weight * coins[t] > 0:
-                residual = residual_law(targets[t], laws[t], joint[t])
+                residual = residual_distribution(targets[t], distributions[t], joint[t])
                 consume(number + 1, weight * coins[t], here, residual, joint[t] if carried else 1.0)
             weight *= 1 - coins[t]
 
     consume(0, 1.0, [0], p[0], 1.0)
-    return VerdictLaw(end_prob, lambda row: mixed[row] / end_prob[row])
+    return VerdictDistribution(end_prob, lambda row: mixed[row] / end_prob[row])
 
 
 def _coin(p: Tensor, q: Tensor, joint: float) -> float:
@@ -99,7 +115,8 @@ def _coin(p: Tensor, q: Tensor, joint: float) -> float:
 
 
 def heap_tree(case: Instance, budget: int, sampler: Sampler) -> list[tuple[int, int, float]]:
-    """DySpec's greedy tree: (parent row, token, value) of `budget` draws, each made where it is likeliest to be of use.
+    """DySpec's greedy tree: (parent row, token, value) of `budget` draws, each made where it is
+    likeliest to be of use.
 
     Value: probability, under the draft, that the path and none of the earlier siblings is taken.
     """
@@ -107,9 +124,11 @@ def heap_tree(case: Instance, budget: int, sampler: Sampler) -> list[tuple[int, 
     prefixes: list[Prefix] = [()]
     waiting = [(1.0, 0, case.q(()))]
     while waiting and len(nodes) < budget:
-        value, row, law = waiting.pop(max(range(len(waiting)), key=lambda i: waiting[i][0]))
-        token = sampler.draw(law)
-        share, rest = (law[token] / law.sum()).item(), law.clone()
+        value, row, distribution = waiting.pop(
+            max(range(len(waiting)), key=lambda i: waiting[i][0])
+        )
+        token = sampler.draw(distribution)
+        share, rest = (distribution[token] / distribution.sum()).item(), distribution.clone()
         rest[token] = 0
         nodes.append((row, token, value * share))
         prefixes.append((*prefixes[row], token))
@@ -120,7 +139,8 @@ def heap_tree(case: Instance, budget: int, sampler: Sampler) -> list[tuple[int, 
 
 
 def without_the_least(nodes: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
-    """Biased: the drawn node of least value is taken back. It has no children, their values would be lower."""
+    """Biased: the drawn node of least value is taken back. It has no children, their values would
+    be lower."""
     least = min(range(len(nodes)), key=lambda i: nodes[i][2])
     below = least + 1
     return [(row - (row > below), *rest) for i, (row, *rest) in enumerate(nodes) if i != least]
@@ -141,22 +161,23 @@ class AnyPassing(RrsVerifier):
         draft = Draft([0] * len(tokens), tokens, [q, *[q] * len(tokens)])
         if len(tokens) < 2:
             return (yield from super().trials(p, q, tokens))
-        law = any_passing(draft, p[None])
-        first, second = law.end_prob[1:].tolist()
+        distribution = any_passing(draft, p[None])
+        first, second = distribution.end_prob[1:].tolist()
         yield 0, first, 1.0
         if first < 1:
             yield 1, second, 1 - first
-        return residual_law(p, q)
+        return residual_distribution(p, q)
 
 
 class TopTokensAsDrawn(RrswVerifier):
     """SpecBranch Eq. 7: the most probable tokens, verified with p / q as if they had been drawn."""
 
-    siblings: SiblingLaw = staticmethod(top_tokens)
+    siblings: SiblingSampler = staticmethod(top_tokens)
 
 
 class Redrawing(Drafter):
-    """SpecBranch's class 1 as printed: the unsure drawn token is dropped, and the candidates are drawn afresh."""
+    """SpecBranch's class 1 as printed: the unsure drawn token is dropped, and the candidates are
+    drawn afresh."""
 
     def start(self, context: RoundContext, outcome: int) -> Pending:
         found = super().start(context, outcome)
@@ -168,18 +189,20 @@ class Redrawing(Drafter):
 
 
 class CutOnDrawn(Drafter):
-    """SpecBranch's posterior selection as printed: a branch ends before the first drawn token that is unlikely."""
+    """SpecBranch's posterior selection as printed: a branch ends before the first drawn token that
+    is unlikely."""
 
     def _until_unlikely(self, tree: DraftTree, path: Sequence[int]) -> list[int]:
         def likely(step: tuple[int, int]) -> bool:
             above, row = step
-            return tree.belief(above)[tree.token[row - 1]].item() >= self.confidence.eps
+            return tree.unwarped_q(above)[tree.token[row - 1]].item() >= self.confidence.threshold
 
         return [row for _, row in takewhile(likely, pairwise(path))]
 
 
 class StoppedOnDrawn(CutOnDrawn):
-    """SpecBranch's branches as printed: they stop at a drawn token that is unlikely, and do without it."""
+    """SpecBranch's branches as printed: they stop at a drawn token that is unlikely, and do without
+    it."""
 
     def branch(self, pending: Pending, context: RoundContext, outcome: int) -> Branches:
         found = super().branch(pending, context, outcome)
@@ -188,17 +211,19 @@ class StoppedOnDrawn(CutOnDrawn):
 
 
 class WidthOfSecond(Drafter):
-    """The number of branches, one or two, follows from candidate 2, which goes when it asks for one.
+    """The number of branches, one or two, follows from candidate 2, which goes when it asks for
+    one.
 
-    A token that goes whatever it is would do no harm: the number is then independent of all candidates."""
+    A token that goes whatever it is would do no harm: the number is then independent of all
+    candidates."""
 
     def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
-        law = tree.q(tip)
-        drawn = self.rule.siblings(law, self.sampler)
+        distribution = tree.q(tip)
+        drawn = self.rule.siblings(distribution, self.sampler)
         rows, second = [tree.add(tip, next(drawn))], next(drawn, None)
-        if second is not None and int(self.k_max * (1 - law[second].item())) > 1:
+        if second is not None and int(self.k_max * (1 - distribution[second].item())) > 1:
             rows.append(tree.add(tip, second))
-        return rows, law
+        return rows, distribution
 
 
 class AsPrinted(StoppedOnDrawn, WidthOfSecond, Redrawing):
@@ -209,7 +234,7 @@ class TopAnyPassing(AnyPassing):
     """The most probable tokens, two at most, and the best of those that pass p / q."""
 
     max_siblings = None
-    siblings: SiblingLaw = staticmethod(top_tokens)
+    siblings: SiblingSampler = staticmethod(top_tokens)
 
 
 class FirstDrawn(Sampler):
@@ -225,7 +250,8 @@ class FirstDrawn(Sampler):
 
 
 class UnsureAsCandidate(Drafter):
-    """The unsure drawn token is kept, but tested by the branch rule, not by that of the chain it was drawn in."""
+    """The unsure drawn token is kept, but tested by the branch rule, not by that of the chain it
+    was drawn in."""
 
     def start(self, context: RoundContext, outcome: int) -> Pending:
         found = super().start(context, outcome)

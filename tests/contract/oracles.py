@@ -1,4 +1,5 @@
-"""HSD as printed (2601.05724), written literally with joint masses: the exact rule, and the published lossy ones."""
+"""HSD as printed (2601.05724), written literally with joint masses: the exact rule, and the
+published lossy ones."""
 
 import math
 
@@ -6,35 +7,45 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft
-from decoding.law import VerdictLaw
+from decoding.verification import VerdictDistribution
 
 TINY = 1e-300
 
 
-def hsd_capped(draft: Draft, p: Tensor) -> VerdictLaw:
+def hsd_capped(draft: Draft, p: Tensor) -> VerdictDistribution:
     """Algorithm 2, Eqs. 16-20: capped branch resampling. Exact."""
-    return _law(draft, p, _capped_branches(draft, p), min(_capped_ratio(_ratios(draft, p), len(draft)), 1.0))
+    return _distribution(
+        draft, p, _capped_branches(draft, p), min(_capped_ratio(_ratios(draft, p), len(draft)), 1.0)
+    )
 
 
-def hsd_released(draft: Draft, p: Tensor) -> VerdictLaw:
-    """The released code: the same branches, but the full draft accepted with the uncapped min(1, r(1:g)). Biased."""
-    return _law(draft, p, _capped_branches(draft, p), min(math.prod(_ratios(draft, p)), 1.0))
+def hsd_released(draft: Draft, p: Tensor) -> VerdictDistribution:
+    """The released code: the same branches, but the full draft accepted with the uncapped min(1,
+    r(1:g)). Biased."""
+    return _distribution(
+        draft, p, _capped_branches(draft, p), min(math.prod(_ratios(draft, p)), 1.0)
+    )
 
 
-def hsd_naive_single(draft: Draft, p: Tensor) -> VerdictLaw:
-    """Algorithm 1 (Eqs. 11-12), one token resampled instead of all of tau+1..g. Biased; its E[tau] is naive HSD's."""
+def hsd_naive_single(draft: Draft, p: Tensor) -> VerdictDistribution:
+    """Algorithm 1 (Eqs. 11-12), one token resampled instead of all of tau+1..g. Biased; its E[tau]
+    is naive HSD's."""
     ratios = _ratios(draft, p)
     branches = []
     for t in range(len(draft)):
         mass_p, mass_q = _joint(draft, p, t)
         branches.append((mass_p * p[t], mass_q * draft.q[t]))
     coins = [_naive_coin(*branch) for branch in branches]
-    return _law(draft, p, branches, min(math.prod(ratios), 1.0), coins)
+    return _distribution(draft, p, branches, min(math.prod(ratios), 1.0), coins)
 
 
-def _law(
-    draft: Draft, p: Tensor, branches: list[tuple[Tensor, Tensor]], full: float, coins: list[float] | None = None
-) -> VerdictLaw:
+def _distribution(
+    draft: Draft,
+    p: Tensor,
+    branches: list[tuple[Tensor, Tensor]],
+    full: float,
+    coins: list[float] | None = None,
+) -> VerdictDistribution:
     """branches[t] = (target-side mass, draft-side mass) of x[1..t] v for every v; `full` = h_g."""
     coins = [*(coins or [_capped_coin(*branch) for branch in branches]), full]
     coins[0] = 1.0
@@ -49,11 +60,12 @@ def _law(
         excess = (branches[row][0] - branches[row][1]).clamp(min=0)
         return excess / excess.sum() if excess.sum() > 0 else p[row]
 
-    return VerdictLaw(end, residual)
+    return VerdictDistribution(end, residual)
 
 
 def _capped_branches(draft: Draft, p: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """(r*(x[1..t] v) Q(x[1..t] v), Q(x[1..t] v)) for every t < g and v; the cap includes index t itself."""
+    """(r*(x[1..t] v) Q(x[1..t] v), Q(x[1..t] v)) for every t < g and v; the cap includes index t
+    itself."""
     ratios = _ratios(draft, p)
     branches = []
     for t in range(len(draft)):
@@ -77,12 +89,18 @@ def _best(ratios: list[float], t: int) -> int:
 
 
 def _capped_coin(mass_p: Tensor, mass_q: Tensor) -> float:
-    up, down = (mass_p - mass_q).clamp(min=0).sum().item(), (mass_q - mass_p).clamp(min=0).sum().item()
+    up, down = (
+        (mass_p - mass_q).clamp(min=0).sum().item(),
+        (mass_q - mass_p).clamp(min=0).sum().item(),
+    )
     return up / down if down > TINY else 1.0
 
 
 def _naive_coin(mass_p: Tensor, mass_q: Tensor) -> float:
-    up, down = (mass_p - mass_q).clamp(min=0).sum().item(), (mass_q - mass_p).clamp(min=0).sum().item()
+    up, down = (
+        (mass_p - mass_q).clamp(min=0).sum().item(),
+        (mass_q - mass_p).clamp(min=0).sum().item(),
+    )
     return up / max(up, down) if max(up, down) > TINY else 1.0
 
 

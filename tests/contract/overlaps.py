@@ -8,7 +8,7 @@ import pytest
 from decoding.draft import RoundContext
 from decoding.engines.branching import Always, Classes
 from decoding.engines.overlapped import OverlappedEngine
-from decoding.lm import Pair
+from decoding.models.lm import Pair
 from decoding.sampling import Warp
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
 from decoding.stopping.hrad import SOME
@@ -33,7 +33,8 @@ class ByContext:
 
 
 class ByTarget(ByContext):
-    """A class that depends on the target's states at the last verified position and the token after it."""
+    """A class that depends on the target's states at the last verified position and the token after
+    it."""
 
     reads_hidden = "target"
 
@@ -61,7 +62,9 @@ class Policy(NamedTuple):
 
     @property
     def structure(self) -> BranchPoint:
-        return BranchPoint(self.gamma, min(self.k_max, 2) if self.branch_rule == "spechub" else self.k_max)
+        return BranchPoint(
+            self.gamma, min(self.k_max, 2) if self.branch_rule == "spechub" else self.k_max
+        )
 
     def engine(
         self,
@@ -74,21 +77,33 @@ class Policy(NamedTuple):
     ) -> OverlappedEngine:
         rules = verifier(self.chain_rule), verifier(self.branch_rule)
         stop, modes = classes or self.classes, (overlap, self.pre_verify, self.a_priori)
-        return OverlappedEngine(pair, self.structure, stop, *rules, warp, draft_warp, *modes, eos_ids=eos_ids)
+        return OverlappedEngine(
+            pair, self.structure, stop, *rules, warp, draft_warp, *modes, eos_ids=eos_ids
+        )
 
 
 POLICIES = [
     Policy(chain, branch, outcome, confidence)
     for chain in CHAIN_RULES
     for branch in BRANCH_RULES
-    for outcome, confidence in [(0, "drawn"), (1, "drawn"), (1, "before"), (2, "drawn"), (None, "drawn")]
+    for outcome, confidence in [
+        (0, "drawn"),
+        (1, "drawn"),
+        (1, "before"),
+        (2, "drawn"),
+        (None, "drawn"),
+    ]
 ]
 PRIOR = [  # class "all" keeps the same tokens with and without it
     Policy(chain, branch, outcome, confidence, a_priori=True)
     for chain, branch in [("token", "rrsw"), ("block", "point_mass")]
     for outcome, confidence in [(0, "drawn"), (1, "before"), (None, "drawn")]
 ]
-PEARL = [Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True) for chain in CHAIN_RULES for gamma in (2, 3)]
+PEARL = [
+    Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True)
+    for chain in CHAIN_RULES
+    for gamma in (2, 3)
+]
 KEEPING = {  # branches of three tokens, cut where none is likely, and how many tokens to decode
     Policy("block", "rrsw", SOME, "before", 3, 1, pre_verify=True): 4,
     Policy("token", "rrsw", SOME, "before", 3, 2, pre_verify=True): 4,

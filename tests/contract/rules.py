@@ -1,5 +1,5 @@
-"""The verifiers under test: one per YAML, and the second rule `parallel` can be set to. Two YAMLs that say the same are
-one verifier under two names, and enumerated once."""
+"""The verifiers under test: one per YAML, and the second rule `parallel` can be set to. Two YAMLs
+that say the same are one verifier under two names, and enumerated once."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.law import Verifier
 from decoding.sampling import Sampler
+from decoding.verification import Verifier
 
 CONF = Path(__file__).parents[2] / "conf" / "verifier"
 
@@ -19,7 +19,10 @@ def load(name: str, **values: str) -> Verifier:
 
 
 CONFIGS = {path.stem: OmegaConf.load(path) for path in sorted(CONF.glob("*.yaml"))}
-FIRST = {name: next(other for other in CONFIGS if CONFIGS[other] == config) for name, config in CONFIGS.items()}
+FIRST = {
+    name: next(other for other in CONFIGS if CONFIGS[other] == config)
+    for name, config in CONFIGS.items()
+}
 RULES: dict[str, Verifier] = {name: load(name) for name, first in FIRST.items() if name == first}
 RULES["parallel_token"] = load("parallel", rule="token")
 
@@ -27,7 +30,10 @@ RULES["parallel_token"] = load("parallel", rule="token")
 def outcome(draft: Draft, verdict: Verdict) -> tuple[int, int | None]:
     """Where the path ended and what followed; checks the bookkeeping on the way."""
     follows = verdict.token is not None
-    assert verdict.path == draft.path(verdict.row) and len(verdict.emitted) == verdict.accepted + follows
+    assert (
+        verdict.path == draft.path(verdict.row)
+        and len(verdict.emitted) == verdict.accepted + follows
+    )
     assert follows == (verdict.row <= draft.closed)
     return verdict.row, verdict.token
 

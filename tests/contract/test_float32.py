@@ -1,4 +1,5 @@
-"""Every verifier on what decoding feeds it: float32 laws, of large vocabularies and next to point masses."""
+"""Every verifier on what decoding feeds it: float32 distributions, of large vocabularies and next
+to point masses."""
 
 from collections import defaultdict
 from itertools import islice
@@ -7,18 +8,19 @@ import pytest
 import torch
 
 from decoding.draft import Draft
-from decoding.law import Verifier, sample_verdict
 from decoding.sampling import SMALLEST, Sampler, Warp
-from tests.contract.enumeration import law_of
+from decoding.verification import Verifier, sample_verdict
+from tests.contract.enumeration import distribution_of
 from tests.contract.instances import Instance
 from tests.contract.rules import RULES
 from tests.contract.trees import STRUCTURES, as_draft, fits, grow
 
-# A large vocabulary ---------------------------------------------------------------------------------------------------
+# A large vocabulary -------------------------------------------------------------------------------
 
 
 class Decisions(Sampler):
-    """Enumerates what is accepted; keeps the law of the token that follows instead of drawing it."""
+    """Enumerates what is accepted; keeps the distribution of the token that follows instead of
+    drawing it."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.accept = sampler.accept  # type: ignore[method-assign]
@@ -29,31 +31,42 @@ class Decisions(Sampler):
 
 
 def large_case(vocab: int = 50_000) -> Instance:
-    """float32 laws that sum to one only nearly, q near p."""
+    """float32 distributions that sum to one only nearly, q near p."""
     generator = torch.Generator().manual_seed(3)
     logits = {place: 3 * torch.randn(2, vocab, generator=generator) for place in range(40)}
     seen: dict[tuple[int, ...], int] = {}
 
-    def law(prefix: tuple[int, ...], draft: bool) -> torch.Tensor:
+    def distribution(prefix: tuple[int, ...], draft: bool) -> torch.Tensor:
         target, noise = logits[seen.setdefault(prefix, len(seen))]
         return (target + noise if draft else target).softmax(-1)
 
-    return Instance(vocab, 2, lambda prefix: law(prefix, False), lambda prefix: law(prefix, True))
+    return Instance(
+        vocab,
+        2,
+        lambda prefix: distribution(prefix, False),
+        lambda prefix: distribution(prefix, True),
+    )
 
 
 def large_kind(verifier: Verifier) -> str:
-    return next(kind for kind in ("binary", "three_paths", "chain") if fits(verifier, STRUCTURES[kind]))
+    return next(
+        kind for kind in ("binary", "three_paths", "chain") if fits(verifier, STRUCTURES[kind])
+    )
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_float32_laws_of_a_large_vocabulary(name: str) -> None:
-    """What decoding feeds it. The walk, in float32, against the law, in float64: every decision and what follows it."""
+def test_float32_distributions_of_a_large_vocabulary(name: str) -> None:
+    """What decoding feeds it. The walk, in float32, against the distribution, in float64: every
+    decision and what follows it."""
     verifier, case = RULES[name], large_case()
     structure = STRUCTURES[large_kind(verifier)]
     nodes = grow(case, structure.width, verifier.siblings, Sampler.seeded(5))
     draft, p = as_draft(case, nodes, structure.depth)
     assert p.dtype == torch.float32
-    law, follows = verifier.law(draft, p), defaultdict[int, torch.Tensor](lambda: torch.zeros(case.vocab).double())
+    distribution, follows = (
+        verifier.distribution(draft, p),
+        defaultdict[int, torch.Tensor](lambda: torch.zeros(case.vocab).double()),
+    )
 
     def run(sampler) -> int:
         decisions = Decisions(sampler)
@@ -61,19 +74,26 @@ def test_float32_laws_of_a_large_vocabulary(name: str) -> None:
         follows[row] += sampler.probability * decisions.follows
         return row
 
-    ends = law_of(run)
-    assert law.end_prob.sum().item() == pytest.approx(1, abs=1e-9)
-    off = max(abs(ends.get(row, 0.0) - end) for row, end in enumerate(law.end_prob.tolist()))
-    apart = max(
-        (follows[row] / ends[row] - law.residual(row)).abs().sum().item() / 2 for row in ends if ends[row] > 1e-3
+    ends = distribution_of(run)
+    assert distribution.end_prob.sum().item() == pytest.approx(1, abs=1e-9)
+    off = max(
+        abs(ends.get(row, 0.0) - end) for row, end in enumerate(distribution.end_prob.tolist())
     )
-    print(f"{name}: float32 walk off by {off:.1e} in where it ends, {apart:.1e} (total variation) in what follows")
+    apart = max(
+        (follows[row] / ends[row] - distribution.residual(row)).abs().sum().item() / 2
+        for row in ends
+        if ends[row] > 1e-3
+    )
+    print(
+        f"{name}: float32 walk off by {off:.1e} in where it ends, {apart:.1e} (total variation) in"
+        " what follows"
+    )
     assert off < 1e-5 and apart < 1e-5
 
 
-# Next to point masses -------------------------------------------------------------------------------------------------
+# Next to point masses -----------------------------------------------------------------------------
 
-NEARLY = [  # draft logits and the warp that turns them into a law with a tail
+NEARLY = [  # draft logits and the warp that turns them into a distribution with a tail
     ([0.0, -90.0, -91.0, -1.0], Warp()),  # subnormal
     ([0.0, -90.0, -91.0, -95.0], Warp()),
     ([0.0, -70.0, -103.0, -80.0], Warp()),  # down to the smallest float32 there is
@@ -91,11 +111,17 @@ TARGETS = [
     [0.0, -66.0, -64.0, -68.0],
     [-3.0, -1.0, 0.0, -0.5],
 ]
-WIDTHS = [(name, width) for name in RULES for width in (1, 2) if width == 1 or "paths" in RULES[name].shapes]
+WIDTHS = [
+    (name, width)
+    for name in RULES
+    for width in (1, 2)
+    if width == 1 or "paths" in RULES[name].shapes
+]
 
 
 def position_error(name: str, p: torch.Tensor, q: torch.Tensor, width: int, lazily: bool) -> float:
-    """Of the law of the token at one position, from p: every draw of candidates, every verdict."""
+    """Of the distribution of the token at one position, from p: every draw of candidates, every
+    verdict."""
     verifier = RULES[name]
 
     def first(sampler: Sampler) -> int:
@@ -103,23 +129,32 @@ def position_error(name: str, p: torch.Tensor, q: torch.Tensor, width: int, lazi
         leaves = [torch.zeros_like(q)] * len(tokens)
         draft = Draft([0] * len(tokens), tokens, [q, *leaves])
         rows = p.expand(len(tokens) + 1, -1)
-        plain = None if lazily else verifier.law(draft, rows)
-        verdict = sample_verdict(draft, plain, sampler) if plain else verifier.verify(draft, rows, sampler)
+        plain = None if lazily else verifier.distribution(draft, rows)
+        verdict = (
+            sample_verdict(draft, plain, sampler)
+            if plain
+            else verifier.verify(draft, rows, sampler)
+        )
         return verdict.emitted[0]
 
-    law, exact = law_of(first), p.double() / p.double().sum()
-    assert sum(law.values()) == pytest.approx(1, abs=1e-5)
-    return max(abs(law.get(token, 0.0) - probability) for token, probability in enumerate(exact.tolist()))
+    distribution, exact = distribution_of(first), p.double() / p.double().sum()
+    assert sum(distribution.values()) == pytest.approx(1, abs=1e-5)
+    return max(
+        abs(distribution.get(token, 0.0) - probability)
+        for token, probability in enumerate(exact.tolist())
+    )
 
 
-@pytest.mark.parametrize("lazily", [True, False], ids=["walk", "law"])
+@pytest.mark.parametrize("lazily", [True, False], ids=["walk", "distribution"])
 @pytest.mark.parametrize(("name", "width"), WIDTHS)
 def test_drafts_that_are_nearly_point_masses(name: str, width: int, lazily: bool) -> None:
     worst = 0.0
     for logits, warp in NEARLY:
         q = warp.probs(torch.tensor(logits))
         for target in TARGETS:
-            worst = max(worst, position_error(name, Warp().probs(torch.tensor(target)), q, width, lazily))
+            worst = max(
+                worst, position_error(name, Warp().probs(torch.tensor(target)), q, width, lazily)
+            )
     print(f"{name}, {width} candidates: largest error {worst:.1e}")
     assert worst < 1e-5
 
@@ -131,7 +166,11 @@ def test_what_is_below_the_smallest_probability_is_zero() -> None:
             probs = warp.probs(torch.tensor(logits, dtype=dtype))
             assert ((probs == 0) == (exact < SMALLEST)).all()
             torch.testing.assert_close(probs.double(), exact, rtol=1e-4, atol=SMALLEST)
-    assert (Warp().probs(torch.tensor([0.0, -69.0, -69.1])) > 0).tolist() == [True, True, False]  # e^-69.08 = 1e-30
+    assert (Warp().probs(torch.tensor([0.0, -69.0, -69.1])) > 0).tolist() == [
+        True,
+        True,
+        False,
+    ]  # e^-69.08 = 1e-30
     assert Warp(top_p=0.9).probs(torch.tensor([0.0, -90.0])).tolist() == [1, 0]
 
 

@@ -1,14 +1,22 @@
-"""The published lossy variants fail the law test, by the amounts published for them."""
+"""The published lossy variants fail the distribution test, by the amounts published for them."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from decoding.sampling import Sampler, SiblingLaw, iid, top_tokens, without_replacement
+from decoding.sampling import Sampler, SiblingSampler, iid, top_tokens, without_replacement
 from decoding.verifiers.token import TokenVerifier
-from tests.contract.enumeration import law_of, total_variation
-from tests.contract.instances import Instance, Proposals, Rule, drafts, exact, instance, output_law
+from tests.contract.enumeration import distribution_of, total_variation
+from tests.contract.instances import (
+    Instance,
+    Proposals,
+    Rule,
+    drafts,
+    exact,
+    instance,
+    output_distribution,
+)
 from tests.contract.lossy import (
     DuplicatesSkipped,
     any_passing,
@@ -20,33 +28,39 @@ from tests.contract.lossy import (
 )
 from tests.contract.oracles import hsd_naive_single, hsd_released
 from tests.contract.rules import RULES
-from tests.contract.test_siblings import FIRST, SECOND, law_and_acceptance
+from tests.contract.test_siblings import FIRST, SECOND, distribution_and_acceptance
 from tests.contract.test_verifiers import stops_unsure
 from tests.contract.trees import Nodes, as_draft, branch_point, paths, proposals
 
 SEEDS = range(100, 110)
-RRS = RULES["rrs"].law
+RRS = RULES["rrs"].distribution
 
 
 def check_biased(name: str, found: list[float], published: float, factor: float = 2) -> None:
-    """The law test fails the rule, and by as much as published (other random instances: within `factor`)."""
+    """The distribution test fails the rule, and by as much as published (other random instances:
+    within `factor`)."""
     mean = sum(found) / len(found)
-    print(f"{name}: mean total variation {mean:.2e} (published {published:.1e}), largest {max(found):.2e}")
-    assert max(found) > 1e-9, "the law test would pass it"
+    print(
+        f"{name}: mean total variation {mean:.2e} (published {published:.1e}), largest"
+        f" {max(found):.2e}"
+    )
+    assert max(found) > 1e-9, "the distribution test would pass it"
     assert published / factor < mean < published * factor
 
 
 def bias(case: Instance, rule: Rule, found: Proposals) -> float:
-    """Total variation of the law of gamma + 1 tokens from the target's."""
-    return total_variation(output_law(case, rule, found), exact(case))
+    """Total variation of the distribution of gamma + 1 tokens from the target's."""
+    return total_variation(output_distribution(case, rule, found), exact(case))
 
 
-def biases(rule: Rule, family: str, vocab: int, gamma: int, draw: Callable[[Instance], Proposals]) -> list[float]:
+def biases(
+    rule: Rule, family: str, vocab: int, gamma: int, draw: Callable[[Instance], Proposals]
+) -> list[float]:
     cases = [instance(family, vocab, gamma, seed) for seed in SEEDS]
     return [bias(case, rule, draw(case)) for case in cases]
 
 
-# One draft ------------------------------------------------------------------------------------------------------------
+# One draft ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,50 +74,99 @@ def biases(rule: Rule, family: str, vocab: int, gamma: int, draw: Callable[[Inst
         (hsd_naive_single, "sparse", 3, 3, 4.1e-2),
     ],
 )
-def test_published_variants_of_hsd(rule: Rule, family: str, vocab: int, gamma: int, published: float) -> None:
+def test_published_variants_of_hsd(
+    rule: Rule, family: str, vocab: int, gamma: int, published: float
+) -> None:
     check_biased(f"{rule.__name__} {family}", biases(rule, family, vocab, gamma, drafts), published)
 
 
 def dropping(case: Instance, eps: float) -> Proposals:
-    """SpecBranch's class 1 as printed: drawing ends at a token with q < eps, and that token is dropped."""
+    """SpecBranch's class 1 as printed: drawing ends at a token with q < eps, and that token is
+    dropped."""
     unsure = stops_unsure(case, eps)
     return drafts(case, unsure, kept=lambda drawn: len(drawn) - bool(unsure(drawn)))
 
 
 @pytest.mark.parametrize(
-    ("family", "vocab", "gamma", "published"), [("dirichlet", 3, 3, 1.1e-1), ("aligned", 4, 3, 2.2e-1)]
+    ("family", "vocab", "gamma", "published"),
+    [("dirichlet", 3, 3, 1.1e-1), ("aligned", 4, 3, 2.2e-1)],
 )
 def test_dropping_an_unsure_token(family: str, vocab: int, gamma: int, published: float) -> None:
-    found = biases(TokenVerifier().law, family, vocab, gamma, lambda case: dropping(case, eps=0.3))
+    found = biases(
+        TokenVerifier().distribution, family, vocab, gamma, lambda case: dropping(case, eps=0.3)
+    )
     check_biased(f"q < eps dropped, {family}", found, published)
 
 
 def test_dropping_an_unsure_token_example() -> None:
     """p = (.5, .5), q = (.9, .1), one position: (.55, .45) instead of p."""
-    fixed = (torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.9, 0.1], dtype=torch.float64))
+    fixed = (
+        torch.tensor([0.5, 0.5], dtype=torch.float64),
+        torch.tensor([0.9, 0.1], dtype=torch.float64),
+    )
     case = Instance(vocab=2, gamma=1, p=lambda prefix: fixed[0], q=lambda prefix: fixed[1])
-    law = output_law(case, TokenVerifier().law, dropping(case, eps=0.2))
-    assert law[(0, 0)] + law[(0, 1)] == pytest.approx(0.55, abs=1e-12)
+    distribution = output_distribution(case, TokenVerifier().distribution, dropping(case, eps=0.2))
+    assert distribution[(0, 0)] + distribution[(0, 1)] == pytest.approx(0.55, abs=1e-12)
 
 
-# Several candidates for one position ----------------------------------------------------------------------------------
+# Several candidates for one position --------------------------------------------------------------
 
 ONE_POSITION = [
-    ("top-2 verified with p/q", RRS, 2, top_tokens, {"dirichlet": 3.6e-1, "peaky": 2.3e-1, "aligned": 4.3e-1}),
-    ("top-3 verified with p/q", RRS, 3, top_tokens, {"dirichlet": 4.1e-1, "peaky": 3.0e-1, "aligned": 4.3e-1}),
-    ("best-target branch of top-3", best_target, 3, top_tokens, {"dirichlet": 5.3e-1, "aligned": 4.5e-1}),
-    ("any passing branch", any_passing, 2, iid, {"dirichlet": 1.3e-1, "peaky": 1.1e-1, "aligned": 3.1e-2}),
-    ("without-replacement draws, RRS", RRS, 2, without_replacement, {"dirichlet": 3.4e-2, "aligned": 5.0e-3}),
-    ("duplicates skipped", DuplicatesSkipped().law, 2, iid, {"dirichlet": 1.5e-2, "peaky": 1.7e-2, "aligned": 3.7e-3}),
+    (
+        "top-2 verified with p/q",
+        RRS,
+        2,
+        top_tokens,
+        {"dirichlet": 3.6e-1, "peaky": 2.3e-1, "aligned": 4.3e-1},
+    ),
+    (
+        "top-3 verified with p/q",
+        RRS,
+        3,
+        top_tokens,
+        {"dirichlet": 4.1e-1, "peaky": 3.0e-1, "aligned": 4.3e-1},
+    ),
+    (
+        "best-target branch of top-3",
+        best_target,
+        3,
+        top_tokens,
+        {"dirichlet": 5.3e-1, "aligned": 4.5e-1},
+    ),
+    (
+        "any passing branch",
+        any_passing,
+        2,
+        iid,
+        {"dirichlet": 1.3e-1, "peaky": 1.1e-1, "aligned": 3.1e-2},
+    ),
+    (
+        "without-replacement draws, RRS",
+        RRS,
+        2,
+        without_replacement,
+        {"dirichlet": 3.4e-2, "aligned": 5.0e-3},
+    ),
+    (
+        "duplicates skipped",
+        DuplicatesSkipped().distribution,
+        2,
+        iid,
+        {"dirichlet": 1.5e-2, "peaky": 1.7e-2, "aligned": 3.7e-3},
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "rule", "candidates", "siblings", "family", "published"),
-    [(*row, family, published) for *row, means in ONE_POSITION for family, published in means.items()],
+    [
+        (*row, family, published)
+        for *row, means in ONE_POSITION
+        for family, published in means.items()
+    ],
 )
 def test_several_candidates(
-    name: str, rule: Rule, candidates: int, siblings: SiblingLaw, family: str, published: float
+    name: str, rule: Rule, candidates: int, siblings: SiblingSampler, family: str, published: float
 ) -> None:
     point = branch_point(0, candidates, ())
     found = biases(rule, family, 5, 0, lambda case: proposals(case, point, siblings))
@@ -111,18 +174,22 @@ def test_several_candidates(
 
 
 @pytest.mark.parametrize(
-    ("case", "rule", "siblings", "law"),
+    ("case", "rule", "siblings", "distribution"),
     [
         (FIRST, RRS, top_tokens, [5 / 6, 0, 1 / 6]),
         (SECOND, RRS, without_replacement, [0.2, 0.48, 0.32]),
-        (SECOND, DuplicatesSkipped().law, iid, [0.2, 0.49, 0.31]),
+        (SECOND, DuplicatesSkipped().distribution, iid, [0.2, 0.49, 0.31]),
     ],
 )
-def test_examples_of_one_position(case: Instance, rule: Rule, siblings: SiblingLaw, law: list[float]) -> None:
-    assert law_and_acceptance(case, rule, siblings)[0].tolist() == pytest.approx(law, abs=1e-12)
+def test_examples_of_one_position(
+    case: Instance, rule: Rule, siblings: SiblingSampler, distribution: list[float]
+) -> None:
+    assert distribution_and_acceptance(case, rule, siblings)[0].tolist() == pytest.approx(
+        distribution, abs=1e-12
+    )
 
 
-# Several drafts -------------------------------------------------------------------------------------------------------
+# Several drafts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,7 +197,14 @@ def test_examples_of_one_position(case: Instance, rule: Rule, siblings: SiblingL
     [
         (False, True, "dirichlet", 3, 5.9e-2, 2),
         (True, True, "dirichlet", 3, 6.0e-2, 2),
-        (True, False, "dirichlet", 5, 8.9e-4, 10),  # rests on few instances: means of five span 3e-5 to 1e-3
+        (
+            True,
+            False,
+            "dirichlet",
+            5,
+            8.9e-4,
+            10,
+        ),  # rests on few instances: means of five span 3e-5 to 1e-3
     ],
 )
 def test_published_hsd_with_two_drafts(
@@ -152,14 +226,19 @@ def test_hsd_with_several_drafts_is_exact_without_its_faults() -> None:
     for seed, family in enumerate(("dirichlet", "sparse", "aligned")):
         case = instance(family, 3, 2, seed)
         for _, draft, p in proposals(case, paths(2, 2, ()), iid):
-            literal, ours = hsd_parallel(draft, p, carried=False, uncapped=False), RULES["parallel"].law(draft, p)
+            literal, ours = (
+                hsd_parallel(draft, p, carried=False, uncapped=False),
+                RULES["parallel"].distribution(draft, p),
+            )
             torch.testing.assert_close(ours.end_prob, literal.end_prob, atol=1e-9, rtol=0)
             for row in range(len(draft) + 1):
                 if ours.end_prob[row] > 1e-9:
-                    torch.testing.assert_close(ours.residual(row), literal.residual(row), atol=1e-9, rtol=0)
+                    torch.testing.assert_close(
+                        ours.residual(row), literal.residual(row), atol=1e-9, rtol=0
+                    )
 
 
-# Trees ----------------------------------------------------------------------------------------------------------------
+# Trees --------------------------------------------------------------------------------------------
 
 
 def heap_proposals(case: Instance, budget: int, prune: bool) -> Proposals:
@@ -167,16 +246,36 @@ def heap_proposals(case: Instance, budget: int, prune: bool) -> Proposals:
         nodes = heap_tree(case, budget, sampler)
         return depth_first_nodes(without_the_least(nodes) if prune else nodes)
 
-    return [(probability, *as_draft(case, nodes, budget)) for nodes, probability in law_of(run).items()]
+    return [
+        (probability, *as_draft(case, nodes, budget))
+        for nodes, probability in distribution_of(run).items()
+    ]
 
 
 @pytest.mark.parametrize(
     ("family", "vocab", "budget", "published"),
     [("dirichlet", 3, 3, 1.3e-1), ("aligned", 3, 4, 1.6e-1), ("dirichlet", 4, 3, 2.0e-1)],
 )
-def test_pruning_drawn_nodes_by_value(family: str, vocab: int, budget: int, published: float) -> None:
-    """DySpec's greedy heap grows by what was drawn and stays exact; taking its least valued node back does not."""
-    kept = biases(RULES["rrsw"].law, family, vocab, budget, lambda case: heap_proposals(case, budget, prune=False))
+def test_pruning_drawn_nodes_by_value(
+    family: str, vocab: int, budget: int, published: float
+) -> None:
+    """DySpec's greedy heap grows by what was drawn and stays exact; taking its least valued node
+    back does not."""
+    kept = biases(
+        RULES["rrsw"].distribution,
+        family,
+        vocab,
+        budget,
+        lambda case: heap_proposals(case, budget, prune=False),
+    )
     assert max(kept) < 1e-9
-    found = biases(RULES["rrsw"].law, family, vocab, budget, lambda case: heap_proposals(case, budget, prune=True))
-    check_biased(f"heap of {budget} draws, one pruned by value, V = {vocab}, {family}", found, published)
+    found = biases(
+        RULES["rrsw"].distribution,
+        family,
+        vocab,
+        budget,
+        lambda case: heap_proposals(case, budget, prune=True),
+    )
+    check_biased(
+        f"heap of {budget} draws, one pruned by value, V = {vocab}, {family}", found, published
+    )

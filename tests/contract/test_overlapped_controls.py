@@ -1,18 +1,18 @@
-"""What SpecBranch prints: the enumerated law of the engine shows the bias."""
+"""What SpecBranch prints: the enumerated distribution of the engine shows the bias."""
 
 import pytest
 
 from decoding.engines import overlapped
 from decoding.engines.branching import Always, Drafter
 from decoding.engines.overlapped import OverlappedEngine
-from decoding.law import Verifier
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
 from decoding.stopping.hrad import ALL, NONE, SOME
 from decoding.structures.branch_point import BranchPoint
+from decoding.verification import Verifier
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from tests.contract.engines import OFF, decoded_law, target_law, toy_pair
+from tests.contract.engines import OFF, decoded_distribution, target_distribution, toy_pair
 from tests.contract.enumeration import largest_error, total_variation
 from tests.contract.lossy import (
     AnyPassing,
@@ -27,14 +27,18 @@ from tests.contract.lossy import (
 )
 
 
-def engine(branch_rule: Verifier, outcome: int, k_max: int = 2, gamma: int = 2, seed: int = 31) -> OverlappedEngine:
+def engine(
+    branch_rule: Verifier, outcome: int, k_max: int = 2, gamma: int = 2, seed: int = 31
+) -> OverlappedEngine:
     classes, structure = Always(outcome, DrawnConfidence(0.4)), BranchPoint(gamma, k_max)
     return OverlappedEngine(
         toy_pair(3, seed), structure, classes, TokenVerifier(), branch_rule, OFF, OFF, overlap=False
     )
 
 
-def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It would have joined the chain, whose joint ratio is not 1, had it been sure."""
     monkeypatch.setattr(overlapped, "Drafter", UnsureAsCandidate)
     classes, parts = Always(SOME, DrawnConfidence(0.4)), (BlockVerifier(), RrswVerifier(), OFF, OFF)
@@ -43,11 +47,14 @@ def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(monkeyp
 
 
 def check_biased(engine: OverlappedEngine, said: str, length: int = 3) -> None:
-    law, traces = decoded_law(engine, length)
-    exact = target_law(engine.pair, OFF, length)
-    print(f"{said}: total variation {total_variation(law, exact):.3f} over {len(traces)} paths")
-    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
-    assert largest_error(law, exact) > 3e-3 and total_variation(law, exact) > 1e-2
+    distribution, traces = decoded_distribution(engine, length)
+    exact = target_distribution(engine.pair, OFF, length)
+    print(
+        f"{said}: total variation {total_variation(distribution, exact):.3f} over {len(traces)}"
+        " paths"
+    )
+    assert sum(distribution.values()) == pytest.approx(1, abs=1e-9)
+    assert largest_error(distribution, exact) > 3e-3 and total_variation(distribution, exact) > 1e-2
 
 
 def test_an_unsure_token_that_is_redrawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +68,13 @@ def test_a_branch_that_ends_at_a_drawn_token_without_it_is_caught(
 ) -> None:
     """Cut by posterior selection, or as it grows."""
     monkeypatch.setattr(overlapped, "Drafter", drafter)
-    classes, parts = Always(outcome, PredictableConfidence(0.4)), (TokenVerifier(), RrswVerifier(), OFF, OFF)
-    biased = OverlappedEngine(toy_pair(2, 35), BranchPoint(3, 2), classes, *parts, overlap=False, pre_verify=True)
+    classes, parts = (
+        Always(outcome, PredictableConfidence(0.4)),
+        (TokenVerifier(), RrswVerifier(), OFF, OFF),
+    )
+    biased = OverlappedEngine(
+        toy_pair(2, 35), BranchPoint(3, 2), classes, *parts, overlap=False, pre_verify=True
+    )
     check_biased(biased, drafter.__name__, 4)
 
 

@@ -1,4 +1,5 @@
-"""What every predictor in conf/predictor promises: it learns, calibrates, and comes back from disk the same."""
+"""What every predictor in conf/predictor promises: it learns, calibrates, and comes back from disk
+the same."""
 
 import json
 from dataclasses import replace
@@ -10,19 +11,19 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from data_gen.dataset import read_manifest
 from data_gen.samples import features_of, read_samples
+from data_gen.storage.dataset import read_manifest
 from predictors.base import Predictor, load_predictor, save_predictor, settings
+from predictors.baselines import base_rate
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
-from predictors.errors import UserError
-from predictors.features import FeatureSpec
+from predictors.inputs import FeatureSpec
 from predictors.metrics import scores
-from predictors.resampling import SYNTHETIC
-from predictors.storage import replaced_folder
 from predictors.survival import Survival
-from predictors.trainer import Trainer, logits_in_chunks
-from predictors.trivial import base_rate
-from tests.checkpoints import reseal
+from predictors.training.resampling import SYNTHETIC
+from predictors.training.trainer import Trainer, logits_in_chunks
+from runtime.errors import UserError
+from runtime.files import replaced_folder
+from tests.checkpoints import rewrite_checksum
 from tests.harvests import DIM, PAIR, WARP, write_harvest
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -39,7 +40,9 @@ def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=NAMES)
 def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
     predictor: Predictor = instantiate(OmegaConf.load(CONF / "predictor" / f"{request.param}.yaml"))
-    trainer = instantiate(OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{request.param}.yaml"), TRAINING))
+    trainer = instantiate(
+        OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{request.param}.yaml"), TRAINING)
+    )
     spec = features_of(read_manifest(harvest), predictor)
     return predictor.fit(read_samples(harvest, predictor, "train"), spec, trainer)
 
@@ -68,7 +71,9 @@ METHODS = sorted(path.stem for path in (CONF / "calibration").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_calibration_keeps_the_ranking_and_helps_on_its_split(trained: Predictor, harvest: Path, method: str) -> None:
+def test_calibration_keeps_the_ranking_and_helps_on_its_split(
+    trained: Predictor, harvest: Path, method: str
+) -> None:
     records = read_samples(harvest, trained, "calibration")
     logits, targets = logits_in_chunks(trained.head, records["features"]), trained.targets(records)
     fit = instantiate(OmegaConf.load(CONF / "calibration" / f"{method}.yaml").fit)
@@ -87,7 +92,9 @@ def test_probabilities_are_probabilities(trained: Predictor, dim: int) -> None:
     if len(trained.classes) == 2:
         assert probs.shape == (7,) and probs.min() >= 0 and probs.max() <= 1
     else:
-        assert probs.shape == (7, len(trained.classes)) and torch.allclose(probs.sum(-1), torch.ones(7))
+        assert probs.shape == (7, len(trained.classes)) and torch.allclose(
+            probs.sum(-1), torch.ones(7)
+        )
 
 
 def test_one_row_gives_what_the_batch_gives(trained: Predictor, dim: int) -> None:
@@ -122,13 +129,17 @@ def test_every_calibration_comes_back_exact(
 
 def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:
     again = type(trained)(**settings(trained))
-    trainer = instantiate(OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{trained.name}.yaml"), TRAINING))
+    trainer = instantiate(
+        OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{trained.name}.yaml"), TRAINING)
+    )
     again.fit(read_samples(harvest, trained, "train"), trained.features, trainer)
     for ours, theirs in zip(trained.head.parameters(), again.head.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_what_it_was_trained_for_is_accepted(trained: Predictor, harvest: Path, checkpoint: Path) -> None:
+def test_what_it_was_trained_for_is_accepted(
+    trained: Predictor, harvest: Path, checkpoint: Path
+) -> None:
     spec = features_of(read_manifest(harvest), trained)
     renamed = {**PAIR, "name": "another name"}
     expect = {"pair": renamed, "features": spec, "warp": WARP, "draft_warp": WARP, "gamma": 4}
@@ -145,13 +156,19 @@ def test_what_it_was_trained_for_is_accepted(trained: Predictor, harvest: Path, 
         ("gamma", {"gamma": 5}),
     ],
 )
-def test_anything_else_is_refused_by_key(checkpoint: Path, key: str, expect: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=rf"^stop.checkpoint: .*trained with {key}=.*python train.py") as refusal:
+def test_anything_else_is_refused_by_key(
+    checkpoint: Path, key: str, expect: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        UserError, match=rf"^stop.checkpoint: .*trained with {key}=.*python train.py"
+    ) as refusal:
         load_predictor(checkpoint, expect=expect, key="stop.checkpoint")
     assert "\n" not in str(refusal.value)
 
 
-def test_a_label_that_does_not_depend_on_gamma_fits_every_gamma(trained: Predictor, dim: int, tmp_path: Path) -> None:
+def test_a_label_that_does_not_depend_on_gamma_fits_every_gamma(
+    trained: Predictor, dim: int, tmp_path: Path
+) -> None:
     save_predictor(trained, tmp_path, {**CONTEXT, "dim": dim, "gamma": None})
     assert load_predictor(tmp_path, expect={"gamma": 9}).features == trained.features
 
@@ -161,7 +178,11 @@ def test_a_label_that_does_not_depend_on_gamma_fits_every_gamma(trained: Predict
 def test_damaged_checkpoints_are_refused(checkpoint: Path, name: str, damage: str) -> None:
     path = checkpoint / name
     whole = path.read_bytes()
-    path.unlink() if damage == "missing" else path.write_bytes(whole[: len(whole) // 2 if damage == "truncated" else 0])
+    (
+        path.unlink()
+        if damage == "missing"
+        else path.write_bytes(whole[: len(whole) // 2 if damage == "truncated" else 0])
+    )
     with pytest.raises(UserError, match="^checkpoint: .*python train.py") as refusal:
         load_predictor(checkpoint)
     assert "\n" not in str(refusal.value)
@@ -170,15 +191,21 @@ def test_damaged_checkpoints_are_refused(checkpoint: Path, name: str, damage: st
 def test_weights_of_other_settings_are_refused(dim: int, checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "dim": dim + 1}))
-    with pytest.raises(UserError, match="incomplete or damaged .*config.json is not as it was written"):
+    with pytest.raises(
+        UserError, match="incomplete or damaged .*config.json is not as it was written"
+    ):
         load_predictor(checkpoint)
-    reseal(checkpoint)
+    rewrite_checksum(checkpoint)
     with pytest.raises(UserError, match="incomplete or damaged .*state_dict"):
         load_predictor(checkpoint)
 
 
-@pytest.mark.parametrize("change", [{"format_version": 99}, {"predictor": "os"}, {"predictor": "base"}])
-def test_unknown_formats_and_predictors_are_refused(checkpoint: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"format_version": 99}, {"predictor": "os"}, {"predictor": "base"}]
+)
+def test_unknown_formats_and_predictors_are_refused(
+    checkpoint: Path, change: dict[str, Any]
+) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UserError, match="^checkpoint: "):
@@ -215,7 +242,9 @@ class Recorder(Trainer):
         return module
 
 
-def test_rebalancing_sees_the_training_fold_only(harvest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebalancing_sees_the_training_fold_only(
+    harvest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No synthetic row is held out, and none is made from a held-out prompt."""
     from predictors import hrad
 
@@ -252,6 +281,10 @@ def test_one_harvest_serves_every_gamma_up_to_its_own(harvest: Path) -> None:
     assert set(labels[1].tolist()) == {0, 2}, "one token: none or all"
     for gamma in (2, 4):
         assert torch.equal(labels[gamma] == 0, labels[1] == 0)
-    assert (labels[4] == 2).sum() == (labels[2] == 2).sum() - ((labels[2] == 2) & (labels[4] == 1)).sum()
-    with pytest.raises(UserError, match=r"^predictor\.gamma: 5 is more than the 4 tokens per round of .* gamma=5$"):
+    assert (labels[4] == 2).sum() == (labels[2] == 2).sum() - (
+        (labels[2] == 2) & (labels[4] == 1)
+    ).sum()
+    with pytest.raises(
+        UserError, match=r"^predictor\.gamma: 5 is more than the 4 tokens per round of .* gamma=5$"
+    ):
         read_samples(harvest, HRAD(5), "train")

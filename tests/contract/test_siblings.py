@@ -1,4 +1,5 @@
-"""Several candidates for one position: how much each rule accepts, against optimal transport and known numbers."""
+"""Several candidates for one position: how much each rule accepts, against optimal transport and
+known numbers."""
 
 from itertools import islice
 
@@ -6,52 +7,73 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.sampling import SiblingLaw, hub_pair, iid, without_replacement
+from decoding.sampling import SiblingSampler, hub_pair, iid, without_replacement
 from decoding.verifiers.oracles import transport_minimum_cut, transport_optimum
-from tests.contract.enumeration import law_of
-from tests.contract.instances import FAMILIES, Instance, Rule, expected_accepted, instance, output_law
+from tests.contract.enumeration import distribution_of
+from tests.contract.instances import (
+    FAMILIES,
+    Instance,
+    Rule,
+    expected_accepted,
+    instance,
+    output_distribution,
+)
 from tests.contract.rules import RULES
 from tests.contract.trees import branch_point, proposals
 
-POSITIONS = [instance(family, vocab, 0, seed) for seed in range(5) for family in FAMILIES for vocab in (2, 3, 5)]
+POSITIONS = [
+    instance(family, vocab, 0, seed)
+    for seed in range(5)
+    for family in FAMILIES
+    for vocab in (2, 3, 5)
+]
 
 
 def fixed(p: list[float], q: list[float]) -> Instance:
-    laws = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
-    return Instance(len(p), 0, lambda prefix: laws[0], lambda prefix: laws[1])
+    distributions = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
+    return Instance(len(p), 0, lambda prefix: distributions[0], lambda prefix: distributions[1])
 
 
-def law_and_acceptance(case: Instance, rule: Rule, siblings: SiblingLaw, candidates: int = 2) -> tuple[Tensor, float]:
-    """Law [V] of the token at this position, and the probability that it is a candidate."""
+def distribution_and_acceptance(
+    case: Instance, rule: Rule, siblings: SiblingSampler, candidates: int = 2
+) -> tuple[Tensor, float]:
+    """Distribution [V] of the token at this position, and the probability that it is a
+    candidate."""
     found = proposals(case, branch_point(0, candidates, ()), siblings)
-    law = output_law(case, rule, found)
-    probs = torch.tensor([law.get((token,), 0.0) for token in range(case.vocab)], dtype=torch.float64)
+    distribution = output_distribution(case, rule, found)
+    probs = torch.tensor(
+        [distribution.get((token,), 0.0) for token in range(case.vocab)], dtype=torch.float64
+    )
     return probs, expected_accepted(case, rule, found)
 
 
 def acceptance(case: Instance, name: str, candidates: int = 2) -> float:
-    return law_and_acceptance(case, RULES[name].law, RULES[name].siblings, candidates)[1]
+    return distribution_and_acceptance(
+        case, RULES[name].distribution, RULES[name].siblings, candidates
+    )[1]
 
 
-def pair_law(q: Tensor, siblings: SiblingLaw) -> Tensor | None:
-    """[V, V], joint law of the first two candidates; None where there is only one."""
+def pair_distribution(q: Tensor, siblings: SiblingSampler) -> Tensor | None:
+    """[V, V], joint distribution of the first two candidates; None where there is only one."""
     pairs = torch.zeros(len(q), len(q), dtype=torch.float64)
-    for pair, probability in law_of(lambda sampler: tuple(islice(siblings(q, sampler), 2))).items():
+    for pair, probability in distribution_of(
+        lambda sampler: tuple(islice(siblings(q, sampler), 2))
+    ).items():
         if len(pair) < 2:
             return None
         pairs[pair] = probability
     return pairs
 
 
-def laws(case: Instance) -> tuple[Tensor, Tensor, int]:
+def distributions(case: Instance) -> tuple[Tensor, Tensor, int]:
     p, q = case.p(()), case.q(())
     return p, q, int(q.argmax())
 
 
-def test_hub_pairs_have_the_published_law() -> None:
+def test_hub_pairs_have_the_published_distribution() -> None:
     for case in POSITIONS:
-        _, q, hub = laws(case)
-        pairs = pair_law(q, hub_pair)
+        _, q, hub = distributions(case)
+        pairs = pair_distribution(q, hub_pair)
         if pairs is not None:
             expected = torch.zeros_like(pairs)
             expected[:, hub] = q
@@ -61,11 +83,12 @@ def test_hub_pairs_have_the_published_law() -> None:
 
 
 def test_spechub_accepts_as_much_as_any_rule_for_its_pairs() -> None:
-    """Linear programme, minimum cut and the closed form p(a) + sum_{x != a} min(p(x), q(x) / (1 - q(a)))."""
+    """Linear programme, minimum cut and the closed form p(a) + sum_{x != a} min(p(x), q(x) / (1 -
+    q(a)))."""
     gaps = []
     for case in POSITIONS:
-        p, q, hub = laws(case)
-        pairs = pair_law(q, hub_pair)
+        p, q, hub = distributions(case)
+        pairs = pair_distribution(q, hub_pair)
         if pairs is not None:
             accepted = acceptance(case, "spechub")
             served = torch.minimum(p, q / (1 - q[hub]))
@@ -77,16 +100,19 @@ def test_spechub_accepts_as_much_as_any_rule_for_its_pairs() -> None:
 
 
 @pytest.mark.parametrize(("name", "siblings"), [("rrs", iid), ("rrsw", without_replacement)])
-def test_recursive_rejection_stays_below_the_optimum(name: str, siblings: SiblingLaw) -> None:
+def test_recursive_rejection_stays_below_the_optimum(name: str, siblings: SiblingSampler) -> None:
     gaps = []
     for case in POSITIONS:
-        p, q, _ = laws(case)
-        pairs = pair_law(q, siblings)
+        p, q, _ = distributions(case)
+        pairs = pair_distribution(q, siblings)
         if pairs is not None:
             optimum = transport_optimum(p, pairs)
             assert optimum == pytest.approx(transport_minimum_cut(p, pairs), abs=1e-9)
             gaps.append(optimum - acceptance(case, name))
-    print(f"{name} below the optimum of its pairs by {sum(gaps) / len(gaps):.4f} on average, at most {max(gaps):.4f}")
+    print(
+        f"{name} below the optimum of its pairs by {sum(gaps) / len(gaps):.4f} on average, at most"
+        f" {max(gaps):.4f}"
+    )
     assert min(gaps) > -1e-9 and max(gaps) > 1e-3
 
 
@@ -94,7 +120,7 @@ def test_spechub_beats_rrs_where_the_hub_is_heavy() -> None:
     """q(a) / (1 - q(a)) >= 1 - alpha, alpha = the acceptance of one candidate."""
     met = 0
     for case in POSITIONS:
-        p, q, hub = laws(case)
+        p, q, hub = distributions(case)
         if q[hub] / (1 - q[hub]) >= 1 - torch.minimum(p, q).sum():
             met += 1
             assert acceptance(case, "spechub") >= acceptance(case, "rrs") - 1e-12
@@ -108,13 +134,15 @@ def test_more_candidates_are_accepted_more_often() -> None:
             assert one <= two + 1e-12 <= three + 2e-12
 
 
-# Frozen vectors -------------------------------------------------------------------------------------------------------
+# Frozen vectors -----------------------------------------------------------------------------------
 
 FIRST = fixed([0.5, 0.3, 0.2], [0.6, 0.3, 0.1])
 SECOND = fixed([0.2, 0.5, 0.3], [0.5, 0.3, 0.2])
 
 
-@pytest.mark.parametrize(("case", "accepted"), [(FIRST, [0.91, 0.925, 1.0]), (SECOND, [0.85, 0.98, 1.0])])
+@pytest.mark.parametrize(
+    ("case", "accepted"), [(FIRST, [0.91, 0.925, 1.0]), (SECOND, [0.85, 0.98, 1.0])]
+)
 def test_acceptance_of_two_candidates(case: Instance, accepted: list[float]) -> None:
     found = [acceptance(case, name) for name in ("rrs", "rrsw", "spechub")]
     assert found == pytest.approx(accepted, abs=1e-12)
@@ -122,5 +150,7 @@ def test_acceptance_of_two_candidates(case: Instance, accepted: list[float]) -> 
 
 def test_two_most_probable_tokens_as_point_masses() -> None:
     verifier = RULES["point_mass"]
-    law, accepted = law_and_acceptance(FIRST, verifier.law, verifier.siblings)
-    assert [*law.tolist(), accepted] == pytest.approx([0.5, 0.3, 0.2, 0.8], abs=1e-12)
+    distribution, accepted = distribution_and_acceptance(
+        FIRST, verifier.distribution, verifier.siblings
+    )
+    assert [*distribution.tolist(), accepted] == pytest.approx([0.5, 0.3, 0.2, 0.8], abs=1e-12)

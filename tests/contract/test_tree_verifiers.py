@@ -1,4 +1,5 @@
-"""Every verifier on every shape of draft it takes: exact laws, the lazy walk, float32, and what it must refuse."""
+"""Every verifier on every shape of draft it takes: exact distributions, the lazy walk, float32, and
+what it must refuse."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -8,20 +9,32 @@ import torch
 from scipy.stats import chisquare
 
 from decoding.draft import Draft
-from decoding.law import sample_verdict
-from decoding.sampling import Sampler, SiblingLaw
+from decoding.sampling import Sampler, SiblingSampler
+from decoding.verification import sample_verdict
 from decoding.verifiers.parallel import ParallelVerifier
-from predictors.errors import UserError
-from tests.contract.enumeration import largest_error, law_of
-from tests.contract.instances import FAMILIES, Instance, Proposals, exact, expected_accepted, instance, output_law
+from runtime.errors import UserError
+from tests.contract.enumeration import distribution_of, largest_error
+from tests.contract.instances import (
+    FAMILIES,
+    Instance,
+    Proposals,
+    exact,
+    expected_accepted,
+    instance,
+    output_distribution,
+)
 from tests.contract.rules import FIRST, RULES, outcome, walked
 from tests.contract.trees import STRUCTURES, as_draft, branch_point, fits, grow, proposals
 
-CASES = [(name, kind) for kind in STRUCTURES for name in RULES if fits(RULES[name], STRUCTURES[kind])]
+CASES = [
+    (name, kind) for kind in STRUCTURES for name in RULES if fits(RULES[name], STRUCTURES[kind])
+]
 
 
-@lru_cache(maxsize=64)  # rules of one sibling law share the drafts of a structure
-def drawn(family: str, vocab: int, seed: int, kind: str, siblings: SiblingLaw) -> tuple[Instance, Proposals]:
+@lru_cache(maxsize=64)  # rules of one sibling distribution share the drafts of a structure
+def drawn(
+    family: str, vocab: int, seed: int, kind: str, siblings: SiblingSampler
+) -> tuple[Instance, Proposals]:
     """An instance and every draft of it."""
     case = instance(family, vocab, STRUCTURES[kind].gamma, seed)
     return case, proposals(case, STRUCTURES[kind], siblings)
@@ -32,37 +45,43 @@ def test_hsd_is_block() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_law_is_the_targets(name: str, kind: str) -> None:
+def test_distribution_is_the_targets(name: str, kind: str) -> None:
     verifier, structure, worst = RULES[name], STRUCTURES[kind], 0.0
     for vocab in structure.vocabs:
         for seed, family in enumerate(FAMILIES):
             case, found = drawn(family, vocab, seed, kind, verifier.siblings)
-            worst = max(worst, largest_error(output_law(case, verifier.law, found), exact(case)))
+            worst = max(
+                worst,
+                largest_error(output_distribution(case, verifier.distribution, found), exact(case)),
+            )
     print(f"{name} {kind}: largest error {worst:.1e}")
     assert worst < 1e-9
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_sampled_verdict_has_the_verifiers_law(name: str, kind: str) -> None:
-    """The lazy walk against the law, both enumerated, on at most 25 drafts of each family."""
+def test_sampled_verdict_has_the_verifiers_distribution(name: str, kind: str) -> None:
+    """The lazy walk against the distribution, both enumerated, on at most 25 drafts of each
+    family."""
     verifier, structure = RULES[name], STRUCTURES[kind]
     for seed, family in enumerate(FAMILIES):
         _, found = drawn(family, structure.vocabs[-1], seed + 50, kind, verifier.siblings)
         for _, draft, p in found[:: 1 + len(found) // 25]:
-            law = verifier.law(draft, p)
-            assert float(law.end_prob.sum()) == pytest.approx(1, abs=1e-12)
-            walk = law_of(lambda sampler: walked(verifier, draft, p, sampler))  # noqa: B023
-            plain = law_of(lambda sampler: outcome(draft, sample_verdict(draft, law, sampler)))  # noqa: B023
+            distribution = verifier.distribution(draft, p)
+            assert float(distribution.end_prob.sum()) == pytest.approx(1, abs=1e-12)
+            walk = distribution_of(lambda sampler: walked(verifier, draft, p, sampler))
+            plain = distribution_of(
+                lambda sampler: outcome(draft, sample_verdict(draft, distribution, sampler))
+            )
             assert largest_error(walk, plain) < 1e-12
 
 
 @pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] != "point_mass"])
-def test_equal_laws_accept_everything(name: str, kind: str) -> None:
+def test_equal_distributions_accept_everything(name: str, kind: str) -> None:
     """The path always ends at a leaf."""
     verifier, structure = RULES[name], STRUCTURES[kind]
     for _, draft, p in drawn("equal", structure.vocabs[-1], 1, kind, verifier.siblings)[1]:
         inner = sorted(set(draft.parent))
-        assert verifier.law(draft, p).end_prob[inner].max() < 1e-12
+        assert verifier.distribution(draft, p).end_prob[inner].max() < 1e-12
 
 
 def test_point_masses_are_accepted_with_their_probability() -> None:
@@ -70,7 +89,9 @@ def test_point_masses_are_accepted_with_their_probability() -> None:
     top = case.p(()).sort(descending=True).values
     for count in range(1, 6):
         point, found = branch_point(0, count, (5,)), RULES["point_mass"]
-        accepted = expected_accepted(case, found.law, proposals(case, point, found.siblings))
+        accepted = expected_accepted(
+            case, found.distribution, proposals(case, point, found.siblings)
+        )
         assert accepted == pytest.approx(top[:count].sum().item(), abs=1e-12)
 
 
@@ -92,20 +113,28 @@ def test_drafts_of_small_support(name: str, kind: str, support: int) -> None:
     q = torch.tensor([0.7, 0.3, 0, 0] if support == 2 else [1.0, 0, 0, 0], dtype=torch.float64)
     for target in ([0.1, 0.2, 0.3, 0.4], [0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.5, 0.5]):
         p = torch.tensor(target, dtype=torch.float64)
-        case = Instance(4, structure.gamma, lambda prefix: p, lambda prefix: q)  # noqa: B023
+        case = Instance(4, structure.gamma, lambda prefix: p, lambda prefix: q)
         found = proposals(case, structure, verifier.siblings)
-        assert largest_error(output_law(case, verifier.law, found), exact(case)) < 1e-9
+        assert (
+            largest_error(output_distribution(case, verifier.distribution, found), exact(case))
+            < 1e-9
+        )
         if target[0] == target[1] == 0:
-            assert expected_accepted(case, verifier.law, found) == 0
+            assert expected_accepted(case, verifier.distribution, found) == 0
 
 
-# Sampling -------------------------------------------------------------------------------------------------------------
+# Sampling -----------------------------------------------------------------------------------------
 
 
 def typical_draft(name: str) -> tuple[Draft, torch.Tensor]:
-    """One with something to reject: uncertain laws, and the widest structure the rule takes."""
+    """One with something to reject: uncertain distributions, and the widest structure the rule
+    takes."""
     verifier = RULES[name]
-    kind = next(kind for kind in ("wide", "binary", "three_paths", "chain") if fits(verifier, STRUCTURES[kind]))
+    kind = next(
+        kind
+        for kind in ("wide", "binary", "three_paths", "chain")
+        if fits(verifier, STRUCTURES[kind])
+    )
     structure = STRUCTURES[kind]
     case = instance("dirichlet", 4, structure.depth, seed=7)
     nodes = grow(case, structure.width, verifier.siblings, Sampler.seeded(3))
@@ -116,28 +145,35 @@ def typical_draft(name: str) -> tuple[Draft, torch.Tensor]:
 @pytest.mark.parametrize("name", list(RULES))
 def test_sampled_verdicts_chi_square(name: str, rounds: int) -> None:
     verifier, (draft, p) = RULES[name], typical_draft(name)
-    law = law_of(lambda sampler: outcome(draft, sample_verdict(draft, verifier.law(draft, p), sampler)))
-    counts, sampler = dict.fromkeys(law, 0), Sampler.seeded(11)
+    distribution = distribution_of(
+        lambda sampler: outcome(
+            draft, sample_verdict(draft, verifier.distribution(draft, p), sampler)
+        )
+    )
+    counts, sampler = dict.fromkeys(distribution, 0), Sampler.seeded(11)
     for _ in range(rounds):
         counts[walked(verifier, draft, p, sampler)] += 1
-    common = [key for key in law if rounds * law[key] >= 5]
-    groups = [*([key] for key in common), [key for key in law if key not in common]]
+    common = [key for key in distribution if rounds * distribution[key] >= 5]
+    groups = [*([key] for key in common), [key for key in distribution if key not in common]]
     seen, expected = (
         [sum(count[key] for key in group) for group in groups if group]
-        for count in (counts, {key: rounds * probability for key, probability in law.items()})
+        for count in (
+            counts,
+            {key: rounds * probability for key, probability in distribution.items()},
+        )
     )
     pvalue = chisquare(seen, expected, sum_check=False).pvalue
     print(f"{name}: chi-square p = {pvalue:.2f} over {len(common)} outcomes")
     assert len(common) > 5 and pvalue > 0.01
 
 
-# What a rule is not exact for -----------------------------------------------------------------------------------------
+# What a rule is not exact for ---------------------------------------------------------------------
 
 
 def flat_draft(parent: list[int], token: list[int], open_: int = 0) -> tuple[Draft, torch.Tensor]:
-    laws = torch.full((len(token) + 1, 3), 1 / 3, dtype=torch.float64)
-    draft = Draft(parent, token, laws, open_)
-    return draft, laws[: draft.closed + 1].clone()
+    distributions = torch.full((len(token) + 1, 3), 1 / 3, dtype=torch.float64)
+    draft = Draft(parent, token, distributions, open_)
+    return draft, distributions[: draft.closed + 1].clone()
 
 
 @pytest.mark.parametrize(
@@ -156,14 +192,14 @@ def flat_draft(parent: list[int], token: list[int], open_: int = 0) -> tuple[Dra
 def test_misuse_is_a_bug(name: str, parent: list[int], token: list[int], open_: int) -> None:
     draft, p = flat_draft(parent, token, open_)
     p[0] = torch.tensor([0.0, 0.0, 1.0]) if name != "spechub" else p[0]
-    assert refuses(lambda: RULES[name].law(draft, p))
+    assert refuses(lambda: RULES[name].distribution(draft, p))
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "point_mass"])
 def test_a_token_of_probability_zero_cannot_have_been_drawn(name: str) -> None:
     draft, p = flat_draft([0], [1])
     draft.q[0] = torch.tensor([0.5, 0.0, 0.5])
-    assert refuses(lambda: RULES[name].law(draft, p))
+    assert refuses(lambda: RULES[name].distribution(draft, p))
     assert refuses(lambda: RULES[name].verify(draft, p, Sampler.seeded(0)))
 
 
@@ -176,5 +212,7 @@ def refuses(action: Callable[[], object]) -> bool:
 
 
 def test_parallel_names_its_rules() -> None:
-    with pytest.raises(UserError, match="verifier.rule: 'hub' is no rule for one draft. Use token or block"):
+    with pytest.raises(
+        UserError, match="verifier.rule: 'hub' is no rule for one draft. Use token or block"
+    ):
         ParallelVerifier("hub")

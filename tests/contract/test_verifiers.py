@@ -1,17 +1,32 @@
-"""Every verifier reproduces the target's law exactly on a single path, whatever the draft and the stop rule."""
+"""Every verifier reproduces the target's distribution exactly on a single path, whatever the draft
+and the stop rule."""
 
 import pytest
 import torch
 
 from decoding.draft import Draft
-from decoding.law import sample_verdict
 from decoding.sampling import Sampler
+from decoding.verification import sample_verdict
 from decoding.verifiers.block import BlockVerifier, joint_ratios
 from decoding.verifiers.oracles import naive_hsd
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.token import TokenVerifier
-from tests.contract.enumeration import Law, autoregressive_law, largest_error, law_of
-from tests.contract.instances import FAMILIES, Instance, Rule, drafts, exact, expected_accepted, instance, output_law
+from tests.contract.enumeration import (
+    Distribution,
+    autoregressive_distribution,
+    distribution_of,
+    largest_error,
+)
+from tests.contract.instances import (
+    FAMILIES,
+    Instance,
+    Rule,
+    drafts,
+    exact,
+    expected_accepted,
+    instance,
+    output_distribution,
+)
 from tests.contract.oracles import hsd_capped, hsd_naive_single, hsd_released
 from tests.contract.rules import RULES, walked
 
@@ -30,25 +45,34 @@ def stops_before(case: Instance, eps: float = 0.6):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", RULES)
-def test_law_is_the_targets(name: str, family: str) -> None:
+def test_distribution_is_the_targets(name: str, family: str) -> None:
     verifier, worst = RULES[name], 0.0
     assert verifier.lossless
     for seed, (vocab, gamma) in enumerate(SHAPES):
         case = instance(family, vocab, gamma, seed)
         for stop in (lambda drawn: False, stops_unsure(case), stops_before(case)):
-            worst = max(worst, largest_error(output_law(case, verifier.law, drafts(case, stop)), exact(case)))
+            worst = max(
+                worst,
+                largest_error(
+                    output_distribution(case, verifier.distribution, drafts(case, stop)),
+                    exact(case),
+                ),
+            )
     print(f"{name} {family}: largest error {worst:.1e}")
     assert worst < 1e-9
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", RULES)
-def test_sampled_verdict_has_the_verifiers_law(name: str, family: str) -> None:
-    """The lazy walk against the law, both enumerated: equal for every draft, to rounding."""
+def test_sampled_verdict_has_the_verifiers_distribution(name: str, family: str) -> None:
+    """The lazy walk against the distribution, both enumerated: equal for every draft, to
+    rounding."""
     verifier, case = RULES[name], instance(family, 3, 3, seed=7)
     for _, draft, p in drafts(case):
-        walk = law_of(lambda sampler: walked(verifier, draft, p, sampler))  # noqa: B023
-        plain = law_of(lambda sampler: _plain(sample_verdict(draft, verifier.law(draft, p), sampler)))  # noqa: B023
+        walk = distribution_of(lambda sampler: walked(verifier, draft, p, sampler))
+        plain = distribution_of(
+            lambda sampler: _plain(sample_verdict(draft, verifier.distribution(draft, p), sampler))
+        )
         assert largest_error(walk, plain) < 1e-12
 
 
@@ -57,10 +81,12 @@ def _plain(verdict) -> tuple[int, int | None]:
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "point_mass"])
-def test_equal_laws_accept_everything(name: str) -> None:
+def test_equal_distributions_accept_everything(name: str) -> None:
     verifier, case = RULES[name], instance("equal", 4, 3, seed=1)
     for _, draft, p in drafts(case):
-        torch.testing.assert_close(verifier.law(draft, p).end_prob, torch.tensor([0, 0, 0, 1.0]).double())
+        torch.testing.assert_close(
+            verifier.distribution(draft, p).end_prob, torch.tensor([0, 0, 0, 1.0]).double()
+        )
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -76,27 +102,34 @@ def test_greedy_target_gives_its_argmax(name: str) -> None:
 def test_no_draft_is_one_draw_from_the_target(name: str) -> None:
     p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
     draft = Draft.chain([], torch.zeros(0, 2, dtype=torch.float64))
-    law = law_of(lambda sampler: RULES[name].verify(draft, p, sampler).token)
-    assert law == {0: 0.25, 1: 0.75}
-    assert RULES[name].law(draft, p).end_prob.tolist() == [1.0]
+    distribution = distribution_of(lambda sampler: RULES[name].verify(draft, p, sampler).token)
+    assert distribution == {0: 0.25, 1: 0.75}
+    assert RULES[name].distribution(draft, p).end_prob.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_draft_token_the_target_excludes_is_rejected(name: str) -> None:
     p = torch.tensor([[0.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
     draft = Draft.chain([0], torch.tensor([[1.0, 0.0]], dtype=torch.float64))
-    assert law_of(lambda sampler: walked(RULES[name], draft, p, sampler)) == {(0, 1): 1.0}
+    assert distribution_of(lambda sampler: walked(RULES[name], draft, p, sampler)) == {(0, 1): 1.0}
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_point_mass_candidates_are_exact_under_every_rule(name: str) -> None:
-    """Tokens nobody drew (n-grams, say), each with a one-hot q: accepted with their probability under the target."""
+    """Tokens nobody drew (n-grams, say), each with a one-hot q: accepted with their probability
+    under the target."""
     case = instance("dirichlet", 4, 3, seed=4)
-    certain = Instance(4, 3, case.p, lambda prefix: torch.eye(4, dtype=torch.float64)[(sum(prefix) + 1) % 4])
+    certain = Instance(
+        4, 3, case.p, lambda prefix: torch.eye(4, dtype=torch.float64)[(sum(prefix) + 1) % 4]
+    )
     (probability, draft, p), *others = drafts(certain)
     assert probability == 1 and not others
-    assert largest_error(output_law(certain, RULES[name].law), exact(certain)) < 1e-9
-    assert expected_accepted(certain, RULES[name].law) == pytest.approx(_joint_sum(draft, p), abs=1e-12)
+    assert (
+        largest_error(output_distribution(certain, RULES[name].distribution), exact(certain)) < 1e-9
+    )
+    assert expected_accepted(certain, RULES[name].distribution) == pytest.approx(
+        _joint_sum(draft, p), abs=1e-12
+    )
 
 
 def _joint_sum(draft: Draft, p: torch.Tensor) -> float:
@@ -109,11 +142,13 @@ def test_hsd_is_block_verification() -> None:
     for seed, family in enumerate(FAMILIES * 2):
         case = instance(family, 3, 4, seed)
         for _, draft, p in drafts(case):
-            ours, literal = block.law(draft, p), hsd_capped(draft, p)
+            ours, literal = block.distribution(draft, p), hsd_capped(draft, p)
             torch.testing.assert_close(ours.end_prob, literal.end_prob, atol=1e-9, rtol=0)
             for row in range(len(draft) + 1):
                 if ours.end_prob[row] > 1e-9:
-                    torch.testing.assert_close(ours.residual(row), literal.residual(row), atol=1e-9, rtol=0)
+                    torch.testing.assert_close(
+                        ours.residual(row), literal.residual(row), atol=1e-9, rtol=0
+                    )
 
 
 def naive_accepted(case: Instance) -> float:
@@ -130,12 +165,16 @@ def test_naive_hsd_is_exact_with_full_resampling(family: str) -> None:
     """And only then: with one token resampled it is among the negative controls."""
     worst = 0.0
     for seed, (vocab, gamma) in enumerate(SHAPES):
-        case, law = instance(family, vocab, gamma, seed), Law()
+        case, distribution = instance(family, vocab, gamma, seed), Distribution()
         for probability, draft, _ in drafts(case):
-            for tokens, share in naive_hsd(draft.token, case.p, case.q).law.items():
-                law[tokens] = law.get(tokens, 0.0) + probability * share
-        worst = max(worst, largest_error(law, autoregressive_law(case.p, vocab, gamma)))
-        assert naive_accepted(case) == pytest.approx(expected_accepted(case, hsd_naive_single), abs=1e-12)
+            for tokens, share in naive_hsd(draft.token, case.p, case.q).distribution.items():
+                distribution[tokens] = distribution.get(tokens, 0.0) + probability * share
+        worst = max(
+            worst, largest_error(distribution, autoregressive_distribution(case.p, vocab, gamma))
+        )
+        assert naive_accepted(case) == pytest.approx(
+            expected_accepted(case, hsd_naive_single), abs=1e-12
+        )
     print(f"naive HSD {family}: largest error {worst:.1e}")
     assert worst < 1e-9
 
@@ -144,7 +183,8 @@ def test_expected_acceptance_is_ordered() -> None:
     for seed in range(30):
         case = instance(FAMILIES[seed % len(FAMILIES)], 3, 3, seed)
         token, block, hsd = (
-            expected_accepted(case, rule) for rule in (TokenVerifier().law, RULES["block"].law, hsd_capped)
+            expected_accepted(case, rule)
+            for rule in (TokenVerifier().distribution, RULES["block"].distribution, hsd_capped)
         )
         assert token <= block + 1e-12 <= naive_accepted(case) + 2e-12
         assert hsd == pytest.approx(block, abs=1e-12)
@@ -157,27 +197,29 @@ def test_joint_ratios_never_underflow() -> None:
     assert joint_ratios(DraftPath.whole(draft, tiny)) == [1.0] * 61
 
 
-# A frozen vector ------------------------------------------------------------------------------------------------------
+# A frozen vector ----------------------------------------------------------------------------------
 
 TWO = Instance(
     vocab=2,
     gamma=2,
     p=lambda prefix: torch.tensor({(): [0.8, 0.2]}.get(prefix, [0.5, 0.5]), dtype=torch.float64),
-    q=lambda prefix: torch.tensor({(): [0.4, 0.6], (0,): [0.9, 0.1]}.get(prefix, [0.5, 0.5]), dtype=torch.float64),
+    q=lambda prefix: torch.tensor(
+        {(): [0.4, 0.6], (0,): [0.9, 0.1]}.get(prefix, [0.5, 0.5]), dtype=torch.float64
+    ),
 )
 
 
 @pytest.mark.parametrize(
-    ("rule", "law", "accepted"),
+    ("rule", "distribution", "accepted"),
     [
-        (TokenVerifier().law, [0.40, 0.40, 0.10, 0.10], 1.04),
-        (BlockVerifier().law, [0.40, 0.40, 0.10, 0.10], 1.04),
+        (TokenVerifier().distribution, [0.40, 0.40, 0.10, 0.10], 1.04),
+        (BlockVerifier().distribution, [0.40, 0.40, 0.10, 0.10], 1.04),
         (hsd_capped, [0.40, 0.40, 0.10, 0.10], 1.04),
         (hsd_released, [0.56, 0.24, 0.10, 0.10], 1.20),
     ],
 )
-def test_two_token_example(rule: Rule, law: list[float], accepted: float) -> None:
-    found = output_law(TWO, rule)
+def test_two_token_example(rule: Rule, distribution: list[float], accepted: float) -> None:
+    found = output_distribution(TWO, rule)
     pairs = [sum(found[(a, b, c)] for c in range(2)) for a in range(2) for b in range(2)]
-    assert pairs == pytest.approx(law, abs=1e-12)
+    assert pairs == pytest.approx(distribution, abs=1e-12)
     assert expected_accepted(TWO, rule) == pytest.approx(accepted, abs=1e-12)

@@ -1,4 +1,5 @@
-"""Small drafts of every shape, enumerated: whatever a sibling law can draw, with its probability."""
+"""Small drafts of every shape, enumerated: whatever a sibling distribution can draw, with its
+probability."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +8,9 @@ from itertools import islice
 import torch
 
 from decoding.draft import Draft, Shape
-from decoding.law import Verifier
-from decoding.sampling import Sampler, SiblingLaw
-from tests.contract.enumeration import law_of
+from decoding.sampling import Sampler, SiblingSampler
+from decoding.verification import Verifier
+from tests.contract.enumeration import distribution_of
 from tests.contract.instances import Instance, Prefix, Proposals
 
 Nodes = tuple[tuple[int, int], ...]
@@ -21,8 +22,8 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Structure:
-    """width: how many children to draw at a place; depth: length of the longest path; open: the target is not run on
-    the deepest nodes"""
+    """width: how many children to draw at a place; depth: length of the longest path; open: the
+    target is not run on the deepest nodes"""
 
     shape: Shape
     depth: int
@@ -54,7 +55,9 @@ def branch_point(length: int, candidates: int, vocabs: tuple[int, ...]) -> Struc
 
 
 def paths(count: int, length: int, vocabs: tuple[int, ...]) -> Structure:
-    return Structure("paths", length, lambda place: int(len(place) < length) if place else count, vocabs)
+    return Structure(
+        "paths", length, lambda place: int(len(place) < length) if place else count, vocabs
+    )
 
 
 def tree(widths: dict[Place, int], vocabs: tuple[int, ...]) -> Structure:
@@ -83,18 +86,24 @@ def fits(verifier: Verifier, structure: Structure) -> bool:
     return structure.shape in verifier.shapes and (limit is None or structure.widest <= limit)
 
 
-def proposals(case: Instance, structure: Structure, siblings: SiblingLaw) -> Proposals:
-    """Every draft of the structure; fewer siblings where the law has no more to give."""
+def proposals(case: Instance, structure: Structure, siblings: SiblingSampler) -> Proposals:
+    """Every draft of the structure; fewer siblings where the distribution has no more to give."""
     last = structure.depth - 1 if structure.open else structure.depth
-    law = law_of(lambda sampler: grow(case, structure.width, siblings, sampler))
-    return [(probability, *as_draft(case, nodes, last)) for nodes, probability in law.items()]
+    distribution = distribution_of(lambda sampler: grow(case, structure.width, siblings, sampler))
+    return [
+        (probability, *as_draft(case, nodes, last)) for nodes, probability in distribution.items()
+    ]
 
 
-def grow(case: Instance, width: Callable[[Place], int], siblings: SiblingLaw, sampler: Sampler) -> Nodes:
+def grow(
+    case: Instance, width: Callable[[Place], int], siblings: SiblingSampler, sampler: Sampler
+) -> Nodes:
     nodes: list[tuple[int, int]] = []
 
     def descend(row: int, place: Place, prefix: Prefix) -> None:
-        for number, token in enumerate(list(islice(siblings(case.q(prefix), sampler), width(place)))):
+        for number, token in enumerate(
+            list(islice(siblings(case.q(prefix), sampler), width(place)))
+        ):
             nodes.append((row, token))
             descend(len(nodes), (*place, number), (*prefix, token))
 
@@ -109,7 +118,9 @@ def as_draft(case: Instance, nodes: Nodes, last: int) -> tuple[Draft, torch.Tens
         prefixes.append((*prefixes[parent], token))
     parents = {parent for parent, _ in nodes}
     zeros = torch.zeros(case.vocab, dtype=torch.float64)
-    q = torch.stack([case.q(prefix) if row in parents else zeros for row, prefix in enumerate(prefixes)])
+    q = torch.stack(
+        [case.q(prefix) if row in parents else zeros for row, prefix in enumerate(prefixes)]
+    )
     p = torch.stack([case.p(prefix) for prefix in prefixes if len(prefix) <= last])
     parent, token = ([node[i] for node in nodes] for i in range(2))
     return Draft(parent, token, q, len(prefixes) - len(p)), p

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from predictors.features import FeatureSpec
-from predictors.storage import file_hash
+from predictors.inputs import FeatureSpec
+from runtime.files import file_hash
 from scripts import gen_data
 from tests.checkpoints import write_checkpoint
 from tests.programs import GREEDY, SPLITS, base, run
@@ -17,8 +17,8 @@ WIDTH = 24  # of a hidden state
 
 @pytest.fixture(scope="session")
 def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with prompts, a greedy harvest of them, and untrained checkpoints made for it: H-RAD's reads two of the
-    four harvested layers."""
+    """A folder with prompts, a greedy harvest of them, and untrained checkpoints made for it:
+    H-RAD's reads two of the four harvested layers."""
     folder = tmp_path_factory.mktemp("harvest")
     prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 25)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
@@ -33,7 +33,9 @@ def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     for name, layers in (("specdecpp", [-1]), ("hrad", [-3, -1])):
         spec = replace(FeatureSpec.from_dict(manifest["features"][name]), layers=layers)
         dim = spec.dim(WIDTH, WIDTH)
-        write_checkpoint(folder / "checkpoints" / name, name, dim, gamma=3, features=spec, context=context)
+        write_checkpoint(
+            folder / "checkpoints" / name, name, dim, gamma=3, features=spec, context=context
+        )
     return folder
 
 

@@ -1,4 +1,5 @@
-"""Bad input of every kind ends with one line that names the key and says what to do; the table of them is in the docs.
+"""Bad input of every kind ends with one line that names the key and says what to do; the table of
+them is in the docs.
 
 UPDATE_DOCS=1 pytest tests/e2e/test_bad_input.py   # writes docs/bad_input.md anew
 """
@@ -19,7 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
 import train
-from data_gen.dataset import read_manifest
+from data_gen.storage.dataset import read_manifest
 from scripts import evaluate, gen_data
 from tests.checkpoints import write_checkpoint, write_copies
 from tests.harvests import PAIR
@@ -29,15 +30,19 @@ ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "bad_input.md"
 HEAD = """# Bad input
 
-What wrong settings and files are answered with: one line on stderr, exit code 2, and nothing written. `pytest
-tests/e2e/test_bad_input.py` runs every row; `UPDATE_DOCS=1` before it writes this file.
+What wrong settings and files are answered with: one line on stderr, exit code 2, nothing
+written.
+`pytest tests/e2e/test_bad_input.py` runs every row; `UPDATE_DOCS=1` before it writes this file.
 
 | what is wrong | command | the one line |
 |---|---|---|
 """
 SCRIPTS: dict[str, ModuleType] = {
     "train.py": train,
-    **{f"scripts/{path.name}": import_module(f"scripts.{path.stem}") for path in ROOT.glob("scripts/*.py")},
+    **{
+        f"scripts/{path.name}": import_module(f"scripts.{path.stem}")
+        for path in ROOT.glob("scripts/*.py")
+    },
 }
 
 
@@ -63,7 +68,9 @@ def write(path: str, text: str) -> Callable[[], object]:
 
 
 def edit(path: str, **changes: object) -> Callable[[], object]:
-    return lambda: Path(path).write_text(json.dumps({**json.loads(Path(path).read_text()), **changes}))
+    return lambda: Path(path).write_text(
+        json.dumps({**json.loads(Path(path).read_text()), **changes})
+    )
 
 
 def cut(path: str) -> Callable[[], object]:
@@ -75,7 +82,12 @@ def nan_weights() -> None:
     save_file({name: values * torch.nan for name, values in load_file(path).items()}, path)
 
 
-HARVEST, TRAIN, EVALUATE, TUNE = "scripts/gen_data.py", "train.py", "scripts/evaluate.py", "scripts/tune.py"
+HARVEST, TRAIN, EVALUATE, TUNE = (
+    "scripts/gen_data.py",
+    "train.py",
+    "scripts/evaluate.py",
+    "scripts/tune.py",
+)
 SHARD = "data/toy/rounds-00000.parquet"
 REPORT, TRACE = "scripts/report.py", "runs/toy/traces-specdecpp.jsonl"
 CASES = [
@@ -89,7 +101,11 @@ CASES = [
     Case("negative temperature", HARVEST, ["warp.temperature=-1"]),
     Case("top-p above 1", HARVEST, ["warp.top_p=1.5"]),
     Case("negative top-k", HARVEST, ["draft_warp.top_k=-3"]),
-    Case("shares that leave nothing to train on", HARVEST, ["splits.calibration=0.6", "splits.test=0.5"]),
+    Case(
+        "shares that leave nothing to train on",
+        HARVEST,
+        ["splits.calibration=0.6", "splits.test=0.5"],
+    ),
     Case("features of the wrong model", HARVEST, ["features.specdecpp.side=target"]),
     Case("layers that do not exist", HARVEST, ["features.hrad.layers=[99]"]),
     Case("a word for a switch", HARVEST, ["features.stored=maybe"]),
@@ -107,10 +123,20 @@ CASES = [
     Case("a number for a file of tokens", HARVEST, ["pair.draft_vocabulary=5"]),
     Case("a context of one token", HARVEST, ["pair.max_length=1"]),
     Case("two vocabularies", HARVEST, [], lambda: write_other_tokenizer()),
-    Case("a model without its weights", HARVEST, [], lambda: Path("pair/draft/model.safetensors").unlink()),
+    Case(
+        "a model without its weights",
+        HARVEST,
+        [],
+        lambda: Path("pair/draft/model.safetensors").unlink(),
+    ),
     Case("a model cut short", HARVEST, [], cut("pair/target/model.safetensors")),
     Case("no such prompts", HARVEST, ["dataset.path=none.jsonl"]),
-    Case("a line that is no JSON", HARVEST, [], write("prompts.jsonl", '{"prompt": "w1 w2"}\n{"prompt": \n')),
+    Case(
+        "a line that is no JSON",
+        HARVEST,
+        [],
+        write("prompts.jsonl", '{"prompt": "w1 w2"}\n{"prompt": \n'),
+    ),
     Case("a line of too many brackets", HARVEST, [], write("prompts.jsonl", "[" * 100_000)),
     Case("half a character", HARVEST, [], write("prompts.jsonl", r'{"prompt": "w1 \ud800"}')),
     Case(
@@ -121,7 +147,12 @@ CASES = [
     Case("an object without the field", HARVEST, ["dataset.field=question"]),
     Case("an empty prompt file", HARVEST, [], write("prompts.jsonl", "")),
     Case("a prompt of one token", HARVEST, [], write("prompts.jsonl", '{"prompt": "w1"}\n' * 3)),
-    Case("two prompts with one id", HARVEST, [], write("prompts.jsonl", '{"id": "a", "prompt": "w1 w2"}\n' * 3)),
+    Case(
+        "two prompts with one id",
+        HARVEST,
+        [],
+        write("prompts.jsonl", '{"id": "a", "prompt": "w1 w2"}\n' * 3),
+    ),
     Case("two prompts to split three ways", HARVEST, ["dataset.limit=2"]),
     Case("a limit of no prompts", HARVEST, ["dataset.limit=0"]),
     Case("the folder of another harvest", HARVEST, ["out=data/toy", "gamma=3"]),
@@ -129,7 +160,12 @@ CASES = [
     Case("no such harvest", TRAIN, ["data=data/none"]),
     Case("a harvest that is not finished", TRAIN, ["data=data/begun"]),
     Case("a manifest that is no JSON", TRAIN, [], write("data/toy/manifest.json", "{")),
-    Case("a harvest of an older version", TRAIN, [], write("data/toy/manifest.json", '{"schema_version": 2}')),
+    Case(
+        "a harvest of an older version",
+        TRAIN,
+        [],
+        write("data/toy/manifest.json", '{"schema_version": 2}'),
+    ),
     Case("a manifest with a changed number", TRAIN, [], edit("data/toy/manifest.json", gamma=9)),
     Case("a shard cut short", TRAIN, [], cut("data/toy/specdecpp-00000.parquet")),
     Case("a missing shard", TRAIN, [], lambda: Path("data/toy/specdecpp-00000.parquet").unlink()),
@@ -155,21 +191,36 @@ CASES = [
     Case("no such checkpoint", EVALUATE, ["method.specdecpp.stop.checkpoint=checkpoints/none"]),
     Case("a checkpoint cut short", EVALUATE, [], cut("checkpoints/specdecpp/model.safetensors")),
     Case("a checkpoint of NaN", EVALUATE, [], nan_weights),
-    Case("a checkpoint whose card is no JSON", EVALUATE, [], write("checkpoints/specdecpp/config.json", "no")),
+    Case(
+        "a checkpoint whose card is no JSON",
+        EVALUATE,
+        [],
+        write("checkpoints/specdecpp/config.json", "no"),
+    ),
     Case("a checkpoint of another pair", EVALUATE, [], lambda: checkpoint(Path(), pair=PAIR)),
     Case("a checkpoint for another temperature", EVALUATE, ["warp.temperature=0.5"]),
     Case("no such checkpoint of copies", EVALUATE, [*SOURCES, "structure.copies=checkpoints/none"]),
     Case("a checkpoint that is a number", EVALUATE, [*SOURCES, "structure.copies=5"]),
-    Case("copies by a checkpoint of something else", EVALUATE, [*SOURCES, "structure.copies=checkpoints/specdecpp"]),
+    Case(
+        "copies by a checkpoint of something else",
+        EVALUATE,
+        [*SOURCES, "structure.copies=checkpoints/specdecpp"],
+    ),
     Case("copies of another pair", EVALUATE, [*COPIES], lambda: copies(pair=PAIR)),
-    Case("copies after other matches", EVALUATE, [*COPIES, "structure.ngram_max=5"], lambda: copies()),
+    Case(
+        "copies after other matches", EVALUATE, [*COPIES, "structure.ngram_max=5"], lambda: copies()
+    ),
     Case("a threshold of copies that is none", EVALUATE, [*SOURCES, "structure.eps=2"]),
     Case("no repeats", EVALUATE, ["repeats=0"]),
     Case("no prompts", EVALUATE, ["limit=0"]),
     Case("no such split", EVALUATE, ["split=dev"]),
     Case("no such thresholds", EVALUATE, ["thresholds=none.json"]),
     Case("thresholds that are no JSON", EVALUATE, ["thresholds=bad.json"], write("bad.json", "{")),
-    Case("a rule for other candidates", EVALUATE, ["methods=[custom]", "structure=specinfer", "verifier=rrsw"]),
+    Case(
+        "a rule for other candidates",
+        EVALUATE,
+        ["methods=[custom]", "structure=specinfer", "verifier=rrsw"],
+    ),
     # tuning and tables
     Case("a round at every eighth position only", TUNE, ["data=data/toy"]),
     Case("no such rule", TUNE, ["methods=[best]"]),
@@ -180,10 +231,16 @@ CASES = [
     Case("no file", TUNE, ["out="]),
     Case("no such benchmark", "scripts/benchmark.py", ["what=all"]),
     Case("positions left out", "scripts/benchmark.py", ["harvest.stride=4"]),
-    Case("nothing to compare with", "scripts/benchmark.py", ["what=decode", "~transformers.generate"]),
-    Case("a number for settings", "scripts/benchmark.py", ["what=decode", "transformers.dynamic=5"]),
     Case(
-        "drafts of no tokens", "scripts/benchmark.py", ["what=decode", "transformers.assisted.num_assistant_tokens=[]"]
+        "nothing to compare with", "scripts/benchmark.py", ["what=decode", "~transformers.generate"]
+    ),
+    Case(
+        "a number for settings", "scripts/benchmark.py", ["what=decode", "transformers.dynamic=5"]
+    ),
+    Case(
+        "drafts of no tokens",
+        "scripts/benchmark.py",
+        ["what=decode", "transformers.assisted.num_assistant_tokens=[]"],
     ),
     Case(
         "a schedule of none",
@@ -219,9 +276,14 @@ CASES = [
     Case("a prompt that is not in the trace", REPORT, [f"trace={TRACE}", "prompt=7"]),
     Case("texts of tokens that are no JSON", REPORT, [], write("runs/toy/vocabulary.json", "{")),
     Case("a harvest without one of its shards", REPORT, ["run=data"], lambda: Path(SHARD).unlink()),
-    Case("a manifest cut short", REPORT, ["run=data"], write("data/toy/manifest.json", '{"pair": ')),
     Case(
-        "a checkpoint that was changed", REPORT, ["run=checkpoints"], edit("checkpoints/specdecpp/config.json", dim=9)
+        "a manifest cut short", REPORT, ["run=data"], write("data/toy/manifest.json", '{"pair": ')
+    ),
+    Case(
+        "a checkpoint that was changed",
+        REPORT,
+        ["run=checkpoints"],
+        edit("checkpoints/specdecpp/config.json", dim=9),
     ),
 ]
 
@@ -235,7 +297,10 @@ def garbled_results() -> None:
     path = Path("runs/toy/results.json")
     results = json.loads(path.read_text())
     edit(
-        str(path), metrics={"all": {name: {**m, "speedup": "fast"} for name, m in results["metrics"]["all"].items()}}
+        str(path),
+        metrics={
+            "all": {name: {**m, "speedup": "fast"} for name, m in results["metrics"]["all"].items()}
+        },
     )()
 
 
@@ -243,13 +308,18 @@ def results_without_baseline() -> None:
     path = Path("runs/toy/results.json")
     found = json.loads(path.read_text())["metrics"]
     edit(
-        str(path), metrics={name: {m: v for m, v in of.items() if m != "autoregressive"} for name, of in found.items()}
+        str(path),
+        metrics={
+            name: {m: v for m, v in of.items() if m != "autoregressive"}
+            for name, of in found.items()
+        },
     )()
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, prompts, a harvest of it, one of every position, one that was only begun, a checkpoint, an evaluation."""
+    """A pair, prompts, a harvest of it, one of every position, one that was only begun, a
+    checkpoint, an evaluation."""
     folder = tmp_path_factory.mktemp("workplace")
     save_tiny_pair(folder / "pair")
     lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(9)]
@@ -286,7 +356,12 @@ def copies(**changes: object) -> None:
 
 SMALL = ("gamma=4", "features.specdecpp.layers=[-1]")
 OWN = {
-    HARVEST: ["max_new_tokens=12", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"],
+    HARVEST: [
+        "max_new_tokens=12",
+        "dataset=jsonl",
+        "dataset.path=prompts.jsonl",
+        "dataset.chat=false",
+    ],
     TRAIN: ["data=data/toy", "logger=none", "out=checkpoints/new"],
     EVALUATE: [
         *("dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false", "logger=none"),
@@ -300,8 +375,14 @@ OWN = {
 def command(monkeypatch: pytest.MonkeyPatch, script: str, arguments: list[str]) -> None:
     """What the shell would pass; of two values for a key the last one holds."""
     GlobalHydra.instance().clear()
-    pair = [f"pair.{side}=pair/{side}" for side in ("target", "draft")] if script in (HARVEST, EVALUATE) else []
-    given = {argument.split("=")[0]: argument for argument in [*pair, *OWN.get(script, []), *arguments]}
+    pair = (
+        [f"pair.{side}=pair/{side}" for side in ("target", "draft")]
+        if script in (HARVEST, EVALUATE)
+        else []
+    )
+    given = {
+        argument.split("=")[0]: argument for argument in [*pair, *OWN.get(script, []), *arguments]
+    }
     monkeypatch.setattr("sys.argv", [script, *given.values()])
 
 
@@ -326,7 +407,9 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert ending.value.code == 2 and line.startswith("error: "), line
     for argument in case.arguments[-1:]:
-        assert set(argument.split("=")[0].split(".")) & set(re.split(r"\W+", line)), "it names the key"
+        assert set(argument.split("=")[0].split(".")) & set(re.split(r"\W+", line)), (
+            "it names the key"
+        )
     assert contents(folder) == before
     sizes = r"\d+ bytes instead of \d+"  # of a shard: they differ by a few from machine to machine
     table[case.wrong] = re.sub(sizes, "half the bytes instead of all", line.removeprefix("error: "))
@@ -335,7 +418,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 def contents(folder: Path) -> dict[str, int]:
     """Of all files but what Hydra logs of every run."""
     found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    return {str(name): hash(path.read_bytes()) for name, path in found.items() if name.parts[0] != "outputs"}
+    return {
+        str(name): hash(path.read_bytes())
+        for name, path in found.items()
+        if name.parts[0] != "outputs"
+    }
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +434,10 @@ def table() -> dict[str, str]:
 def test_the_documented_lines_are_those(table: dict[str, str]) -> None:
     if len(table) < len(CASES):
         pytest.fail("run the whole file: every row of the table comes from a case above")
-    rows = [f"| {case.wrong} | {shown(case)} | {table[case.wrong].replace('|', chr(92) + '|')} |" for case in CASES]
+    rows = [
+        f"| {case.wrong} | {shown(case)} | {table[case.wrong].replace('|', chr(92) + '|')} |"
+        for case in CASES
+    ]
     text = HEAD + "\n".join(rows) + "\n"
     if os.environ.get("UPDATE_DOCS"):
         TABLE.write_text(text)
@@ -355,5 +445,7 @@ def test_the_documented_lines_are_those(table: dict[str, str]) -> None:
 
 
 def shown(case: Case) -> str:
-    arguments = [argument if len(argument) < 200 else f"{argument[:30]}..." for argument in case.arguments]
+    arguments = [
+        argument if len(argument) < 200 else f"{argument[:30]}..." for argument in case.arguments
+    ]
     return f"`{' '.join([case.script, *arguments])}`"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_gen.rollout_table import read_table
-from decoding.rollouts import RolloutTable
+from evaluation.replay.read import read_table
+from evaluation.replay.table import RolloutTable
 from scripts import check_replay
 from tests.programs import base, refused, run
 
@@ -51,12 +51,22 @@ def test_check_replay_says_what_differs(
 
     def wrong(*given: Any) -> RolloutTable:
         table = read_table(*given)
-        return replace(table, **{name: np.full_like(getattr(table, name), value) for name, value in changed.items()})
+        return replace(
+            table,
+            **{name: np.full_like(getattr(table, name), value) for name, value in changed.items()},
+        )
 
     monkeypatch.setattr(check_replay, "read_table", wrong)
     others = [f"settings.{name}=[]" for name in ("fixed", "adaedl", "specdecpp", "hrad")]
     with pytest.raises(SystemExit) as exit_code:
-        run(check_replay, monkeypatch, *base(tiny_pair_dir)[:3], *others, "settings.confidence=[0.2]", "limit=6")
+        run(
+            check_replay,
+            monkeypatch,
+            *base(tiny_pair_dir)[:3],
+            *others,
+            "settings.confidence=[0.2]",
+            "limit=6",
+        )
     assert exit_code.value.code
     printed = capsys.readouterr().out
     assert f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
@@ -70,24 +80,46 @@ def test_check_replay_has_no_excuse_where_the_rounds_agree(
 ) -> None:
     original = check_replay.counted
     monkeypatch.setattr(check_replay, "counted", lambda trace: original(trace) | {"forwards": -1.0})
-    only = [*(f"settings.{name}=[]" for name in ("confidence", "adaedl", "specdecpp", "hrad")), "settings.fixed=[2]"]
+    only = [
+        *(f"settings.{name}=[]" for name in ("confidence", "adaedl", "specdecpp", "hrad")),
+        "settings.fixed=[2]",
+    ]
     with pytest.raises(SystemExit) as exit_code:
-        run(check_replay, monkeypatch, *base(tiny_pair_dir)[:3], *only, "limit=1", "out=runs/check.json")
-    assert exit_code.value.code and "between rounds that agree: NO NEAR TIE" in capsys.readouterr().out
+        run(
+            check_replay,
+            monkeypatch,
+            *base(tiny_pair_dir)[:3],
+            *only,
+            "limit=1",
+            "out=runs/check.json",
+        )
+    assert (
+        exit_code.value.code and "between rounds that agree: NO NEAR TIE" in capsys.readouterr().out
+    )
 
 
 def test_check_replay_refuses_what_it_cannot_check(
-    replaying: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str],
+    harvest: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     heads = [f"rules.{name}.checkpoint=checkpoints/{name}" for name in ("specdecpp", "hrad")]
-    assert "limit: 0 is no whole number" in refused(check_replay, monkeypatch, capsys, *heads, "limit=0")
-    empty = [f"settings.{name}=[]" for name in ("fixed", "confidence", "adaedl", "specdecpp", "hrad")]
+    assert "limit: 0 is no whole number" in refused(
+        check_replay, monkeypatch, capsys, *heads, "limit=0"
+    )
+    empty = [
+        f"settings.{name}=[]" for name in ("fixed", "confidence", "adaedl", "specdecpp", "hrad")
+    ]
     assert "settings: no rule has a threshold" in refused(check_replay, monkeypatch, capsys, *empty)
     assert "out: data is a folder" in refused(check_replay, monkeypatch, capsys, *heads, "out=data")
 
 
 def test_check_replay_wants_the_dtype_of_the_harvest(
-    replaying: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str],
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its own default is float32, the harvest is in float64."""
     heads = [f"rules.{name}.checkpoint=checkpoints/{name}" for name in ("specdecpp", "hrad")]

@@ -24,7 +24,8 @@ def swept(monkeypatch: pytest.MonkeyPatch, name: str, *grid: str) -> str:
 def cells(path: str) -> list[dict[str, str]]:
     """The rows of a table, by column."""
     header, _, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in Path(path).read_text().splitlines()
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in Path(path).read_text().splitlines()
     ]
     return [dict(zip(header, row, strict=True)) for row in rows]
 
@@ -32,16 +33,27 @@ def cells(path: str) -> list[dict[str, str]]:
 def test_a_sweep_of_heads_is_one_table(
     replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = swept(monkeypatch, "heads", "predictor=specdecpp", "predictor.depth=0,1", "predictor.w_rej=1,6")
+    folder = swept(
+        monkeypatch, "heads", "predictor=specdecpp", "predictor.depth=0,1", "predictor.w_rej=1,6"
+    )
     run(collect, monkeypatch, folder, *REPLAY)
     assert "saved heads/table.md" in capsys.readouterr().out
     rows = cells("heads/table.md")
-    assert [(row["depth"], row["w_rej"]) for row in rows] == [("0", "1"), ("0", "6"), ("1", "1"), ("1", "6")]
-    assert list(rows[0])[:4] == ["checkpoint", "depth", "w_rej", "nll"], "no column in which they are the same"
+    assert [(row["depth"], row["w_rej"]) for row in rows] == [
+        ("0", "1"),
+        ("0", "6"),
+        ("1", "1"),
+        ("1", "6"),
+    ]
+    assert list(rows[0])[:4] == ["checkpoint", "depth", "w_rej", "nll"], (
+        "no column in which they are the same"
+    )
     for row in rows:
         metrics = json.loads(Path("heads", row["checkpoint"], "metrics.json").read_text())
         test = metrics["test"]["specdecpp"]
-        assert row["ece"] == f"{test['ece']:.4f}" and float(row["nll"]) > test["kl"], "the label's entropy is in it"
+        assert row["ece"] == f"{test['ece']:.4f}" and float(row["nll"]) > test["kl"], (
+            "the label's entropy is in it"
+        )
         assert float(row["speed-up, modelled"].split()[0]) > 0 and row["threshold"]
 
 
@@ -53,7 +65,11 @@ def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
     run(collect, monkeypatch, folder, *REPLAY)
     rows = cells("layers/table.md")
     assert [row["gamma"] for row in rows] == ["2"] * 3 + ["3"] * 3
-    assert {row["layers"] for row in rows[:3]} == {"-1", "-3 -1", "-4 -3 -2 -1"} == {row["layers"] for row in rows[3:]}
+    assert (
+        {row["layers"] for row in rows[:3]}
+        == {"-1", "-3 -1", "-4 -3 -2 -1"}
+        == {row["layers"] for row in rows[3:]}
+    )
     assert all(float(row["speed-up, modelled"].split()[0]) > 0 for row in rows)
     run(collect, monkeypatch, folder, *REPLAY, "thresholds=[0.2,0.9]")
     every = cells("layers/table.md")
@@ -62,7 +78,16 @@ def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
     assert [row["threshold"] for row in every] == ["0.2", "0.9"] * 6
     run(collect, monkeypatch, folder, "data=null")
     alone = cells("layers/table.md")
-    assert list(alone[0]) == ["checkpoint", "layers", "gamma", "nll", "brier", "ece", "auroc", "seconds"]
+    assert list(alone[0]) == [
+        "checkpoint",
+        "layers",
+        "gamma",
+        "nll",
+        "brier",
+        "ece",
+        "auroc",
+        "seconds",
+    ]
     assert [row["nll"] for row in alone] == [row["nll"] for row in rows]
 
 
@@ -75,7 +100,10 @@ def test_checkpoints_are_counted_as_people_do(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_collected_ends_with_one_line(
-    replaying: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str],
+    harvest: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree(harvest / "checkpoints", "broken", dirs_exist_ok=True)
     score = {"log_loss": [0.25, None, None]}
@@ -84,10 +112,15 @@ def test_what_cannot_be_collected_ends_with_one_line(
         test = {name: {"brier": 0.5, "ece": 0.25, "auroc": None}}
         Path("broken", name, "metrics.json").write_text(json.dumps(whole | {"test": test}))
     run(collect, monkeypatch, "folder=broken", "data=null", "out=runs/new/table.md")
-    assert cells("runs/new/table.md")[1]["auroc"] == "-" and cells("runs/new/table.md")[1]["nll"] == "0.2500"
+    assert (
+        cells("runs/new/table.md")[1]["auroc"] == "-"
+        and cells("runs/new/table.md")[1]["nll"] == "0.2500"
+    )
     shutil.rmtree("runs/new")
     for argument in ("[]", "[2]", "0.5"):
-        message = refused(collect, monkeypatch, capsys, "folder=broken", *REPLAY, f"thresholds={argument}")
+        message = refused(
+            collect, monkeypatch, capsys, "folder=broken", *REPLAY, f"thresholds={argument}"
+        )
         assert message.startswith("error: thresholds: ")
     Path("broken/hrad/metrics.json").write_text(json.dumps(whole))
     message = refused(collect, monkeypatch, capsys, "folder=broken", *REPLAY)

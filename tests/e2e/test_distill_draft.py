@@ -8,14 +8,14 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
-from data_gen.chats import load_chats
+from drafts.chats import load_chats
 from scripts import distill_draft
 from tests.tiny_pair import tiny_models, tiny_tokenizer
 
 SETTINGS = (
-    "pair.target=target pair.dtype=float32 layers=[0,3] output=out/layers.safetensors folder=run chats.tokens=500 "
-    "chats.shard_tokens=100 chats.slots=3 chats.prompt_tokens=4 chats.response_tokens=6 chats.held_out=5 "
-    "training.tokens=1500 training.batch_tokens=200"
+    "pair.target=target pair.dtype=float32 layers=[0,3] output=out/layers.safetensors folder=run"
+    " chats.tokens=500 chats.shard_tokens=100 chats.slots=3 chats.prompt_tokens=4"
+    " chats.response_tokens=6 chats.held_out=5 training.tokens=1500 training.batch_tokens=200"
 ).split()
 
 
@@ -23,7 +23,9 @@ SETTINGS = (
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{% for turn in messages %}w1 w2 {{ turn['content'] }}</s> w3{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for turn in messages %}w1 w2 {{ turn['content'] }}</s> w3{% endfor %}"
+    )
     tiny_models()[0].float().save_pretrained("target")
     tokenizer.save_pretrained("target")
 
@@ -34,7 +36,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     distill_draft.main()
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, *arguments)
     assert exit_code.value.code == 2
@@ -57,7 +61,9 @@ def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
     chats = {path.name: path.read_bytes() for path in Path("run/chats").iterdir()}
     run(monkeypatch, "training.tokens=1700")
     assert {path.name: path.read_bytes() for path in Path("run/chats").iterdir()} == chats
-    assert not torch.equal(load_file("out/layers.safetensors")["model.norm.weight"], layers["model.norm.weight"])
+    assert not torch.equal(
+        load_file("out/layers.safetensors")["model.norm.weight"], layers["model.norm.weight"]
+    )
 
 
 def test_stages_and_a_start_from_trained_layers(
@@ -106,13 +112,22 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
         ("chats.feature_layers=[99]", "chats.feature_layers: [99] must be"),
         ("chats.temperatures=[0]", "chats.temperatures: "),
         ("chats.prompt_temperature=0", "chats.prompt_temperature: "),
-        ("chats.openings=none.jsonl", "chats.openings: there is no file none.jsonl. Set chats.openings="),
-        ("chats.openings=none.jsonl chats.prompt_tokens=1", "chats.prompt_tokens, chats.openings: 1 token"),
+        (
+            "chats.openings=none.jsonl",
+            "chats.openings: there is no file none.jsonl. Set chats.openings=",
+        ),
+        (
+            "chats.openings=none.jsonl chats.prompt_tokens=1",
+            "chats.prompt_tokens, chats.openings: 1 token",
+        ),
         ("training.dtype=int8", "training.dtype: int8"),
         ("chats.slots=0", "chats.slots: 0"),
         ("training.warmup=0", "training.warmup: 0"),
         ("pair.target=none/at/all", "pair.target: no model in"),
-        ("chats.prompts=none.jsonl", "chats.prompts: there is no file none.jsonl. Set chats.prompts="),
+        (
+            "chats.prompts=none.jsonl",
+            "chats.prompts: there is no file none.jsonl. Set chats.prompts=",
+        ),
         ("start=half.safetensors", "start: half.safetensors is damaged"),
         ("training.speed=2", "training.speed"),
     ],

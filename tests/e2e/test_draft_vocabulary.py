@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_gen.chats import Chat, save_chats
-from data_gen.dataset import read_manifest, read_prompts
-from decoding.draft_vocabulary import read_vocabulary
+from data_gen.storage.dataset import read_manifest, read_prompts
+from decoding.models.draft_vocabulary import read_vocabulary
+from drafts.chats import Chat, save_chats
 from scripts import draft_vocabulary, evaluate, gen_data
 from tests.programs import GREEDY, SPLITS, base, refused, run
 from tests.tiny_pair import EOS, VOCAB, save_tiny_pair
@@ -37,7 +37,10 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     path = Path("data/greedy/draft_vocabulary.safetensors")
     tokens = read_vocabulary(path, VOCAB).tolist()
     said = torch.cat(
-        [row["response_tokens"] for row in read_prompts("data/greedy", "responses", "train", ["response_tokens"])]
+        [
+            row["response_tokens"]
+            for row in read_prompts("data/greedy", "responses", "train", ["response_tokens"])
+        ]
     )
     counts = torch.bincount(said, minlength=VOCAB)
     assert sorted(counts[tokens].tolist()) == counts.topk(9).values.sort().values.tolist()
@@ -54,22 +57,46 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     }
     assert drafted and drafted <= {EOS, *tokens}
 
-    learned = ("methods=[specdecpp]", "method.specdecpp.stop.checkpoint=checkpoints/specdecpp", "split=all")
-    arguments = (*base(tiny_pair_dir), *GREEDY, *learned, "logger=none", f"pair.draft_vocabulary={path}")
+    learned = (
+        "methods=[specdecpp]",
+        "method.specdecpp.stop.checkpoint=checkpoints/specdecpp",
+        "split=all",
+    )
+    arguments = (
+        *base(tiny_pair_dir),
+        *GREEDY,
+        *learned,
+        "logger=none",
+        f"pair.draft_vocabulary={path}",
+    )
     message = refused(evaluate, monkeypatch, capsys, *arguments)
     assert "was trained with pair.draft=" in message and "tokens" in message
 
 
 def test_chats_are_counted_and_the_first_held_out(
-    tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_pair_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("chats").mkdir()
     spoken = ([1, 2, 9, 9], [1, 2, 5, 7], [3, 4, 7, 5, 7])
-    chats = [Chat(torch.tensor(tokens, dtype=torch.int32), 2, torch.zeros(len(tokens) - 1, 1, 4)) for tokens in spoken]
+    chats = [
+        Chat(torch.tensor(tokens, dtype=torch.int32), 2, torch.zeros(len(tokens) - 1, 1, 4))
+        for tokens in spoken
+    ]
     save_chats(Path("chats/one.safetensors"), chats)
     pair = [word for word in base(tiny_pair_dir) if word.startswith("pair")]
-    arguments = (*pair, "chats=chats", "held_out=1", "sizes=[]", "size=2", "positions=2", "gammas=2")
+    arguments = (
+        *pair,
+        "chats=chats",
+        "held_out=1",
+        "sizes=[]",
+        "size=2",
+        "positions=2",
+        "gammas=2",
+    )
     run(draft_vocabulary, monkeypatch, *arguments, "out=kept.safetensors")
     assert read_vocabulary(Path("kept.safetensors"), VOCAB).tolist() == [7, 5]
     assert "2 of them said at least once in 5 counted" in capsys.readouterr().out
@@ -101,13 +128,22 @@ def test_bad_input_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pair = [word for word in replaying if word.startswith("pair") or word in GREEDY]
-    assert message in refused(draft_vocabulary, monkeypatch, capsys, *pair, "data=data/greedy", *SIZES, override)
+    assert message in refused(
+        draft_vocabulary, monkeypatch, capsys, *pair, "data=data/greedy", *SIZES, override
+    )
 
 
 def test_responses_of_another_target_are_refused(
-    replaying: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     save_tiny_pair(tmp_path)
-    swapped = [f"pair.target={tmp_path / 'draft'}", f"pair.draft={tmp_path / 'draft'}", "pair.dtype=float64"]
+    swapped = [
+        f"pair.target={tmp_path / 'draft'}",
+        f"pair.draft={tmp_path / 'draft'}",
+        "pair.dtype=float64",
+    ]
     message = refused(draft_vocabulary, monkeypatch, capsys, *swapped, "data=data/greedy", *SIZES)
     assert "pair.target: it belongs to another target than the harvest" in message

@@ -9,13 +9,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from decoding import vocabulary
 from decoding.draft import Verdict
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.models import load_pair, pair_identity
+from decoding.models.loading import load_pair, pair_identity
 from decoding.trace import Trace, read_traces
 from decoding.verifiers.token import TokenVerifier
-from predictors.storage import only_writer
+from evaluation import token_texts
+from runtime.files import only_writer
 from scripts import evaluate
 from tests.checkpoints import write_checkpoint
 from tests.processes import end, forked, wait_for
@@ -34,12 +34,27 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def base(tiny_pair_dir: Path, tmp_path: Path) -> list[str]:
     """Overrides that make the program small: a tiny pair, six prompts, few tokens."""
-    prompts = [{"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 7)]
+    prompts = [
+        {"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 7)
+    ]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     return [
         *(f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")),
-        *("pair.dtype=float64", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"),
-        *("split=all", "limit=4", "max_new_tokens=14", "repeats=2", "gammas=[1,3]", "logger=none", "out=runs/x"),
+        *(
+            "pair.dtype=float64",
+            "dataset=jsonl",
+            "dataset.path=prompts.jsonl",
+            "dataset.chat=false",
+        ),
+        *(
+            "split=all",
+            "limit=4",
+            "max_new_tokens=14",
+            "repeats=2",
+            "gammas=[1,3]",
+            "logger=none",
+            "out=runs/x",
+        ),
     ]
 
 
@@ -61,7 +76,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     evaluate.main()
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, *arguments)
     assert exit_code.value.code == 2
@@ -72,7 +89,10 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def test_two_runs_do_not_write_one_folder(
-    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def hold() -> None:
         with only_writer(Path("runs/x")):
@@ -106,14 +126,21 @@ def test_greedy_equals_autoregressive_for_every_method(
     assert 0 < results["metrics"]["all"]["confidence"]["acceptance"] < 1
     traces = {name: read_traces(out / f"traces-{name.replace(' ', '-')}.jsonl") for name in METHODS}
     assert {len(found) for found in traces.values()} == {8}
-    texts = vocabulary.read(out)
+    texts = token_texts.read(out)
     assert texts.prompt(traces["hrad"][0]).startswith("w") and len(texts.prompts) == 4
-    assert all(token in texts.tokens for found in traces.values() for trace in found for token in trace.tokens)
+    assert all(
+        token in texts.tokens
+        for found in traces.values()
+        for trace in found
+        for token in trace.tokens
+    )
     plain = [trace.tokens for trace in traces["autoregressive"]]
     assert all([trace.tokens for trace in found] == plain for found in traces.values())
 
 
-def test_sampling_is_reproducible_and_checks_invariants(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_is_reproducible_and_checks_invariants(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = (*base, "methods=[custom]", "stop=confidence_before", "verifier=block", "repeats=1")
     run(monkeypatch, *small)
     first = [trace.tokens for trace in read_traces(Path("runs/x/traces-custom.jsonl"))]
@@ -123,7 +150,9 @@ def test_sampling_is_reproducible_and_checks_invariants(base: list[str], monkeyp
     assert "hold" in lines[0] and "proven lossless" in lines[1]
 
 
-def test_an_interrupted_run_is_taken_up_by_the_same_command(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_is_taken_up_by_the_same_command(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And by no other: other settings are another run."""
     small = (*base, "methods=[custom]", "repeats=1")
     decode, calls = AutoregressiveEngine.decode, 0
@@ -162,16 +191,29 @@ def test_lookahead_needs_an_engine_and_nothing_else(
     assert "proven lossless" in capsys.readouterr().out
     modelled = json.loads(Path("runs/x/results.json").read_text())["modelled"]
     assert modelled["autoregressive"] == {"measured": 1, "5": 1} and modelled["custom"]["5"] > 1
-    rounds = [round_ for trace in read_traces(Path("runs/x/traces-custom.jsonl")) for round_ in trace.rounds]
-    assert max(round_.extra_rows for round_ in rounds) == 3 * 4 - 1, "a full window, without the last committed token"
-    run(monkeypatch, *small, "~method.custom.structure", "~method.custom.verifier", "~method.custom.stop")
+    rounds = [
+        round_
+        for trace in read_traces(Path("runs/x/traces-custom.jsonl"))
+        for round_ in trace.rounds
+    ]
+    assert max(round_.extra_rows for round_ in rounds) == 3 * 4 - 1, (
+        "a full window, without the last committed token"
+    )
+    run(
+        monkeypatch,
+        *small,
+        "~method.custom.structure",
+        "~method.custom.verifier",
+        "~method.custom.stop",
+    )
     assert "proven lossless" in capsys.readouterr().out
 
 
 def test_greedy_check_catches_a_lossy_rule(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that accepts every draft. Filters change nothing about a greedy target, so it is checked all the same."""
+    """One that accepts every draft. Filters change nothing about a greedy target, so it is checked
+    all the same."""
     verify = TokenVerifier.verify
 
     def credulous(self: TokenVerifier, draft: Any, p: Any, sampler: Any) -> Verdict:
@@ -188,7 +230,10 @@ def test_missing_and_foreign_checkpoints(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = refused(monkeypatch, capsys, *base, "methods=[hrad]")
-    assert "method.hrad.stop.checkpoint: no checkpoint" in message and "python train.py predictor=" in message
+    assert (
+        "method.hrad.stop.checkpoint: no checkpoint" in message
+        and "python train.py predictor=" in message
+    )
     warp = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
     write_checkpoints(base, warp)
     message = refused(monkeypatch, capsys, *base, *GREEDY, "methods=[specdecpp]")
@@ -197,25 +242,49 @@ def test_missing_and_foreign_checkpoints(
     assert "method.hrad.stop.checkpoint" in message and "structure.gamma_max is 2" in message
     write_checkpoints(base, warp, pair={"target": "another", "draft": "one", "tokenizer": "x"})
     assert "pair.target" in refused(monkeypatch, capsys, *base, "methods=[hrad]")
-    held = ["methods=[custom]", "stop=stop_loss", "stop.cost=none.json", "+stop.rule.checkpoint=checkpoints/specdecpp"]
+    held = [
+        "methods=[custom]",
+        "stop=stop_loss",
+        "stop.cost=none.json",
+        "+stop.rule.checkpoint=checkpoints/specdecpp",
+    ]
     assert "method.custom.stop.rule.checkpoint" in refused(monkeypatch, capsys, *base, *held)
 
 
 def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["methods=[custom]", "stop=stop_loss", "stop.cost=cost.json", "max_new_tokens=4", "limit=1", "split=all"]
+    given = [
+        "methods=[custom]",
+        "stop=stop_loss",
+        "stop.cost=cost.json",
+        "max_new_tokens=4",
+        "limit=1",
+        "split=all",
+    ]
     facts = {"seconds": {"draft": 1.0, "target": 1.0}, "measured_on": None}
     theirs = {"name": "theirs", "target": "x", "draft": "y", "tokenizer": "z"}
     Path("cost.json").write_text(json.dumps(facts | {"pair": theirs}))
     said = refused(monkeypatch, capsys, *base, *given)
-    assert "stop.cost: cost.json was measured with another target and draft and tokenizer. Measure" in said
+    assert (
+        "stop.cost: cost.json was measured with another target and draft and tokenizer. Measure"
+        in said
+    )
     Path("cost.json").write_text(json.dumps(facts | {"pair": None, "measured_on": {"threads": 64}}))
-    assert "stop.cost: cost.json does not say with which hardware" in refused(monkeypatch, capsys, *base, *given)
-    abacus = {"hardware": {"target": "abacus", "draft": "abacus"}, "dtypes": {"target": "bead"}, "threads": 64}
+    assert "stop.cost: cost.json does not say with which hardware" in refused(
+        monkeypatch, capsys, *base, *given
+    )
+    abacus = {
+        "hardware": {"target": "abacus", "draft": "abacus"},
+        "dtypes": {"target": "bead"},
+        "threads": 64,
+    }
     Path("cost.json").write_text(json.dumps(facts | {"pair": None, "measured_on": abacus}))
     run(monkeypatch, *base, *given)
-    assert "warning: cost.json was measured on another machine: hardware abacus, here" in capsys.readouterr().out
+    assert (
+        "warning: cost.json was measured on another machine: hardware abacus, here"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,8 +309,14 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
             "method.custom.stop: the custom method takes the top-level stop",
         ),
         ("engine=lookahead engine.ngram=1 methods=[custom]", "engine.ngram: 1"),
-        ("engine=lookahead stop=entropy methods=[custom]", "stop, engine: LookaheadEngine takes no stop"),
-        ("engine=lookahead structure.gamma_max=3 methods=[custom]", "structure, engine: LookaheadEngine takes no"),
+        (
+            "engine=lookahead stop=adaedl methods=[custom]",
+            "stop, engine: LookaheadEngine takes no stop",
+        ),
+        (
+            "engine=lookahead structure.gamma_max=3 methods=[custom]",
+            "structure, engine: LookaheadEngine takes no",
+        ),
         ("modelled=[fast]", "modelled: 'fast' must be measured, pipeline or a speed"),
         ("modelled=[-1]", "modelled: -1 must be measured, pipeline or a speed"),
         ("modelled=5", "modelled: 5 is no list"),
@@ -249,14 +324,21 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
     ],
 )
 def test_bad_settings_end_with_one_line(
-    argument: str, words: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argument: str,
+    words: str,
+    base: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert words in refused(monkeypatch, capsys, *base, "methods=[fixed]", *argument.split())
 
 
 @pytest.mark.parametrize("engine", ["overlapped", "pearl"])
 def test_draft_and_target_side_by_side(
-    engine: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: str,
+    base: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     chosen = ("methods=[custom]", f"engine={engine}", "structure=branch_point", "stop=never")
     run(monkeypatch, *base, *GREEDY, *chosen, "structure.gamma_max=3", "profile=true")

@@ -9,13 +9,20 @@ import pyarrow.parquet as pq
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from data_gen.dataset import read_manifest, read_records
-from data_gen.shards import SPLITS
+from data_gen.storage.dataset import read_manifest, read_records
+from data_gen.storage.shards import SPLITS
 from scripts import gen_data
 from tests.answer_stub import stub_server
 from tests.tiny_pair import save_tiny_pair
 
-SMALL = ("max_new_tokens=12", "gamma=3", "batch_size=4", "anchors.stride=2", "dataset=jsonl", "dataset.chat=false")
+SMALL = (
+    "max_new_tokens=12",
+    "gamma=3",
+    "batch_size=4",
+    "anchors.stride=2",
+    "dataset=jsonl",
+    "dataset.chat=false",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,28 +34,43 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     GlobalHydra.instance().clear()
-    pair = ("pair.name=tiny", "pair.target=pair/target", "pair.draft=pair/draft", "dataset.path=prompts.jsonl")
+    pair = (
+        "pair.name=tiny",
+        "pair.target=pair/target",
+        "pair.draft=pair/draft",
+        "dataset.path=prompts.jsonl",
+    )
     monkeypatch.setattr("sys.argv", ["scripts/gen_data.py", *SMALL, *pair, *arguments])
     gen_data.main()
 
 
-def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dataset_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_tiny_pair(tmp_path / "pair")
     run(monkeypatch, "estimate=true")
-    expected = re.search(r"time: about .*disk: about ([\d.]+) MB", capsys.readouterr().out, re.DOTALL)
+    expected = re.search(
+        r"time: about .*disk: about ([\d.]+) MB", capsys.readouterr().out, re.DOTALL
+    )
     assert expected
     assert not (tmp_path / "data" / "jsonl").exists()
 
     run(monkeypatch)
     manifest = read_manifest("data/jsonl")
     found = manifest["statistics"]
-    assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9 and all(manifest["splits"].values())
+    assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9 and all(
+        manifest["splits"].values()
+    )
     assert manifest["feature_dims"] == {"specdecpp": 24, "hrad": 5 * 24}
-    assert manifest["bytes"] == sum(path.stat().st_size for path in Path("data/jsonl").glob("*.parquet"))
+    assert manifest["bytes"] == sum(
+        path.stat().st_size for path in Path("data/jsonl").glob("*.parquet")
+    )
     for kind, name in (("specdecpp", "specdecpp"), ("rounds", "hrad")):
         read = [read_records("data/jsonl", kind, split) for split in SPLITS]
         assert sum(len(records["group"]) for records in read) == found["records"][kind]
-        assert {records["features"].shape[1] for records in read} == {manifest["feature_dims"][name]}
+        assert {records["features"].shape[1] for records in read} == {
+            manifest["feature_dims"][name]
+        }
     assert {records["rollout_features"].shape[1:] for records in read} == {(3, 24)}
     assert sum(found["accepted_lengths"]) == found["records"]["rounds"]
     assert float(expected[1]) * 1e6 == pytest.approx(manifest["bytes"], rel=0.2)
@@ -57,7 +79,9 @@ def test_dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     before = {path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")}
     run(monkeypatch)
-    assert {path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")} == before
+    assert {
+        path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")
+    } == before
     assert read_manifest("data/jsonl") == manifest
 
 
@@ -67,7 +91,10 @@ def test_what_was_begun_in_one_dtype_does_not_go_on_in_another(
     """Whatever the config says: on another machine, auto may be another one."""
     save_tiny_pair(tmp_path / "pair")
     run(monkeypatch, "pair.dtype=auto")
-    assert read_manifest("data/jsonl")["dtypes"] == {"target": "torch.float32", "draft": "torch.float32"}
+    assert read_manifest("data/jsonl")["dtypes"] == {
+        "target": "torch.float32",
+        "draft": "torch.float32",
+    }
     run(monkeypatch, "pair.dtype=float32")
     with pytest.raises(SystemExit):
         run(monkeypatch, "pair.draft_dtype=float64")
@@ -84,8 +111,14 @@ def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
         patch.setenv("WORLD_SIZE", "2")
         patch.setattr("sys.stdout", sys.stdout)  # which it replaces
         run(patch)
-    assert "process 2 of 2 is done. The first one (RANK=0) writes manifest.json" in capsys.readouterr().err
-    assert len(list(Path("data/jsonl").glob("chunk-*.json"))) == 3 and not Path("data/jsonl/manifest.json").exists()
+    assert (
+        "process 2 of 2 is done. The first one (RANK=0) writes manifest.json"
+        in capsys.readouterr().err
+    )
+    assert (
+        len(list(Path("data/jsonl").glob("chunk-*.json"))) == 3
+        and not Path("data/jsonl/manifest.json").exists()
+    )
     monkeypatch.setenv("RANK", "1")  # without a size it means nothing
     run(monkeypatch)
     assert read_manifest("data/jsonl")["prompts"]["count"] == 9
@@ -108,10 +141,17 @@ def test_verify_names_every_bad_file(
     said = capsys.readouterr()
     assert exit_code.value.code == 2
     assert said.out.splitlines() == [
-        f"data/jsonl/rounds-00000.parquet is damaged: 0 bytes instead of {manifest['shards'][6]['bytes']}",
+        (
+            "data/jsonl/rounds-00000.parquet is damaged: 0 bytes instead of"
+            f" {manifest['shards'][6]['bytes']}"
+        ),
         "data/jsonl/chunk-00002.json is missing",
     ]
-    assert said.err.strip().splitlines()[-1].startswith("error: out: 2 bad files in data/jsonl. Run the command that")
+    assert (
+        said.err.strip()
+        .splitlines()[-1]
+        .startswith("error: out: 2 bad files in data/jsonl. Run the command that")
+    )
     run(monkeypatch)
     run(monkeypatch, "verify=true")
     assert read_manifest("data/jsonl")["content"] == manifest["content"]
@@ -122,7 +162,12 @@ def test_responses_from_a_file_and_from_a_server(
 ) -> None:
     save_tiny_pair(tmp_path / "pair")
     with stub_server() as stub:
-        ask = ("responses=server", f"responses.url={stub.url}", "responses.model=tiny", "+responses.extra.min_p=0")
+        ask = (
+            "responses=server",
+            f"responses.url={stub.url}",
+            "responses.model=tiny",
+            "+responses.extra.min_p=0",
+        )
         run(monkeypatch, *ask, "out=data/server")
         run(monkeypatch, *ask, "out=data/server")
         assert len(stub.bodies) == 9
@@ -137,9 +182,17 @@ def test_responses_from_a_file_and_from_a_server(
         ours, theirs = (read_shard_rows(f"data/{name}", kind) for name in ("file", "server"))
         assert ours == theirs and len(ours) == 9
     assert all(row["response_tokens"][0] == 5 for row in read_shard_rows("data/file", "responses"))
-    run(monkeypatch, "responses=file", "responses.path=data/server/answers.jsonl", "out=data/greedy", "warp=greedy")
+    run(
+        monkeypatch,
+        "responses=file",
+        "responses.path=data/server/answers.jsonl",
+        "out=data/greedy",
+        "warp=greedy",
+    )
     greedy = read_manifest("data/greedy")
-    assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, "as far as the target says it"
+    assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, (
+        "as far as the target says it"
+    )
 
 
 def test_a_changed_answer_is_found(
@@ -147,7 +200,13 @@ def test_a_changed_answer_is_found(
 ) -> None:
     save_tiny_pair(tmp_path / "pair")
     with stub_server() as stub:
-        run(monkeypatch, "responses=server", f"responses.url={stub.url}", "responses.model=tiny", "out=data/d")
+        run(
+            monkeypatch,
+            "responses=server",
+            f"responses.url={stub.url}",
+            "responses.model=tiny",
+            "out=data/d",
+        )
     run(monkeypatch, "out=data/d", "verify=true")
     path = Path("data/d/answers.jsonl")
     path.write_text(path.read_text().replace('"response": "w5', '"response": "w6', 1))
@@ -182,7 +241,11 @@ def test_nothing_is_asked_before_the_settings_are_checked(
 
 
 def read_shard_rows(folder: str, kind: str) -> list[dict]:
-    return [row for path in sorted(Path(folder).glob(f"{kind}-*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [
+        row
+        for path in sorted(Path(folder).glob(f"{kind}-*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,12 +262,21 @@ def read_shard_rows(folder: str, kind: str) -> list[dict]:
         (["pair.target=nowhere/at/all"], "error: pair.target: "),
         (["gama=3"], "gama"),
         (["responses=file"], "error: responses.path: no value given"),
-        (["responses=file", "responses.path=none.jsonl"], "error: responses.path: there is no file none.jsonl"),
-        (["responses=server", "responses.url=x", "responses.model=y"], "error: responses.url: x is no address"),
+        (
+            ["responses=file", "responses.path=none.jsonl"],
+            "error: responses.path: there is no file none.jsonl",
+        ),
+        (
+            ["responses=server", "responses.url=x", "responses.model=y"],
+            "error: responses.url: x is no address",
+        ),
     ],
 )
 def test_bad_input_is_one_line(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, *arguments)

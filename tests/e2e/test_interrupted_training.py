@@ -1,4 +1,5 @@
-"""Trainings killed at any moment: the same command goes on, and the result is that of an uninterrupted one."""
+"""Trainings killed at any moment: the same command goes on, and the result is that of an
+uninterrupted one."""
 
 import os
 import random
@@ -10,16 +11,25 @@ from typing import Any
 import pytest
 
 from predictors.base import load_predictor
-from predictors.errors import UserError
+from runtime.errors import UserError
 from tests.harvests import write_harvest
 from tests.trainings import finish, kill_after, result, start
 
 KILLS = 20
 TRAIN = {
-    "specdecpp": ("predictor=specdecpp", "predictor.depth=1", "trainer.epochs=12", "data=data/toy", "logger=none"),
+    "specdecpp": (
+        "predictor=specdecpp",
+        "predictor.depth=1",
+        "trainer.epochs=12",
+        "data=data/toy",
+        "logger=none",
+    ),
     "hrad": ("predictor=hrad", "trainer.epochs=6", "data=data/toy", "logger=none"),
 }
-some, slow = [pytest.param(n) for n in range(3)], [pytest.param(n, marks=pytest.mark.slow) for n in range(3, KILLS)]
+some, slow = (
+    [pytest.param(n) for n in range(3)],
+    [pytest.param(n, marks=pytest.mark.slow) for n in range(3, KILLS)],
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +39,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[f
     for name, arguments in TRAIN.items():
         folder = tmp_path_factory.mktemp(name)
         write_harvest(folder / "data" / "toy")
-        assert finish(folder, *arguments, "trainer.epochs=1", "out=checkpoints/first") == 0  # warm: files, imports
+        assert (
+            finish(folder, *arguments, "trainer.epochs=1", "out=checkpoints/first") == 0
+        )  # warm: files, imports
         started = time.perf_counter()
         assert finish(folder, *arguments) == 0
         found[name] = time.perf_counter() - started, result(folder / "checkpoints" / name)
@@ -37,7 +49,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[f
 
 
 @pytest.mark.parametrize("kill", [*some, *slow])
-def test_killed_at_a_random_moment(kill: int, uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path) -> None:
+def test_killed_at_a_random_moment(
+    kill: int, uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
+) -> None:
     name = sorted(TRAIN)[kill % 2]
     seconds, expected = uninterrupted[name]
     write_harvest(tmp_path / "data" / "toy")
@@ -47,7 +61,9 @@ def test_killed_at_a_random_moment(kill: int, uninterrupted: dict[str, tuple[flo
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [name]
 
 
-def test_what_was_trained_is_not_trained_again(uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path) -> None:
+def test_what_was_trained_is_not_trained_again(
+    uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
+) -> None:
     """Killed four times on the way, each time after some more epochs."""
     write_harvest(tmp_path / "data" / "toy")
     checkpoints = tmp_path / "checkpoints"
@@ -60,7 +76,11 @@ def test_what_was_trained_is_not_trained_again(uninterrupted: dict[str, tuple[fl
     assert not (checkpoints / "specdecpp").exists()
     assert finish(tmp_path, *TRAIN["specdecpp"]) == 0
     assert result(checkpoints / "specdecpp") == uninterrupted["specdecpp"][1]
-    said = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "resuming after epoch" in line]
+    said = [
+        line
+        for line in (tmp_path / "log.txt").read_text().splitlines()
+        if "resuming after epoch" in line
+    ]
     epochs = [int(line.split("resuming after epoch ")[1].split()[0]) for line in said]
     assert len(epochs) == 4 and epochs == sorted(set(epochs)) and epochs[0] >= 1
 
@@ -71,11 +91,11 @@ def states(checkpoints: Path) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize("last", [6, 44, pytest.param(-1, marks=pytest.mark.slow)])
 def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
-    """A good checkpoint is there all the time, the earlier one or the new one; at the end nothing else is.
+    """A good checkpoint is there all the time, the earlier one or the new one; at the end nothing
+    else is.
 
-    last: the step it dies at; -1 for each of them. The earlier checkpoint is out of its place between two renames; the
-    next run puts it back.
-    """
+    last: the step it dies at; -1 for each of them. The earlier checkpoint is out of its place
+    between two renames; the next run puts it back."""
     write_harvest(tmp_path / "data" / "toy")
     quick = (*TRAIN["specdecpp"], "trainer.epochs=2")
     out = tmp_path / "checkpoints" / "specdecpp"
@@ -97,7 +117,9 @@ def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
     assert last >= 0 or step > 40
 
 
-def test_other_settings_do_not_continue_it(uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path) -> None:
+def test_other_settings_do_not_continue_it(
+    uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
+) -> None:
     write_harvest(tmp_path / "data" / "toy")
     checkpoints = tmp_path / "checkpoints"
     process = start(tmp_path, *TRAIN["hrad"], "trainer.lr=1e-3")
@@ -109,7 +131,10 @@ def test_other_settings_do_not_continue_it(uninterrupted: dict[str, tuple[float,
     assert finish(tmp_path, *TRAIN["hrad"]) == 0
     assert result(checkpoints / "hrad") == uninterrupted["hrad"][1]
     (line,) = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "out: " in line]
-    assert f"{kept.name} holds an interrupted training with other settings (trainer.lr=0.001, here 5e-05)" in line
+    assert (
+        f"{kept.name} holds an interrupted training with other settings (trainer.lr=0.001, here"
+        " 5e-05)" in line
+    )
     assert sorted(path.name for path in checkpoints.iterdir()) == sorted([kept.name, "hrad"])
 
 
@@ -127,7 +152,8 @@ def test_a_second_training_into_one_folder_is_refused(
     os.kill(first.pid or 0, signal.SIGCONT)
     first.join()
     refusal = (
-        "error: out: another process is making checkpoints/specdecpp. Wait for it, or choose another out=<folder>\n"
+        "error: out: another process is making checkpoints/specdecpp. Wait for it, or choose"
+        " another out=<folder>\n"
     )
     assert (tmp_path / "log.txt").read_text().count(refusal) == 2
     assert result(tmp_path / "checkpoints" / "specdecpp") == uninterrupted["specdecpp"][1]

@@ -10,13 +10,15 @@ from random import Random
 import psutil
 import pytest
 
-from data_gen.dataset import read_manifest
-from data_gen.verify import verify
+from data_gen.storage.dataset import read_manifest
+from data_gen.storage.verify import verify
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-SETTINGS = "gamma=3 batch_size=4 max_new_tokens=24 anchors.stride=1 dataset=jsonl dataset.chat=false".split()
+SETTINGS = (
+    "gamma=3 batch_size=4 max_new_tokens=24 anchors.stride=1 dataset=jsonl dataset.chat=false"
+).split()
 PROMPTS = 96
 MOMENTS = 4  # tests/invariant/test_processes.py has more
 
@@ -24,7 +26,10 @@ MOMENTS = 4  # tests/invariant/test_processes.py has more
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    lines = [{"id": f"p{n}", "prompt": f"w{n % 29 + 1} w{n % 31 + 1} w{n % 7 + 1}"} for n in range(PROMPTS)]
+    lines = [
+        {"id": f"p{n}", "prompt": f"w{n % 29 + 1} w{n % 31 + 1} w{n % 7 + 1}"}
+        for n in range(PROMPTS)
+    ]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
 
@@ -33,15 +38,27 @@ class Job:
     """The command line, started."""
 
     def __init__(self, size: int, pair: Path, prompts: Path, out: Path, *more: str) -> None:
-        models = [f"pair.target={pair / 'target'}", f"pair.draft={pair / 'draft'}", "pair.dtype=float64"]
-        command = ([sys.executable] if size == 1 else LAUNCH) + [str(ROOT / "scripts" / "gen_data.py"), *SETTINGS]
+        models = [
+            f"pair.target={pair / 'target'}",
+            f"pair.draft={pair / 'draft'}",
+            "pair.dtype=float64",
+        ]
+        command = ([sys.executable] if size == 1 else LAUNCH) + [
+            str(ROOT / "scripts" / "gen_data.py"),
+            *SETTINGS,
+        ]
         self.process = subprocess.Popen(
             [*command, *models, "pair.name=tiny", f"dataset.path={prompts}", f"out={out}", *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
-            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "OMP_NUM_THREADS": "1"},
+            env={
+                "PYTHONPATH": str(ROOT),
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(Path.home()),
+                "OMP_NUM_THREADS": "1",
+            },
         )
 
     def wait(self) -> tuple[int, str]:
@@ -103,10 +120,15 @@ def test_one_of_two_killed_ends_the_run_and_a_rerun_finishes(
     assert_same(tmp_path / "data", original)
 
 
-def test_an_error_says_what_to_run_again(tiny_pair_dir: Path, prompts: Path, tmp_path: Path) -> None:
+def test_an_error_says_what_to_run_again(
+    tiny_pair_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
     (tmp_path / "data").write_text("a file in the way")
     code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data").wait()
-    assert code != 0 and f"error: out: {tmp_path / 'data'} is no folder and cannot become one" in printed
+    assert (
+        code != 0
+        and f"error: out: {tmp_path / 'data'} is no folder and cannot become one" in printed
+    )
     assert "stops. Finished chunks are kept: run the same command again" in printed
 
 

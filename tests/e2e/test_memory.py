@@ -1,4 +1,5 @@
-"""Shards stream to disk: what a harvest needs at its peak does not grow with the number of prompts."""
+"""Shards stream to disk: what a harvest needs at its peak does not grow with the number of
+prompts."""
 
 import json
 import subprocess
@@ -18,10 +19,23 @@ print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def peak(prompts: int, pair: Path, folder: Path) -> float:
     """MB at the peak of a harvest."""
     source = folder / f"{prompts}.jsonl"
-    lines = [{"id": f"p{n}", "prompt": " ".join(f"w{n % 31 + k}" for k in range(1, n % 9 + 3))} for n in range(prompts)]
+    lines = [
+        {"id": f"p{n}", "prompt": " ".join(f"w{n % 31 + k}" for k in range(1, n % 9 + 3))}
+        for n in range(prompts)
+    ]
     source.write_text("\n".join(map(json.dumps, lines)))
-    models = [f"pair.target={pair / 'target'}", f"pair.draft={pair / 'draft'}", "pair.dtype=float64", "pair.name=tiny"]
-    data = ["dataset=jsonl", "dataset.chat=false", f"dataset.path={source}", f"out={folder / str(prompts)}"]
+    models = [
+        f"pair.target={pair / 'target'}",
+        f"pair.draft={pair / 'draft'}",
+        "pair.dtype=float64",
+        "pair.name=tiny",
+    ]
+    data = [
+        "dataset=jsonl",
+        "dataset.chat=false",
+        f"dataset.path={source}",
+        f"out={folder / str(prompts)}",
+    ]
     settings = ["gamma=4", "max_new_tokens=16", "batch_size=20", "anchors.stride=2"]
     command = [sys.executable, "-c", PROGRAM, *settings, *models, *data]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)

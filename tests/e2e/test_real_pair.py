@@ -14,13 +14,13 @@ from data_gen.prompts.render import prompt_ids
 from data_gen.requests import requests_of_split
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.overlapped import OverlappedEngine
-from decoding.lossless import greedy_differences
-from decoding.models import ModelPair, load_pair, pair_identity
+from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
 from decoding.structures.branch_point import BranchPoint
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
+from evaluation.lossless import greedy_differences
 from tests.unit.test_overlapped import ByTarget
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,9 @@ def pair() -> ModelPair:
 def test_the_default_draft_reads_its_target_and_says_frequent_tokens(pair: ModelPair) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         found = load_pair(compose("build_pair").pair)
-    assert found.draft.reads_target and pair_identity(found)["target"] == pair_identity(pair)["target"]
+    assert (
+        found.draft.reads_target and pair_identity(found)["target"] == pair_identity(pair)["target"]
+    )
     assert found.draft.vocabulary is not None and 8192 <= len(found.draft.vocabulary) < 8200
 
 
@@ -62,7 +64,9 @@ def test_every_digit_is_a_token_of_its_own(pair: ModelPair) -> None:
 
 
 def test_draft_agrees_with_the_target_on_its_answers(pair: ModelPair) -> None:
-    ids = answer(pair, "Explain how a refrigerator moves heat from the inside to the outside.", 128)[None]
+    ids = answer(
+        pair, "Explain how a refrigerator moves heat from the inside to the outside.", 128
+    )[None]
     with torch.no_grad():
         p, q = (lm.model(ids).logits[0, 60:].softmax(-1) for lm in (pair.target, pair.draft))
     assert torch.minimum(p, q).sum(-1).mean() > 0.3
@@ -87,7 +91,8 @@ def threads() -> Iterator[None]:
 def test_side_by_side_is_in_turn(
     pair: ModelPair, prompts: list[torch.Tensor], threads: None, temperature: float
 ) -> None:
-    """Every model has one thread either way: another number of them rounds differently. Tokens are drawn in float64."""
+    """Every model has one thread either way: another number of them rounds differently. Tokens are
+    drawn in float64."""
     warp, rule = Warp(temperature), RrswVerifier() if temperature else PointMassVerifier()
 
     def decode(overlap: bool) -> list[list[int]]:
@@ -101,11 +106,18 @@ def test_side_by_side_is_in_turn(
 
 
 def test_greedy_is_autoregressive(pair: ModelPair, prompts: list[torch.Tensor]) -> None:
-    """Token for token, but for near ties of the target's logits, which other row counts may round the other way."""
+    """Token for token, but for near ties of the target's logits, which other row counts may round
+    the other way."""
     greedy, eos_ids = Warp(0.0), frozenset(pair.eos_ids)
     parts = BranchPoint(4, 6), ByTarget(), TokenVerifier(), PointMassVerifier(), greedy, greedy
-    ours, plain = OverlappedEngine(pair, *parts, eos_ids=eos_ids), AutoregressiveEngine(pair, greedy, eos_ids)
-    traces = [[engine.decode(ids, 24, Sampler.seeded(0)) for ids in prompts[:20]] for engine in (ours, plain)]
+    ours, plain = (
+        OverlappedEngine(pair, *parts, eos_ids=eos_ids),
+        AutoregressiveEngine(pair, greedy, eos_ids),
+    )
+    traces = [
+        [engine.decode(ids, 24, Sampler.seeded(0)) for ids in prompts[:20]]
+        for engine in (ours, plain)
+    ]
     differences = greedy_differences(pair.target, prompts[:20], *traces)
     print(*differences, sep="\n")
     assert all(found.excused for found in differences)

@@ -1,4 +1,5 @@
-"""scripts/report.py from its command line: harvest, train, tune, evaluate, report, on a tiny pair."""
+"""scripts/report.py from its command line: harvest, train, tune, evaluate, report, on a tiny
+pair."""
 
 import csv
 import json
@@ -11,9 +12,9 @@ import pytest
 from markupsafe import escape
 
 import train
-from decoding.figures import overview
-from decoding.figures.figure import Figure
 from decoding.trace import read_traces
+from reports.figure import Figure
+from reports.figures import overview
 from scripts import evaluate, gen_data, report, tune
 from tests.browser import REMEDY, executable, launched, opened
 from tests.programs import SPLITS, base, refused, run
@@ -21,14 +22,25 @@ from tests.wandb_runs import read_run
 
 SMALL = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/toy", *SPLITS)
 QUICK = ("data=data/toy", "trainer.epochs=2", "trainer.lr=0.01")
-FEW = ("split=test", "limit=3", "repeats=2", "max_new_tokens=12", "gammas=[2]", "logger=none", "out=runs/x", *SPLITS)
+FEW = (
+    "split=test",
+    "limit=3",
+    "repeats=2",
+    "max_new_tokens=12",
+    "gammas=[2]",
+    "logger=none",
+    "out=runs/x",
+    *SPLITS,
+)
 
 
 @pytest.fixture(scope="module")
 def made(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which everything has been run once, training and report logged to W&B."""
     folder = tmp_path_factory.mktemp("reported")
-    prompts = [{"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 25)]
+    prompts = [
+        {"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 25)
+    ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     pair = base(tiny_pair_dir)
     with pytest.MonkeyPatch.context() as patch:
@@ -37,7 +49,16 @@ def made(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run(gen_data, patch, *pair, *SMALL)
         run(train, patch, "predictor=specdecpp", *QUICK, "logger.folder=logs/train")
         run(train, patch, "predictor=hrad", *QUICK, "logger=none")
-        run(tune, patch, *pair, "data=data/toy", "cost=c4", "points=5", "out=runs/thresholds.json", *SPLITS)
+        run(
+            tune,
+            patch,
+            *pair,
+            "data=data/toy",
+            "cost=c4",
+            "points=5",
+            "out=runs/thresholds.json",
+            *SPLITS,
+        )
         run(evaluate, patch, *pair, *FEW)
         run(report, patch, "logger.folder=logs/report")
     return folder
@@ -51,12 +72,18 @@ def facts(made: Path) -> Any:
 def test_every_figure_has_its_files_and_says_what_it_rests_on(made: Path, facts: Any) -> None:
     out = made / "runs/report"
     names = {figure["name"] for figure in facts["figures"]}
-    assert {"speedups", "time-shares", "specdecpp-speed", "specdecpp-times", "accepted-lengths"} <= names and len(
-        names
-    ) == len(facts["figures"])
+    assert {
+        "speedups",
+        "time-shares",
+        "specdecpp-speed",
+        "specdecpp-times",
+        "accepted-lengths",
+    } <= names and len(names) == len(facts["figures"])
     for figure in facts["figures"]:
         assert figure["kind"] in ("measured", "modelled", "exact")
-        assert all(figure[key] for key in ("title", "source", "n", "interval", "reading", "section"))
+        assert all(
+            figure[key] for key in ("title", "source", "n", "interval", "reading", "section")
+        )
         with (out / f"{figure['name']}.csv").open(newline="") as lines:
             header, *rows = csv.reader(lines)
         assert rows and {len(row) for row in rows} == {len(header)}
@@ -71,10 +98,20 @@ def test_the_page_holds_all_and_fetches_nothing(made: Path, facts: Any) -> None:
         assert f'href="{figure["name"]}.csv"' in page
     pictures = list((made / "runs/report").glob("*.png"))
     assert page.count("data:image/png;base64,") == len(pictures)
-    assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:\w+:)?//""", page) and "@import" not in page
-    for place in ("runs/x", "data/toy", "checkpoints/specdecpp", "checkpoints/hrad", "runs/thresholds.json"):
+    assert (
+        not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:\w+:)?//""", page) and "@import" not in page
+    )
+    for place in (
+        "runs/x",
+        "data/toy",
+        "checkpoints/specdecpp",
+        "checkpoints/hrad",
+        "runs/thresholds.json",
+    ):
         assert f"<code>{place}</code>" in page, "it says what it is made from"
-    assert 'id="viewer-slider"' in page and "w3" in page, "the trace viewer, with the texts of tokens"
+    assert 'id="viewer-slider"' in page and "w3" in page, (
+        "the trace viewer, with the texts of tokens"
+    )
     for lack in facts["not_in_this_report"]:
         assert all(str(escape(text)) in page for text in lack.values())
 
@@ -82,11 +119,14 @@ def test_the_page_holds_all_and_fetches_nothing(made: Path, facts: Any) -> None:
 @pytest.mark.skipif(executable() is None, reason=REMEDY)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
 def test_the_page_opens_from_disk_without_a_complaint(made: Path, scheme: str, width: int) -> None:
-    """In a browser: no message, no error, no request but for files and data; pictures, links and the viewer work."""
+    """In a browser: no message, no error, no request but for files and data; pictures, links and
+    the viewer work."""
     size = {"width": width, "height": 800}
     with (
         launched() as browser,
-        opened(browser, made / "runs/report/index.html", color_scheme=scheme, viewport=size) as page,
+        opened(
+            browser, made / "runs/report/index.html", color_scheme=scheme, viewport=size
+        ) as page,
     ):
         shown = page.evaluate("[...document.images].filter((one) => one.naturalWidth > 0).length")
         assert shown == len(list((made / "runs/report").glob("*.png"))) > 0
@@ -95,14 +135,19 @@ def test_the_page_opens_from_disk_without_a_complaint(made: Path, scheme: str, w
         assert page.evaluate(f"[...document.querySelectorAll('nav a')].every({there})")
         page.focus("#viewer")
         page.keyboard.press("ArrowRight")
-        assert page.input_value("#viewer-slider") == "2" and page.inner_text("#viewer-summary").startswith("Round 2 of")
+        assert page.input_value("#viewer-slider") == "2" and page.inner_text(
+            "#viewer-summary"
+        ).startswith("Round 2 of")
 
 
 def test_weights_and_biases_has_config_curves_tables_and_pictures(made: Path, facts: Any) -> None:
     trained, reported = (read_run(made / "logs" / name) for name in ("train", "report"))
     assert trained.config["trainer"]["epochs"] == 2
     curves = json.loads((made / "checkpoints/specdecpp/metrics.json").read_text())["history"]
-    logged = [{key: step[f"train/{key}"] for key in row} for row, step in zip(curves, trained.history, strict=False)]
+    logged = [
+        {key: step[f"train/{key}"] for key in row}
+        for row, step in zip(curves, trained.history, strict=False)
+    ]
     assert logged == curves and len(curves) == 2
     assert reported.config["out"] == "runs/report"
     for figure in facts["figures"]:
@@ -140,7 +185,9 @@ def test_a_report_replaces_reports_and_nothing_else(
     assert "out: here holds something else" in refused(report, monkeypatch, capsys, *arguments)
 
 
-def test_what_is_left_alone_is_named(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_alone_is_named(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what is found twice is read once."""
     monkeypatch.chdir(tmp_path)
     for name in ("first", "second"):
@@ -151,7 +198,11 @@ def test_what_is_left_alone_is_named(made: Path, tmp_path: Path, monkeypatch: py
     Path("second/round").symlink_to("..")
     run(report, monkeypatch, "run=[first,second,first]", "logger=none")
     page = Path("runs/report/index.html").read_text()
-    assert "first/notes.json" in page and "first/begun/plan.json" in page and page.count("<code>first/x</code>") == 1
+    assert (
+        "first/notes.json" in page
+        and "first/begun/plan.json" in page
+        and page.count("<code>first/x</code>") == 1
+    )
 
 
 def test_a_trace_is_printed_and_nothing_written(
@@ -165,11 +216,15 @@ def test_a_trace_is_printed_and_nothing_written(
         run(report, monkeypatch, f"trace={file}", f"prompt={prompt}")
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
-    assert f"{second.dataset} {second.prompt_id}, specdecpp: {len(second.tokens)} tokens" in printed[0]
+    assert (
+        f"{second.dataset} {second.prompt_id}, specdecpp: {len(second.tokens)} tokens" in printed[0]
+    )
     assert not [path for path in tmp_path.iterdir() if path.name != "outputs"]
 
 
-def test_a_bug_in_a_figure_is_not_hidden(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_figure_is_not_hidden(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only what is missing is."""
 
     def broken(*_: object) -> Figure:

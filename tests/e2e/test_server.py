@@ -1,4 +1,5 @@
-"""Responses from a real server, `transformers serve`, that is killed and started again while it is asked.
+"""Responses from a real server, `transformers serve`, that is killed and started again while it is
+asked.
 
 Needs the extra `serve`: pip install --constraint constraints.txt --editable ".[serve]"
 """
@@ -18,7 +19,7 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from data_gen.answers.log import NAME
+from data_gen.responses.log import NAME
 from tests.tiny_pair import save_tiny_pair
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,16 @@ class Serve:
 
     def start(self) -> None:
         program = "from transformers.cli.transformers import main; main()"
-        options = ["--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu", "--dtype", "float32"]
+        options = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--device",
+            "cpu",
+            "--dtype",
+            "float32",
+        ]
         with self.log.open("ab") as log:
             command = [sys.executable, "-c", program, "serve", str(self.folder), *options]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -77,14 +87,27 @@ def answered(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_every_prompt_is_answered_once_though_the_server_is_killed(serve: Serve, tmp_path: Path) -> None:
+def test_every_prompt_is_answered_once_though_the_server_is_killed(
+    serve: Serve, tmp_path: Path
+) -> None:
     texts = [f"w{n % WORDS + 1} w{n // WORDS + 1} w{n % 7 + 1}" for n in range(COUNT)]
     prompts = [json.dumps({"id": f"p{n}", "prompt": text}) for n, text in enumerate(texts)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
     sampling = json.dumps({"do_sample": True, "top_k": 0}).replace('"', r"\"")
     command = [
-        *(sys.executable, str(ROOT / "scripts" / "gen_data.py"), "out=data", "batch_size=64", "gamma=3"),
-        *("pair.name=tiny", "pair.target=pair/target", "pair.draft=pair/draft", "max_new_tokens=12"),
+        *(
+            sys.executable,
+            str(ROOT / "scripts" / "gen_data.py"),
+            "out=data",
+            "batch_size=64",
+            "gamma=3",
+        ),
+        *(
+            "pair.name=tiny",
+            "pair.target=pair/target",
+            "pair.draft=pair/draft",
+            "max_new_tokens=12",
+        ),
         *("dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false", "responses=server"),
         *(f"responses.url={serve.url}", f"responses.model={serve.folder}", "responses.timeout=60"),
         f'+responses.extra.generation_config="{sampling}"',
@@ -101,7 +124,9 @@ def test_every_prompt_is_answered_once_though_the_server_is_killed(serve: Serve,
     serve.kill()
     killed_at = answered(log_file)
     time.sleep(5)
-    assert harvest.poll() is None and killed_at <= answered(log_file) < COUNT, "it waits for the server"
+    assert harvest.poll() is None and killed_at <= answered(log_file) < COUNT, (
+        "it waits for the server"
+    )
     serve.start()
     assert harvest.wait(timeout=1500) == 0, (tmp_path / "harvest.log").read_text()[-2000:]
     names = [json.loads(line)["id"] for line in log_file.read_text().splitlines()]
@@ -111,6 +136,6 @@ def test_every_prompt_is_answered_once_though_the_server_is_killed(serve: Serve,
     assert sorted(harvested) == sorted(names)
     replies = re.findall(r'"POST /v1/completions HTTP/1.1" (\d+)', serve.log.read_text())
     print(
-        f"{COUNT} prompts, killed after {killed_at} answers, {len(replies)} replies logged by both servers "
-        f"({sorted(set(replies))}), {time.perf_counter() - start:.0f} s with the harvest"
+        f"{COUNT} prompts, killed after {killed_at} answers, {len(replies)} replies logged by both"
+        f" servers ({sorted(set(replies))}), {time.perf_counter() - start:.0f} s with the harvest"
     )

@@ -1,4 +1,5 @@
-"""``python train.py -m``: a folder per job, finished jobs skipped, failed ones named, with every launcher."""
+"""``python train.py -m``: a folder per job, finished jobs skipped, failed ones named, with every
+launcher."""
 
 import os
 import subprocess
@@ -9,10 +10,10 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import train
-from data_gen.dataset import read_manifest
-from data_gen.sealed import write_sealed
+from data_gen.storage.dataset import read_manifest
 from predictors.base import load_predictor
-from predictors.sweep import job_name
+from runtime.checksums import write_checksummed
+from runtime.sweep import job_name
 from tests.harvests import write_harvest
 from tests.trainings import result
 
@@ -43,7 +44,10 @@ def test_jobs_have_folders_and_are_done_once(
     root = Path("checkpoints/specdecpp-sweep")
     assert sweep(monkeypatch, *SWEEP) == 2, "one of the three fails, the others are trained"
     said = capsys.readouterr()
-    assert "failed: predictor.depth=-1 trainer.epochs=1 logger=none data=data/toy: predictor.depth: must" in said.err
+    assert (
+        "failed: predictor.depth=-1 trainer.epochs=1 logger=none data=data/toy: predictor.depth:"
+        " must" in said.err
+    )
     assert "error: predictor.depth: must" in said.err and said.out.count("saved checkpoints/") == 2
     assert sorted(path.name for path in root.iterdir()) == FOLDERS
     before = [result(root / name) for name in FOLDERS]
@@ -53,22 +57,34 @@ def test_jobs_have_folders_and_are_done_once(
     assert sweep(monkeypatch, *SWEEP) == 2
     said = capsys.readouterr()
     assert f"out: {root / FOLDERS[1]} is finished, overwrite=true redoes it" in said.out
-    assert f"out: {root / FOLDERS[0]} is trained again: out: {root / FOLDERS[0]} is incomplete or damaged" in said.out
-    assert said.out.count("saved checkpoints/") == 1 and [result(root / name) for name in FOLDERS] == before
+    assert (
+        f"out: {root / FOLDERS[0]} is trained again: out: {root / FOLDERS[0]} is incomplete or"
+        " damaged" in said.out
+    )
+    assert (
+        said.out.count("saved checkpoints/") == 1
+        and [result(root / name) for name in FOLDERS] == before
+    )
 
     manifest = read_manifest("data/toy")
     again = {"command": "python scripts/gen_data.py out=./data/toy", "versions": {"torch": "9"}}
-    write_sealed(Path("data/toy/manifest.json"), {**manifest, **again})
+    write_checksummed(Path("data/toy/manifest.json"), {**manifest, **again})
     assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
-    assert f"out: {root / FOLDERS[0]} is finished" in capsys.readouterr().out, "the harvest holds the same"
-    write_sealed(Path("data/toy/manifest.json"), {**manifest, "warp": {**manifest["warp"], "top_k": 5}})
+    assert f"out: {root / FOLDERS[0]} is finished" in capsys.readouterr().out, (
+        "the harvest holds the same"
+    )
+    write_checksummed(
+        Path("data/toy/manifest.json"), {**manifest, "warp": {**manifest["warp"], "top_k": 5}}
+    )
     assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
     assert "is trained again: training.data=" in capsys.readouterr().out, "made with other settings"
 
     write_harvest(Path("data/toy"), rows=31)
     assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
     said = capsys.readouterr()
-    assert "is trained again: training.data=" in said.out and said.out.count("saved checkpoints/") == 1
+    assert (
+        "is trained again: training.data=" in said.out and said.out.count("saved checkpoints/") == 1
+    )
     assert sweep(monkeypatch, *SWEEP, "predictor.depth=0", "overwrite=true") == 0
     assert capsys.readouterr().out.count("saved checkpoints/") == 1
 
@@ -99,7 +115,9 @@ def test_every_launcher(launcher: str, tmp_path: Path) -> None:
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     outputs = []
     for _ in range(2):
-        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env={**os.environ, **settings}, capture_output=True, text=True
+        )
         logs = [path.read_text() for path in tmp_path.glob("outputs/*/*/.submitit/*/*_log.out")]
         outputs.append(done.stdout + "".join(logs))
         assert done.returncode == 2 and "error: predictor.depth: must" in done.stderr, done.stderr

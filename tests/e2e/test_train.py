@@ -8,11 +8,11 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import train
-from data_gen.dataset import read_manifest
-from data_gen.sealed import write_sealed
+from data_gen.storage.dataset import read_manifest
 from decoding.structures.sources import Sources
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
+from runtime.checksums import write_checksummed
 from tests.harvests import DIM, PAIR, WARP, write_harvest
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
@@ -47,13 +47,24 @@ def test_checkpoint_folder(
     load_predictor(folder, expect={"pair": PAIR, "warp": WARP, "draft_warp": WARP, "gamma": 3})
 
     metrics = json.loads((folder / "metrics.json").read_text())
-    rows = {name, f"{name}, before calibration", "constant", "base rate", "draft confidence (draft_max_q)"}
+    rows = {
+        name,
+        f"{name}, before calibration",
+        "constant",
+        "base rate",
+        "draft confidence (draft_max_q)",
+    }
     assert rows <= metrics["test"].keys()
     assert len(metrics["history"]) == metrics["epochs"] == 2
     measured = metrics["reliability"]["data/toy (test split)"]
-    assert list(measured) == (["class"] if name == "hrad" else ["token", *(f"prefix {k}" for k in ("all", 1, 2, 3, 4))])
+    assert list(measured) == (
+        ["class"] if name == "hrad" else ["token", *(f"prefix {k}" for k in ("all", 1, 2, 3, 4))]
+    )
     printed = capsys.readouterr().out
-    assert all(f"| {what} " in printed and f"| {what} " in (folder / "README.md").read_text() for what in measured)
+    assert all(
+        f"| {what} " in printed and f"| {what} " in (folder / "README.md").read_text()
+        for what in measured
+    )
     assert all(row in printed and row in (folder / "README.md").read_text() for row in rows)
     assert ("accuracy" in printed) == (name == "hrad")
 
@@ -63,10 +74,20 @@ def test_copies_learn_from_responses(
 ) -> None:
     write_harvest(tmp_path / "data" / "toy")
     write_harvest(tmp_path / "data" / "other", names="other")
-    run(monkeypatch, "predictor=copies", "data=data/toy", "drift=[data/other]", "trainer.batch_size=8", "logger=none")
+    run(
+        monkeypatch,
+        "predictor=copies",
+        "data=data/toy",
+        "drift=[data/other]",
+        "trainer.batch_size=8",
+        "logger=none",
+    )
     folder = tmp_path / "checkpoints" / "copies"
     config = json.loads((folder / "config.json").read_text())
-    assert config["features"] == {"side": "text", "layers": [], "embedding": False} and config["gamma"] is None
+    assert (
+        config["features"] == {"side": "text", "layers": [], "embedding": False}
+        and config["gamma"] is None
+    )
     assert config["provenance"]["data"]["splits"]["train"]["prompts"] <= 12
     metrics = json.loads((folder / "metrics.json").read_text())
     for name in ("base rate", "base rate by tokens copied per token matched"):
@@ -78,9 +99,18 @@ def test_copies_learn_from_responses(
     assert Sources(4, 8, 2, 2, folder).length(8)
 
 
-def test_the_rollouts_recipe_trains_on_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rollouts_recipe_trains_on_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_harvest(tmp_path / "data" / "toy")
-    run(monkeypatch, "predictor=specdecpp", "predictor.recipe=rollouts", "data=data/toy", *QUICK, "trainer.epochs=8")
+    run(
+        monkeypatch,
+        "predictor=specdecpp",
+        "predictor.recipe=rollouts",
+        "data=data/toy",
+        *QUICK,
+        "trainer.epochs=8",
+    )
     config = json.loads((tmp_path / "checkpoints" / "specdecpp" / "config.json").read_text())
     assert config["settings"]["recipe"] == "rollouts" and config["gamma"] is None
     assert load_predictor(tmp_path / "checkpoints" / "specdecpp").kind == "rounds"
@@ -104,7 +134,14 @@ def test_drift_is_measured_on_other_harvests(
 ) -> None:
     write_harvest(Path("data/toy"))
     write_harvest(Path("data/other"), rows=20, names="other")
-    run(monkeypatch, f"predictor={name}", "data=data/toy", "calibration=platt", "drift=[data/other]", *QUICK)
+    run(
+        monkeypatch,
+        f"predictor={name}",
+        "data=data/toy",
+        "calibration=platt",
+        "drift=[data/other]",
+        *QUICK,
+    )
     metrics = json.loads(Path(f"checkpoints/{name}/metrics.json").read_text())
     here, there = metrics["reliability"].values()
     what = "class" if name == "hrad" else "prefix 2"
@@ -119,7 +156,9 @@ def test_prompts_that_were_trained_on_are_left_out_of_drift(
     write_harvest(Path("data/other"), rows=20, names="other", shared=15)
     run(monkeypatch, "data=data/toy", "drift=data/other", *QUICK)
     assert "drift: 5 of 20 prompts of data/other are not in data/toy" in capsys.readouterr().out
-    _, there = json.loads(Path("checkpoints/specdecpp/metrics.json").read_text())["reliability"].values()
+    _, there = json.loads(Path("checkpoints/specdecpp/metrics.json").read_text())[
+        "reliability"
+    ].values()
     assert {stage["calibrated"]["prompts"] for stage in there.values()} == {5}
 
 
@@ -130,15 +169,30 @@ def test_drift_without_other_prompts_is_refused(
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, "data=data/toy", "drift=[data/../data/toy]", *QUICK)
     assert exit_code.value.code == 2
-    assert "error: drift: data/../data/toy holds no prompts besides those of data/toy" in capsys.readouterr().err
+    assert (
+        "error: drift: data/../data/toy holds no prompts besides those of data/toy"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "drift", "says"),
     [
-        ({"warp": {**WARP, "temperature": 0.5}}, "[data/other]", "drift: data/other was made with warp="),
-        ({"pair": {**PAIR, "draft": "dd"}}, "[data/other]", "drift: data/other was made with pair="),
-        ({"gamma": 2}, "[data/other]", "predictor.gamma: 3 is more than the 2 tokens per round of data/other"),
+        (
+            {"warp": {**WARP, "temperature": 0.5}},
+            "[data/other]",
+            "drift: data/other was made with warp=",
+        ),
+        (
+            {"pair": {**PAIR, "draft": "dd"}},
+            "[data/other]",
+            "drift: data/other was made with pair=",
+        ),
+        (
+            {"gamma": 2},
+            "[data/other]",
+            "predictor.gamma: 3 is more than the 2 tokens per round of data/other",
+        ),
         ({}, "[data/none]", "drift: data/none is no harvested dataset"),
         ({}, "[1]", "drift: [1] is no list of folders"),
         ({}, "null", "drift: None is no list of folders"),
@@ -153,7 +207,7 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
 ) -> None:
     write_harvest(Path("data/toy"))
     manifest = read_manifest(write_harvest(Path("data/other")))
-    write_sealed(Path("data/other/manifest.json"), {**manifest, **changed})
+    write_checksummed(Path("data/other/manifest.json"), {**manifest, **changed})
     monkeypatch.setattr(train, "read_samples", None)
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, "predictor=hrad", "data=data/toy", f"drift={drift}", *QUICK)
@@ -161,25 +215,41 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
     assert f"error: {says}" in capsys.readouterr().err
 
 
-def test_one_harvest_serves_fewer_layers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_harvest_serves_fewer_layers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     manifest = read_manifest(write_harvest(Path("data/toy")))
-    manifest["features"]["hrad"] |= {"layers": [-3, -2, -1], "embedding": True}  # of the width DIM / 4
-    write_sealed(Path("data/toy/manifest.json"), manifest)
+    manifest["features"]["hrad"] |= {
+        "layers": [-3, -2, -1],
+        "embedding": True,
+    }  # of the width DIM / 4
+    write_checksummed(Path("data/toy/manifest.json"), manifest)
     run(monkeypatch, "predictor=hrad", "predictor.layers=[-3,-1]", "data=data/toy", *QUICK)
     config = json.loads(Path("checkpoints/hrad/config.json").read_text())
-    assert config["features"]["layers"] == config["settings"]["layers"] == [-3, -1] and config["dim"] == DIM * 3 // 4
+    assert (
+        config["features"]["layers"] == config["settings"]["layers"] == [-3, -1]
+        and config["dim"] == DIM * 3 // 4
+    )
     assert load_predictor("checkpoints/hrad").features.layers == (-3, -1)
     with pytest.raises(SystemExit):
         run(monkeypatch, "predictor=hrad", "predictor.layers=[-1,-3]", "data=data/toy", *QUICK)
-    assert "error: predictor.layers: [-1, -3] are not some of the harvested layers" in capsys.readouterr().err
+    assert (
+        "error: predictor.layers: [-1, -3] are not some of the harvested layers"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("method", ["temperature", "platt", "isotonic", "none"])
-def test_every_calibration_trains_and_decodes_as_saved(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_calibration_trains_and_decodes_as_saved(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_harvest(Path("data/toy"))
     run(monkeypatch, "data=data/toy", f"calibration={method}", *QUICK)
     saved = json.loads(Path("checkpoints/specdecpp/calibration.json").read_text())
-    assert load_predictor("checkpoints/specdecpp").calibration.to_dict() == Calibration.from_dict(saved).to_dict()
+    assert (
+        load_predictor("checkpoints/specdecpp").calibration.to_dict()
+        == Calibration.from_dict(saved).to_dict()
+    )
     if method == "none":
         assert saved["method"] == "none" and saved["survival"]["rows"] == 0
     else:
@@ -187,7 +257,9 @@ def test_every_calibration_trains_and_decodes_as_saved(method: str, monkeypatch:
         assert saved["survival"]["rows"] > 0
 
 
-def test_no_harvest_names_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_harvest_names_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, "data=data/none")
     assert exit_code.value.code == 2
@@ -205,11 +277,17 @@ def test_a_damaged_harvest_is_one_line(
         run(monkeypatch, "predictor=specdecpp", "data=data/toy", *QUICK)
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert exit_code.value.code == 2 and error.startswith("error: data: ")
-    assert f"{path} is damaged" in error and "gain with out=data/toy" in error or "gen_data.py out=data/toy" in error
+    assert (
+        f"{path} is damaged" in error
+        and "gain with out=data/toy" in error
+        or "gen_data.py out=data/toy" in error
+    )
     assert not Path("checkpoints").exists()
 
 
-def test_out_holds_other_things(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_holds_other_things(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_harvest(Path("data/toy"))
     for out in ("data/toy", "."):
         with pytest.raises(SystemExit) as exit_code:

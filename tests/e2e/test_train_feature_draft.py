@@ -1,4 +1,5 @@
-"""`train.py draft=feature` from its command line: it makes a draft, goes on after an interruption, refuses the rest."""
+"""`train.py draft=eagle` from its command line: it makes a draft, goes on after an interruption,
+refuses the rest."""
 
 import json
 from pathlib import Path
@@ -9,21 +10,21 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
-from data_gen.chats import Chat, save_chats
-from data_gen.feature_training import FeatureDistillation
-from data_gen.shipping import LAYERS, PROVENANCE
-from decoding.cached_lm import CachedLM
-from decoding.draft_vocabulary import FILE as VOCABULARY
-from decoding.draft_vocabulary import write_vocabulary
-from decoding.feature_draft import FeatureDraft
-from decoding.models import ModelPair
+from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_vocabulary import FILE as VOCABULARY
+from decoding.models.draft_vocabulary import write_vocabulary
+from decoding.models.eagle import EagleDraft
+from decoding.models.loading import ModelPair
+from drafts.chats import Chat, save_chats
+from drafts.eagle_training import FeatureDistillation
+from drafts.shipping import LAYERS, PROVENANCE
 from scripts import evaluate
 from tests.programs import GREEDY, base, refused, run
 from tests.tiny_pair import CONFIG, tiny_models
 
 SMALL = (
-    "draft=feature draft.chats=chats draft.held_out=4 draft.training.tokens=300 draft.training.batch_tokens=60 "
-    "logger=none out=made"
+    "draft=eagle draft.chats=chats draft.held_out=4 draft.training.tokens=300"
+    " draft.training.batch_tokens=60 logger=none out=made"
 ).split()
 
 
@@ -61,7 +62,9 @@ def test_a_draft_is_trained_goes_on_and_decodes(
         stopped.setattr(FeatureDistillation, "train_step", once)
         run(train, stopped, *given)
     assert ending.value.code == 130 and not Path("made").exists()
-    assert "interrupted with draft.steps=2, here 1" in refused(train, monkeypatch, capsys, *given, "draft.steps=1")
+    assert "interrupted with draft.steps=2, here 1" in refused(
+        train, monkeypatch, capsys, *given, "draft.steps=1"
+    )
     run(train, monkeypatch, *given)
     assert "resuming after" in capsys.readouterr().out and not Path("made.run").exists()
 
@@ -74,12 +77,33 @@ def test_a_draft_is_trained_goes_on_and_decodes(
         return compared
 
     monkeypatch.setattr(evaluate, "prepare", watched)
-    decoded = [*pair[:1], "pair.draft=made", "pair.dtype=float64", *base(Path())[3:], *GREEDY, "split=all", "repeats=1"]
-    run(evaluate, monkeypatch, *decoded, "methods=[confidence]", "max_new_tokens=12", "logger=none", "out=runs")
-    assert "confidence: 1 of 1 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
-    assert isinstance(seen[0].draft, FeatureDraft) and seen[0].draft.maps.layers == (1, 3)
+    decoded = [
+        *pair[:1],
+        "pair.draft=made",
+        "pair.dtype=float64",
+        *base(Path())[3:],
+        *GREEDY,
+        "split=all",
+        "repeats=1",
+    ]
+    run(
+        evaluate,
+        monkeypatch,
+        *decoded,
+        "methods=[confidence]",
+        "max_new_tokens=12",
+        "logger=none",
+        "out=runs",
+    )
+    assert (
+        "confidence: 1 of 1 outputs equal autoregressive decoding (equal)"
+        in capsys.readouterr().out
+    )
+    assert isinstance(seen[0].draft, EagleDraft) and seen[0].draft.maps.layers == (1, 3)
     said = seen[0].draft.vocabulary
-    assert said is not None and said.tolist() == list(range(31)), "the tokens it was trained to say, and the end"
+    assert said is not None and said.tolist() == list(range(31)), (
+        "the tokens it was trained to say, and the end"
+    )
 
 
 def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
@@ -88,20 +112,42 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     run(train, monkeypatch, *pair, *SMALL, "+draft.notes.prompts=random words")
     second = [word for word in (*pair, *SMALL) if not word.startswith(("pair.draft", "out="))]
     run(train, monkeypatch, *second, "pair.draft=made", "out=again")
-    run(train, monkeypatch, *pair, "draft=feature", "draft.ship=shipped", "out=again", "+draft.notes.why=a test")
+    run(
+        train,
+        monkeypatch,
+        *pair,
+        "draft=eagle",
+        "draft.ship=shipped",
+        "out=again",
+        "+draft.notes.why=a test",
+    )
     record = json.loads(Path("shipped", PROVENANCE).read_text())
-    assert record["started_from"] == "made" and record["notes"] == {"why": "a test"} and record["shipped"]
+    assert (
+        record["started_from"] == "made"
+        and record["notes"] == {"why": "a test"}
+        and record["shipped"]
+    )
     assert [earlier["notes"] for earlier in record["earlier_runs"]] == [{"prompts": "random words"}]
     trained, shipped = load_file("again/model.safetensors"), load_file(Path("shipped", LAYERS))
     maps = load_file("again/target_features.safetensors")
-    own = {name: tensor for name, tensor in trained.items() if name.startswith(("model.layers.", "model.norm."))}
+    own = {
+        name: tensor
+        for name, tensor in trained.items()
+        if name.startswith(("model.layers.", "model.norm."))
+    }
     assert shipped.keys() == own.keys() | maps.keys() and len(own) < len(trained)
     assert all(torch.equal(tensor, (own | maps)[name]) for name, tensor in shipped.items())
     Path("again/training.json").write_text("{")
-    ship = ["draft=feature", "draft.ship=shipped"]
-    assert "training.json is damaged" in refused(train, monkeypatch, capsys, *pair, *ship, "out=again")
-    assert "out: chats holds no EAGLE-style draft" in refused(train, monkeypatch, capsys, *pair, *ship, "out=chats")
-    assert "draft.notes: 5 has no names" in refused(train, monkeypatch, capsys, *pair, *ship, "draft.notes=5")
+    ship = ["draft=eagle", "draft.ship=shipped"]
+    assert "training.json is damaged" in refused(
+        train, monkeypatch, capsys, *pair, *ship, "out=again"
+    )
+    assert "out: chats holds no EAGLE-style draft" in refused(
+        train, monkeypatch, capsys, *pair, *ship, "out=chats"
+    )
+    assert "draft.notes: 5 has no names" in refused(
+        train, monkeypatch, capsys, *pair, *ship, "draft.notes=5"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,13 +168,23 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
         ("draft.training.dtype=float12", "training.dtype: float12"),
         ("draft.save_seconds=abc", "draft.save_seconds: abc"),
         ("seed=abc", "seed: 'abc'"),
-        ("pair.draft=other", "draft.chats, pair: hidden sizes differ: 24 in chats, 24 of the target, 16 of the draft"),
+        (
+            "pair.draft=other",
+            (
+                "draft.chats, pair: hidden sizes differ: 24 in chats, 24 of the target, 16 of the"
+                " draft"
+            ),
+        ),
         ("pair.draft=wider", "pair.draft: its output layer has 40 tokens, that of pair.target 32"),
         ("out=chats", "out: "),
     ],
 )
 def test_what_cannot_work_is_one_line(
-    argument: str, message: str, pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argument: str,
+    message: str,
+    pair: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, size in (("other", {"hidden_size": 16}), ("wider", {"vocab_size": 40})):
         if argument == f"pair.draft={name}":
@@ -138,12 +194,16 @@ def test_what_cannot_work_is_one_line(
     assert not Path("made").exists() and not Path("made.run").exists()
 
 
-def test_jobs_of_a_sweep_do_not_overwrite_each_other(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_a_sweep_do_not_overwrite_each_other(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(train, monkeypatch, "-m", *pair, *SMALL, "draft.steps=1,2")
     assert len(list(Path("made").glob("*/training.json"))) == 2
 
 
-def test_the_order_of_training_is_the_seeds(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_training_is_the_seeds(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
     for seed in (1, 1, 2):
         torch.rand(seed + len(made))  # whatever was drawn before

@@ -1,4 +1,5 @@
-"""scripts/tune.py from its command line on a tiny harvest, and scripts/evaluate.py with the thresholds it found."""
+"""scripts/tune.py from its command line on a tiny harvest, and scripts/evaluate.py with the
+thresholds it found."""
 
 import json
 import shutil
@@ -9,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.machine import processor
+from decoding.models.machine import processor
 from decoding.trace import read_traces
 from predictors.base import load_predictor, read_config, save_predictor
 from scripts import check_replay, evaluate, tune
 from tests.programs import GREEDY, SPLITS, base, refused, run
 
 METHODS = ["fixed", "confidence", "confidence_before", "adaedl", "specdecpp", "hrad"]
-FILE = "runs/smollm2-reading-thresholds-T0.0.json"
+FILE = "runs/smollm2-eagle-thresholds-T0.0.json"
 
 
 @pytest.fixture
@@ -26,18 +27,31 @@ def arguments(replaying: list[str]) -> list[str]:
 
 def evaluated(pair: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
     """The configuration an evaluation ran with."""
-    small = ("split=test", "limit=2", "repeats=1", "max_new_tokens=8", "gammas=[2]", "logger=none", "out=runs_x")
+    small = (
+        "split=test",
+        "limit=2",
+        "repeats=1",
+        "max_new_tokens=8",
+        "gammas=[2]",
+        "logger=none",
+        "out=runs_x",
+    )
     run(evaluate, monkeypatch, *base(pair), *GREEDY, *SPLITS, *small, *arguments)
     config: dict[str, Any] = json.loads(Path("runs_x/results.json").read_text())["run"]["config"]
     return config
 
 
 def test_tune_then_evaluate(
-    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c10")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
-    assert "oracle of SpecDec++, drafts of any length: " in printed and sum(found["oracle_calls"]) > 0
+    assert (
+        "oracle of SpecDec++, drafts of any length: " in printed and sum(found["oracle_calls"]) > 0
+    )
     assert (
         "## cost chosen (c10)" in printed
         and "predictions cost nothing here" in printed
@@ -50,64 +64,103 @@ def test_tune_then_evaluate(
     assert sorted(chosen) == sorted(METHODS)
     for choice in chosen.values():
         assert 0 < choice["interval"][0] <= choice["speedup"] <= choice["interval"][1]
-        assert choice["speedup"] <= found["results"]["chosen"]["oracle_speedup"] and choice["regret"] >= 0
+        assert (
+            choice["speedup"] <= found["results"]["chosen"]["oracle_speedup"]
+            and choice["regret"] >= 0
+        )
     assert (
-        found["gamma"] == 5 and found["max_new_tokens"] == 12 and found["rules"]["hrad"]["setting"] == "confidence.eps"
+        found["gamma"] == 5
+        and found["max_new_tokens"] == 12
+        and found["rules"]["hrad"]["setting"] == "confidence.threshold"
     )
 
     method = evaluated(tiny_pair_dir, monkeypatch)["method"]
     printed = capsys.readouterr().out
     assert f"thresholds: {FILE}, for cost c10, whose advice is: " in printed
-    assert method["confidence"]["stop"]["eps"] == chosen["confidence"]["threshold"]
+    assert method["confidence"]["stop"]["threshold"] == chosen["confidence"]["threshold"]
     assert method["adaedl"]["stop"]["threshold"] == chosen["adaedl"]["threshold"]
     assert method["specdecpp"]["stop"]["threshold"] == chosen["specdecpp"]["threshold"]
-    assert method["hrad"]["stop"]["confidence"]["eps"] == chosen["hrad"]["threshold"]
-    assert "confidence: method.confidence.stop.eps=" in printed and "modelled" in printed
+    assert method["hrad"]["stop"]["confidence"]["threshold"] == chosen["hrad"]["threshold"]
+    assert "confidence: method.confidence.stop.threshold=" in printed and "modelled" in printed
 
 
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
-    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c10", "methods=[confidence,hrad]")
     only = "methods=[confidence,hrad]"
-    method = evaluated(tiny_pair_dir, monkeypatch, only, "method.confidence.stop.eps=0.123")["method"]
-    assert method["confidence"]["stop"]["eps"] == 0.123
-    assert "confidence: method.confidence.stop.eps=0.123, as given" in capsys.readouterr().out
+    method = evaluated(tiny_pair_dir, monkeypatch, only, "method.confidence.stop.threshold=0.123")[
+        "method"
+    ]
+    assert method["confidence"]["stop"]["threshold"] == 0.123
+    assert "confidence: method.confidence.stop.threshold=0.123, as given" in capsys.readouterr().out
     assert (
-        evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")["method"]["hrad"]["stop"]["confidence"]["eps"]
+        evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")["method"]["hrad"]["stop"][
+            "confidence"
+        ]["threshold"]
         == 0.2
     )
     assert "thresholds" not in capsys.readouterr().out
     found = json.loads(Path(FILE).read_text())
     found["rules"]["hrad"]["checkpoint"] = "another"
     setup = {key: {"target": "other", "draft": "other"} for key in ("hardware", "dtypes")}
-    Path(FILE).write_text(json.dumps(found | {"measured_on": setup | {"threads": torch.get_num_threads()}}))
+    Path(FILE).write_text(
+        json.dumps(found | {"measured_on": setup | {"threads": torch.get_num_threads()}})
+    )
     evaluated(tiny_pair_dir, monkeypatch, only)
     printed = capsys.readouterr().out
-    assert "hrad: checkpoints/hrad is not the checkpoint it was tuned with, thresholds left out" in printed
+    assert (
+        "hrad: checkpoints/hrad is not the checkpoint it was tuned with, thresholds left out"
+        in printed
+    )
     assert f"warning: {FILE} was tuned on another machine: hardware other, here " in printed
     assert "; dtypes other, here torch.float64. Tune anew: python scripts/tune.py " in printed
-    Path(FILE).write_text(json.dumps(found | {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}}))
+    Path(FILE).write_text(
+        json.dumps(found | {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}})
+    )
     evaluated(tiny_pair_dir, monkeypatch, only)
     assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
     Path(FILE).write_text("{}")
-    message = refused(evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none")
+    message = refused(
+        evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none"
+    )
     assert "thresholds: " in message and "python scripts/tune.py" in message
     message = refused(
-        evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, *SPLITS, only, "thresholds=nowhere.json"
+        evaluate,
+        monkeypatch,
+        capsys,
+        *base(tiny_pair_dir),
+        *GREEDY,
+        *SPLITS,
+        only,
+        "thresholds=nowhere.json",
     )
     assert "thresholds: nowhere.json" in message
 
 
 def test_the_test_split_is_that_of_the_harvest(
-    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c10", "methods=[confidence]")
     small = (*base(tiny_pair_dir), *GREEDY, "logger=none", "out=runs_x", *SPLITS)
     message = refused(evaluate, monkeypatch, capsys, *small, "methods=[hrad]", "splits.test=0.2")
-    assert "splits.test: 0.2 here, 0.3 in data/greedy, on which checkpoints/hrad was trained" in message
-    message = refused(evaluate, monkeypatch, capsys, *small, "methods=[confidence]", "splits.calibration=0.2")
-    assert f"splits.calibration: 0.2 here, 0.3 in data/greedy, on which thresholds={FILE} was tuned" in message
+    assert (
+        "splits.test: 0.2 here, 0.3 in data/greedy, on which checkpoints/hrad was trained"
+        in message
+    )
+    message = refused(
+        evaluate, monkeypatch, capsys, *small, "methods=[confidence]", "splits.calibration=0.2"
+    )
+    assert (
+        f"splits.calibration: 0.2 here, 0.3 in data/greedy, on which thresholds={FILE} was tuned"
+        in message
+    )
     assert "Set splits.calibration=0.3" in message
     evaluated(tiny_pair_dir, monkeypatch, "methods=[hrad]", "splits.test=0.2", "split=all")
 
@@ -119,20 +172,23 @@ def test_costs_are_measured_saved_and_read_again(
     run(tune, monkeypatch, *arguments, "cost=measure", *small)
     printed, first = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "N_draft" in printed and "R^2" in printed
-    saved = json.loads(Path("runs/smollm2-reading-cost-T0.0.json").read_text())
+    saved = json.loads(Path("runs/smollm2-eagle-cost-T0.0.json").read_text())
     assert saved["regression"]["rows"] == 3 * (1 + 2 + 5) and saved["pair"]["target"]
     assert set(saved["seconds"]["calls"]) == set(METHODS) - {"fixed"}
     setup = saved["measured_on"]
     assert setup["threads"] == torch.get_num_threads() and setup["hardware"]["draft"] == processor()
-    assert setup["dtypes"] == {"target": "torch.float64", "draft": "torch.float64"} and setup["versions"]["torch"]
+    assert (
+        setup["dtypes"] == {"target": "torch.float64", "draft": "torch.float64"}
+        and setup["versions"]["torch"]
+    )
     run(tune, monkeypatch, *arguments[:-1], "cost=measured")
     again = json.loads(Path(FILE).read_text())
     assert again["results"]["chosen"] == first["results"]["chosen"]
     assert again["measured_on"] == first["measured_on"] == setup
     saved["pair"]["draft"] = "another"
-    Path("runs/smollm2-reading-cost-T0.0.json").write_text(json.dumps(saved))
+    Path("runs/smollm2-eagle-cost-T0.0.json").write_text(json.dumps(saved))
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=measured")
-    assert "cost.file: runs/smollm2-reading-cost-T0.0.json belongs to another draft" in message
+    assert "cost.file: runs/smollm2-eagle-cost-T0.0.json belongs to another draft" in message
 
 
 def test_thresholds_for_another_machine_get_their_own_file(
@@ -144,31 +200,47 @@ def test_thresholds_for_another_machine_get_their_own_file(
 
 
 def test_where_drafting_costs_too_much_nothing_is_drafted(
-    arguments: list[str], tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
     assert "## cost chosen (c4): do not speculate; oracle 1.00x" in capsys.readouterr().out
     method = evaluated(tiny_pair_dir, monkeypatch, "methods=[confidence]")["method"]
     printed = capsys.readouterr().out
-    assert "confidence: do not speculate, tuned: the best, method.confidence.stop.eps=" in printed
+    assert (
+        "confidence: do not speculate, tuned: the best, method.confidence.stop.threshold="
+        in printed
+    )
     assert "| does not speculate |" in printed.replace("  ", "") and "(equal)" in printed
     assert list(method["confidence"]) == ["engine"] == list(method["autoregressive"])
     assert {
-        r.draft_forwards for trace in read_traces(Path("runs_x/traces-confidence.jsonl")) for r in trace.rounds
+        r.draft_forwards
+        for trace in read_traces(Path("runs_x/traces-confidence.jsonl"))
+        for r in trace.rounds
     } == {0}
 
 
 def test_a_checkpoint_for_other_features_is_refused(
-    arguments: list[str], harvest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    harvest: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree("checkpoints", "others", dirs_exist_ok=True)
     config = json.loads(Path("others/hrad/config.json").read_text())
     given = ["rules.specdecpp.checkpoint=others/specdecpp", "rules.hrad.checkpoint=others/hrad"]
     for changed, words in (
-        ({"layers": [-5, -1]}, "reads layers that replay lacks: [-5, -1] are not some of the harvested layers [-4, -3"),
+        (
+            {"layers": [-5, -1]},
+            "reads layers that replay lacks: [-5, -1] are not some of the harvested layers [-4, -3",
+        ),
         ({"embedding": False}, "was trained with features.embedding=False"),
     ):
-        Path("others/hrad/config.json").write_text(json.dumps(config | {"features": config["features"] | changed}))
+        Path("others/hrad/config.json").write_text(
+            json.dumps(config | {"features": config["features"] | changed})
+        )
         for program, others in ((tune, [*arguments, "cost=c4"]), (check_replay, [])):
             message = refused(program, monkeypatch, capsys, *others, *given)
             assert f"rules.hrad.checkpoint: others/hrad {words}" in message
@@ -183,9 +255,13 @@ def test_two_rules_of_one_kind_with_different_checkpoints_are_refused(
     other = load_predictor("other")
     other.calibration = replace(other.calibration, offset=(0.0, 1.0))
     card = read_config(Path("other"), "other")
-    save_predictor(other, Path("other"), {name: value for name, value in card.items() if name != "sha256"})
-    message = refused(tune, monkeypatch, capsys, *arguments, *second, "rules.second.checkpoint=other")
-    assert "rules: two AcceptanceStop differ in checkpoint" in message
+    save_predictor(
+        other, Path("other"), {name: value for name, value in card.items() if name != "sha256"}
+    )
+    message = refused(
+        tune, monkeypatch, capsys, *arguments, *second, "rules.second.checkpoint=other"
+    )
+    assert "rules: two SpecDecPPStop differ in checkpoint" in message
 
 
 @pytest.mark.parametrize(
@@ -193,7 +269,7 @@ def test_two_rules_of_one_kind_with_different_checkpoints_are_refused(
     [
         ("methods=[fastest]", "methods: ['fastest']"),
         ("points=0", "points: 0"),
-        ("rules.hrad.confidence.eps=2", "rules.hrad.confidence.eps: 2"),
+        ("rules.hrad.confidence.threshold=2", "rules.hrad.confidence.threshold: 2"),
         ("gamma_max=9", "gamma_max: 9 is more than the 5 harvested"),
         ("max_new_tokens=99", "max_new_tokens: 99"),
         ("warp.temperature=1", "warp: data/greedy was harvested with"),
@@ -204,7 +280,10 @@ def test_two_rules_of_one_kind_with_different_checkpoints_are_refused(
         ("choose=all", "choose: 'all'"),
         ("judge=calibration", "judge: calibration is what thresholds are chosen on"),
         ("out=data", "out: data is a folder"),
-        ("gamma_max=2", "rules.hrad.checkpoint: checkpoints/hrad drafts gamma=3 tokens, rounds of 2"),
+        (
+            "gamma_max=2",
+            "rules.hrad.checkpoint: checkpoints/hrad drafts gamma=3 tokens, rounds of 2",
+        ),
         ("rules.hrad.checkpoint=nowhere", "rules.hrad.checkpoint: no checkpoint"),
     ],
 )

@@ -1,4 +1,5 @@
-"""scripts/tune_tree.py from its command line on a tiny pair, and scripts/evaluate.py with the tree it found."""
+"""scripts/tune_tree.py from its command line on a tiny pair, and scripts/evaluate.py with the tree
+it found."""
 
 import json
 import os
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decoding.structures.sequoia import Sequoia
-from decoding.tree_search import expected_tokens
+from evaluation.replay.tree_search import expected_tokens
 from scripts import evaluate, tune_tree
 from tests.programs import refused, run
 
@@ -25,8 +26,19 @@ def base(tiny_pair_dir: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     return [
         *(f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")),
-        *("pair.dtype=float64", "dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false"),
-        *("split=all", "limit=4", "max_new_tokens=14", "structure=sequoia", f"structure.tree={TREE}"),
+        *(
+            "pair.dtype=float64",
+            "dataset=jsonl",
+            "dataset.path=prompts.jsonl",
+            "dataset.chat=false",
+        ),
+        *(
+            "split=all",
+            "limit=4",
+            "max_new_tokens=14",
+            "structure=sequoia",
+            f"structure.tree={TREE}",
+        ),
     ]
 
 
@@ -38,7 +50,10 @@ def test_tune_then_evaluate(
 ) -> None:
     run(tune_tree, monkeypatch, *base, *SMALL, "max_nodes=9")
     printed, artefact = capsys.readouterr().out, json.loads(Path(TREE).read_text())
-    assert "tokens/target call, expected | ms/token, modelled" in printed and f"saved {TREE}" in printed
+    assert (
+        "tokens/target call, expected | ms/token, modelled" in printed
+        and f"saved {TREE}" in printed
+    )
     assert os.listdir("trees") == ["tiny.json"]
     assert 1 <= len(artefact["parents"]) <= 9 and 1 <= artefact["depth"] <= 4
     acceptance = artefact["acceptance"]
@@ -47,7 +62,14 @@ def test_tune_then_evaluate(
     assert artefact["pair"]["target"] and artefact["warp"]["temperature"] == 1.0
     assert artefact["command"].startswith("python scripts/tune_tree.py pair.target=")
 
-    methods = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none", "out=runs/x")
+    methods = (
+        "methods=[custom]",
+        "verifier=rrsw",
+        "stop=never",
+        "repeats=1",
+        "logger=none",
+        "out=runs/x",
+    )
     run(evaluate, monkeypatch, *base, *methods, "warp=greedy", "draft_warp.temperature=0")
     assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
 
@@ -55,17 +77,27 @@ def test_tune_then_evaluate(
 def test_tune_with_a_greedy_draft(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has one candidate a position; what is planned beyond that is worth nothing and is left out when decoding."""
+    """It has one candidate a position; what is planned beyond that is worth nothing and is left out
+    when decoding."""
     greedy = ("warp=greedy", "draft_warp.temperature=0")
     run(tune_tree, monkeypatch, *base, *SMALL, *greedy, "nodes=5", "max_depth=2")
     artefact = json.loads(Path(TREE).read_text())
     first, *others = artefact["acceptance"]
     assert 0.2 < first <= 1 and not any(others) and artefact["seconds_per_forward"]
     assert len(artefact["parents"]) == 5 and 0 < artefact["modelled_seconds_per_token"] < 10
-    assert artefact["expected_tokens"] == pytest.approx(expected_tokens(artefact["parents"], [first, *others]))
+    assert artefact["expected_tokens"] == pytest.approx(
+        expected_tokens(artefact["parents"], [first, *others])
+    )
     assert 1 + first <= artefact["expected_tokens"] <= 1 + first + first**2 + 1e-9
 
-    methods = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none", "out=runs/x")
+    methods = (
+        "methods=[custom]",
+        "verifier=rrsw",
+        "stop=never",
+        "repeats=1",
+        "logger=none",
+        "out=runs/x",
+    )
     run(evaluate, monkeypatch, *base, *methods, *greedy)
     assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
 
@@ -77,7 +109,9 @@ def test_nodes_and_children_can_be_fixed(base: list[str], monkeypatch: pytest.Mo
     assert Sequoia(TREE).max_siblings <= 2
 
 
-def test_the_same_seed_measures_the_same_acceptance(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_seed_measures_the_same_acceptance(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for _ in range(2):
         run(tune_tree, monkeypatch, *base, *SMALL, "nodes=3")
@@ -102,9 +136,17 @@ def test_the_same_seed_measures_the_same_acceptance(base: list[str], monkeypatch
     ],
 )
 def test_bad_settings_end_with_one_line(
-    argument: str, words: str, base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argument: str,
+    words: str,
+    base: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [value for value in base if argument != "structure=chain" or not value.startswith("structure")]
+    given = [
+        value
+        for value in base
+        if argument != "structure=chain" or not value.startswith("structure")
+    ]
     assert words in refused(tune_tree, monkeypatch, capsys, *given, *SMALL, argument)
     assert not Path(TREE).exists()
 
@@ -112,7 +154,9 @@ def test_bad_settings_end_with_one_line(
 def test_a_size_no_tree_has_is_refused(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = refused(tune_tree, monkeypatch, capsys, *base, "rows=[1]", "repeats=1", "nodes=9", "max_depth=1")
+    message = refused(
+        tune_tree, monkeypatch, capsys, *base, "rows=[1]", "repeats=1", "nodes=9", "max_depth=1"
+    )
     assert "nodes: no tree of 9 nodes has depth 1 and 8 children at most" in message
 
 
@@ -127,11 +171,17 @@ def test_a_size_no_tree_has_is_refused(
             ("structure=tree", "structure.widths=[3]", "verifier=spechub", "stop=never"),
             "structure, verifier: WidthTree",
         ),
-        (("structure=dyspec", "verifier=rrs", "stop=never"), "structure, verifier: DySpecHeap draws siblings"),
-        (("structure=tree", "verifier=rrs", "stop=fixed"), "structure, stop: WidthTree asks no stop rule"),
+        (
+            ("structure=dyspec", "verifier=rrs", "stop=never"),
+            "structure, verifier: DySpecHeap draws siblings",
+        ),
+        (
+            ("structure=tree", "verifier=rrs", "stop=fixed"),
+            "structure, stop: WidthTree asks no stop rule",
+        ),
         (
             ("structure=sequoia", "verifier=rrsw", "stop=never"),
-            "structure.tree: no tree in runs/sequoia-smollm2-reading-T1.0.json",
+            "structure.tree: no tree in runs/sequoia-smollm2-eagle-T1.0.json",
         ),
     ],
 )
@@ -147,5 +197,7 @@ def test_evaluate_refuses_what_does_not_go_together_before_it_decodes(
 
     monkeypatch.setattr(evaluate, "decode", never)
     common = [value for value in base if not value.startswith("structure")]
-    message = refused(evaluate, monkeypatch, capsys, *common, "methods=[custom]", "logger=none", *arguments)
+    message = refused(
+        evaluate, monkeypatch, capsys, *common, "methods=[custom]", "logger=none", *arguments
+    )
     assert words in message

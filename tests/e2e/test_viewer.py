@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from decoding.figures.evidence import Evaluation
-from decoding.figures.rounds import MARKS, Round, rounds, summary
-from decoding.figures.viewer import fragment
 from decoding.trace import STAGES, RoundTrace, Span, Trace
-from decoding.vocabulary import Vocabulary
+from evaluation.token_texts import Vocabulary
+from reports.artifacts import Evaluation
+from reports.viewer.rounds import MARKS, Round, rounds, summary
+from reports.viewer.viewer import fragment
 from tests.browser import REMEDY, executable, launched, opened
 from tests.traces import chain, overlapped, plain, tree
 
@@ -21,22 +21,30 @@ pytestmark = pytest.mark.skipif(executable() is None, reason=REMEDY)
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 PAGE = (
-    '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>t</title>'
-    "<style>:root {{ color-scheme: light dark }} body {{ max-width: 62rem; margin: 0 auto }}</style></head>"
-    "<body>{}</body></html>"
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
+    ' content="width=device-width"><meta http-equiv="Content-Security-Policy"'
+    f' content="{POLICY}"><title>t</title><style>:root {{{{ color-scheme: light dark }}}} body {{{{'
+    " max-width: 62rem; margin: 0 auto }}</style></head><body>{}</body></html>"
 )
 NASTY = "</script><script>throw 1</script><img src=http://localhost/x onerror=throw>"
 TEXTS = {token: f" w{token}" for token in range(64)} | {5: "\n", 6: NASTY}
 
 
 def timed(round_: RoundTrace, number: int) -> RoundTrace:
-    return replace(round_, seconds=dict.fromkeys(STAGES, 0.001 * number) | {"draft": 0.004, "target": 0.02})
+    return replace(
+        round_, seconds=dict.fromkeys(STAGES, 0.001 * number) | {"draft": 0.004, "target": 0.02}
+    )
 
 
 def scored() -> list[RoundTrace]:
     """p read up to the rejection, and what SpecDec++ predicted."""
-    found = [replace(chain([4, 5, 6, 7], 1, 9), draft_p=[0.75, 0.125, None, None], predicted=[0.9, 0.8, 0.6, 0.5])]
+    found = [
+        replace(
+            chain([4, 5, 6, 7], 1, 9),
+            draft_p=[0.75, 0.125, None, None],
+            predicted=[0.9, 0.8, 0.6, 0.5],
+        )
+    ]
     found += [plain(8), replace(chain([6, 7], 2, 3), draft_p=[0.25, 0.5], predicted=[0.875])]
     return [timed(round_, number) for number, round_ in enumerate(found * 5)]
 
@@ -51,7 +59,9 @@ def branching() -> list[RoundTrace]:
         )
         return [*jobs, Span("target", "verify", start + 0.25, start + 1.0, 2)]
 
-    first = overlapped([4], [[5, 7, 8], [10, 11]], row=2, tokens=[4, 5], outcome=1, spans=spans(1.0))
+    first = overlapped(
+        [4], [[5, 7, 8], [10, 11]], row=2, tokens=[4, 5], outcome=1, spans=spans(1.0)
+    )
     second = overlapped([7], [[3]], row=0, tokens=[2], outcome=2, stage="branch", spans=spans(2.5))
     return [replace(first, draft_p=[0.75, 0.5, None]), second]
 
@@ -61,10 +71,18 @@ def trace(method: str, prompt: int, found: list[RoundTrace]) -> Trace:
     return Trace(3, tokens, found, 1.0, 4.0, prompt_id=f"p{prompt}", dataset="a", method=method)
 
 
-def evaluation(name: str, methods: dict[str, list[list[RoundTrace]]], stops: dict[str, str]) -> Evaluation:
+def evaluation(
+    name: str, methods: dict[str, list[list[RoundTrace]]], stops: dict[str, str]
+) -> Evaluation:
     """methods: rounds by method and prompt."""
-    traces = {m: [trace(m, prompt, one) for prompt, one in enumerate(found)] for m, found in methods.items()}
-    stop = {method: {"stop": {"_target_": f"decoding.stopping.x.{rule}"}} for method, rule in stops.items()}
+    traces = {
+        m: [trace(m, prompt, one) for prompt, one in enumerate(found)]
+        for m, found in methods.items()
+    }
+    stop = {
+        method: {"stop": {"_target_": f"decoding.stopping.x.{rule}"}}
+        for method, rule in stops.items()
+    }
     config = {"repeats": 1, "warp": {"temperature": 1.0}, "method": stop}
     return Evaluation(Path("runs") / name, {"run": {"config": config}}, traces)
 
@@ -72,7 +90,9 @@ def evaluation(name: str, methods: dict[str, list[list[RoundTrace]]], stops: dic
 def written(folder: Path, *found: Evaluation) -> Path:
     texts = Vocabulary(TEXTS, {"a/p0": "Once upon a time"})
     path = folder / "page.html"
-    path.write_text(PAGE.format(fragment(found, {one.folder: texts for one in found})), encoding="utf-8")
+    path.write_text(
+        PAGE.format(fragment(found, {one.folder: texts for one in found})), encoding="utf-8"
+    )
     return path
 
 
@@ -84,11 +104,18 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def evaluations() -> list[Evaluation]:
-    walk = [timed(tree([0, 1, 2, 1, 0, 5, 6], row=5, accepted=1), 1), timed(tree([0, 0], row=0, accepted=0), 2)]
-    first = {"autoregressive": [[plain(4), plain(9)]] * 2, "specdecpp": [scored(), scored()[:4]], "dyspec": [walk] * 2}
+    walk = [
+        timed(tree([0, 1, 2, 1, 0, 5, 6], row=5, accepted=1), 1),
+        timed(tree([0, 0], row=0, accepted=0), 2),
+    ]
+    first = {
+        "autoregressive": [[plain(4), plain(9)]] * 2,
+        "specdecpp": [scored(), scored()[:4]],
+        "dyspec": [walk] * 2,
+    }
     second = {"autoregressive": [[plain(4)]], "hrad": [branching()]}
     return [
-        evaluation("first", first, {"specdecpp": "AcceptanceStop"}),
+        evaluation("first", first, {"specdecpp": "SpecDecPPStop"}),
         evaluation("second", second, {"hrad": "HRADStop"}),
     ]
 
@@ -110,7 +137,9 @@ class Viewer:
 
     page: Page
 
-    def pick(self, run: str = "first (T = 1)", method: str = "specdecpp", prompt: int = 0) -> "Viewer":
+    def pick(
+        self, run: str = "first (T = 1)", method: str = "specdecpp", prompt: int = 0
+    ) -> "Viewer":
         self.page.select_option("#viewer-run", label=run)
         self.page.select_option("#viewer-method", label=method)
         self.page.select_option("#viewer-prompt", index=prompt)
@@ -135,7 +164,9 @@ class Viewer:
 
     @property
     def text(self) -> str:
-        return "".join(self.page.locator("#viewer-text span:not(.viewer-later)").all_text_contents())
+        return "".join(
+            self.page.locator("#viewer-text span:not(.viewer-later)").all_text_contents()
+        )
 
     def detail(self, chip: str) -> str:
         self.page.hover(chip)
@@ -146,13 +177,13 @@ def shown(token: int) -> str:
     return TEXTS[token].replace("\n", "↵")
 
 
-# What it shows -------------------------------------------------------------------------------------------------------
+# What it shows ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("run", "method", "prompt", "rule"),
     [
-        (0, "specdecpp", 0, "AcceptanceStop"),
+        (0, "specdecpp", 0, "SpecDecPPStop"),
         (0, "dyspec", 1, ""),
         (0, "autoregressive", 0, ""),
         (1, "hrad", 0, "HRADStop"),
@@ -162,7 +193,10 @@ def test_every_round_of_a_trace(
     page: Page, evaluations: list[Evaluation], run: int, method: str, prompt: int, rule: str
 ) -> None:
     one = evaluations[run]
-    viewer, expected = Viewer(page).pick(f"{one.folder.name} (T = 1)", method, prompt), one.traces[method][prompt]
+    viewer, expected = (
+        Viewer(page).pick(f"{one.folder.name} (T = 1)", method, prompt),
+        one.traces[method][prompt],
+    )
     found, text = rounds(expected, rule), "Once upon a time" if prompt == 0 else ""
     for number, round_ in enumerate(found, 1):
         assert viewer.round == number and viewer.summary == summary(round_, number, len(found))
@@ -174,35 +208,48 @@ def test_every_round_of_a_trace(
 
 
 def assert_chips(viewer: Viewer, expected: Round) -> None:
-    assert viewer.chips("draft") == [(MARKS[node.fate], shown(node.token)) for node in expected.drafted]
-    assert viewer.chips("committed") == [(MARKS[token.origin], shown(token.token)) for token in expected.committed]
+    assert viewer.chips("draft") == [
+        (MARKS[node.fate], shown(node.token)) for node in expected.drafted
+    ]
+    assert viewer.chips("committed") == [
+        (MARKS[token.origin], shown(token.token)) for token in expected.committed
+    ]
 
 
 def test_branches_stand_below_each_other(page: Page) -> None:
-    """As rows and columns of the grid: candidates 5 and 10 in the second, what follows 5 on its line."""
+    """As rows and columns of the grid: candidates 5 and 10 in the second, what follows 5 on its
+    line."""
     Viewer(page).pick("second (T = 1)", "hrad")
     places = "one => [one.textContent.slice(1), one.style.gridColumnStart, one.style.gridRowStart]"
     found = page.eval_on_selector_all("#viewer-draft button", f"all => all.map({places})")
     expected = {4: (1, 1), 5: (2, 1), 10: (2, 2), 7: (3, 1), 8: (4, 1), 11: (3, 2)}
-    assert found == [[shown(token), str(column), str(row)] for token, (column, row) in expected.items()]
+    assert found == [
+        [shown(token), str(column), str(row)] for token, (column, row) in expected.items()
+    ]
 
 
 def test_numbers_on_hover_and_focus(page: Page) -> None:
     viewer = Viewer(page).pick()
     first, second, third, _ = page.locator("#viewer-draft button").all()
     first.hover()
-    expected = '" w4" (token 4), accepted; position 1 of the draft; q 0.500; p 0.750; predicted acceptance 0.900'
+    expected = (
+        '" w4" (token 4), accepted; position 1 of the draft; q 0.500; p 0.750; predicted acceptance'
+        " 0.900"
+    )
     assert page.inner_text("#viewer-detail") == expected
     second.focus()
     assert page.inner_text("#viewer-detail").endswith(
         "rejected; position 2 of the draft; q 0.500; p 0.125; predicted acceptance 0.800"
     )
     third.focus()
-    assert "rolled back" in page.inner_text("#viewer-detail") and "p not read by the verifier" in page.inner_text(
+    assert "rolled back" in page.inner_text(
         "#viewer-detail"
-    )
+    ) and "p not read by the verifier" in page.inner_text("#viewer-detail")
     assert viewer.detail("#viewer-committed button >> nth=0") == expected
-    assert viewer.detail("#viewer-committed button >> nth=1") == '" w9" (token 9), residual: no draft token'
+    assert (
+        viewer.detail("#viewer-committed button >> nth=1")
+        == '" w9" (token 9), residual: no draft token'
+    )
     assert viewer.detail("#viewer-text i >> nth=0") == f"Round 1: {expected}"
     viewer.pick("second (T = 1)", "hrad")
     assert viewer.detail("#viewer-draft button >> nth=3").endswith(
@@ -211,9 +258,13 @@ def test_numbers_on_hover_and_focus(page: Page) -> None:
 
 
 def test_time_line(page: Page) -> None:
-    """Draft from 1 to 1.5, target from 1.25 to 2, the next round begins at 2.5; the request ends at 4."""
+    """Draft from 1 to 1.5, target from 1.25 to 2, the next round begins at 2.5; the request ends at
+    4."""
     Viewer(page).pick("second (T = 1)", "hrad")
-    bars = "all => all.map(one => [one.textContent, parseFloat(one.style.left), parseFloat(one.style.width)])"
+    bars = (
+        "all => all.map(one => [one.textContent, parseFloat(one.style.left),"
+        " parseFloat(one.style.width)])"
+    )
     found = page.eval_on_selector_all("#viewer-bars .viewer-bar", bars)
     assert [name for name, *_ in found] == ["draft stage", "branch stage", "verify"]
     assert [left for _, left, _ in found] == pytest.approx([0, 100 / 6, 100 / 6], abs=0.01)
@@ -227,11 +278,13 @@ def test_time_line(page: Page) -> None:
 
 
 def test_the_whole_request_is_painted(page: Page) -> None:
-    """Both lanes, and bubbles between: the target is idle at first, the draft at the end of a round."""
+    """Both lanes, and bubbles between: the target is idle at first, the draft at the end of a
+    round."""
     Viewer(page).pick("second (T = 1)", "hrad")
     pixels = """(one, places) => {
       const all = one.getContext("2d").getImageData(0, 0, one.width, one.height).data;
-      const first = ([x, y]) => 4 * (Math.floor(y * one.height) * one.width + Math.floor(x * one.width));
+      const row = (y) => Math.floor(y * one.height) * one.width;
+      const first = ([x, y]) => 4 * (row(y) + Math.floor(x * one.width));
       return places.map((place) => [...all.slice(first(place), first(place) + 4)]);
     }"""
     places = [[0.05, 0.25], [0.2, 0.75], [0.03, 0.75], [0.3, 0.25]]
@@ -252,13 +305,22 @@ def test_without_texts_there_are_ids(browser: Browser, tmp_path: Path) -> None:
         assert page.inner_text("#viewer-committed") == "◆[9]" and not page.is_visible("#viewer-run")
 
 
-# Finding one's way ---------------------------------------------------------------------------------------------------
+# Finding one's way --------------------------------------------------------------------------------
 
 
 def test_keys_buttons_and_slider(page: Page) -> None:
     viewer = Viewer(page).pick()
     seen = []
-    for key in ("ArrowLeft", "ArrowRight", "PageDown", "PageUp", "PageUp", "End", "PageDown", "Home"):
+    for key in (
+        "ArrowLeft",
+        "ArrowRight",
+        "PageDown",
+        "PageUp",
+        "PageUp",
+        "End",
+        "PageDown",
+        "Home",
+    ):
         viewer.press(key)
         seen.append(viewer.round)
     assert seen == [1, 2, 12, 2, 1, 15, 15, 1]
@@ -277,7 +339,10 @@ def test_keys_buttons_and_slider(page: Page) -> None:
 def test_a_click_goes_to_a_round(page: Page) -> None:
     viewer = Viewer(page).pick()
     page.click("#viewer-text i:has-text('w3') >> nth=2")
-    assert viewer.round == 9 and page.locator(".viewer-now").inner_text() == f"{TEXTS[6]}{TEXTS[7]}{TEXTS[3]}"
+    assert (
+        viewer.round == 9
+        and page.locator(".viewer-now").inner_text() == f"{TEXTS[6]}{TEXTS[7]}{TEXTS[3]}"
+    )
     box = page.locator("#viewer-canvas").bounding_box()
     assert box
     page.click("#viewer-canvas", position={"x": box["width"] - 3, "y": 5})
@@ -293,7 +358,9 @@ def test_another_prompt_and_another_run(page: Page) -> None:
     assert viewer.round == 1 and viewer.summary.startswith("Round 1 of 4")
     assert page.locator("#viewer-method option:checked").inner_text() == "specdecpp", "it stays"
     viewer.pick("second (T = 1)", "hrad")
-    assert page.locator("#viewer-prompt option").count() == 1 and viewer.summary.startswith("Round 1 of 2: class some")
+    assert page.locator("#viewer-prompt option").count() == 1 and viewer.summary.startswith(
+        "Round 1 of 2: class some"
+    )
 
 
 def test_keys_work_from_a_token(page: Page) -> None:
@@ -305,15 +372,17 @@ def test_keys_work_from_a_token(page: Page) -> None:
     assert viewer.round == 3
 
 
-# How it looks --------------------------------------------------------------------------------------------------------
+# How it looks -------------------------------------------------------------------------------------
 
 CONTRAST = """() => {
-  const channel = (value) => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const linear = (value) => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const channel = (value) => linear(value / 255);
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
   const colour = (text) => text.match(/[\\d.]+/g).map(Number);
   const behind = (one) => {
     const found = colour(getComputedStyle(one).backgroundColor);
-    return found.length < 4 || found[3] > 0 ? found : one.parentElement ? behind(one.parentElement) : null;
+    if (found.length < 4 || found[3] > 0) return found;
+    return one.parentElement ? behind(one.parentElement) : null;
   };
   const page = matchMedia("(prefers-color-scheme: dark)").matches ? [20, 24, 28] : [255, 255, 255];
   const texts = "#viewer :is(p, h3, b, button, select, i, .viewer-chip, .viewer-bar, .viewer-soft)";
@@ -326,9 +395,17 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1200])
-def test_legible_and_no_wider_than_the_window(browser: Browser, path: Path, scheme: str, width: int) -> None:
-    with opened(browser, path, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
-        for run, method in (("first (T = 1)", "specdecpp"), ("first (T = 1)", "dyspec"), ("second (T = 1)", "hrad")):
+def test_legible_and_no_wider_than_the_window(
+    browser: Browser, path: Path, scheme: str, width: int
+) -> None:
+    with opened(
+        browser, path, color_scheme=scheme, viewport={"width": width, "height": 800}
+    ) as page:
+        for run, method in (
+            ("first (T = 1)", "specdecpp"),
+            ("first (T = 1)", "dyspec"),
+            ("second (T = 1)", "hrad"),
+        ):
             Viewer(page).pick(run, method)
             assert page.evaluate("document.scrollingElement.scrollWidth") <= width
             assert [(name, ratio) for name, ratio in page.evaluate(CONTRAST) if ratio < 4.5] == []
@@ -337,7 +414,9 @@ def test_legible_and_no_wider_than_the_window(browser: Browser, path: Path, sche
 def test_for_those_who_do_not_see_it(page: Page) -> None:
     viewer = Viewer(page).pick()
     assert page.get_attribute("#viewer-summary", "aria-live") == "polite"
-    assert page.get_by_role("slider", name="Round").get_attribute("aria-valuetext") == "round 1 of 15"
+    assert (
+        page.get_by_role("slider", name="Round").get_attribute("aria-valuetext") == "round 1 of 15"
+    )
     for name in ("First round", "Previous round", "Next round", "Last round"):
         assert page.get_by_role("button", name=name).count() == 1
     for name in ("Run", "Prompt", "Method"):
@@ -346,35 +425,46 @@ def test_for_those_who_do_not_see_it(page: Page) -> None:
     assert len({mark for mark, _ in viewer.chips("draft")}) == 3, "told apart without colour"
 
 
-# How fast ------------------------------------------------------------------------------------------------------------
+# How fast -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "most"), [("chain", 100), ("tree", 400)])
-def test_a_step_touches_its_round_alone(browser: Browser, tmp_path: Path, kind: str, most: int) -> None:
-    """Of 2,000 tokens. Prints milliseconds of a step, its layout included; what is asserted is the work it makes: nodes
-    of the page that change, which the size of a round decides and not the length of the text."""
-    one = chain([4, 6, 7, 8], 1, 9) if kind == "chain" else tree([0] + [1] * 30 + [0] * 29, row=1, accepted=1)
-    path = written(tmp_path, evaluation("long", {"fixed": [[timed(one, number) for number in range(1000)]]}, {}))
+def test_a_step_touches_its_round_alone(
+    browser: Browser, tmp_path: Path, kind: str, most: int
+) -> None:
+    """Of 2,000 tokens. Prints milliseconds of a step, its layout included; what is asserted is the
+    work it makes: nodes of the page that change, which the size of a round decides and not the
+    length of the text."""
+    one = (
+        chain([4, 6, 7, 8], 1, 9)
+        if kind == "chain"
+        else tree([0] + [1] * 30 + [0] * 29, row=1, accepted=1)
+    )
+    path = written(
+        tmp_path,
+        evaluation("long", {"fixed": [[timed(one, number) for number in range(1000)]]}, {}),
+    )
     with opened(browser, path) as page:
         assert page.locator("#viewer-text i").count() == 2000
-        steps = page.evaluate(
-            """() => {
+        steps = page.evaluate("""() => {
               const root = document.getElementById("viewer"), took = [], touched = [];
               const watch = new MutationObserver(() => {});
-              watch.observe(root, { subtree: true, childList: true, attributes: true, characterData: true });
-              const size = (node) => 1 + (node.querySelectorAll ? node.querySelectorAll("*").length : 0);
+              const all = { subtree: true, childList: true, attributes: true, characterData: true };
+              watch.observe(root, all);
+              const below = (node) => node.querySelectorAll ? node.querySelectorAll("*").length : 0;
+              const size = (node) => 1 + below(node);
               const sum = (numbers) => numbers.reduce((total, one) => total + one, 0);
               const press = (key) => {
                 const start = performance.now();
                 root.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
                 document.body.getBoundingClientRect();
                 took.push(performance.now() - start);
-                touched.push(sum(watch.takeRecords().map((one) => 1 + sum([...one.addedNodes].map(size)))));
+                const records = watch.takeRecords();
+                touched.push(sum(records.map((one) => 1 + sum([...one.addedNodes].map(size)))));
               };
               for (let i = 0; i < 200; i++) press("ArrowRight");
               return { milliseconds: sum(took) / 200, nodes: Math.max(...touched.slice(1)) };
-            }"""
-        )
+            }""")
         print(json.dumps(steps), re.sub(r"\s+", " ", page.inner_text("#viewer-summary")))
         assert page.inner_text("#viewer-place") == "201 / 1000"
         assert 0 < steps["nodes"] < most

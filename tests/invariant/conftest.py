@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from decoding.models import ModelPair
+from decoding.models.loading import ModelPair
 from tests.datasets import make_dataset
 from tests.tiny_pair import tiny_pair
 
@@ -15,7 +15,9 @@ def pair() -> ModelPair:
 
 
 @pytest.fixture(scope="module")
-def original(pair: ModelPair, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(
+    pair: ModelPair, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """An undamaged dataset, of as many prompts as the module's PROMPTS says."""
     folder = tmp_path_factory.mktemp("original")
     make_dataset(pair, folder, getattr(request.module, "PROMPTS", 9))

@@ -1,4 +1,5 @@
-"""Cached forwards equal uncached ones: random chunks and crops, trees path by path, masks row by row."""
+"""Cached forwards equal uncached ones: random chunks and crops, trees path by path, masks row by
+row."""
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from decoding.models import CachedLM
-from predictors.errors import UserError
+from decoding.models.loading import CachedLM
+from runtime.errors import UserError
 
 VOCAB = 61
 SMALL = dict(
@@ -45,7 +46,8 @@ def lm(request: pytest.FixtureRequest) -> CachedLM:
 
 @torch.no_grad()
 def uncached(lm: CachedLM, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference without cache, transformers' eager attention: logits [n, V], hidden [n_layers + 1, n, H]."""
+    """Reference without cache, transformers' eager attention: logits [n, V], hidden [n_layers + 1,
+    n, H]."""
     model = type(lm.model)(lm.model.config)
     model.load_state_dict(lm.model.state_dict())
     model.set_attn_implementation("eager")
@@ -107,7 +109,9 @@ def test_tree_equals_path_by_path_and_continues_after_keep_path(lm: CachedLM, se
 def test_tree_grown_over_several_calls(lm: CachedLM, seed: int) -> None:
     """Random trees of random sizes on caches of random lengths, some beyond the first buffer."""
     generator = torch.Generator().manual_seed(seed)
-    prefix = random_tokens(int(torch.randint(1, 20 if seed % 2 else 300, (), generator=generator)), seed)
+    prefix = random_tokens(
+        int(torch.randint(1, 20 if seed % 2 else 300, (), generator=generator)), seed
+    )
     lm.forward(prefix, logits="none")
     size = int(torch.randint(2, 40, (), generator=generator))
     nodes, parents = random_tokens(size, seed + 100), random_parents(size, generator)
@@ -129,7 +133,9 @@ def test_masked_rows_continue_different_prefixes(lm: CachedLM) -> None:
     prefix = random_tokens(10, 1)
     lm.forward(prefix, logits="none")
     anchors, tokens = torch.tensor([2, 5, 9]), random_tokens(3, 2)
-    visible = torch.cat([torch.arange(10) <= anchors[:, None], torch.eye(3, dtype=torch.bool)], dim=1)
+    visible = torch.cat(
+        [torch.arange(10) <= anchors[:, None], torch.eye(3, dtype=torch.bool)], dim=1
+    )
     logits = lm.forward_masked(tokens, anchors + 1, visible).logits
     for row, anchor in enumerate(anchors.tolist()):
         expected = uncached(lm, torch.cat([prefix[: anchor + 1], tokens[row : row + 1]]))[0][-1]
@@ -158,7 +164,8 @@ def test_logits_can_be_limited(lm: CachedLM) -> None:
 
 
 def test_left_padded_batches_still_work_on_the_wrapped_model(lm: CachedLM) -> None:
-    """Other code may batch on ``lm.model`` directly; our attention must respect its padding masks."""
+    """Other code may batch on ``lm.model`` directly; our attention must respect its padding
+    masks."""
     tokens = random_tokens(6, 3)
     padded = torch.stack([tokens, torch.cat([torch.zeros(2, dtype=torch.long), tokens[:4]])])
     mask = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])

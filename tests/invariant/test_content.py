@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_gen.ledger import content_hash
-from data_gen.shards import SCHEMAS, record_digests
-from decoding.models import ModelPair
+from data_gen.storage.chunks import content_hash
+from data_gen.storage.shards import SCHEMAS, record_digests
+from decoding.models.loading import ModelPair
 from tests.datasets import RECIPE, make_dataset
 
 
@@ -24,7 +24,9 @@ def test_chunks_do_not_matter(pair: ModelPair, content: str, tmp_path: Path, siz
     assert len(made["shards"]) == 3 * -(-9 // size) and made["content"] == content
 
 
-@pytest.mark.parametrize("change", [{"seed": 4}, {"gamma": 2}, {"mixing": 0.5}, {"features_stored": False}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 4}, {"gamma": 2}, {"mixing": 0.5}, {"features_stored": False}]
+)
 def test_records_matter(pair: ModelPair, content: str, tmp_path: Path, change: dict) -> None:
     assert make_dataset(pair, tmp_path, recipe=replace(RECIPE, **change))["content"] != content
 
@@ -35,7 +37,9 @@ def test_the_encoding_does_not_matter(pair: ModelPair, content: str, tmp_path: P
     digests = []
     for kind in SCHEMAS:
         table = pq.read_table(sorted(tmp_path.glob(f"{kind}-*")))
-        pq.write_table(table, tmp_path / "again", compression="gzip", row_group_size=2, data_page_version="2.0")
+        pq.write_table(
+            table, tmp_path / "again", compression="gzip", row_group_size=2, data_page_version="2.0"
+        )
         digests += record_digests(pq.read_table(tmp_path / "again"), kind)
     assert content_hash(digests) == content
 
@@ -51,4 +55,6 @@ def test_every_column_counts(pair: ModelPair, tmp_path: Path) -> None:
             other[1] = "other" if isinstance(other[1], str) else [*other[1][:-1], other[1][-1] + 1]
             column = pa.array(other, schema.field(place).type)
             changed = record_digests(table.set_column(place, schema.field(place), column), kind)
-            assert [a == b for a, b in zip(found, changed, strict=True)] == [True, False, True], name
+            assert [a == b for a, b in zip(found, changed, strict=True)] == [True, False, True], (
+                name
+            )

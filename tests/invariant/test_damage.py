@@ -1,4 +1,5 @@
-"""Every damage to every kind of file is found and named; only bad chunks are made again, with the same records."""
+"""Every damage to every kind of file is found and named; only bad chunks are made again, with the
+same records."""
 
 import os
 import shutil
@@ -9,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from data_gen.dataset import read_manifest, read_records, read_responses
 from data_gen.harvest import Progress
-from data_gen.shards import SCHEMAS
-from data_gen.verify import verify
-from decoding.models import ModelPair
-from predictors.errors import UserError
-from predictors.storage import write_atomically
+from data_gen.storage.dataset import read_manifest, read_records, read_responses
+from data_gen.storage.shards import SCHEMAS
+from data_gen.storage.verify import verify
+from decoding.models.loading import ModelPair
+from runtime.errors import UserError
+from runtime.files import write_atomically
 from tests.datasets import RECIPE, answered_dataset, make_dataset
 from tests.processes import die, forked
 
@@ -58,20 +59,27 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:
     """What changes when a file is written again."""
-    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*-0*")}
+    return {
+        path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*-0*")
+    }
 
 
 def chunk_of(name: str) -> int | None:
     return int(name.split("-")[1].split(".")[0]) if "-" in name else None
 
 
-def assert_found_and_repaired(pair: ModelPair, folder: Path, original: Path, bad: list[str]) -> None:
-    """verify names the bad files and no others; a rerun makes their chunks again, and nothing else."""
+def assert_found_and_repaired(
+    pair: ModelPair, folder: Path, original: Path, bad: list[str]
+) -> None:
+    """verify names the bad files and no others; a rerun makes their chunks again, and nothing
+    else."""
     lines = verify(folder)
     assert [line.split(" ")[0] for line in lines] == [str(folder / name) for name in bad]
     assert all("\n" not in line for line in lines)
     before, made = files(folder), []
-    manifest = make_dataset(pair, folder, progress=Progress(finished=lambda prompts, tokens: made.append(tokens > 0)))
+    manifest = make_dataset(
+        pair, folder, progress=Progress(finished=lambda prompts, tokens: made.append(tokens > 0))
+    )
     redone = {chunk_of(name) for name in bad} - {None}
     assert sum(made) == RECIPE.batch_size * len(redone)
     after = files(folder)
@@ -79,23 +87,36 @@ def assert_found_and_repaired(pair: ModelPair, folder: Path, original: Path, bad
         name for name in after if chunk_of(name) not in redone
     }
     assert verify(folder) == []
-    assert manifest["content"] == read_manifest(folder)["content"] == read_manifest(original)["content"]
-    assert len(read_records(folder, "rounds", "all")["group"]) == len(read_records(original, "rounds", "all")["group"])
+    assert (
+        manifest["content"]
+        == read_manifest(folder)["content"]
+        == read_manifest(original)["content"]
+    )
+    assert len(read_records(folder, "rounds", "all")["group"]) == len(
+        read_records(original, "rounds", "all")["group"]
+    )
 
 
 def assert_readers_name(folder: Path, name: str) -> None:
-    """What training meets: one line with the file and what to do. Plan and seals are not needed to read."""
+    """What training meets: one line with the file and what to do. Plan and markers are not needed
+    to read."""
     with pytest.raises(UserError) as error:
         for kind in ("specdecpp", "rounds"):
             read_records(folder, kind, "all")
         read_responses(folder, "all")
-    assert name in str(error.value) and "scripts/gen_data.py" in str(error.value) or "harvest again" in str(error.value)
+    assert (
+        name in str(error.value)
+        and "scripts/gen_data.py" in str(error.value)
+        or "harvest again" in str(error.value)
+    )
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", FILES)
-def test_changed_bytes(pair: ModelPair, folder: Path, original: Path, name: str, change: str) -> None:
+def test_changed_bytes(
+    pair: ModelPair, folder: Path, original: Path, name: str, change: str
+) -> None:
     path = folder / name
     content = path.read_bytes()
     path.write_bytes(CHANGES[change](content))
@@ -114,7 +135,9 @@ def test_deleted(pair: ModelPair, folder: Path, original: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", SHARDS)
-def test_a_change_that_keeps_time_and_size(pair: ModelPair, folder: Path, original: Path, name: str) -> None:
+def test_a_change_that_keeps_time_and_size(
+    pair: ModelPair, folder: Path, original: Path, name: str
+) -> None:
     path = folder / name
     stat = path.stat()
     path.write_bytes(flipped(path.read_bytes(), 200))
@@ -123,7 +146,9 @@ def test_a_change_that_keeps_time_and_size(pair: ModelPair, folder: Path, origin
 
 
 @pytest.mark.parametrize("name", [*SHARDS, "chunk-00001.json"])
-def test_swapped_with_another_chunk(pair: ModelPair, folder: Path, original: Path, name: str) -> None:
+def test_swapped_with_another_chunk(
+    pair: ModelPair, folder: Path, original: Path, name: str
+) -> None:
     ours, other = folder / name, folder / name.replace("1", "0")
     content = ours.read_bytes()
     ours.write_bytes(other.read_bytes())
@@ -151,26 +176,34 @@ def test_another_file_of_the_folder_in_its_place(
 
 
 @pytest.mark.parametrize("name", [*SHARDS, "chunk-00001.json"])
-def test_taken_from_another_dataset(pair: ModelPair, folder: Path, original: Path, foreign: Path, name: str) -> None:
+def test_taken_from_another_dataset(
+    pair: ModelPair, folder: Path, original: Path, foreign: Path, name: str
+) -> None:
     shutil.copy(foreign / name, folder / name)
     if name in SHARDS:
         assert_readers_name(folder, name)
     assert_found_and_repaired(pair, folder, original, [name])
 
 
-def test_a_whole_chunk_of_another_dataset(pair: ModelPair, folder: Path, original: Path, foreign: Path) -> None:
+def test_a_whole_chunk_of_another_dataset(
+    pair: ModelPair, folder: Path, original: Path, foreign: Path
+) -> None:
     for path in foreign.glob("*-00001.*"):
         shutil.copy(path, folder / path.name)
     assert_found_and_repaired(pair, folder, original, ["chunk-00001.json"])
 
 
-def test_manifest_of_another_dataset(pair: ModelPair, folder: Path, original: Path, foreign: Path) -> None:
+def test_manifest_of_another_dataset(
+    pair: ModelPair, folder: Path, original: Path, foreign: Path
+) -> None:
     shutil.copy(foreign / "manifest.json", folder / "manifest.json")
     assert_readers_name(folder, "specdecpp-00000.parquet")
     assert_found_and_repaired(pair, folder, original, ["manifest.json"])
 
 
-def test_manifest_from_before_a_chunk_was_made_again(pair: ModelPair, folder: Path, original: Path) -> None:
+def test_manifest_from_before_a_chunk_was_made_again(
+    pair: ModelPair, folder: Path, original: Path
+) -> None:
     """Records are the same, bytes are not: as after an update of the parquet writer."""
     old = (folder / "manifest.json").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
@@ -184,10 +217,14 @@ def test_manifest_from_before_a_chunk_was_made_again(pair: ModelPair, folder: Pa
 
 
 def rewrite(patch: pytest.MonkeyPatch) -> None:
-    from data_gen import shards
+    from data_gen.storage import shards
 
     write = shards.pq.write_table
-    patch.setattr(shards.pq, "write_table", lambda table, sink, **options: write(table, sink, compression="gzip"))
+    patch.setattr(
+        shards.pq,
+        "write_table",
+        lambda table, sink, **options: write(table, sink, compression="gzip"),
+    )
 
 
 def test_plan_of_another_dataset(pair: ModelPair, folder: Path, foreign: Path) -> None:
@@ -195,7 +232,7 @@ def test_plan_of_another_dataset(pair: ModelPair, folder: Path, foreign: Path) -
     before = files(folder)
     shutil.copy(foreign / "plan.json", folder / "plan.json")
     assert [line.split(" ")[0] for line in verify(folder)] == [
-        *(str(folder / f"chunk-{index:05d}.json") for index in range(CHUNKS)),
+        *(str(folder / f"chunk-{index:05d}.json") for index in range(CHUNKS))
     ]
     with pytest.raises(UserError, match="was made with seed=4, here 3"):
         make_dataset(pair, folder)
@@ -244,23 +281,36 @@ def test_several_at_once(pair: ModelPair, folder: Path, original: Path) -> None:
     assert_found_and_repaired(pair, folder, original, bad)
 
 
-@pytest.mark.parametrize("lost", [("plan.json", "manifest.json"), ("plan.json", "manifest.json", "chunk-00002.json")])
+@pytest.mark.parametrize(
+    "lost", [("plan.json", "manifest.json"), ("plan.json", "manifest.json", "chunk-00002.json")]
+)
 def test_what_the_settings_were_is_known_from_the_seals(
     pair: ModelPair, folder: Path, original: Path, lost: tuple[str, ...]
 ) -> None:
     for name in lost:
         (folder / name).unlink()
-    assert {line.split(" ")[0] for line in verify(folder)} >= {str(folder / name) for name in lost[:2]}
-    with pytest.raises(UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"):
+    assert {line.split(" ")[0] for line in verify(folder)} >= {
+        str(folder / name) for name in lost[:2]
+    }
+    with pytest.raises(
+        UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"
+    ):
         make_dataset(pair, folder, recipe=replace(RECIPE, gamma=2))
     before = files(folder)
     assert make_dataset(pair, folder)["content"] == read_manifest(original)["content"]
-    assert files(folder).items() >= before.items() - {item for item in before.items() if "00002" in item[0]}
+    assert files(folder).items() >= before.items() - {
+        item for item in before.items() if "00002" in item[0]
+    }
 
 
-def test_left_over_temporary_files_do_no_harm(pair: ModelPair, folder: Path, original: Path) -> None:
+def test_left_over_temporary_files_do_no_harm(
+    pair: ModelPair, folder: Path, original: Path
+) -> None:
     for name in FILES:
-        assert forked(lambda name=name: write_atomically(folder / name, die_half_way)).wait() == -signal.SIGKILL
+        assert (
+            forked(lambda name=name: write_atomically(folder / name, die_half_way)).wait()
+            == -signal.SIGKILL
+        )
     assert len(list(folder.glob(".*.tmp"))) == len(FILES)
     assert_found_and_repaired(pair, folder, original, [])
     (folder / SHARDS[0]).unlink()
@@ -275,16 +325,24 @@ def die_half_way(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plan.json", "manifest.json"])
 @pytest.mark.parametrize("content", ['{"name": "my web app"}', "to Rome in May", "[]"])
-def test_files_of_something_else_stay(pair: ModelPair, tmp_path: Path, name: str, content: str) -> None:
+def test_files_of_something_else_stay(
+    pair: ModelPair, tmp_path: Path, name: str, content: str
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(
-        UserError, match=rf"^out: \S+{name} holds something else, which would be lost\. Choose another out=<folder>$"
+        UserError,
+        match=(
+            rf"^out: \S+{name} holds something else, which would be lost\. Choose another"
+            r" out=<folder>$"
+        ),
     ):
         make_dataset(pair, tmp_path)
     assert [(path.name, path.read_text()) for path in tmp_path.glob("*.json")] == [(name, content)]
 
 
-def test_own_files_without_shards_are_replaced(pair: ModelPair, folder: Path, original: Path) -> None:
+def test_own_files_without_shards_are_replaced(
+    pair: ModelPair, folder: Path, original: Path
+) -> None:
     for path in folder.glob("*-0*"):
         path.unlink()
     make_dataset(pair, folder, recipe=replace(RECIPE, seed=9))
@@ -297,7 +355,10 @@ def test_own_files_without_shards_are_replaced(pair: ModelPair, folder: Path, or
         (lambda lines: lines[1:], "has lost the answers to 1 prompts, p0 is one"),
         (lambda lines: [], "has lost the answers to 4 prompts, p0 is one"),
         (lambda lines: [*lines, lines[2]], "answers p2 2 times"),
-        (lambda lines: [*lines[:2], lines[2].replace(b"[", b"[1, "), lines[3]], "line 3 is damaged"),
+        (
+            lambda lines: [*lines[:2], lines[2].replace(b"[", b"[1, "), lines[3]],
+            "line 3 is damaged",
+        ),
         (lambda lines: [*lines[:3], lines[3][:-1]], "line 4 is damaged"),
         (lambda lines: None, "cannot be read (No such file or directory)"),
     ],

@@ -1,4 +1,5 @@
-"""Whatever happens to the bytes of a dataset, reading it gives what was written or ends in one line."""
+"""Whatever happens to the bytes of a dataset, reading it gives what was written or ends in one
+line."""
 
 import random
 import shutil
@@ -13,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from data_gen.answers.log import NAME, open_log
-from data_gen.dataset import read_manifest, read_prompts, read_records, read_responses
-from data_gen.ledger import MANIFEST, PLAN
 from data_gen.prompts import Prompt
-from data_gen.rollout_table import read_table
-from data_gen.verify import verify
-from data_gen.workers import ALONE, open_chunks
-from decoding.models import ModelPair
-from predictors.errors import UserError
+from data_gen.responses.log import NAME, open_log
+from data_gen.storage.chunks import MANIFEST, PLAN
+from data_gen.storage.dataset import read_manifest, read_prompts, read_records, read_responses
+from data_gen.storage.sharing import ALONE, open_chunks
+from data_gen.storage.verify import verify
+from decoding.models.loading import ModelPair
+from evaluation.replay.read import read_table
+from runtime.errors import UserError
 from tests.damage import damage_one_file, misplace_a_file
-from tests.datasets import RECIPE, answered_dataset, reseal
+from tests.datasets import RECIPE, answered_dataset, rewrite_checksum
 from tests.fuzz import for_as_long_as_asked, no_hang
 
 SMALL = replace(RECIPE, stride=1, max_new_tokens=6, batch_size=2)
@@ -32,7 +33,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "rounds": lambda folder: read_records(folder, "rounds", "all"),
     "specdecpp": lambda folder: read_records(folder, "specdecpp", "train"),
     "responses": lambda folder: read_responses(folder, "all"),
-    "prompts": lambda folder: list(read_prompts(folder, "rounds", "all", ["anchor", "draft_tokens"])),
+    "prompts": lambda folder: list(
+        read_prompts(folder, "rounds", "all", ["anchor", "draft_tokens"])
+    ),
     "table": lambda folder: vars(read_table(folder, "all")),
 }
 
@@ -75,8 +78,9 @@ def shown(value: Any) -> str:
 
 
 def reads(place: Path, whole: Whole, seed: int) -> bool:
-    """Whether all of the dataset can be read after damage number `seed`. Raises what is no UserError of one line. In
-    half of the cases the checksums are made to fit, so that it gets as far as the parsers."""
+    """Whether all of the dataset can be read after damage number `seed`. Raises what is no
+    UserError of one line. In half of the cases the checksums are made to fit, so that it gets as
+    far as the parsers."""
     chance = random.Random(seed)
     folder = place / str(seed)
     shutil.copytree(whole.folder, folder)
@@ -84,9 +88,13 @@ def reads(place: Path, whole: Whole, seed: int) -> bool:
         for _ in range(chance.choice([1, 1, 2])):
             (damage_one_file if chance.random() < 0.9 else misplace_a_file)(folder, chance)
         if chance.random() < 0.5:
-            reseal(folder)
+            rewrite_checksum(folder)
             return all_read(folder, whole).keys() == whole.read.keys()
-        changed = {path.name for path in whole.folder.iterdir() if content(path) != content(folder / path.name)}
+        changed = {
+            path.name
+            for path in whole.folder.iterdir()
+            if content(path) != content(folder / path.name)
+        }
         found = all_read(folder, whole)
         for name, text in found.items():
             if name == "answers":
@@ -101,8 +109,12 @@ def reads(place: Path, whole: Whole, seed: int) -> bool:
 
 def all_read(folder: Path, whole: Whole) -> dict[str, str]:
     """What could be read, by the name of the reader."""
-    readers = {**READERS, "answers": lambda folder: answers(folder, whole.prompts), "verify": verify}
-    found = {name: outcome(lambda: reader(folder)) for name, reader in readers.items()}  # noqa: B023
+    readers = {
+        **READERS,
+        "answers": lambda folder: answers(folder, whole.prompts),
+        "verify": verify,
+    }
+    found = {name: outcome(lambda: reader(folder)) for name, reader in readers.items()}
     bad = found.pop("verify") or []
     assert all("\n" not in line and line.startswith(str(folder)) for line in bad)
     return {name: shown(value) for name, value in found.items() if value is not None}
@@ -119,28 +131,40 @@ def outcome(read: Callable[[], Any]) -> Any:
 
 
 def refuse_unseen(folder: Path, whole: Whole, changed: set[str]) -> None:
-    """Every change is found by `verify`, and a resumed run makes those chunks again and no others."""
+    """Every change is found by `verify`, and a resumed run makes those chunks again and no
+    others."""
     found = outcome(lambda: verify(folder))
     assert found is None or bool(found) == bool(changed), (found, changed)
-    again = outcome(lambda: list(open_chunks(folder, whole.plan, ALONE, lambda seal: None, lambda seal: None)))
+    again = outcome(
+        lambda: list(
+            open_chunks(folder, whole.plan, ALONE, lambda marker: None, lambda marker: None)
+        )
+    )
     chunks = {int(name.split("-")[1].split(".")[0]) for name in changed - {PLAN, MANIFEST, NAME}}
     assert (again is None and PLAN in changed) or set(again) == chunks
 
 
 def content(path: Path) -> list[bytes] | None:
-    """Lines in any order: each answer stands for itself, elsewhere there is a checksum over all of them."""
+    """Lines in any order: each answer stands for itself, elsewhere there is a checksum over all of
+    them."""
     return sorted(path.read_bytes().split(b"\n")) if path.is_file() else None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32))
-def test_a_damaged_dataset_is_read_rightly_or_refused(tmp_path: Path, whole: Whole, seed: int) -> None:
+def test_a_damaged_dataset_is_read_rightly_or_refused(
+    tmp_path: Path, whole: Whole, seed: int
+) -> None:
     with no_hang():
         assert reads(tmp_path, whole, seed) in (True, False), "and nothing is raised"
 
 
 @pytest.mark.slow
-def test_for_as_long_as_asked(tmp_path: Path, whole: Whole, capsys: pytest.CaptureFixture[str]) -> None:
+def test_for_as_long_as_asked(
+    tmp_path: Path, whole: Whole, capsys: pytest.CaptureFixture[str]
+) -> None:
     """FUZZ_SECONDS=600 pytest -m slow tests/invariant/test_dataset_fuzz.py"""
     for_as_long_as_asked("datasets", lambda seed: reads(tmp_path, whole, seed), capsys)
 
@@ -148,5 +172,7 @@ def test_for_as_long_as_asked(tmp_path: Path, whole: Whole, capsys: pytest.Captu
 def test_the_undamaged_one_is_whole(whole: Whole, tmp_path: Path) -> None:
     shutil.copytree(whole.folder, tmp_path / "data")
     assert all_read(tmp_path / "data", whole) == whole.read and verify(tmp_path / "data") == []
-    reseal(tmp_path / "data")
-    assert all(content(path) == content(tmp_path / "data" / path.name) for path in whole.folder.iterdir())
+    rewrite_checksum(tmp_path / "data")
+    assert all(
+        content(path) == content(tmp_path / "data" / path.name) for path in whole.folder.iterdir()
+    )

@@ -1,4 +1,5 @@
-"""Expected replay of a sampled target: beside real decodes of toy models, and against its own definition."""
+"""Expected replay of a sampled target: beside real decodes of toy models, and against its own
+definition."""
 
 import math
 from pathlib import Path
@@ -10,15 +11,15 @@ import pytest
 import torch
 
 from decoding.engines.serial import SerialEngine
-from decoding.lm import Pair
-from decoding.policies import policy_of, threshold_of
-from decoding.replay import Replayer
-from decoding.rollouts import RolloutTable
+from decoding.models.lm import Pair
+from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
-from decoding.table_lm import TableLM, mixed_table, random_table
 from decoding.verifiers.token import TokenVerifier
+from evaluation.replay.policies import policy_of, threshold_of
+from evaluation.replay.simulate import Replayer
+from evaluation.replay.table import RolloutTable
 from scripts.check_replay import counted
 from tests.contract.engines import stop_rule
 from tests.rollout_tables import slow_table
@@ -28,11 +29,11 @@ WARP = Warp()
 RESPONSES, DECODES = 120, 300
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("fixed", {"gamma": 3}),
-    ("confidence", {"eps": 0.45}),
-    ("confidence_before", {"eps": 0.55}),
+    ("confidence", {"threshold": 0.45}),
+    ("confidence_before", {"threshold": 0.55}),
     ("entropy", {"threshold": 0.5, "step": 0.05}),
     ("acceptance", {"threshold": 0.6, "bounds": [1, 20], "order": "paper"}),
-    ("hrad", {"confidence": {"eps": 0.45}}),
+    ("hrad", {"confidence": {"threshold": 0.45}}),
 ]
 
 
@@ -57,15 +58,20 @@ def table(pair: Pair, folder: Path) -> RolloutTable:
 def test_it_is_close_to_real_decodes(
     name: str, values: dict[str, Any], pair: Pair, table: RolloutTable, folder: Path
 ) -> None:
-    """Per token: within 5 % (what treating text and jump as independent may cost; up to 4 % was seen on this pair with
-    many more decodes) and four standard errors of both samples."""
+    """Per token: within 5 % (what treating text and jump as independent may cost; up to 4 % was
+    seen on this pair with many more decodes) and four standard errors of both samples."""
     stop = stop_rule(name, folder, values)
     counts = Replayer(table, GAMMA).replay(policy_of(stop, table), threshold_of(stop)[1])
     engine = SerialEngine(pair, Chain(GAMMA), stop, TokenVerifier(), WARP, WARP, EOS)
-    decoded = [counted(engine.decode(PROMPT, MAX_NEW, Sampler.seeded(seed))) for seed in range(DECODES)]
+    decoded = [
+        counted(engine.decode(PROMPT, MAX_NEW, Sampler.seeded(seed))) for seed in range(DECODES)
+    ]
     replayed = [counts.of(prompt) for prompt in range(RESPONSES)]
     for count in ("rounds", "forwards", "drafted"):
-        (ours, our_error), (theirs, their_error) = per_token(replayed, count), per_token(decoded, count)
+        (ours, our_error), (theirs, their_error) = (
+            per_token(replayed, count),
+            per_token(decoded, count),
+        )
         assert abs(ours - theirs) < 0.05 * theirs + 4 * math.hypot(our_error, their_error), count
         assert our_error + their_error < 0.15 * theirs, "the comparison says something"
 
@@ -78,7 +84,7 @@ def per_token(rows: list[dict[str, float]], count: str) -> tuple[float, float]:
 
 
 def test_it_is_the_mean_of_random_walks(table: RolloutTable, folder: Path) -> None:
-    stop = stop_rule("confidence", folder, {"eps": 0.45})
+    stop = stop_rule("confidence", folder, {"threshold": 0.45})
     policy, replayer = policy_of(stop, table), Replayer(table, GAMMA)
     expected = replayer.replay(policy, 0.45)
     walks = [replayer.walk(policy, 0.45, seed)[0] for seed in range(300)]

@@ -1,4 +1,5 @@
-"""A draft that reads its target's states: what decodes is what was trained, whatever was kept and dropped before."""
+"""A draft that reads its target's states: what decodes is what was trained, whatever was kept and
+dropped before."""
 
 from itertools import islice
 from pathlib import Path
@@ -7,18 +8,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from data_gen.chats import Chat, ChatPool, save_chats
-from data_gen.decode_benchmark import assistant_of
-from data_gen.distill import TrainingConfig
-from data_gen.feature_training import FeatureDistillation, Maps, unrolled
-from decoding.cached_lm import CachedLM
+from decoding.draft_tree import DraftTree
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
-from decoding.feature_draft import FeatureDraft, read_maps
-from decoding.growth import DraftTree
-from decoding.models import ModelPair
-from decoding.roofline import match
+from decoding.models.cached_lm import CachedLM
+from decoding.models.eagle import EagleDraft, read_maps
+from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
@@ -27,7 +23,12 @@ from decoding.structures.dyspec import DySpecHeap
 from decoding.trace import Stopwatch
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from predictors.errors import UserError
+from drafts.chats import Chat, ChatPool, save_chats
+from drafts.distillation import TrainingConfig
+from drafts.eagle_training import FeatureDistillation, Maps, unrolled
+from evaluation.baselines.transformers_generate import assistant_of
+from evaluation.speedup_bound import match
+from runtime.errors import UserError
 from scripts.check_replay import draft_logits
 from tests.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 
@@ -42,32 +43,45 @@ def maps(scale: float = 0.3) -> Maps:
     return found
 
 
-def reading_pair() -> ModelPair:
+def eagle_pair() -> ModelPair:
     target, draft = tiny_models()
     lm = CachedLM(target)
-    return ModelPair(lm, FeatureDraft(draft, lm, maps().finished(torch.float64)), tiny_tokenizer(), "tiny", (0,))
+    return ModelPair(
+        lm, EagleDraft(draft, lm, maps().finished(torch.float64)), tiny_tokenizer(), "tiny", (0,)
+    )
 
 
 @torch.no_grad()
 def test_rows_are_those_of_the_training() -> None:
     """Seven tokens verified, three drafted: steps 1 to 4 of the unrolled draft."""
-    pair, text = reading_pair(), torch.randint(1, 32, (10,), generator=torch.Generator().manual_seed(3))
+    pair, text = (
+        eagle_pair(),
+        torch.randint(1, 32, (10,), generator=torch.Generator().manual_seed(3)),
+    )
     pair.target.forward(text)
     steps = unrolled(pair.draft.model, maps(), text[None], pair.target.states[None, :10], 4)
     pair.target.crop(6)
     found = [pair.draft.forward(text[:7], hidden=True).hidden[-1]]
     for drafted, row in enumerate(range(7, 10)):
         parents = torch.tensor([drafted - 1])
-        found.append(pair.draft.forward(text[row, None], parents, extend=drafted > 0, hidden=True).hidden[-1])
-    torch.testing.assert_close(found[0], steps[0][0, :7], rtol=1e-4, atol=1e-5)  # norms are float32 there
+        found.append(
+            pair.draft.forward(text[row, None], parents, extend=drafted > 0, hidden=True).hidden[-1]
+        )
+    torch.testing.assert_close(
+        found[0], steps[0][0, :7], rtol=1e-4, atol=1e-5
+    )  # norms are float32 there
     for step, row in enumerate(range(7, 10), 1):
         torch.testing.assert_close(found[step][0], steps[step][0, row], rtol=1e-4, atol=1e-5)
 
 
 def test_a_match_by_depth_is_that_of_drafting() -> None:
-    """P(response's token is the draft's) after 0, 1, 2 drafted tokens, from every place, drafting one after another."""
-    pair, generator = reading_pair(), torch.Generator().manual_seed(3)
-    prompt, response = torch.tensor([3, 4, 5]), torch.randint(1, 32, (9,), generator=generator).tolist()
+    """P(response's token is the draft's) after 0, 1, 2 drafted tokens, from every place, drafting
+    one after another."""
+    pair, generator = eagle_pair(), torch.Generator().manual_seed(3)
+    prompt, response = (
+        torch.tensor([3, 4, 5]),
+        torch.randint(1, 32, (9,), generator=generator).tolist(),
+    )
     found = match(pair, prompt, response, Warp(), Warp(0.7), longest=3).chance
     text = torch.cat([prompt, torch.tensor(response)])
     pair.target.reset()
@@ -81,14 +95,19 @@ def test_a_match_by_depth_is_that_of_drafting() -> None:
         for depth in range(min(3, len(response) - place)):
             token = int(text[known + depth])
             expected = Warp(0.7).probs(logits[None])[0, token] / p[known + depth - 1, token]
-            assert float(found[depth, place + depth]) == pytest.approx(min(1.0, float(expected)), rel=1e-4)
+            assert float(found[depth, place + depth]) == pytest.approx(
+                min(1.0, float(expected)), rel=1e-4
+            )
             parent = torch.tensor([depth - 1])
-            logits = pair.draft.forward(text[known + depth, None], parent, extend=depth > 0).logits[-1]
+            logits = pair.draft.forward(text[known + depth, None], parent, extend=depth > 0).logits[
+                -1
+            ]
     assert found.shape == (3, 9) and not torch.allclose(found[0, 2:], found[1, 2:])
 
 
 class WatchedEngine(SerialEngine):
-    """After each round: the target's states are those of a fresh forward, the draft holds verified rows only."""
+    """After each round: the target's states are those of a fresh forward, the draft holds verified
+    rows only."""
 
     def _context(self, request, round_, hidden):
         target, committed = self.pair.target, request.committed
@@ -102,11 +121,15 @@ class WatchedEngine(SerialEngine):
 
 
 @pytest.mark.parametrize("builds", [Chain(3), DySpecHeap(6)])
-def test_greedy_output_is_the_targets_and_states_follow_every_roll_back(builds: Chain | DySpecHeap) -> None:
-    pair = reading_pair()
+def test_greedy_output_is_the_targets_and_states_follow_every_roll_back(
+    builds: Chain | DySpecHeap,
+) -> None:
+    pair = eagle_pair()
     verifier = TokenVerifier() if isinstance(builds, Chain) else RrswVerifier()
     for seed in range(3):
-        prompt = torch.randint(1, 32, (1 + 3 * seed,), generator=torch.Generator().manual_seed(seed))
+        prompt = torch.randint(
+            1, 32, (1 + 3 * seed,), generator=torch.Generator().manual_seed(seed)
+        )
         engine = WatchedEngine(pair, builds, Never(), verifier, Warp(0.0), Warp())
         found = engine.decode(prompt, 20, Sampler.seeded(0))
         text = prompt
@@ -132,17 +155,23 @@ def chats() -> list[Chat]:
 def test_training_raises_acceptance_of_every_step_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "chats").mkdir()
     save_chats(tmp_path / "chats" / "0.safetensors", chats(), LAYERS)
-    values = dict(tokens=12_000, batch_tokens=60, lr=0.004, warmup=2, decay=0.5, momentum=0.95, positions=0.7)
+    values = dict(
+        tokens=12_000, batch_tokens=60, lr=0.004, warmup=2, decay=0.5, momentum=0.95, positions=0.7
+    )
     recipe = TrainingConfig(**values, regression=0.5, total_variation=0.3)
 
     def start() -> FeatureDistillation:
         pool, (_, draft) = ChatPool(tmp_path / "chats", 4), tiny_models()
-        return FeatureDistillation(draft.float(), Maps(LAYERS, 24, 24), 3, None, pool, recipe, tmp_path, seed=0)
+        return FeatureDistillation(
+            draft.float(), Maps(LAYERS, 24, 24), 3, None, pool, recipe, tmp_path, seed=0
+        )
 
     run = start()
     records = list(run.run(9000, save_seconds=1e9))
     assert records[-1]["acceptance"] > records[0]["acceptance"] + 0.05
-    assert all(parameter.abs().sum() > 0 for parameter in run.maps.parameters()), "the maps have learnt nothing"
+    assert all(parameter.abs().sum() > 0 for parameter in run.maps.parameters()), (
+        "the maps have learnt nothing"
+    )
     again = start()
     assert again.resume() and again.progress == run.progress
     for name, parameter in run.trained().items():
@@ -166,7 +195,7 @@ def test_damaged_maps_are_refused(tmp_path: Path) -> None:
 
 def test_siblings_below_verified_rows_read_the_states_of_their_parents() -> None:
     """As cost measurements run them: a tree after text that the target has read on from."""
-    pair, text = reading_pair(), torch.arange(1, 9)
+    pair, text = eagle_pair(), torch.arange(1, 9)
     pair.target.forward(text)
     pair.draft.forward(text[:4])
     found = pair.draft.forward(text[:1].expand(3), torch.full((3,), -1)).logits
@@ -174,8 +203,10 @@ def test_siblings_below_verified_rows_read_the_states_of_their_parents() -> None
 
 
 def test_it_may_be_run_outside_of_inference_mode_after_a_decode() -> None:
-    pair = reading_pair()
-    SerialEngine(pair, Chain(2), Never(), TokenVerifier(), Warp(), Warp()).decode([1, 2, 3], 8, Sampler.seeded(0))
+    pair = eagle_pair()
+    SerialEngine(pair, Chain(2), Never(), TokenVerifier(), Warp(), Warp()).decode(
+        [1, 2, 3], 8, Sampler.seeded(0)
+    )
     pair.target.reset()
     pair.draft.reset()
     pair.target.forward(torch.tensor([4, 5]))
@@ -185,7 +216,7 @@ def test_it_may_be_run_outside_of_inference_mode_after_a_decode() -> None:
 @pytest.mark.parametrize("known", [1, 2, 4])
 def test_check_replay_has_the_logits_of_the_decode(known: int) -> None:
     """After one committed token, too, before which the target has seen nothing."""
-    pair, text, drafted = reading_pair(), torch.tensor([3, 4, 5, 6, 7, 8]), [9, 10]
+    pair, text, drafted = eagle_pair(), torch.tensor([3, 4, 5, 6, 7, 8]), [9, 10]
     found = [draft_logits(pair, text[:known], drafted[:depth]) for depth in range(3)]
     pair.target.reset()
     pair.draft.reset()
@@ -198,12 +229,18 @@ def test_check_replay_has_the_logits_of_the_decode(known: int) -> None:
 
 
 def test_what_cannot_feed_it_says_which_draft_to_use() -> None:
-    pair = reading_pair()
+    pair = eagle_pair()
     with pytest.raises(UserError, match=r"^engine, pair\.draft: .*pair=smollm2$"):
-        OverlappedEngine(pair, BranchPoint(2, 2), Never(), TokenVerifier(), RrswVerifier(), Warp(), Warp())
-    cfg = OmegaConf.create({"assistant": None, "pair": {"draft": "reading", "assistant": "ordinary"}})
+        OverlappedEngine(
+            pair, BranchPoint(2, 2), Never(), TokenVerifier(), RrswVerifier(), Warp(), Warp()
+        )
+    cfg = OmegaConf.create(
+        {"assistant": None, "pair": {"draft": "reading", "assistant": "ordinary"}}
+    )
     assert assistant_of(cfg, pair) == "ordinary"
-    assert assistant_of(cfg, tiny_pair()) is None, "an ordinary draft of one's own is its own assistant"
+    assert assistant_of(cfg, tiny_pair()) is None, (
+        "an ordinary draft of one's own is its own assistant"
+    )
     cfg.assistant = "given"
     assert assistant_of(cfg, pair) == assistant_of(cfg, tiny_pair()) == "given"
     cfg.assistant, cfg.pair.assistant = None, None

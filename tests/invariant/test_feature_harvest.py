@@ -1,4 +1,5 @@
-"""A harvest with a draft that reads its target's states holds what decoding with it would have drawn and read."""
+"""A harvest with a draft that reads its target's states holds what decoding with it would have
+drawn and read."""
 
 from pathlib import Path
 from shutil import copytree
@@ -9,37 +10,48 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import save_file
 
 from data_gen.harvest import label
-from decoding.feature_draft import FILE
-from decoding.models import ModelPair, load_pair, pair_identity
+from decoding.models.eagle import FILE
+from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Warp
-from predictors.features import extract
 from predictors.hrad import HRAD
+from predictors.inputs import extract
 from predictors.specdecpp import SpecDecPP
 from tests.invariant import test_follow, test_harvest, test_one_by_one, test_recompute, test_replay
-from tests.invariant.test_feature_draft import LAYERS, maps, reading_pair
+from tests.invariant.test_feature_draft import LAYERS, eagle_pair, maps
 
-WARPS = [(Warp(), Warp()), (Warp(0.9, top_k=20), Warp(1.1, top_p=0.95)), (Warp(0.0), Warp(0.0)), (Warp(), Warp(0.0))]
+WARPS = [
+    (Warp(), Warp()),
+    (Warp(0.9, top_k=20), Warp(1.1, top_p=0.95)),
+    (Warp(0.0), Warp(0.0)),
+    (Warp(), Warp(0.0)),
+]
 
 
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
-    return reading_pair()
+    return eagle_pair()
 
 
 @pytest.mark.parametrize("warps", WARPS)
-def test_labels_are_those_of_one_round_at_a_time(monkeypatch: pytest.MonkeyPatch, warps: tuple[Warp, Warp]) -> None:
-    monkeypatch.setattr(test_one_by_one, "tiny_pair", reading_pair)
+def test_labels_are_those_of_one_round_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, warps: tuple[Warp, Warp]
+) -> None:
+    monkeypatch.setattr(test_one_by_one, "tiny_pair", eagle_pair)
     test_one_by_one.test_all_positions_at_once_give_the_labels_of_one_at_a_time(*warps)
 
 
 @pytest.mark.parametrize("together", [1, 512])
-def test_answers_do_not_depend_on_their_batch(pair: ModelPair, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decoding.batched_lm.TOGETHER", together)
+def test_answers_do_not_depend_on_their_batch(
+    pair: ModelPair, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decoding.models.batched_lm.TOGETHER", together)
     test_harvest.test_an_answer_does_not_depend_on_its_batch(pair)
 
 
 @pytest.mark.parametrize("order", ["paper", "code"])
-def test_features_of_rounds_are_those_a_stop_rule_reads(pair: ModelPair, order: str, tmp_path: Path) -> None:
+def test_features_of_rounds_are_those_a_stop_rule_reads(
+    pair: ModelPair, order: str, tmp_path: Path
+) -> None:
     test_harvest.test_features_along_a_rollout_are_those_the_stop_rule_reads(pair, order, tmp_path)
 
 
@@ -48,27 +60,41 @@ def test_features_of_candidates_are_those_of_the_first_drafted_token(pair: Model
     recipe, request = test_harvest.RECIPE, test_harvest.some_requests()[0]
     answer = test_harvest.answers(pair, [request], recipe)[request.prompt_id]
     row = label(pair, request, answer, recipe)["specdecpp"]
-    stored = torch.from_numpy(row["features"]).view(torch.bfloat16).view(len(row["position"]), -1).float()
+    stored = (
+        torch.from_numpy(row["features"])
+        .view(torch.bfloat16)
+        .view(len(row["position"]), -1)
+        .float()
+    )
     assert len(stored) > 5
     for position, token, feature in zip(row["position"], row["token_ids"], stored, strict=True):
-        known = torch.cat([request.tokens, answer.laws.response[:position]])
+        known = torch.cat([request.tokens, answer.distributions.response[:position]])
         pair.target.reset()
         pair.draft.reset()
         pair.target.forward(known[:-1])
         pair.draft.forward(known)
         hidden = pair.draft.forward(token[None], torch.tensor([-1]), hidden=True).hidden
-        torch.testing.assert_close(feature, extract(hidden, recipe.specdecpp)[0], atol=1e-6, rtol=0.01)
+        torch.testing.assert_close(
+            feature, extract(hidden, recipe.specdecpp)[0], atol=1e-6, rtol=0.01
+        )
 
 
-@pytest.mark.parametrize("recipe", [test_follow.SAMPLED, test_follow.GREEDY], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    "recipe", [test_follow.SAMPLED, test_follow.GREEDY], ids=["sampled", "greedy"]
+)
 def test_given_responses_make_the_same_records(
-    pair: ModelPair, recipe: test_harvest.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: ModelPair,
+    recipe: test_harvest.HarvestSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    test_follow.test_records_are_those_of_generated_responses(pair, recipe, 1, tmp_path, monkeypatch)
+    test_follow.test_records_are_those_of_generated_responses(
+        pair, recipe, 1, tmp_path, monkeypatch
+    )
 
 
 def test_replay_is_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = reading_pair()
+    pair = eagle_pair()
     pair.eos_ids = (0, 31)
     monkeypatch.setattr(test_replay, "models", lambda: pair)
     how = test_replay.recipe(test_replay.GREEDY, test_replay.MAX_NEW, test_replay.GAMMA)
@@ -103,8 +129,12 @@ def config(folder: Path, *more: str) -> test_recompute.DictConfig:
         return compose("train", [*folders, "pair.name=tiny", *more]).pair
 
 
-def test_recomputed_features_equal_stored_ones(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    cfg = config(folder, "pair.dtype=float64")  # a draft that reads its own states adds up what rounds otherwise
+def test_recomputed_features_equal_stored_ones(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cfg = config(
+        folder, "pair.dtype=float64"
+    )  # a draft that reads its own states adds up what rounds otherwise
     folders = test_recompute.folders.__wrapped__(cfg, tmp_path_factory)
     for predictor in (SpecDecPP(), SpecDecPP(recipe="rollouts"), HRAD(gamma=2)):
         test_recompute.test_recomputed_features_equal_stored_ones(folders, cfg, predictor)
@@ -113,8 +143,13 @@ def test_recomputed_features_equal_stored_ones(folder: Path, tmp_path_factory: p
 def test_other_maps_are_another_draft(folder: Path, tiny_pair_dir: Path, tmp_path: Path) -> None:
     other = copytree(folder, tmp_path / "other")
     save_maps(other / "draft", 0.2)
-    identities = [pair_identity(load_pair(config(place))) for place in (folder, other, tiny_pair_dir)]
+    identities = [
+        pair_identity(load_pair(config(place))) for place in (folder, other, tiny_pair_dir)
+    ]
     assert len({identity.pop("draft") for identity in identities}) == 3
     assert identities[0] == identities[1] == identities[2]
-    again, narrow = load_pair(config(folder)), load_pair(config(folder, "pair.draft_dtype=bfloat16"))
+    again, narrow = (
+        load_pair(config(folder)),
+        load_pair(config(folder, "pair.draft_dtype=bfloat16")),
+    )
     assert pair_identity(again) == pair_identity(narrow)

@@ -8,16 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_gen import shards
-from data_gen.harvest import Progress, Recipe, answers_of, harvest, plan
+from data_gen.harvest import HarvestSettings, Progress, answers_of, harvest, plan
 from data_gen.requests import Request
-from decoding.models import ModelPair
+from data_gen.storage import shards
+from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from predictors.errors import UserError
-from predictors.features import FeatureSpec
+from predictors.inputs import FeatureSpec
+from runtime.errors import UserError
 from tests.tiny_pair import EOS, VOCAB
 
-SAMPLED = Recipe(
+SAMPLED = HarvestSettings(
     gamma=4,
     seed=3,
     max_new_tokens=18,
@@ -42,17 +42,28 @@ def some_requests(count: int = 10) -> list[Request]:
 def answered(folder: Path, requests: list[Request]) -> list[Request]:
     """With the responses of a harvest."""
     responses = {row["prompt_id"]: row["response_tokens"] for row in records(folder, "responses")}
-    return [replace(request, response=torch.tensor(responses[request.prompt_id])) for request in requests]
+    return [
+        replace(request, response=torch.tensor(responses[request.prompt_id]))
+        for request in requests
+    ]
 
 
 def records(folder: Path, kind: str) -> list[dict]:
-    return [row for path in sorted(folder.glob(f"{kind}-*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [
+        row
+        for path in sorted(folder.glob(f"{kind}-*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("stride", [1, 8])
 @pytest.mark.parametrize("recipe", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 def test_records_are_those_of_generated_responses(
-    pair: ModelPair, recipe: Recipe, stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: ModelPair,
+    recipe: HarvestSettings,
+    stride: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recipe, requests = replace(recipe, stride=stride), some_requests()
     harvest(pair, requests, recipe, tmp_path / "generated", Progress())
@@ -69,10 +80,13 @@ def test_records_are_those_of_generated_responses(
 
 
 def assert_equal_row(row: dict, expected: dict) -> None:
-    """Tokens, counts and places exactly; laws and features up to rounding."""
+    """Tokens, counts and places exactly; distributions and features up to rounding."""
     for name, values in expected.items():
         if name in shards.FEATURES:
-            a, b = (torch.tensor(x, dtype=torch.int16).view(torch.bfloat16).float() for x in (row[name], values))
+            a, b = (
+                torch.tensor(x, dtype=torch.int16).view(torch.bfloat16).float()
+                for x in (row[name], values)
+            )
             torch.testing.assert_close(a, b, atol=1e-6, rtol=0.01)
         elif isinstance(values, list) and values and isinstance(values[0], float):
             assert row[name] == pytest.approx(values, abs=1e-5), name
@@ -81,22 +95,37 @@ def assert_equal_row(row: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize("recipe", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
-def test_a_response_is_followed_as_far_as_the_target_could_have_said_it(pair: ModelPair, recipe: Recipe) -> None:
+def test_a_response_is_followed_as_far_as_the_target_could_have_said_it(
+    pair: ModelPair, recipe: HarvestSettings
+) -> None:
     requests = some_requests(4)
-    own = {requests[a.index].prompt_id: a for a in answers_of(pair, requests, recipe, lambda tokens: None)}
+    own = {
+        requests[a.index].prompt_id: a
+        for a in answers_of(pair, requests, recipe, lambda tokens: None)
+    }
     for request in requests:
-        said = own[request.prompt_id].laws.response
+        said = own[request.prompt_id].distributions.response
         at = min(2, len(said) - 1)
-        wrong = next(token for token in range(1, VOCAB) if not possible(pair, request, said[:at], token, recipe.warp))
+        wrong = next(
+            token
+            for token in range(1, VOCAB)
+            if not possible(pair, request, said[:at], token, recipe.warp)
+        )
         given = torch.cat([said[:at], torch.tensor([wrong, 5, 6])])
-        (answer,) = answers_of(pair, [replace(request, response=given)], recipe, lambda tokens: None)
-        assert answer.laws.response.tolist() == said[: at + 1].tolist(), "and ends with a draw of its own"
+        (answer,) = answers_of(
+            pair, [replace(request, response=given)], recipe, lambda tokens: None
+        )
+        assert answer.distributions.response.tolist() == said[: at + 1].tolist(), (
+            "and ends with a draw of its own"
+        )
         assert pair.target.length == pair.draft.length == len(request.tokens) + at
-        assert len(answer.laws.accept) == at + 1 and len(answer.features) == 1
+        assert len(answer.distributions.accept) == at + 1 and len(answer.features) == 1
 
 
 def possible(pair: ModelPair, request: Request, said: torch.Tensor, token: int, warp: Warp) -> bool:
-    logits = pair.target.model(input_ids=torch.cat([request.tokens, said])[None], use_cache=False).logits[0, -1]
+    logits = pair.target.model(
+        input_ids=torch.cat([request.tokens, said])[None], use_cache=False
+    ).logits[0, -1]
     return bool(warp.probs(logits)[token] > 0)
 
 

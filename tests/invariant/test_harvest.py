@@ -9,27 +9,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen import shards
-from data_gen.harvest import Progress, Recipe, draws, harvest, label
+from data_gen.harvest import HarvestSettings, Progress, draws, harvest, label
 from data_gen.labels import accepted_length, entropy
 from data_gen.requests import Request
-from data_gen.responses import Answer, Laws, at, read_answers, uniforms
+from data_gen.responses.generate import Answer, Distributions, at, read_answers, uniforms
 from data_gen.rollouts import Drawn, Rollouts, roll, roll_greedy, rollout_acceptance, shared_tokens
+from data_gen.storage import shards
 from decoding.draft import RoundContext
+from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
-from decoding.growth import DraftStep
-from decoding.models import CachedLM, ModelPair
+from decoding.models.loading import CachedLM, ModelPair
 from decoding.sampling import Sampler, Warp, pick
-from decoding.stopping.acceptance import AcceptanceStop
 from decoding.stopping.fixed import Fixed
+from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
-from predictors.errors import UserError
-from predictors.features import FeatureSpec, extract
+from predictors.inputs import FeatureSpec, extract
+from runtime.errors import UserError
 from tests.checkpoints import write_checkpoint
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
 
-RECIPE = Recipe(
+RECIPE = HarvestSettings(
     gamma=4,
     seed=3,
     max_new_tokens=18,
@@ -52,10 +52,12 @@ def some_requests(count: int = 6) -> list[Request]:
     return [Request(f"p{n}", "toy", prompt, splits[n % 3]) for n, prompt in enumerate(tokens)]
 
 
-def answers(pair: ModelPair, requests: list[Request], recipe: Recipe) -> dict[str, Answer]:
+def answers(pair: ModelPair, requests: list[Request], recipe: HarvestSettings) -> dict[str, Answer]:
     """By prompt id. The caches are those of the answer that ended last."""
     prompts = [request.tokens for request in requests]
-    found = read_answers(pair.target, pair.draft, prompts, draws(requests, recipe), recipe.reading(pair))
+    found = read_answers(
+        pair.target, pair.draft, prompts, draws(requests, recipe), recipe.reading(pair)
+    )
     return {requests[answer.index].prompt_id: answer for answer in found}
 
 
@@ -69,27 +71,44 @@ def naive(lm: CachedLM, tokens: Tensor) -> tuple[Tensor, Tensor]:
 def test_an_answer_does_not_depend_on_its_batch(pair: ModelPair) -> None:
     requests = some_requests(12)
     together = answers(pair, requests, RECIPE)
-    assert len({len(answer.laws.response) for answer in together.values()}) > 3, "some should end early"
+    assert len({len(answer.distributions.response) for answer in together.values()}) > 3, (
+        "some should end early"
+    )
     for request in requests:
         alone = answers(pair, [request], RECIPE)[request.prompt_id]
-        assert torch.equal(alone.laws.response, together[request.prompt_id].laws.response)
+        assert torch.equal(
+            alone.distributions.response, together[request.prompt_id].distributions.response
+        )
         torch.testing.assert_close(alone.features, together[request.prompt_id].features)
 
 
-def test_laws_and_features_of_an_answer(pair: ModelPair) -> None:
+def test_distributions_and_features_of_an_answer(pair: ModelPair) -> None:
     request = some_requests()[1]
     answer = answers(pair, some_requests(), RECIPE)[request.prompt_id]
-    tokens = torch.cat([request.tokens, answer.laws.response])
+    tokens = torch.cat([request.tokens, answer.distributions.response])
     draw, candidate_draw = draws([request], RECIPE)[:, 0]
-    for t in range(len(answer.laws.response)):
+    for t in range(len(answer.distributions.response)):
         known = tokens[: len(request.tokens) + t]
-        p, q = (w.probs(naive(lm, known)[0]) for lm, w in zip((pair.target, pair.draft), warps(), strict=True))
-        assert pick(p, draw[t]) == answer.laws.response[t]
-        y = answer.laws.candidate[t]
+        p, q = (
+            w.probs(naive(lm, known)[0])
+            for lm, w in zip((pair.target, pair.draft), warps(), strict=True)
+        )
+        assert pick(p, draw[t]) == answer.distributions.response[t]
+        y = answer.distributions.candidate[t]
         assert pick(q, candidate_draw[t]) == y
-        found = [answer.laws.q[t], answer.laws.accept[t], answer.laws.overlap[t], answer.laws.max_q[t]]
-        belief = naive(pair.draft, known)[0].softmax(-1)
-        expected = [q[y], min(torch.tensor(1.0), p[y] / q[y]), torch.minimum(p, q).sum(), belief.max()]
+        found = [
+            answer.distributions.q[t],
+            answer.distributions.accept[t],
+            answer.distributions.overlap[t],
+            answer.distributions.max_q[t],
+        ]
+        unwarped_q = naive(pair.draft, known)[0].softmax(-1)
+        expected = [
+            q[y],
+            min(torch.tensor(1.0), p[y] / q[y]),
+            torch.minimum(p, q).sum(),
+            unwarped_q.max(),
+        ]
         torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=0)
         if t % RECIPE.stride == 0:
             hidden = naive(pair.target, known)[1][:, -2:-1]
@@ -104,24 +123,33 @@ def warps() -> tuple[Warp, Warp]:
 def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
     request = some_requests()[0]
     answer = answers(pair, [request], RECIPE)[request.prompt_id]
-    anchors = torch.arange(0, len(answer.laws.response), RECIPE.stride)
+    anchors = torch.arange(0, len(answer.distributions.response), RECIPE.stride)
     uniform = uniforms(0, "x", "rollouts", len(anchors), 3)
-    laws, rows = answer.laws, anchors + len(request.tokens) - 1
+    distributions, rows = answer.distributions, anchors + len(request.tokens) - 1
     before = pair.draft.length, pair.target.length
-    first = first_draws(laws, anchors)
+    first = first_draws(distributions, anchors)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
-    accept = verdicts_of_all(pair, rolled, laws.accept[anchors])
+    accept = verdicts_of_all(pair, rolled, distributions.accept[anchors])
     assert (pair.draft.length, pair.target.length) == before
     for a, t in enumerate(anchors.tolist()):
-        known = torch.cat([request.tokens, laws.response[:t]])
+        known = torch.cat([request.tokens, distributions.response[:t]])
         for d, token in enumerate(rolled.drawn.token[a]):
-            p, q = (w.probs(naive(lm, known)[0]) for lm, w in zip((pair.target, pair.draft), warps(), strict=True))
-            belief = naive(pair.draft, known)[0].softmax(-1)
+            p, q = (
+                w.probs(naive(lm, known)[0])
+                for lm, w in zip((pair.target, pair.draft), warps(), strict=True)
+            )
+            unwarped_q = naive(pair.draft, known)[0].softmax(-1)
             assert d == 0 or pick(q, uniform[a, d - 1]) == token
             assert rolled.drawn.q[a, d].item() == pytest.approx(q[token].item(), abs=1e-4)
-            assert rolled.drawn.max_q[a, d].item() == pytest.approx(belief.max().item(), abs=1e-4)
-            assert rolled.drawn.entropy[a, d].item() == pytest.approx(entropy(belief).item(), abs=1e-4)
-            assert accept[a, d].item() == pytest.approx(min(1.0, (p[token] / q[token]).item()), abs=1e-4)
+            assert rolled.drawn.max_q[a, d].item() == pytest.approx(
+                unwarped_q.max().item(), abs=1e-4
+            )
+            assert rolled.drawn.entropy[a, d].item() == pytest.approx(
+                entropy(unwarped_q).item(), abs=1e-4
+            )
+            assert accept[a, d].item() == pytest.approx(
+                min(1.0, (p[token] / q[token]).item()), abs=1e-4
+            )
             known = torch.cat([known, token[None]])
             feature = extract(naive(pair.draft, known)[1][:, -1:], RECIPE.specdecpp)[0]
             torch.testing.assert_close(rolled.features[a, d], feature, atol=1e-6, rtol=0.01)
@@ -134,20 +162,27 @@ def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Tensor) -> Tensor:
     return rollout_acceptance(pair.target, rolled, first, drafted, coins, RECIPE.warp)
 
 
-def first_draws(laws: Laws, anchors: Tensor) -> Drawn:
-    return Drawn(laws.candidate[anchors], laws.q[anchors], laws.max_q[anchors], laws.entropy[anchors])
+def first_draws(distributions: Distributions, anchors: Tensor) -> Drawn:
+    return Drawn(
+        distributions.candidate[anchors],
+        distributions.q[anchors],
+        distributions.max_q[anchors],
+        distributions.entropy[anchors],
+    )
 
 
-def test_many_rollouts_are_verified_in_parts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rollouts_are_verified_in_parts(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = some_requests()[0]
-    laws = answers(pair, [request], RECIPE)[request.prompt_id].laws
-    rows = torch.arange(len(laws.response)) + len(request.tokens) - 1
-    first = first_draws(laws, torch.arange(len(rows)))
+    distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
+    rows = torch.arange(len(distributions.response)) + len(request.tokens) - 1
+    first = first_draws(distributions, torch.arange(len(rows)))
     uniform = uniforms(0, "x", "r", len(rows), 3)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
-    at_once = verdicts_of_all(pair, rolled, laws.accept)
+    at_once = verdicts_of_all(pair, rolled, distributions.accept)
     monkeypatch.setattr("data_gen.rollouts.MAX_BYTES", 10 * 4 * VOCAB)
-    torch.testing.assert_close(verdicts_of_all(pair, rolled, laws.accept), at_once)
+    torch.testing.assert_close(verdicts_of_all(pair, rolled, distributions.accept), at_once)
 
 
 @pytest.mark.parametrize("negligible", [0.02, 0.3])
@@ -155,30 +190,45 @@ def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, negligible: float
 ) -> None:
     request, gamma = some_requests()[0], 9
-    laws = answers(pair, [request], RECIPE)[request.prompt_id].laws
-    rows = torch.arange(len(laws.response)) + len(request.tokens) - 1
-    first, count = first_draws(laws, torch.arange(len(rows))), len(rows)
+    distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
+    rows = torch.arange(len(distributions.response)) + len(request.tokens) - 1
+    first, count = first_draws(distributions, torch.arange(len(rows))), len(rows)
     uniform = uniforms(0, "x", "r", count, gamma - 1)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
-    everything, coins = verdicts_of_all(pair, rolled, laws.accept), uniforms(0, "x", "verdicts", count, gamma)
+    everything, coins = (
+        verdicts_of_all(pair, rolled, distributions.accept),
+        uniforms(0, "x", "verdicts", count, gamma),
+    )
     drafted = torch.arange(count) % gamma + 1
     monkeypatch.setattr("data_gen.rollouts.NEGLIGIBLE", negligible)
     forwards = pair.target.forwards
-    accept = rollout_acceptance(pair.target, rolled, laws.accept, drafted, coins, RECIPE.warp)
+    accept = rollout_acceptance(
+        pair.target, rolled, distributions.accept, drafted, coins, RECIPE.warp
+    )
     assert 0 < pair.target.forwards - forwards <= 3, "stages of 2, 3 and 4 tokens"
     left_out = accept == 0
     assert 0 < left_out.sum() < accept.numel()
     torch.testing.assert_close(accept[~left_out], everything[~left_out])
     counts = torch.arange(gamma) < drafted[:, None]
     assert (everything.cumprod(1)[left_out & counts] < negligible).all()
-    assert accepted_length(accept, coins, drafted).tolist() == accepted_length(everything, coins, drafted).tolist()
+    assert (
+        accepted_length(accept, coins, drafted).tolist()
+        == accepted_length(everything, coins, drafted).tolist()
+    )
 
 
-def test_many_rollouts_are_drafted_in_parts(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rollouts_are_drafted_in_parts(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = some_requests()[0]
-    laws = answers(pair, [request], RECIPE)[request.prompt_id].laws
-    rows = torch.arange(len(laws.response)) + len(request.tokens) - 1
-    drafted = pair.draft, rows, first_draws(laws, torch.arange(len(rows))), uniforms(0, "x", "r", len(rows), 3)
+    distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
+    rows = torch.arange(len(distributions.response)) + len(request.tokens) - 1
+    drafted = (
+        pair.draft,
+        rows,
+        first_draws(distributions, torch.arange(len(rows))),
+        uniforms(0, "x", "r", len(rows), 3),
+    )
     at_once = roll(*drafted, RECIPE.draft_warp, RECIPE.specdecpp)
     monkeypatch.setattr("data_gen.rollouts.TOGETHER", 5)
     in_parts = roll(*drafted, RECIPE.draft_warp, RECIPE.specdecpp)
@@ -192,17 +242,19 @@ def test_shared_greedy_rollouts_equal_their_own(pair: ModelPair, gamma: int) -> 
     recipe, spec = replace(GREEDY, gamma=gamma), GREEDY.specdecpp
     shared = 0
     for request in some_requests():
-        laws = answers(pair, [request], recipe)[request.prompt_id].laws
-        before, count = pair.draft.length, len(laws.response)
-        first = first_draws(laws, torch.arange(count))
-        spared = roll_greedy(pair.draft, laws.response, first, gamma, spec)
+        distributions = answers(pair, [request], recipe)[request.prompt_id].distributions
+        before, count = pair.draft.length, len(distributions.response)
+        first = first_draws(distributions, torch.arange(count))
+        spared = roll_greedy(pair.draft, distributions.response, first, gamma, spec)
         assert pair.draft.length == before
         rows = torch.arange(count) + len(request.tokens) - 1
         each = roll(pair.draft, rows, first, torch.zeros(count, gamma - 1), Warp(0.0), spec)
-        assert torch.equal(spared.rows, each.rows) and torch.equal(spared.drawn.token, each.drawn.token)
+        assert torch.equal(spared.rows, each.rows) and torch.equal(
+            spared.drawn.token, each.drawn.token
+        )
         torch.testing.assert_close(vars(spared.drawn), vars(each.drawn))
         torch.testing.assert_close(spared.features, each.features, atol=1e-6, rtol=0.01)
-        shared += int((first.token == laws.response)[:-1].sum())
+        shared += int((first.token == distributions.response)[:-1].sum())
     assert shared > 10
 
 
@@ -216,27 +268,34 @@ def test_specdecpp_features_read_the_mixed_sequence(pair: ModelPair) -> None:
     request = some_requests()[0]
     answer = answers(pair, [request], RECIPE)[request.prompt_id]
     row = label(pair, request, answer, RECIPE)["specdecpp"]
-    kept = torch.zeros(len(answer.laws.response), dtype=torch.bool)
+    kept = torch.zeros(len(answer.distributions.response), dtype=torch.bool)
     kept[row["position"]] = True
     assert 0 < kept.sum() < len(kept), "the seed should mix something"
-    mixed = torch.where(kept, answer.laws.candidate, answer.laws.response)
+    mixed = torch.where(kept, answer.distributions.candidate, answer.distributions.response)
     hidden = naive(pair.draft, torch.cat([request.tokens, mixed]))[1][:, len(request.tokens) :]
-    stored = torch.from_numpy(row["features"]).view(torch.bfloat16).view(int(kept.sum()), -1).float()
-    torch.testing.assert_close(stored, extract(hidden, RECIPE.specdecpp)[kept], atol=1e-6, rtol=0.01)
-    torch.testing.assert_close(row["soft_label"], answer.laws.accept[kept])
-    assert torch.equal(row["token_ids"], answer.laws.candidate[kept])
+    stored = (
+        torch.from_numpy(row["features"]).view(torch.bfloat16).view(int(kept.sum()), -1).float()
+    )
+    torch.testing.assert_close(
+        stored, extract(hidden, RECIPE.specdecpp)[kept], atol=1e-6, rtol=0.01
+    )
+    torch.testing.assert_close(row["soft_label"], answer.distributions.accept[kept])
+    assert torch.equal(row["token_ids"], answer.distributions.candidate[kept])
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 9])
 def test_walking_greedy_rounds_replays_a_real_decode(pair: ModelPair, gamma: int) -> None:
-    """Up to the last round of responses that were cut, whose drafts are limited by what is left to say."""
+    """Up to the last round of responses that were cut, whose drafts are limited by what is left to
+    say."""
     recipe, most = replace(GREEDY, gamma=9), GREEDY.max_new_tokens
-    engine = SerialEngine(pair, Chain(9), Fixed(gamma), TokenVerifier(), Warp(0.0), Warp(0.0), frozenset({EOS}))
+    engine = SerialEngine(
+        pair, Chain(9), Fixed(gamma), TokenVerifier(), Warp(0.0), Warp(0.0), frozenset({EOS})
+    )
     accepted_lengths, cut = [], 0
     for request in some_requests():
         answer = answers(pair, [request], recipe)[request.prompt_id]
         row = label(pair, request, answer, recipe)["rounds"]
-        response = answer.laws.response
+        response = answer.distributions.response
         trace = engine.decode(request.tokens, most, Sampler.seeded(0))
         assert trace.tokens == response.tolist()
         assert row["anchor"].tolist() == list(range(len(response)))
@@ -245,7 +304,10 @@ def test_walking_greedy_rounds_replays_a_real_decode(pair: ModelPair, gamma: int
             length = min(gamma, int(row["drafted"][position]), most - position - 1)
             accepted = min(int(row["accepted"][position]), length)
             assert length <= row["known"][position]
-            assert (row["draft_tokens"][position, :length].tolist(), accepted) == (turn.draft_tokens, turn.accepted)
+            assert (row["draft_tokens"][position, :length].tolist(), accepted) == (
+                turn.draft_tokens,
+                turn.accepted,
+            )
             ended = accepted == length and EOS in turn.draft_tokens
             position += accepted if ended else accepted + 1
             accepted_lengths.append(accepted)
@@ -258,14 +320,17 @@ def test_verdicts_beyond_a_cut_greedy_response_are_not_known(pair: ModelPair) ->
     for request in some_requests():
         answer = answers(pair, [request], GREEDY)[request.prompt_id]
         row = label(pair, request, answer, GREEDY)["rounds"]
-        length, ended = len(answer.laws.response), int(answer.laws.response[-1]) == EOS
+        length, ended = (
+            len(answer.distributions.response),
+            int(answer.distributions.response[-1]) == EOS,
+        )
         whole = [GREEDY.gamma if ended else min(GREEDY.gamma, length - t) for t in range(length)]
         assert row["known"].tolist() == whole
         beyond = torch.arange(GREEDY.gamma) >= row["known"][:, None]
         assert (row["accept_prob"][beyond] == 0).all()
 
 
-class Noting(AcceptanceStop):
+class Noting(SpecDecPPStop):
     """The acceptance rule, writing down the features it reads in the first round of a request."""
 
     def begin_round(self, context: RoundContext) -> None:
@@ -286,17 +351,23 @@ def test_features_along_a_rollout_are_those_the_stop_rule_reads(
 ) -> None:
     checkpoint = write_checkpoint(tmp_path, "specdecpp", 24, features=RECIPE.specdecpp)
     stop = Noting(checkpoint, 1.0, (1, GREEDY.gamma), order)
-    engine = SerialEngine(pair, Chain(9), stop, TokenVerifier(), GREEDY.warp, GREEDY.draft_warp, frozenset({EOS}))
+    engine = SerialEngine(
+        pair, Chain(9), stop, TokenVerifier(), GREEDY.warp, GREEDY.draft_warp, frozenset({EOS})
+    )
     compared = 0
     for request in some_requests(3):
         answer = answers(pair, [request], GREEDY)[request.prompt_id]
         row = label(pair, request, answer, GREEDY)["rounds"]
         stored = (
-            torch.from_numpy(row["rollout_features"]).view(torch.bfloat16).view(len(row["anchor"]), GREEDY.gamma, -1)
+            torch.from_numpy(row["rollout_features"])
+            .view(torch.bfloat16)
+            .view(len(row["anchor"]), GREEDY.gamma, -1)
         )
         for t in row["anchor"].tolist():
-            committed = torch.cat([request.tokens, answer.laws.response[:t]])
-            drafted = engine.decode(committed, GREEDY.gamma + 1, Sampler.seeded(0)).rounds[0].draft_tokens
+            committed = torch.cat([request.tokens, answer.distributions.response[:t]])
+            drafted = (
+                engine.decode(committed, GREEDY.gamma + 1, Sampler.seeded(0)).rounds[0].draft_tokens
+            )
             assert drafted == row["draft_tokens"][t, : len(drafted)].tolist()
             for depth, feature in enumerate(stop.read):
                 torch.testing.assert_close(stored[t, depth].float(), feature, atol=1e-6, rtol=0.01)
@@ -323,7 +394,9 @@ def test_resumed_equals_uninterrupted(pair: ModelPair, tmp_path: Path) -> None:
     requests = some_requests(10)
     harvest(pair, requests, RECIPE, tmp_path / "once", Progress())
     with pytest.raises(KeyboardInterrupt):
-        harvest(pair, requests, RECIPE, tmp_path / "twice", stop_after(6))  # in the second of three chunks
+        harvest(
+            pair, requests, RECIPE, tmp_path / "twice", stop_after(6)
+        )  # in the second of three chunks
     assert len(content(tmp_path / "twice")) == 3
     untouched = (tmp_path / "twice" / "rounds-00000.parquet").stat().st_mtime_ns
     harvest(pair, requests[::-1], RECIPE, tmp_path / "twice", Progress())
@@ -354,8 +427,15 @@ def test_every_record_is_consistent(pair: ModelPair, tmp_path: Path) -> None:
             length = len(response["response_tokens"])
             assert row["anchor"] == list(range(0, length, RECIPE.stride))
             assert set(row["known"]) == {RECIPE.gamma}, "the target was run along every rollout"
-            assert all(0 <= n <= m <= RECIPE.gamma for n, m in zip(row["accepted"], row["drafted"], strict=True))
-            assert len(row["accept_prob"]) == len(row["draft_tokens"]) == RECIPE.gamma * len(row["anchor"])
+            assert all(
+                0 <= n <= m <= RECIPE.gamma
+                for n, m in zip(row["accepted"], row["drafted"], strict=True)
+            )
+            assert (
+                len(row["accept_prob"])
+                == len(row["draft_tokens"])
+                == RECIPE.gamma * len(row["anchor"])
+            )
 
 
 def test_nan_logits_stop_the_harvest_before_anything_is_written(tmp_path: Path) -> None:
@@ -389,8 +469,10 @@ def test_rollouts_of_one_token_need_no_forward(pair: ModelPair) -> None:
     recipe = replace(RECIPE, gamma=1)
     answer = answers(pair, [request], recipe)[request.prompt_id]
     row = label(pair, request, answer, recipe)["rounds"]
-    torch.testing.assert_close(row["accept_prob"][:, 0], answer.laws.accept[row["anchor"]])
+    torch.testing.assert_close(row["accept_prob"][:, 0], answer.distributions.accept[row["anchor"]])
 
 
 def test_at_reads_the_last_axis() -> None:
-    assert at(torch.tensor([[0.1, 0.9], [0.6, 0.4]]), torch.tensor([1, 0])).tolist() == pytest.approx([0.9, 0.6])
+    assert at(
+        torch.tensor([[0.1, 0.9], [0.6, 0.4]]), torch.tensor([1, 0])
+    ).tolist() == pytest.approx([0.9, 0.6])

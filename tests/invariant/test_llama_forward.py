@@ -1,4 +1,5 @@
-"""Our own forward of a Llama says what transformers says: chains, trees, masks; biases, grouped heads, packing."""
+"""Our own forward of a Llama says what transformers says: chains, trees, masks; biases, grouped
+heads, packing."""
 
 from copy import deepcopy
 from typing import Any
@@ -15,10 +16,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from decoding.cached_lm import CachedLM, TransformersForward
-from decoding.llama_forward import LlamaForward, fits
-from decoding.lm import LMOutput
-from decoding.packing import pack_linears
+from decoding.models.cached_lm import CachedLM, TransformersForward
+from decoding.models.cpu_llama import LlamaForward, fits
+from decoding.models.lm import LMOutput
+from decoding.models.packing import pack_linears
 from tests.invariant.test_cached_lm import SMALL, random_tokens
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
@@ -35,11 +36,14 @@ MODELS: dict[str, PreTrainedModel] = {
 
 
 def randomised(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with other weights, the same in each run; norms and biases are not all ones and zeros."""
+    """A copy with other weights, the same in each run; norms and biases are not all ones and
+    zeros."""
     model, generator = deepcopy(model), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_((parameter.dim() == 1) + 0.3 * torch.randn(parameter.shape, generator=generator))
+            parameter.copy_(
+                (parameter.dim() == 1) + 0.3 * torch.randn(parameter.shape, generator=generator)
+            )
     return model
 
 
@@ -55,18 +59,25 @@ def both(model: PreTrainedModel, packed: bool) -> tuple[CachedLM, CachedLM]:
 
 
 def calls(lm: CachedLM) -> list[LMOutput]:
-    """A prompt, a row, a chain, a tree in two steps, rows that see what they are told to, and rows of a batch."""
+    """A prompt, a row, a chain, a tree in two steps, rows that see what they are told to, and rows
+    of a batch."""
     outputs = [lm.forward(random_tokens(20, 1), hidden=True)]
     outputs.append(lm.forward(random_tokens(1, 2), hidden=True))
     outputs.append(lm.forward(random_tokens(6, 3), hidden=True, logits=[4, 1]))
     lm.keep_path([0, 1, 2])
     outputs.append(lm.forward(random_tokens(5, 4), torch.tensor([-1, -1, 0, 1, 1]), hidden=True))
-    outputs.append(lm.forward(random_tokens(3, 5), torch.tensor([2, 4, 4]), extend=True, hidden=True, logits="last"))
+    outputs.append(
+        lm.forward(
+            random_tokens(3, 5), torch.tensor([2, 4, 4]), extend=True, hidden=True, logits="last"
+        )
+    )
     lm.keep_path([1, 4, 7])
     outputs.append(lm.forward(random_tokens(20, 7), hidden=True))  # many rows after a prefix
     lm.crop(30)
     anchors = torch.tensor([2, 9, 26])
-    visible = torch.cat([torch.arange(lm.length) <= anchors[:, None], torch.eye(3, dtype=torch.bool)], dim=1)
+    visible = torch.cat(
+        [torch.arange(lm.length) <= anchors[:, None], torch.eye(3, dtype=torch.bool)], dim=1
+    )
     outputs.append(lm.forward_masked(random_tokens(3, 6), anchors + 1, visible, hidden=True))
     return outputs
 
@@ -87,7 +98,11 @@ def test_bfloat16_is_no_farther_from_float32_than_theirs(kind: str) -> None:
     def error(outputs: list[LMOutput]) -> float:
         pairs = zip(outputs, exact, strict=True)
         return (
-            torch.cat([(found.logits - right.logits).flatten() for found, right in pairs]).pow(2).mean().sqrt().item()
+            torch.cat([(found.logits - right.logits).flatten() for found, right in pairs])
+            .pow(2)
+            .mean()
+            .sqrt()
+            .item()
         )
 
     assert error(ours) <= 1.3 * error(theirs)
@@ -104,12 +119,17 @@ def test_weights_are_shared_with_the_model() -> None:
             for parameter in lm.model.parameters():
                 parameter.mul_(0.9)
     tokens = random_tokens(4, 0)
-    torch.testing.assert_close(ours.forward(tokens).logits, theirs.forward(tokens).logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        ours.forward(tokens).logits, theirs.forward(tokens).logits, atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"hidden_act": "gelu"}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}}],
+    [
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}},
+    ],
 )
 def test_other_models_are_left_to_transformers(change: dict[str, Any]) -> None:
     model = LlamaForCausalLM(LlamaConfig(**SMALL, **change))

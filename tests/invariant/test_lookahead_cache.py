@@ -1,12 +1,13 @@
-"""Lookahead on a real model: the one call gives what a fresh cache gives for the text each row stands for."""
+"""Lookahead on a real model: the one call gives what a fresh cache gives for the text each row
+stands for."""
 
 import pytest
 import torch
 
-from decoding.cached_lm import CachedLM
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.lookahead import LookaheadEngine
-from decoding.models import ModelPair
+from decoding.models.cached_lm import CachedLM
+from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from tests.tiny_pair import tiny_pair
 
@@ -14,7 +15,8 @@ PROMPT = [3, 4, 5, 3, 4]
 
 
 class WatchedEngine(LookaheadEngine):
-    """Compares the logits of draft and window with a plain forward of the committed text and each row's path."""
+    """Compares the logits of draft and window with a plain forward of the committed text and each
+    row's path."""
 
     def _round(self, request, *rest):
         assert self.pair.target.length == len(request.committed) - 1
@@ -27,7 +29,11 @@ class WatchedEngine(LookaheadEngine):
         for token, parent in zip([*draft.token, *guesses], [*draft.parent, *parents], strict=True):
             texts.append([*texts[parent], token])
         for row, logits in zip([*range(len(draft) + 1), *newest], [*drafted, *ahead], strict=True):
-            plain = CachedLM(self.pair.target.model).forward(torch.tensor(texts[row]), logits="last").logits[-1]
+            plain = (
+                CachedLM(self.pair.target.model)
+                .forward(torch.tensor(texts[row]), logits="last")
+                .logits[-1]
+            )
             torch.testing.assert_close(logits, plain, atol=1e-4, rtol=1e-4)
         return drafted, ahead
 
@@ -38,20 +44,32 @@ def llamas() -> ModelPair:
 
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("settings", [(1, 2, 1), (5, 2, 3), (1, 4, 2), (4, 4, 4), (7, 5, 7)], ids=str)
-def test_rows_equal_plain_forwards(settings: tuple[int, int, int], warp: Warp, llamas: ModelPair) -> None:
+@pytest.mark.parametrize(
+    "settings", [(1, 2, 1), (5, 2, 3), (1, 4, 2), (4, 4, 4), (7, 5, 7)], ids=str
+)
+def test_rows_equal_plain_forwards(
+    settings: tuple[int, int, int], warp: Warp, llamas: ModelPair
+) -> None:
     engine = WatchedEngine(llamas, *settings, prompt_pool=True, warp=warp)
     trace = engine.decode(PROMPT, 24, Sampler.seeded(1))
     assert len(trace.tokens) == 24 and llamas.target.length == len(PROMPT) + 23
     assert llamas.target.forwards == len(trace.rounds) + 1 and llamas.draft.forwards == 0
     if warp.temperature == 0:
-        assert trace.tokens == AutoregressiveEngine(llamas, warp).decode(PROMPT, 24, Sampler.seeded(0)).tokens
+        assert (
+            trace.tokens
+            == AutoregressiveEngine(llamas, warp).decode(PROMPT, 24, Sampler.seeded(0)).tokens
+        )
 
 
 @pytest.mark.parametrize("prompt_pool", [True, False])
 def test_greedy_to_the_end_of_the_context(prompt_pool: bool, llamas: ModelPair) -> None:
     greedy = Warp(0.0)
     expected = AutoregressiveEngine(llamas, greedy).decode(PROMPT, 200, Sampler.seeded(0))
-    trace = LookaheadEngine(llamas, 7, 5, 7, prompt_pool, greedy).decode(PROMPT, 200, Sampler.seeded(0))
-    assert trace.tokens == expected.tokens and len(PROMPT) + len(trace.tokens) == llamas.target.max_length
+    trace = LookaheadEngine(llamas, 7, 5, 7, prompt_pool, greedy).decode(
+        PROMPT, 200, Sampler.seeded(0)
+    )
+    assert (
+        trace.tokens == expected.tokens
+        and len(PROMPT) + len(trace.tokens) == llamas.target.max_length
+    )
     assert sum(round_.accepted for round_ in trace.rounds) > 10

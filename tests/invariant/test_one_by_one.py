@@ -5,15 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data_gen.harvest import Recipe
-from data_gen.one_by_one import Coins, OneByOne
+from data_gen.harvest import HarvestSettings
 from data_gen.requests import Request
 from decoding.sampling import Warp
-from predictors.features import FeatureSpec
-from scripts.benchmark import ALL, COMPARED, ONE, Agreement, all_positions, harvest_report, take_turns
+from evaluation.baselines.plain_harvest import Coins, OneByOne
+from predictors.inputs import FeatureSpec
+from scripts.benchmark import (
+    ALL,
+    COMPARED,
+    ONE,
+    Agreement,
+    all_positions,
+    harvest_report,
+    take_turns,
+)
 from tests.tiny_pair import VOCAB, tiny_pair
 
-SAMPLED = Recipe(
+SAMPLED = HarvestSettings(
     gamma=6,
     seed=3,
     max_new_tokens=14,
@@ -29,14 +37,24 @@ SAMPLED = Recipe(
 
 def requests() -> list[Request]:
     generator = torch.Generator().manual_seed(5)
-    return [Request(f"p{n}", "toy", torch.randint(1, VOCAB, (n + 2,), generator=generator), "train") for n in range(4)]
+    return [
+        Request(f"p{n}", "toy", torch.randint(1, VOCAB, (n + 2,), generator=generator), "train")
+        for n in range(4)
+    ]
 
 
 @pytest.mark.parametrize(
     ("warp", "draft_warp"),
-    [(Warp(), Warp()), (SAMPLED.warp, SAMPLED.draft_warp), (Warp(0.0), Warp(0.0)), (Warp(), Warp(0.0))],
+    [
+        (Warp(), Warp()),
+        (SAMPLED.warp, SAMPLED.draft_warp),
+        (Warp(0.0), Warp(0.0)),
+        (Warp(), Warp(0.0)),
+    ],
 )
-def test_all_positions_at_once_give_the_labels_of_one_at_a_time(warp: Warp, draft_warp: Warp) -> None:
+def test_all_positions_at_once_give_the_labels_of_one_at_a_time(
+    warp: Warp, draft_warp: Warp
+) -> None:
     pair, recipe = tiny_pair(), replace(SAMPLED, warp=warp, draft_warp=draft_warp)
     harvested, agreement = all_positions(pair, requests(), recipe), Agreement()
     engine = OneByOne(pair, recipe)
@@ -53,8 +71,14 @@ def test_all_positions_at_once_give_the_labels_of_one_at_a_time(warp: Warp, draf
 
 def test_disagreement_is_seen() -> None:
     ours = {"known": 3, "drafted": 2, "accepted": 1, "draft_tokens": torch.tensor([4, 5, 6])}
-    floats = dict.fromkeys(("draft_q", "draft_max_q", "draft_entropy", "accept_prob"), torch.tensor([0.5, 0.5, 0.5]))
-    theirs = {"accepted": 2, "draft_tokens": torch.tensor([4, 5]), **{k: v[:2] + 0.25 for k, v in floats.items()}}
+    floats = dict.fromkeys(
+        ("draft_q", "draft_max_q", "draft_entropy", "accept_prob"), torch.tensor([0.5, 0.5, 0.5])
+    )
+    theirs = {
+        "accepted": 2,
+        "draft_tokens": torch.tensor([4, 5]),
+        **{k: v[:2] + 0.25 for k, v in floats.items()},
+    }
     agreement = Agreement()
     agreement.add({**ours, **floats}, theirs)
     agreement.add({**ours, **floats}, {**theirs, "draft_tokens": torch.tensor([4, 6])})
@@ -65,7 +89,9 @@ def test_disagreement_is_seen() -> None:
 def test_ways_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
     order: list[str] = []
     seconds = take_turns({name: lambda name=name: order.append(name) for name in "ab"}, 3)
-    assert order == ["a", "b", "b", "a", "a", "b"] and {len(values) for values in seconds.values()} == {3}
+    assert order == ["a", "b", "b", "a", "a", "b"] and {
+        len(values) for values in seconds.values()
+    } == {3}
     seconds = {ALL: [1.0, 2.0, 4.0], ONE: [1.0, 4.4, 6.0]}
     report = harvest_report(seconds, {ALL: 500, ONE: 50}, Agreement())
     assert "ratio               15.0 (10.0 to 22.0, 3 paired repeats)" in report

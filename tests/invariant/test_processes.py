@@ -1,4 +1,5 @@
-"""Several processes make the records that one makes, and lose no more than an open chunk to a kill -9."""
+"""Several processes make the records that one makes, and lose no more than an open chunk to a kill
+-9."""
 
 import os
 import signal
@@ -11,25 +12,27 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen import ledger, shards
-from data_gen.dataset import read_manifest
-from data_gen.harvest import Progress, chunks, label_chunk, plan
-from data_gen.sealed import write_sealed
-from data_gen.verify import verify
-from data_gen.workers import ALONE, Locks, Place, open_chunks
-from decoding.models import ModelPair
-from predictors.errors import UserError
+from data_gen.harvest import Progress, label_chunk, plan, split_into_chunks
+from data_gen.storage import chunks, shards
+from data_gen.storage.dataset import read_manifest
+from data_gen.storage.sharing import ALONE, Locks, Worker, open_chunks
+from data_gen.storage.verify import verify
+from decoding.models.loading import ModelPair
+from runtime.checksums import write_checksummed
+from runtime.errors import UserError
 from tests.datasets import RECIPE, make_dataset, some_requests
 from tests.processes import Child, die, forked
 
 PROMPTS, CHUNKS = 18, 6
 
 
-def team(pair: ModelPair, folder: Path, size: int, progress: Callable[[int], Progress]) -> list[Child]:
+def team(
+    pair: ModelPair, folder: Path, size: int, progress: Callable[[int], Progress]
+) -> list[Child]:
     """Processes that harvest into one folder together, as a launcher starts them."""
 
     def work(rank: int) -> Callable[[], object]:
-        place = Place(rank, size, size)
+        place = Worker(rank, size, size)
         return lambda: make_dataset(pair, folder, PROMPTS, progress=progress(rank), place=place)
 
     return [forked(work(rank)) for rank in range(size)]
@@ -58,7 +61,9 @@ def counting(notes: Path) -> Callable[[int], Progress]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_processes_share_the_work(pair: ModelPair, original: Path, tmp_path: Path, size: int) -> None:
+def test_processes_share_the_work(
+    pair: ModelPair, original: Path, tmp_path: Path, size: int
+) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
     children = team(pair, tmp_path / "data", size, counting(notes))
@@ -84,8 +89,11 @@ def test_one_bar_counts_what_all_of_them_do(pair: ModelPair, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_process_that_dies_holds_up_nobody(pair: ModelPair, original: Path, tmp_path: Path, lost: int) -> None:
-    """The others finish what they and it have begun. Only the manifest wants the first process, or a rerun."""
+def test_a_process_that_dies_holds_up_nobody(
+    pair: ModelPair, original: Path, tmp_path: Path, lost: int
+) -> None:
+    """The others finish what they and it have begun. Only the manifest wants the first process, or
+    a rerun."""
 
     def progress(rank: int) -> Progress:
         return Progress(finished=lambda prompts, tokens: die() if rank == lost else None)
@@ -99,7 +107,9 @@ def test_a_process_that_dies_holds_up_nobody(pair: ModelPair, original: Path, tm
     assert_same(tmp_path / "data", original)
 
 
-def test_a_process_that_fails_loses_its_chunk_only(pair: ModelPair, original: Path, tmp_path: Path) -> None:
+def test_a_process_that_fails_loses_its_chunk_only(
+    pair: ModelPair, original: Path, tmp_path: Path
+) -> None:
     def progress(rank: int) -> Progress:
         def failing(prompts: int, tokens: int) -> None:
             raise UserError("pair: broken. Mend it")
@@ -129,14 +139,18 @@ def test_a_locked_chunk_is_left_to_its_owner(tmp_path: Path) -> None:
         assert taken
 
         def other() -> None:
-            for index in open_chunks(tmp_path, settings, ALONE, lambda seal: None, lambda seal: None):
-                ledger.save_chunk(tmp_path, ledger.plan_id(settings), index, rows)
+            for index in open_chunks(
+                tmp_path, settings, ALONE, lambda marker: None, lambda marker: None
+            ):
+                chunks.save_chunk(tmp_path, chunks.plan_id(settings), index, rows)
 
         child = forked(other)
         while not (tmp_path / "chunk-00001.json").exists():
             time.sleep(0.01)
         time.sleep(0.3)
-        assert not (tmp_path / "chunk-00000.json").exists() and os.waitpid(child.pid, os.WNOHANG) == (0, 0)
+        assert not (tmp_path / "chunk-00000.json").exists() and os.waitpid(
+            child.pid, os.WNOHANG
+        ) == (0, 0)
     assert child.wait() == 0
     assert (tmp_path / "chunk-00000.json").exists()
 
@@ -148,13 +162,16 @@ def test_other_settings_are_refused_while_a_harvest_runs(pair: ModelPair, tmp_pa
 
 
 def test_other_settings_are_refused_before_the_first_shard_is_there(tmp_path: Path) -> None:
-    """While a process has claimed the folder and made nothing; when it is dead the folder is free again."""
+    """While a process has claimed the folder and made nothing; when it is dead the folder is free
+    again."""
 
     def settings(seed: int) -> dict[str, Any]:
         return {"prompts": {"count": 2}, "batch_size": 1, "seed": seed}
 
     def chunks_of(seed: int) -> Iterator[int]:
-        return open_chunks(tmp_path, settings(seed), ALONE, lambda seal: None, lambda seal: None)
+        return open_chunks(
+            tmp_path, settings(seed), ALONE, lambda marker: None, lambda marker: None
+        )
 
     def wait() -> None:
         held = chunks_of(1)
@@ -167,7 +184,7 @@ def test_other_settings_are_refused_before_the_first_shard_is_there(tmp_path: Pa
         time.sleep(0.005)
     with pytest.raises(UserError, match=r"was made with seed=1, here 2\. Choose another out="):
         next(chunks_of(2))
-    assert ledger.read_sealed(tmp_path / ledger.PLAN, "out", "") == settings(1)
+    assert chunks.read_checksummed(tmp_path / chunks.PLAN, "out", "") == settings(1)
     assert next(chunks_of(1)) == 1, "the same settings are welcome"
     child.kill()
     assert child.wait() == -signal.SIGKILL
@@ -175,10 +192,10 @@ def test_other_settings_are_refused_before_the_first_shard_is_there(tmp_path: Pa
 
 
 def test_a_launcher_says_where_a_process_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Place.of_launcher() == ALONE
+    assert Worker.of_launcher() == ALONE
     for name, value in {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))
-    assert Place.of_launcher() == Place(5, 8, 4)
+    assert Worker.of_launcher() == Worker(5, 8, 4)
 
 
 @pytest.mark.parametrize(("cores", "size", "threads"), [(8, 4, 2), (2, 2, 1), (2, 3, 1)])
@@ -189,7 +206,7 @@ def test_processes_of_a_machine_divide_its_cores(
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     ALONE.share_cores()
-    Place(0, 2 * size, size).share_cores()
+    Worker(0, 2 * size, size).share_cores()
     assert chosen == [threads]
 
 
@@ -214,16 +231,23 @@ class Steps:
         return step
 
 
-def test_killed_at_every_step_on_disk(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_step_on_disk(
+    pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before each write, sync, rename and removal of a harvest of two chunks."""
     requests = some_requests(6)
     settings = plan(pair, requests, RECIPE)
-    rows = [label_chunk(pair, chunk, RECIPE, Progress()) for chunk in chunks(requests, RECIPE.batch_size)]
+    rows = [
+        label_chunk(pair, chunk, RECIPE, Progress())
+        for chunk in split_into_chunks(requests, RECIPE.batch_size)
+    ]
 
     def save(folder: Path) -> None:
-        for index in open_chunks(folder, settings, ALONE, lambda seal: None, lambda seal: None):
-            ledger.save_chunk(folder, ledger.plan_id(settings), index, rows[index])
-        write_sealed(folder / ledger.MANIFEST, {**settings, **ledger.inventory(folder, settings)})
+        for index in open_chunks(folder, settings, ALONE, lambda marker: None, lambda marker: None):
+            chunks.save_chunk(folder, chunks.plan_id(settings), index, rows[index])
+        write_checksummed(
+            folder / chunks.MANIFEST, {**settings, **chunks.inventory(folder, settings)}
+        )
 
     def killed(last: int) -> None:
         Steps(monkeypatch, last)
@@ -243,10 +267,14 @@ def test_killed_at_every_step_on_disk(pair: ModelPair, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [1, 2])
-def test_killed_at_random_moments(pair: ModelPair, original: Path, tmp_path: Path, size: int, moments: int) -> None:
+def test_killed_at_random_moments(
+    pair: ModelPair, original: Path, tmp_path: Path, size: int, moments: int
+) -> None:
     """Every process of a run at once; the rerun, by as many, finishes."""
     start = time.monotonic()
-    assert [child.wait() for child in team(pair, tmp_path / "whole", size, lambda rank: Progress())] == [0] * size
+    assert [
+        child.wait() for child in team(pair, tmp_path / "whole", size, lambda rank: Progress())
+    ] == [0] * size
     whole, random, unfinished = time.monotonic() - start, Random(size), 0
     for moment in range(moments):
         folder = tmp_path / str(moment)
@@ -255,6 +283,8 @@ def test_killed_at_random_moments(pair: ModelPair, original: Path, tmp_path: Pat
         for child in children:
             child.kill()
         unfinished += -signal.SIGKILL in [child.wait() for child in children]
-        assert [child.wait() for child in team(pair, folder, size, lambda rank: Progress())] == [0] * size
+        assert [child.wait() for child in team(pair, folder, size, lambda rank: Progress())] == [
+            0
+        ] * size
         assert_same(folder, original)
     assert unfinished, "some of them were killed"

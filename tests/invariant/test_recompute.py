@@ -9,23 +9,23 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from data_gen import shards
-from data_gen.harvest import Progress, Recipe, harvest, plan
-from data_gen.ledger import inventory
+from data_gen.harvest import HarvestSettings, Progress, harvest, plan
 from data_gen.requests import Request
 from data_gen.samples import read_samples
-from data_gen.sealed import write_sealed
-from decoding.models import load_pair
+from data_gen.storage import shards
+from data_gen.storage.chunks import inventory
+from decoding.models.loading import load_pair
 from decoding.sampling import Warp
 from predictors.base import Predictor
-from predictors.errors import UserError
-from predictors.features import FeatureSpec
 from predictors.hrad import HRAD
+from predictors.inputs import FeatureSpec
 from predictors.specdecpp import SpecDecPP
+from runtime.checksums import write_checksummed
+from runtime.errors import UserError
 from tests.tiny_pair import VOCAB
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE = Recipe(
+RECIPE = HarvestSettings(
     gamma=5,
     seed=3,
     max_new_tokens=16,
@@ -52,12 +52,14 @@ def folders(pair_cfg: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> d
     pair, made = load_pair(pair_cfg), {}
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(1, VOCAB, (n + 2,), generator=generator) for n in range(9)]
-    requests = [Request(f"p{n}", "toy", prompt, shards.SPLITS[n % 3]) for n, prompt in enumerate(prompts)]
+    requests = [
+        Request(f"p{n}", "toy", prompt, shards.SPLITS[n % 3]) for n, prompt in enumerate(prompts)
+    ]
     for stored in (True, False):
         recipe, folder = replace(RECIPE, features_stored=stored), tmp_path_factory.mktemp("harvest")
         harvest(pair, requests, recipe, folder, Progress())
         settings = plan(pair, requests, recipe)
-        write_sealed(folder / "manifest.json", {**settings, **inventory(folder, settings)})
+        write_checksummed(folder / "manifest.json", {**settings, **inventory(folder, settings)})
         made[stored] = folder
     return made
 

@@ -1,4 +1,5 @@
-"""Replay = decode: the counts read off recorded rollouts are those of a real decode, prompt by prompt."""
+"""Replay = decode: the counts read off recorded rollouts are those of a real decode, prompt by
+prompt."""
 
 from functools import cache
 from pathlib import Path
@@ -11,19 +12,19 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from data_gen.harvest import Progress, Recipe, harvest
+from data_gen.harvest import HarvestSettings, Progress, harvest
 from data_gen.requests import Request
-from data_gen.rollout_table import read_table
+from decoding.draft_tree import StopRule
 from decoding.engines.serial import SerialEngine
-from decoding.growth import StopRule
-from decoding.models import ModelPair
-from decoding.policies import policy_of, threshold_of
-from decoding.replay import Counts, Replayer
-from decoding.rollouts import RolloutTable
+from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
+from evaluation.replay.policies import policy_of, threshold_of
+from evaluation.replay.read import read_table
+from evaluation.replay.simulate import Counts, Replayer
+from evaluation.replay.table import RolloutTable
 from scripts.check_replay import counted
 from scripts.gen_data import finish
 from tests.checkpoints import ONE_STATE, write_checkpoint
@@ -34,20 +35,37 @@ from tests.tiny_pair import EOS, VOCAB, tiny_pair
 CONF = Path(__file__).parents[2] / "conf" / "stop"
 GREEDY = Warp(0.0)
 GAMMA, MAX_NEW, WIDTH = 8, 26, 24
-PROMPTS = [torch.randint(1, VOCAB, (size,), generator=torch.Generator().manual_seed(size)) for size in (3, 4, 5, 6, 7)]
+PROMPTS = [
+    torch.randint(1, VOCAB, (size,), generator=torch.Generator().manual_seed(size))
+    for size in (3, 4, 5, 6, 7)
+]
 
 RULES: list[tuple[str, dict[str, Any]]] = [
     *(("fixed", {"gamma": gamma}) for gamma in (1, 3, 8, 20)),
-    *(("confidence", {"eps": eps}) for eps in (0.1, 0.35, 0.6)),
-    *(("confidence_before", {"eps": eps}) for eps in (0.2, 0.4, 0.7)),
-    *(("entropy", {"threshold": level, "step": step}) for level, step in ((0.2, 0.01), (0.35, 0.2), (0.5, 0.6))),
-    *(("acceptance", {"threshold": h, "bounds": [1, 20], "order": "paper"}) for h in (0.3, 0.55, 0.8)),
-    *(("acceptance", {"threshold": h, "bounds": [2, 6], "order": "code"}) for h in (0.3, 0.55, 0.8)),
+    *(("confidence", {"threshold": eps}) for eps in (0.1, 0.35, 0.6)),
+    *(("confidence_before", {"threshold": eps}) for eps in (0.2, 0.4, 0.7)),
+    *(
+        ("entropy", {"threshold": level, "step": step})
+        for level, step in ((0.2, 0.01), (0.35, 0.2), (0.5, 0.6))
+    ),
+    *(
+        ("acceptance", {"threshold": h, "bounds": [1, 20], "order": "paper"})
+        for h in (0.3, 0.55, 0.8)
+    ),
+    *(
+        ("acceptance", {"threshold": h, "bounds": [2, 6], "order": "code"})
+        for h in (0.3, 0.55, 0.8)
+    ),
     ("acceptance", {"threshold": 0.4, "bounds": [3, 3]}),
-    *(("hrad", {"confidence": {"eps": eps}}) for eps in (0.1, 0.35, 0.6)),
+    *(("hrad", {"confidence": {"threshold": eps}}) for eps in (0.1, 0.35, 0.6)),
     (
         "hrad",
-        {"confidence": {"_target_": "decoding.stopping.confidence.PredictableConfidence", "eps": 0.4}},
+        {
+            "confidence": {
+                "_target_": "decoding.stopping.confidence.PredictableConfidence",
+                "threshold": 0.4,
+            }
+        },
     ),
 ]
 IDS = [f"{name}-{values}" for name, values in RULES]
@@ -83,13 +101,27 @@ def rule(name: str, values: dict[str, Any]) -> StopRule:
 @cache
 def table() -> RolloutTable:
     return slow_table(
-        models(), PROMPTS, MAX_NEW, GAMMA, GREEDY, GREEDY, models().eos_ids, rule("acceptance", {}), rule("hrad", {})
+        models(),
+        PROMPTS,
+        MAX_NEW,
+        GAMMA,
+        GREEDY,
+        GREEDY,
+        models().eos_ids,
+        rule("acceptance", {}),
+        rule("hrad", {}),
     )
 
 
 def decode(stop: StopRule, max_new: int, gamma_max: int) -> list[Trace]:
     engine = SerialEngine(
-        models(), Chain(gamma_max), stop, TokenVerifier(), GREEDY, GREEDY, frozenset(models().eos_ids)
+        models(),
+        Chain(gamma_max),
+        stop,
+        TokenVerifier(),
+        GREEDY,
+        GREEDY,
+        frozenset(models().eos_ids),
     )
     return [engine.decode(prompt, max_new, Sampler.seeded(0)) for prompt in PROMPTS]
 
@@ -100,7 +132,9 @@ def replayed(found: RolloutTable, stop: StopRule, gamma_max: int) -> Counts:
 
 def test_the_instances_have_every_edge() -> None:
     found = table()
-    assert (found.length < MAX_NEW).any() and (found.length == MAX_NEW).any(), "an end token, and the limit"
+    assert (found.length < MAX_NEW).any() and (found.length == MAX_NEW).any(), (
+        "an end token, and the limit"
+    )
     inside = np.arange(found.tokens.shape[1]) < found.length[:, None]
     assert len(np.unique(found.outcome[inside])) == 3, "all classes"
     assert (found.drawn[inside] < GAMMA).any(), "an end token inside a draft"
@@ -113,19 +147,28 @@ def test_replay_is_decode(name: str, values: dict[str, Any]) -> None:
     counts, traces = replayed(table(), stop, GAMMA), decode(stop, MAX_NEW, GAMMA)
     for prompt, trace in enumerate(traces):
         assert counts.of(prompt) == counted(trace)
-        lengths = np.bincount([len(round_.draft_tokens) for round_ in trace.rounds], minlength=GAMMA + 1)
+        lengths = np.bincount(
+            [len(round_.draft_tokens) for round_ in trace.rounds], minlength=GAMMA + 1
+        )
         assert counts.by_length[prompt].tolist() == lengths.tolist()
 
 
-@pytest.mark.parametrize(("max_new", "gamma_max"), [(1, GAMMA), (2, GAMMA), (GAMMA, GAMMA), (GAMMA, 2)])
+@pytest.mark.parametrize(
+    ("max_new", "gamma_max"), [(1, GAMMA), (2, GAMMA), (GAMMA, GAMMA), (GAMMA, 2)]
+)
 @pytest.mark.parametrize(("name", "values"), RULES[1::3], ids=IDS[1::3])
 def test_replay_is_decode_where_the_output_ends(
     name: str, values: dict[str, Any], max_new: int, gamma_max: int
 ) -> None:
     """A long harvest serves shorter outputs, with another gamma_max as well."""
     stop = rule(name, values)
-    counts, traces = replayed(table().shortened(max_new), stop, gamma_max), decode(stop, max_new, gamma_max)
-    assert [counts.of(prompt) for prompt in range(len(PROMPTS))] == [counted(trace) for trace in traces]
+    counts, traces = (
+        replayed(table().shortened(max_new), stop, gamma_max),
+        decode(stop, max_new, gamma_max),
+    )
+    assert [counts.of(prompt) for prompt in range(len(PROMPTS))] == [
+        counted(trace) for trace in traces
+    ]
 
 
 def test_a_walk_and_the_expectation_are_the_same_path() -> None:
@@ -141,11 +184,11 @@ def test_a_walk_and_the_expectation_are_the_same_path() -> None:
             assert sum(step.live[prompt] for step in steps) == counts.rounds[prompt]
 
 
-# From a harvest ------------------------------------------------------------------------------------------------------
+# From a harvest -----------------------------------------------------------------------------------
 
 
-def recipe(warp: Warp, max_new: int, gamma: int) -> Recipe:
-    return Recipe(
+def recipe(warp: Warp, max_new: int, gamma: int) -> HarvestSettings:
+    return HarvestSettings(
         gamma=gamma,
         seed=0,
         max_new_tokens=max_new,
@@ -159,8 +202,10 @@ def recipe(warp: Warp, max_new: int, gamma: int) -> Recipe:
     )
 
 
-def harvested(prompts: list[torch.Tensor], how: Recipe, folder: Path) -> RolloutTable:
-    requests = [Request(f"{number:03}", "toy", prompt, "train") for number, prompt in enumerate(prompts)]
+def harvested(prompts: list[torch.Tensor], how: HarvestSettings, folder: Path) -> RolloutTable:
+    requests = [
+        Request(f"{number:03}", "toy", prompt, "train") for number, prompt in enumerate(prompts)
+    ]
     harvest(models(), requests, how, folder, Progress())
     finish(models(), requests, how, folder, SETTINGS)
     return read_table(folder, "train", [rule("acceptance", {}), rule("hrad", {})])

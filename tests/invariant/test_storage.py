@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from data_gen.dataset import read_manifest, read_records
-from data_gen.verify import verify
-from decoding.models import ModelPair
-from predictors.cli import explain
-from predictors.errors import UserError
+from data_gen.storage.dataset import read_manifest, read_records
+from data_gen.storage.verify import verify
+from decoding.models.loading import ModelPair
+from runtime.cli import explain
+from runtime.errors import UserError
 from tests.datasets import make_dataset
 
 PROMPTS = 12
@@ -23,10 +23,13 @@ PROMPTS = 12
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory of its own, 64 KiB small: a quarter of the dataset is enough to fill it."""
+    """A file system in memory of its own, 64 KiB small: a quarter of the dataset is enough to fill
+    it."""
     place = tmp_path / "disk"
     place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True
+    )
     if done.returncode:
         pytest.skip(f"needs the right to mount: {done.stderr.decode().strip()}")
     yield place
@@ -45,22 +48,28 @@ def said(error: BaseException) -> str:
     return line
 
 
-def test_a_disk_that_is_full_keeps_what_is_finished(pair: ModelPair, original: Path, disk: Path) -> None:
+def test_a_disk_that_is_full_keeps_what_is_finished(
+    pair: ModelPair, original: Path, disk: Path
+) -> None:
     folder = disk / "data"
-    with pytest.raises(UserError, match=r"^out: .* cannot be written .*No space left on device.* Free some space"):
+    with pytest.raises(
+        UserError, match=r"^out: .* cannot be written .*No space left on device.* Free some space"
+    ):
         make_dataset(pair, folder, PROMPTS)
-    seals = sorted(path.name for path in folder.glob("chunk-*.json"))
-    assert 0 < len(seals) < PROMPTS // 3 and not list(folder.glob(".*.tmp"))
+    markers = sorted(path.name for path in folder.glob("chunk-*.json"))
+    assert 0 < len(markers) < PROMPTS // 3 and not list(folder.glob(".*.tmp"))
     with pytest.raises(UserError, match="is only half harvested"):
         read_manifest(folder)
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")}
     resized(disk, "size=4m")
     assert make_dataset(pair, folder, PROMPTS)["content"] == read_manifest(original)["content"]
-    sealed = {path for path in kept if f"chunk-{path.stem.split('-')[1]}.json" in seals}
-    assert all(path.stat().st_mtime_ns == kept[path] for path in sealed)
+    checksummed = {path for path in kept if f"chunk-{path.stem.split('-')[1]}.json" in markers}
+    assert all(path.stat().st_mtime_ns == kept[path] for path in checksummed)
 
 
-def test_a_folder_that_is_read_only_can_be_read_and_checked(pair: ModelPair, original: Path, disk: Path) -> None:
+def test_a_folder_that_is_read_only_can_be_read_and_checked(
+    pair: ModelPair, original: Path, disk: Path
+) -> None:
     resized(disk, "size=4m")
     folder = Path(shutil.copytree(original, disk / "data"))
     (folder / "rounds-00001.parquet").unlink()
@@ -70,8 +79,10 @@ def test_a_folder_that_is_read_only_can_be_read_and_checked(pair: ModelPair, ori
     assert len(read_records(folder, "specdecpp", "all")["group"])
     with pytest.raises(OSError) as error:
         make_dataset(pair, folder, PROMPTS)
-    assert said(error.value) == (
-        f"[Errno 30] Read-only file system: '{folder / '.lock'}'. Make it writable, or choose another folder"
+    assert (
+        said(error.value)
+        == f"[Errno 30] Read-only file system: '{folder / '.lock'}'. Make it writable, or choose"
+        " another folder"
     )
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
     resized(disk, "rw")
@@ -79,14 +90,20 @@ def test_a_folder_that_is_read_only_can_be_read_and_checked(pair: ModelPair, ori
 
 
 def test_a_limit_on_file_sizes(pair: ModelPair, original: Path, tmp_path: Path) -> None:
-    """The kernel refuses every byte beyond the limit, as it does on a full disk: needs no rights."""
+    """The kernel refuses every byte beyond the limit, as it does on a full disk: needs no
+    rights."""
     folder = Path(shutil.copytree(original, tmp_path / "data"))
     (folder / "rounds-00002.parquet").unlink()
     before = {path.name: path.read_bytes() for path in folder.glob("*-0000[013].*")}
-    limit, action = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit, action = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
-        with pytest.raises(UserError, match="^out: .*parquet cannot be written .*File too large.* Raise the limit"):
+        with pytest.raises(
+            UserError, match="^out: .*parquet cannot be written .*File too large.* Raise the limit"
+        ):
             make_dataset(pair, folder, PROMPTS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -99,7 +116,12 @@ def test_a_limit_on_file_sizes(pair: ModelPair, original: Path, tmp_path: Path) 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize("name", ["rounds-00001.parquet", "chunk-00001.json", "manifest.json"])
 def test_any_file_may_fail(
-    pair: ModelPair, original: Path, tmp_path: Path, name: str, code: int, monkeypatch: pytest.MonkeyPatch
+    pair: ModelPair,
+    original: Path,
+    tmp_path: Path,
+    name: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = Path(shutil.copytree(original, tmp_path / "data"))
     (folder / "responses-00001.parquet").unlink()
@@ -113,7 +135,9 @@ def test_any_file_may_fail(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", failing)
-        with pytest.raises(UserError, match=rf"^out: \S*{name} cannot be written .{os.strerror(code)}.\. \w+"):
+        with pytest.raises(
+            UserError, match=rf"^out: \S*{name} cannot be written .{os.strerror(code)}.\. \w+"
+        ):
             make_dataset(pair, folder, PROMPTS)
     assert not list(folder.glob(".*.tmp"))
     assert make_dataset(pair, folder, PROMPTS)["content"] == read_manifest(original)["content"]

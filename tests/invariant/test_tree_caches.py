@@ -1,24 +1,30 @@
-"""Real models under every draft: what they return is what a fresh cache gives, whatever was kept and dropped before."""
+"""Real models under every draft: what they return is what a fresh cache gives, whatever was kept
+and dropped before."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from decoding.cached_lm import CachedLM
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
-from decoding.models import ModelPair
+from decoding.models.cached_lm import CachedLM
+from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from tests.contract.engines import STRUCTURES, THREE_WORDS, Size, engine
 from tests.tiny_pair import tiny_pair
 
-ONE_EACH = {case.builds: case for (case,) in (param.values for param in THREE_WORDS) if case.rule in ("rrs", "rrsw")}
+ONE_EACH = {
+    case.builds: case
+    for (case,) in (param.values for param in THREE_WORDS)
+    if case.rule in ("rrs", "rrsw")
+}
 VALUES = {"branch_point": {"gamma_max": 1}}  # short enough for its open leaves to be reached
 
 
 class WatchedEngine(SerialEngine):
-    """Compares every row that draft and target were run on with the same path in a cache of its own."""
+    """Compares every row that draft and target were run on with the same path in a cache of its
+    own."""
 
     def _context(self, request, round_, hidden):
         assert self.pair.target.length == len(request.committed) - 1
@@ -48,16 +54,26 @@ def llamas() -> ModelPair:
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("builds", ONE_EACH)
-def test_caches_of_a_real_model_follow_every_draft(builds: str, warp: Warp, llamas: ModelPair, tmp_path: Path) -> None:
-    """Drafts of their YAML's size (but for `VALUES`), several rounds; a greedy decode is the autoregressive one."""
+def test_caches_of_a_real_model_follow_every_draft(
+    builds: str, warp: Warp, llamas: ModelPair, tmp_path: Path
+) -> None:
+    """Drafts of their YAML's size (but for `VALUES`), several rounds; a greedy decode is the
+    autoregressive one."""
     assert set(ONE_EACH) == set(STRUCTURES)
-    parts = engine(llamas, ONE_EACH[builds]._replace(size=Size(32, 20, VALUES.get(builds, {}))), tmp_path)
+    parts = engine(
+        llamas, ONE_EACH[builds]._replace(size=Size(32, 20, VALUES.get(builds, {}))), tmp_path
+    )
     watched = WatchedEngine(llamas, parts.structure, parts.stop, parts.verifier, warp, Warp())
     prompt = [3, 4, 5, 3, 4]
     trace = watched.decode(prompt, 20, Sampler.seeded(1))
     assert len(trace.tokens) == 20 and llamas.target.length == len(prompt) + 19
     if builds == "branch_point":
-        assert any(len(round_.tokens) == round_.accepted for round_ in trace.rounds), "no open leaf was accepted"
+        assert any(len(round_.tokens) == round_.accepted for round_ in trace.rounds), (
+            "no open leaf was accepted"
+        )
     if warp.temperature == 0:
         assert sum(round_.accepted for round_ in trace.rounds) > 0
-        assert trace.tokens == AutoregressiveEngine(llamas, warp).decode(prompt, 20, Sampler.seeded(0)).tokens
+        assert (
+            trace.tokens
+            == AutoregressiveEngine(llamas, warp).decode(prompt, 20, Sampler.seeded(0)).tokens
+        )

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen import shards
-from data_gen.dataset import read_records
 from data_gen.labels import accepted_length, drafted_length, known_depth
-from predictors.errors import UserError
+from data_gen.storage import shards
+from data_gen.storage.dataset import read_records
+from runtime.errors import UserError
 from tests.harvests import write_harvest
 
 SMALL = st.integers(0, 4)
@@ -41,11 +41,19 @@ def test_rounds_come_back_as_they_were(rows: int, gamma: int, seed: int) -> None
     assert torch.equal(bits, features.bfloat16().flatten())
 
 
-@given(st.lists(st.lists(SMALL, min_size=3, max_size=3), min_size=1, max_size=5), st.sets(SMALL), st.data())
-def test_lengths_keep_their_order(tokens: list[list[int]], ends: set[int], data: st.DataObject) -> None:
+@given(
+    st.lists(st.lists(SMALL, min_size=3, max_size=3), min_size=1, max_size=5),
+    st.sets(SMALL),
+    st.data(),
+)
+def test_lengths_keep_their_order(
+    tokens: list[list[int]], ends: set[int], data: st.DataObject
+) -> None:
     drafted = drafted_length(torch.tensor(tokens), ends)
     chance = st.lists(st.floats(0, 1), min_size=3, max_size=3)
-    accept, coins = (torch.tensor([data.draw(chance) for _ in tokens], dtype=torch.float64) for _ in range(2))
+    accept, coins = (
+        torch.tensor([data.draw(chance) for _ in tokens], dtype=torch.float64) for _ in range(2)
+    )
     accepted = accepted_length(accept, coins, drafted)
     assert (0 <= accepted).all() and (accepted <= drafted).all() and (drafted <= 3).all()
     for row, count in zip(tokens, drafted.tolist(), strict=True):
@@ -72,7 +80,9 @@ def test_a_damaged_harvest_is_read_right_or_refused(data: st.DataObject) -> None
             assert "\n" not in str(error).strip()
             return
         for kind in whole:
-            assert all(torch.equal(whole[kind][column], found[kind][column]) for column in whole[kind])
+            assert all(
+                torch.equal(whole[kind][column], found[kind][column]) for column in whole[kind]
+            )
 
 
 def damage(path: Path, data: st.DataObject) -> None:

@@ -1,4 +1,4 @@
-"""Losslessness and trees, for laws and shapes that nobody thought of."""
+"""Losslessness and trees, for distributions and shapes that nobody thought of."""
 
 from functools import cache
 
@@ -6,34 +6,42 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.cached_lm import Tree
 from decoding.draft import Draft
+from decoding.models.cached_lm import Tree
 from tests.contract.enumeration import largest_error
-from tests.contract.instances import Instance, Prefix, exact, output_law
+from tests.contract.instances import Instance, Prefix, exact, output_distribution
 from tests.contract.rules import RULES
 from tests.contract.trees import STRUCTURES, fits, proposals
 
-CASES = [(name, kind) for name in RULES for kind in STRUCTURES if fits(RULES[name], STRUCTURES[kind])]
+CASES = [
+    (name, kind) for name in RULES for kind in STRUCTURES if fits(RULES[name], STRUCTURES[kind])
+]
 MASS = st.sampled_from([0, 0, 1, 1, 2, 3, 7, 100, 10**6])
 
 
 @st.composite
-def laws(draw: st.DrawFn, vocab: int) -> torch.Tensor:
+def distributions(draw: st.DrawFn, vocab: int) -> torch.Tensor:
     masses = draw(st.lists(MASS, min_size=vocab, max_size=vocab).filter(any))
     return torch.tensor(masses, dtype=torch.float64) / sum(masses)
 
 
 @st.composite
 def instances(draw: st.DrawFn, vocab: int, gamma: int) -> Instance:
-    """p and q after every prefix are among a few laws, so that they are now equal, now far apart, now disjoint."""
-    some = draw(st.lists(laws(vocab), min_size=1, max_size=4))
+    """p and q after every prefix are among a few distributions, so that they are now equal, now far
+    apart, now disjoint."""
+    some = draw(st.lists(distributions(vocab), min_size=1, max_size=4))
     shift = draw(st.integers(0, 3))
 
     @cache
-    def law(prefix: Prefix, side: int) -> torch.Tensor:
+    def distribution(prefix: Prefix, side: int) -> torch.Tensor:
         return some[(sum(prefix) + len(prefix) + side) % len(some)]
 
-    return Instance(vocab, gamma, lambda prefix: law(prefix, 0), lambda prefix: law(prefix, shift))
+    return Instance(
+        vocab,
+        gamma,
+        lambda prefix: distribution(prefix, 0),
+        lambda prefix: distribution(prefix, shift),
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -42,8 +50,10 @@ def test_every_rule_is_lossless_on_every_shape_it_takes(data: st.DataObject) -> 
     name, kind = data.draw(st.sampled_from(CASES))
     verifier, structure = RULES[name], STRUCTURES[kind]
     case = data.draw(instances(min(structure.vocabs), structure.gamma))
-    law = output_law(case, verifier.law, proposals(case, structure, verifier.siblings))
-    assert largest_error(law, exact(case)) < 1e-9
+    distribution = output_distribution(
+        case, verifier.distribution, proposals(case, structure, verifier.siblings)
+    )
+    assert largest_error(distribution, exact(case)) < 1e-9
 
 
 @st.composite
@@ -55,7 +65,9 @@ def parents(draw: st.DrawFn) -> list[int]:
 @given(parents())
 def test_every_node_is_reached_by_one_path(above: list[int]) -> None:
     draft = Draft(above, list(range(len(above))), [])
-    assert sorted(row for rows in draft.children() for row in rows) == list(range(1, len(above) + 1))
+    assert sorted(row for rows in draft.children() for row in rows) == list(
+        range(1, len(above) + 1)
+    )
     for row in range(len(above) + 1):
         path = draft.rows_to(row)
         assert path[-1:] == ([row] if row else []) and len(draft.path(row)) == len(path)

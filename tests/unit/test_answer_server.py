@@ -1,4 +1,5 @@
-"""Asking a server for responses: what is asked, what is tried again, what is kept, and what is refused."""
+"""Asking a server for responses: what is asked, what is tried again, what is kept, and what is
+refused."""
 
 import json
 import subprocess
@@ -10,35 +11,46 @@ import httpx
 import pytest
 from omegaconf import OmegaConf
 
-from data_gen.answers.answer import Given
-from data_gen.answers.file import AnswerFile
-from data_gen.answers.log import NAME, open_log
-from data_gen.answers.server import Server, pause
-from data_gen.harvest import Recipe
+from data_gen.harvest import HarvestSettings
 from data_gen.prompts import Prompt
+from data_gen.responses.external import ExternalResponse
+from data_gen.responses.file import AnswerFile
+from data_gen.responses.log import NAME, open_log
+from data_gen.responses.server import Server, pause
 from decoding.sampling import Warp
-from predictors.errors import UserError
+from runtime.errors import UserError
 from tests.answer_stub import Behaviour, stub_server
 from tests.invariant.test_follow import GREEDY, SAMPLED
 
 PROMPTS = [Prompt(f"p{number}", "toy", "", f"w{number + 1} w2", chat=False) for number in range(20)]
-NUCLEUS = Recipe(**{**vars(SAMPLED), "warp": Warp(0.7, top_p=0.9)})
+NUCLEUS = HarvestSettings(**{**vars(SAMPLED), "warp": Warp(0.7, top_p=0.9)})
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_gen.answers.server.PAUSE", 0.01)
+    monkeypatch.setattr("data_gen.responses.server.PAUSE", 0.01)
 
 
 def server(url: str, **changed: Any) -> Server:
-    settings = {"concurrency": 4, "timeout": 0.5, "retries": 3, "key_variable": None, "extra": {}, **changed}
+    settings = {
+        "concurrency": 4,
+        "timeout": 0.5,
+        "retries": 3,
+        "key_variable": None,
+        "extra": {},
+        **changed,
+    }
     return Server(url, "tiny", **{**settings, "extra": OmegaConf.create(settings["extra"])})
 
 
-def bring(
-    url: str, out: Path, recipe: Recipe = NUCLEUS, prompts: list[Prompt] = PROMPTS, **changed: Any
-) -> dict[str, Given]:
-    return server(url, **changed).bring(prompts, recipe, out, ask=True)
+def fetch(
+    url: str,
+    out: Path,
+    recipe: HarvestSettings = NUCLEUS,
+    prompts: list[Prompt] = PROMPTS,
+    **changed: Any,
+) -> dict[str, ExternalResponse]:
+    return server(url, **changed).fetch(prompts, recipe, out, ask=True)
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -51,8 +63,10 @@ def asked_as(line: str, asked: Any) -> str:
 
 def test_what_is_asked_and_kept(tmp_path: Path) -> None:
     with stub_server() as stub:
-        given = bring(stub.url, tmp_path, extra={"min_p": 0})
-    assert {name: answer.content for name, answer in given.items()} == {p.id: f"w5 {p.text}" for p in PROMPTS}
+        given = fetch(stub.url, tmp_path, extra={"min_p": 0})
+    assert {name: answer.content for name, answer in given.items()} == {
+        p.id: f"w5 {p.text}" for p in PROMPTS
+    }
     assert all(answer.finished for answer in given.values())
     assert set(stub.paths) == {"/v1/completions"} and set(stub.keys) == {None}
     assert 2 <= stub.most <= 4
@@ -60,31 +74,43 @@ def test_what_is_asked_and_kept(tmp_path: Path) -> None:
     seeds = {body["seed"] for body in stub.bodies}
     assert len(seeds) == len(PROMPTS) and all(0 <= seed < 2**31 for seed in seeds)
     assert {**body, "seed": 0} == {
-        "model": "tiny", "temperature": 0.7, "top_p": 0.9, "max_tokens": 18, "seed": 0, "min_p": 0, "prompt": "w4 w2",
-    }  # fmt: skip
-    again = AnswerFile(str(tmp_path / NAME)).bring(PROMPTS, NUCLEUS, tmp_path, ask=True)
-    assert {name: answer.content for name, answer in again.items()} == {n: a.content for n, a in given.items()}
+        "model": "tiny",
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "max_tokens": 18,
+        "seed": 0,
+        "min_p": 0,
+        "prompt": "w4 w2",
+    }
+    again = AnswerFile(str(tmp_path / NAME)).fetch(PROMPTS, NUCLEUS, tmp_path, ask=True)
+    assert {name: answer.content for name, answer in again.items()} == {
+        n: a.content for n, a in given.items()
+    }
 
 
 def test_a_chat_is_asked_as_one(tmp_path: Path) -> None:
     chats = [Prompt("c", "toy", "", " w1 w2 ", "w9")]
     with stub_server() as stub:
-        bring(stub.url + "/", tmp_path, SAMPLED, chats)
+        fetch(stub.url + "/", tmp_path, SAMPLED, chats)
     assert stub.paths == ["/v1/chat/completions"]
     assert stub.bodies[0]["messages"] == [{"role": "user", "content": "w9\n\nw1 w2"}]
     assert stub.bodies[0]["top_k"] == 20, "an extension that the usual servers know"
 
 
-@pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:1/v1", "htp:me:secret@host", "http://secret@host/v1"])
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@127.0.0.1:1/v1", "htp:me:secret@host", "http://secret@host/v1"]
+)
 def test_a_password_is_not_taken_and_not_shown(url: str) -> None:
-    with pytest.raises(UserError, match=r"^responses\.url: it holds a user name or a password") as refusal:
+    with pytest.raises(
+        UserError, match=r"^responses\.url: it holds a user name or a password"
+    ) as refusal:
         server(url)
     assert "secret" not in str(refusal.value)
 
 
 def test_greedy_asks_for_temperature_0(tmp_path: Path) -> None:
     with stub_server() as stub:
-        bring(stub.url, tmp_path, GREEDY)
+        fetch(stub.url, tmp_path, GREEDY)
     assert {(body["temperature"], body["top_p"]) for body in stub.bodies} == {(0.0, 1.0)}
 
 
@@ -111,18 +137,34 @@ def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> Non
     fails = {PROMPTS[2].text: 2, PROMPTS[7].text: 2}
 
     def behave(text: str, attempt: int) -> str:
-        return failure if attempt < fails.get(text, 0) else "twice" if text == PROMPTS[4].text else "ok"
+        return (
+            failure
+            if attempt < fails.get(text, 0)
+            else "twice"
+            if text == PROMPTS[4].text
+            else "ok"
+        )
 
     with stub_server(behave) as stub:
-        given = bring(stub.url, tmp_path)
-    assert sorted(given) == sorted(row["id"] for row in rows(tmp_path)) == sorted(prompt.id for prompt in PROMPTS)
+        given = fetch(stub.url, tmp_path)
+    assert (
+        sorted(given)
+        == sorted(row["id"] for row in rows(tmp_path))
+        == sorted(prompt.id for prompt in PROMPTS)
+    )
     assert stub.tries == {prompt.text: fails.get(prompt.text, 0) + 1 for prompt in PROMPTS}
 
 
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ("500", r"gave no response to p5 in 4 tries \(status 500: went wrong: 500 None\)\. Check the server"),
+        (
+            "500",
+            (
+                r"gave no response to p5 in 4 tries \(status 500: went wrong: 500 None\)\. Check"
+                r" the server"
+            ),
+        ),
         ("garbage", r"gave no response to p5 in 4 tries \(not a completion: <html>busy</html>\)"),
         ("abort", r"gave no response to p5 in 4 tries \(finish_reason abort\)"),
         ("content_filter", r"gave no response to p5 in 4 tries \(finish_reason content_filter\)"),
@@ -130,44 +172,60 @@ def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> Non
         ("an object", r"gave no response to p5 in 4 tries \(finish_reason \{'type': 'stop'\}\)"),
         ("hang", r"gave no response to p5 in 4 tries \(TimeoutError\)"),
         ("reset", r"gave no response to p5 in 4 tries"),
-        ("404", r"refuses p5 with status 404: went wrong: 404 None\. Check responses\.url, responses\.model"),
+        (
+            "404",
+            (
+                r"refuses p5 with status 404: went wrong: 404 None\. Check responses\.url,"
+                r" responses\.model"
+            ),
+        ),
         ("401", r"refuses p5 with status 401"),
         ("307", r"refuses p5 with status 307"),
         ("empty", r"gives an empty response to p5 \(finish_reason length\)"),
         ("null", r"gives an empty response to p5"),
         ("half", r"gives a response to p5 that is no text \(it holds half a character\)"),
-        ("named ids", r"gives token_ids to p5 that are no list of whole numbers\. Leave out responses\.extra"),
+        (
+            "named ids",
+            r"gives token_ids to p5 that are no list of whole numbers\. Leave out responses\.extra",
+        ),
         ("real ids", r"gives token_ids to p5 that are no list of whole numbers"),
         ("one id", r"gives token_ids to p5 that are no list of whole numbers"),
         ("thinks", r"takes reasoning or tool calls out of its response to p5"),
     ],
 )
-def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(failure: str, message: str, tmp_path: Path) -> None:
+def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(
+    failure: str, message: str, tmp_path: Path
+) -> None:
     chats = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS]
     bad = PROMPTS[5].text
     with stub_server(lambda text, attempt: failure if text == bad else "ok") as stub:
         with pytest.raises(UserError, match=f"^responses\\.url: .*{message}") as error:
-            bring(stub.url, tmp_path, prompts=chats, concurrency=1, timeout=0.2)
+            fetch(stub.url, tmp_path, prompts=chats, concurrency=1, timeout=0.2)
     assert "\n" not in str(error.value)
     assert stub.tries[bad] == (4 if "4 tries" in message else 1)
     assert [row["id"] for row in rows(tmp_path)] == [prompt.id for prompt in PROMPTS[:5]]
     with stub_server() as stub:
-        bring(stub.url, tmp_path, prompts=chats, timeout=30)
-    assert stub.tries == {prompt.text: 1 for prompt in PROMPTS[5:]}, "the rerun asks for what is missing only"
+        fetch(stub.url, tmp_path, prompts=chats, timeout=30)
+    assert stub.tries == {prompt.text: 1 for prompt in PROMPTS[5:]}, (
+        "the rerun asks for what is missing only"
+    )
     assert sorted(row["id"] for row in rows(tmp_path)) == sorted(prompt.id for prompt in PROMPTS)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with stub_server() as stub:
         pass
-    with pytest.raises(UserError, match=r"^responses\.url: http://127.0.0.1:\d+/v1/completions gave no response to p0"):
-        bring(stub.url, tmp_path, concurrency=1)
+    with pytest.raises(
+        UserError,
+        match=r"^responses\.url: http://127.0.0.1:\d+/v1/completions gave no response to p0",
+    ):
+        fetch(stub.url, tmp_path, concurrency=1)
 
 
 def test_responses_of_no_words_and_of_ids(tmp_path: Path) -> None:
     replies = {PROMPTS[0].text: "ended", PROMPTS[1].text: "ids", PROMPTS[2].text: "cut"}
     with stub_server(lambda text, attempt: replies.get(text, "ok")) as stub:
-        given = bring(stub.url, tmp_path)
+        given = fetch(stub.url, tmp_path)
     found = [(given[f"p{n}"].content, given[f"p{n}"].finished) for n in range(3)]
     assert found == [("", True), ([5, 6, 0], True), ("w5 w3 w2", False)]
 
@@ -176,23 +234,30 @@ def test_the_key_is_sent_and_never_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TINY_KEY", "sesame")
     with stub_server(lambda text, attempt: "403" if text == PROMPTS[9].text else "ok") as stub:
         with pytest.raises(UserError, match="status 403: went wrong: 403 Bearer ") as error:
-            bring(stub.url, tmp_path, key_variable="TINY_KEY", concurrency=1)
+            fetch(stub.url, tmp_path, key_variable="TINY_KEY", concurrency=1)
     assert set(stub.keys) == {"Bearer sesame"}
     assert "sesame" not in str(error.value) + (tmp_path / NAME).read_text()
 
 
 @pytest.mark.parametrize(
-    "key", ["sk-sesame\r", "sk-sesame\n", "sk sesame", "sk-sésame", "sk-sesame\u2019", "sk-sesame\x7f"]
+    "key",
+    ["sk-sesame\r", "sk-sesame\n", "sk sesame", "sk-sésame", "sk-sesame\u2019", "sk-sesame\x7f"],
 )
-def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TINY_KEY", key)
-    with pytest.raises(UserError, match=r"^responses\.key_variable: TINY_KEY holds blanks, line ends") as error:
+    with pytest.raises(
+        UserError, match=r"^responses\.key_variable: TINY_KEY holds blanks, line ends"
+    ) as error:
         server("http://127.0.0.1:8000/v1", key_variable="TINY_KEY")
     assert "same" not in str(error.value)
 
 
 @pytest.mark.parametrize("blanks", [0, 170])
-def test_the_key_is_masked_wherever_it_is_said(blanks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_masked_wherever_it_is_said(
+    blanks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In what the connection says; across the end of what is shown of it."""
     monkeypatch.setenv("TINY_KEY", "sesame" * 6)
 
@@ -201,21 +266,23 @@ def test_the_key_is_masked_wherever_it_is_said(blanks: int, tmp_path: Path, monk
 
     monkeypatch.setattr(httpx.AsyncClient, "post", fail)
     with pytest.raises(UserError, match=r"in 4 tries \(Illegal header -*b'Bearer \*") as error:
-        bring("http://127.0.0.1:1/v1", tmp_path, key_variable="TINY_KEY", concurrency=1)
+        fetch("http://127.0.0.1:1/v1", tmp_path, key_variable="TINY_KEY", concurrency=1)
     assert "sesame" not in str(error.value)
 
 
 def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
     with stub_server() as stub:
-        bring(stub.url, tmp_path)
+        fetch(stub.url, tmp_path)
     whole = (tmp_path / NAME).read_bytes()
     lost = json.loads(whole.splitlines()[-1])["id"]
     for torn in (whole[:-1], whole[:-40], whole[: whole[:-1].rfind(b"\n") + 2]):
         (tmp_path / NAME).write_bytes(torn)
         with stub_server() as stub:
-            bring(stub.url, tmp_path)
+            fetch(stub.url, tmp_path)
         assert len(stub.bodies) == 1
-        assert [row["id"] for row in rows(tmp_path)][-1] == lost and len(rows(tmp_path)) == len(PROMPTS)
+        assert [row["id"] for row in rows(tmp_path)][-1] == lost and len(rows(tmp_path)) == len(
+            PROMPTS
+        )
 
 
 @pytest.mark.parametrize(
@@ -227,15 +294,21 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
         ('{"id": "p0", "response": "mine"}\n{"id": "p1", "response": "last"}', r"answers\.jsonl "),
     ],
 )
-def test_a_file_of_somebody_else_is_left_as_it_is(content: str, message: str, tmp_path: Path) -> None:
+def test_a_file_of_somebody_else_is_left_as_it_is(
+    content: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / NAME).write_text(content)
     with pytest.raises(UserError, match=message):
-        bring("http://127.0.0.1:1/v1", tmp_path)
+        fetch("http://127.0.0.1:1/v1", tmp_path)
     assert (tmp_path / NAME).read_text() == content
 
 
-@pytest.mark.parametrize("answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}])
-def test_what_could_not_be_read_again_is_not_written(answer: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}]
+)
+def test_what_could_not_be_read_again_is_not_written(
+    answer: dict[str, Any], tmp_path: Path
+) -> None:
     with open_log(tmp_path, {}) as log:
         log.append(PROMPTS[0], {"response": "w5"})
         with pytest.raises(UserError, match=r"^responses\.url: .*line 2 "):
@@ -249,59 +322,78 @@ def test_what_could_not_be_read_again_is_not_written(answer: dict[str, Any], tmp
     [
         (lambda lines: [*lines[:3], "{", *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
         (lambda lines: [*lines, lines[0]], r"^responses\.url: .*line 21 answers p\d+ again"),
-        (lambda lines: [*lines[:3], "[" * 100_000, *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
-        (lambda lines: [*lines[:3], asked_as(lines[3], ["model"])], r"^responses\.url: .*line 4 is damaged"),
-        (lambda lines: [*lines[:3], asked_as(lines[3], None)], r"^responses\.url: .*line 4 is damaged"),
-        (lambda lines: [*lines[:3], lines[3].replace("w5", "w6"), *lines[4:]], r"^responses\.url: .*line 4 is damaged"),
+        (
+            lambda lines: [*lines[:3], "[" * 100_000, *lines[4:]],
+            r"^responses\.url: .*line 4 is not JSON",
+        ),
+        (
+            lambda lines: [*lines[:3], asked_as(lines[3], ["model"])],
+            r"^responses\.url: .*line 4 is damaged",
+        ),
+        (
+            lambda lines: [*lines[:3], asked_as(lines[3], None)],
+            r"^responses\.url: .*line 4 is damaged",
+        ),
+        (
+            lambda lines: [*lines[:3], lines[3].replace("w5", "w6"), *lines[4:]],
+            r"^responses\.url: .*line 4 is damaged",
+        ),
         (lambda lines: ["{}", *lines], r"^responses\.url: .*line 1 is no response"),
     ],
 )
 def test_a_damaged_log_is_refused_by_line(change: Any, message: str, tmp_path: Path) -> None:
     with stub_server() as stub:
-        bring(stub.url, tmp_path)
+        fetch(stub.url, tmp_path)
         content = change((tmp_path / NAME).read_text().splitlines())
         (tmp_path / NAME).write_text("\n".join(content) + "\n")
         with pytest.raises(UserError, match=message):
-            bring(stub.url, tmp_path)
+            fetch(stub.url, tmp_path)
 
 
 def test_answers_to_other_questions_do_not_mix(tmp_path: Path) -> None:
     with stub_server() as stub:
-        bring(stub.url, tmp_path)
+        fetch(stub.url, tmp_path)
         with pytest.raises(UserError, match=r"^out: .* was asked for with temperature=0.7, here "):
-            bring(stub.url, tmp_path, GREEDY)
-        with pytest.raises(UserError, match=r"was asked for with min_p=None, here 0\. Choose another out"):
-            bring(stub.url, tmp_path, extra={"min_p": 0})
+            fetch(stub.url, tmp_path, GREEDY)
+        with pytest.raises(
+            UserError, match=r"was asked for with min_p=None, here 0\. Choose another out"
+        ):
+            fetch(stub.url, tmp_path, extra={"min_p": 0})
         other = [Prompt("p0", "toy", "", "w9", chat=False), *PROMPTS[1:]]
         with pytest.raises(UserError, match=r"line \d+ answers another text of the prompt p0\. "):
-            bring(stub.url, tmp_path, prompts=other)
+            fetch(stub.url, tmp_path, prompts=other)
         assert len(stub.bodies) == len(PROMPTS)
 
 
 def test_an_estimate_asks_for_nothing(tmp_path: Path) -> None:
     with stub_server() as stub:
         with pytest.raises(UserError, match=r"^estimate: 20 responses are still to be asked from"):
-            server(stub.url).bring(PROMPTS, NUCLEUS, tmp_path, ask=False)
-        bring(stub.url, tmp_path)
-        assert len(server(stub.url).bring(PROMPTS, NUCLEUS, tmp_path, ask=False)) == len(stub.bodies) == 20
+            server(stub.url).fetch(PROMPTS, NUCLEUS, tmp_path, ask=False)
+        fetch(stub.url, tmp_path)
+        assert (
+            len(server(stub.url).fetch(PROMPTS, NUCLEUS, tmp_path, ask=False))
+            == len(stub.bodies)
+            == 20
+        )
 
 
 def test_a_second_process_waits_and_asks_for_nothing(tmp_path: Path) -> None:
     """The first one is on its last answer."""
     with stub_server() as stub:
-        bring(stub.url, tmp_path)
+        fetch(stub.url, tmp_path)
     *lines, last = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
     (tmp_path / NAME).write_bytes(b"".join(lines))
     program = (
-        "import fcntl, sys, time; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
-        "print('locked', flush=True); time.sleep(0.5); file.write(sys.argv[2].encode()); file.flush()"
+        "import fcntl, sys, time; file = open(sys.argv[1], 'ab'); fcntl.lockf(file,"
+        " fcntl.LOCK_EX)\nprint('locked', flush=True); time.sleep(0.5);"
+        " file.write(sys.argv[2].encode()); file.flush()"
     )
     first = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / NAME), last.decode()], stdout=subprocess.PIPE
     )
     assert first.stdout is not None and first.stdout.readline() == b"locked\n"
     with stub_server() as stub, first:
-        assert len(bring(stub.url, tmp_path)) == len(PROMPTS)
+        assert len(fetch(stub.url, tmp_path)) == len(PROMPTS)
     assert not stub.bodies
 
 
@@ -329,12 +421,15 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"^out: .*/file/answers.jsonl cannot be written \(.*\)\. Choose another out"):
-        bring("http://127.0.0.1:1/v1", tmp_path / "file")
+    with pytest.raises(
+        UserError,
+        match=r"^out: .*/file/answers.jsonl cannot be written \(.*\)\. Choose another out",
+    ):
+        fetch("http://127.0.0.1:1/v1", tmp_path / "file")
 
 
 def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_gen.answers.server.PAUSE", 1.0)
+    monkeypatch.setattr("data_gen.responses.server.PAUSE", 1.0)
     for attempt, longest in enumerate([1, 2, 4, 8, 16, 32, 60, 60]):
         assert longest / 2 <= pause(attempt) <= longest
 
@@ -348,5 +443,5 @@ def test_interrupted_runs_keep_what_arrived(tmp_path: Path) -> None:
 
     typed: Behaviour = behave
     with stub_server(typed) as stub, pytest.raises(UserError):
-        bring(stub.url, tmp_path, concurrency=2, timeout=0.1, retries=0)
+        fetch(stub.url, tmp_path, concurrency=2, timeout=0.1, retries=0)
     assert len(rows(tmp_path)) == 6

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from data_gen.answers.answer import Generated, Given, response_ids, with_responses
-from data_gen.answers.file import AnswerFile
 from data_gen.prompts import Prompt
 from data_gen.requests import make_requests
-from decoding.models import ModelPair
-from predictors.errors import UserError
+from data_gen.responses.external import ExternalResponse, Generated, response_ids, with_responses
+from data_gen.responses.file import AnswerFile
+from decoding.models.loading import ModelPair
+from runtime.errors import UserError
 from tests.invariant.test_follow import SAMPLED
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
 
-PROMPTS = [Prompt(f"p{number}", "toy", "", f"w{number + 1} w2 w3", chat=False) for number in range(4)]
+PROMPTS = [
+    Prompt(f"p{number}", "toy", "", f"w{number + 1} w2 w3", chat=False) for number in range(4)
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +26,14 @@ def pair() -> ModelPair:
 
 
 def write(path: Path, *rows: Any) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
-def bring(path: Path) -> dict[str, Given]:
-    return AnswerFile(str(path)).bring(PROMPTS, SAMPLED, path.parent, ask=True)
+def fetch(path: Path) -> dict[str, ExternalResponse]:
+    return AnswerFile(str(path)).fetch(PROMPTS, SAMPLED, path.parent, ask=True)
 
 
 def lines(**changed: Any) -> list[Any]:
@@ -39,11 +43,17 @@ def lines(**changed: Any) -> list[Any]:
     return rows
 
 
-def test_text_and_ids_are_read_with_blank_lines_and_strangers(tmp_path: Path, pair: ModelPair) -> None:
-    rows = [*lines(response=None, response_tokens=[7, 8, EOS, 9]), "", {"id": "other", "response": "w1", "more": 1}]
+def test_text_and_ids_are_read_with_blank_lines_and_strangers(
+    tmp_path: Path, pair: ModelPair
+) -> None:
+    rows = [
+        *lines(response=None, response_tokens=[7, 8, EOS, 9]),
+        "",
+        {"id": "other", "response": "w1", "more": 1},
+    ]
     rows[2]["finish_reason"] = "stop"
     rows[3]["finish_reason"] = "length"
-    given = bring(write(tmp_path / "a.jsonl", *rows))
+    given = fetch(write(tmp_path / "a.jsonl", *rows))
     requests = with_responses(make_requests(PROMPTS, pair, 20, 0.2, 0.2), given, pair, 18)
     responses = [request.response.tolist() for request in requests if request.response is not None]
     assert responses == [[5, 6], [7, 8, EOS], [5, 6, EOS], [5, 6]]
@@ -52,11 +62,11 @@ def test_text_and_ids_are_read_with_blank_lines_and_strangers(tmp_path: Path, pa
 def test_numbers_may_be_ids(tmp_path: Path) -> None:
     prompts = [Prompt("7", "toy", "", "w1 w2")]
     path = write(tmp_path / "a.jsonl", {"id": 7, "response": "w5"})
-    assert list(AnswerFile(str(path)).bring(prompts, SAMPLED, tmp_path, ask=True)) == ["7"]
+    assert list(AnswerFile(str(path)).fetch(prompts, SAMPLED, tmp_path, ask=True)) == ["7"]
 
 
 def test_without_a_source_the_target_answers(pair: ModelPair, tmp_path: Path) -> None:
-    assert Generated().bring(PROMPTS, SAMPLED, tmp_path, ask=True) is None
+    assert Generated().fetch(PROMPTS, SAMPLED, tmp_path, ask=True) is None
     requests = with_responses(make_requests(PROMPTS, pair, 20, 0.2, 0.2), None, pair, 18)
     assert [request.response for request in requests] == [None] * len(PROMPTS)
 
@@ -73,21 +83,28 @@ def test_without_a_source_the_target_answers(pair: ModelPair, tmp_path: Path) ->
         ("w3 unheard", False, [3, 1]),
     ],
 )
-def test_a_response_is_cut(content: str | list[int], finished: bool, expected: list[int], pair: ModelPair) -> None:
-    assert response_ids(Given("p1", content, finished, "x"), pair, 6).tolist() == expected
+def test_a_response_is_cut(
+    content: str | list[int], finished: bool, expected: list[int], pair: ModelPair
+) -> None:
+    assert (
+        response_ids(ExternalResponse("p1", content, finished, "x"), pair, 6).tolist() == expected
+    )
 
 
 @pytest.mark.parametrize("content", [[1, VOCAB], [-1], [10**30]])
 def test_ids_beyond_the_vocabulary_are_refused(content: list[int], pair: ModelPair) -> None:
     with pytest.raises(
-        UserError, match=rf"^responses\.path: f line 2 has token {content[-1]}, the vocabulary ends at 31"
+        UserError,
+        match=rf"^responses\.path: f line 2 has token {content[-1]}, the vocabulary ends at 31",
     ):
-        response_ids(Given("p1", content, False, "responses.path: f line 2"), pair, 6)
+        response_ids(ExternalResponse("p1", content, False, "responses.path: f line 2"), pair, 6)
 
 
 def test_text_that_is_no_token_is_refused(pair: ModelPair) -> None:
-    with pytest.raises(UserError, match=r"^responses\.path: f line 2 has a response without a token"):
-        response_ids(Given("p1", "  ", False, "responses.path: f line 2"), pair, 6)
+    with pytest.raises(
+        UserError, match=r"^responses\.path: f line 2 has a response without a token"
+    ):
+        response_ids(ExternalResponse("p1", "  ", False, "responses.path: f line 2"), pair, 6)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +117,16 @@ def test_text_that_is_no_token_is_refused(pair: ModelPair) -> None:
         ([{"id": "p0"}], r"line 1 is no response \(it has id\)\. Write \{"),
         ([{}], r"line 1 is no response \(it has nothing\)"),
         ([{"response": "w1"}], r"line 1 is no response"),
-        (lines(response_tokens=[3]), r"line 2 is no response \(it has id, response, response_tokens\)"),
+        (
+            lines(response_tokens=[3]),
+            r"line 2 is no response \(it has id, response, response_tokens\)",
+        ),
         (lines(response=7), r"line 2 has a response that is no text"),
         (lines(response="w1 \ud800"), r"line 2 has a response that is no text"),
-        (lines(response=None, response_tokens="3 4"), r"line 2 has response_tokens that are no list of whole numbers"),
+        (
+            lines(response=None, response_tokens="3 4"),
+            r"line 2 has response_tokens that are no list of whole numbers",
+        ),
         (
             lines(response=None, response_tokens=[3, True]),
             r"line 2 has response_tokens that are no list of whole numbers",
@@ -120,10 +143,10 @@ def test_bad_files_are_refused_by_line(rows: list[Any], message: str, tmp_path: 
     text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=f"^responses\\.path: .*{message}") as error:
-        bring(path)
+        fetch(path)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^responses\.path: there is no file"):
-        bring(tmp_path / "none.jsonl")
+        fetch(tmp_path / "none.jsonl")

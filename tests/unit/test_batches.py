@@ -2,16 +2,25 @@ import pytest
 import torch
 from torch import nn
 
-from predictors.batches import Items, Part, RowDropout, part_of
+from predictors.training.batches import Items, Part, RowDropout, part_of
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
 def test_parts_of_a_micro_batch_are_the_micro_batch_in_order(processes: int) -> None:
-    items = Items(torch.arange(20.0)[:, None], torch.arange(20), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3] * 2))
+    items = Items(
+        torch.arange(20.0)[:, None],
+        torch.arange(20),
+        torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3] * 2),
+    )
     for batch in ([4, 0, 2, 1, 3], [6, 0], []):
         parts = [Part(items, rank, processes).__getitems__(batch) for rank in range(processes)]
-        assert torch.cat([y for _, y, _, _ in parts]).tolist() == items.__getitems__(batch)[1].tolist()
-        assert torch.cat([x for x, _, _, _ in parts]).flatten().tolist() == items.__getitems__(batch)[1].tolist()
+        assert (
+            torch.cat([y for _, y, _, _ in parts]).tolist() == items.__getitems__(batch)[1].tolist()
+        )
+        assert (
+            torch.cat([x for x, _, _, _ in parts]).flatten().tolist()
+            == items.__getitems__(batch)[1].tolist()
+        )
         before = 0
         for x, _, rows_before, rows in parts:
             assert rows == items.count(batch) and rows_before == before

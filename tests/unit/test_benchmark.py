@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.benchmark import Request, Traces, of_dataset, request_seed, run
-from decoding.journal import Journal
-from decoding.lossless import TOLERANCE, Difference, greedy_differences, near_tie
-from decoding.metrics import Metrics, Spread
-from decoding.report import draft_table, lossless_lines, markdown, speed_table, summary
+from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler
-from decoding.table_lm import TableLM
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from predictors.errors import UserError
+from evaluation.interleaving import Request, Traces, of_dataset, request_seed, run
+from evaluation.journal import Journal
+from evaluation.lossless import TOLERANCE, Difference, greedy_differences, near_tie
+from evaluation.metrics import Metrics, Spread
+from evaluation.tables import draft_table, lossless_lines, markdown, speed_table, summary
+from runtime.errors import UserError
 
 REQUESTS = [Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n])) for n in range(3)]
 
@@ -33,7 +33,9 @@ class Recorder:
 
 
 def trace(tokens: list[int]) -> Trace:
-    rounds = [RoundTrace([], [], [], 0, 0, [token], [], 0, dict.fromkeys(STAGES, 0.0)) for token in tokens]
+    rounds = [
+        RoundTrace([], [], [], 0, 0, [token], [], 0, dict.fromkeys(STAGES, 0.0)) for token in tokens
+    ]
     return Trace(1, tokens, rounds, 0.0, 1.0, prompt_id="p0")
 
 
@@ -49,20 +51,31 @@ def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
         assert [t.tokens for t in traces["a"][repeat]] == [t.tokens for t in traces["b"][repeat]]
     assert {t.seed for t in traces["a"][0]}.isdisjoint(t.seed for t in traces["a"][1])
     assert traces["a"][1][2].prompt_id == "p2" and traces["a"][1][2].method == "a"
-    assert [[t.prompt_id for t in repeat] for repeat in of_dataset(traces["b"], "even")] == [["p0", "p2"]] * 2
+    assert [[t.prompt_id for t in repeat] for repeat in of_dataset(traces["b"], "even")] == [
+        ["p0", "p2"]
+    ] * 2
     assert request_seed(0, REQUESTS[0], 0) != request_seed(1, REQUESTS[0], 0)
 
 
 def compare(engines: dict[str, Any], folder: Path, advance: Callable[[Trace], None]) -> Traces:
     with Journal(folder / "x.resume") as journal:
         return run(
-            engines, REQUESTS, repeats=2, max_new_tokens=4, seed=5, advance=advance, journal=journal, stage="methods"
+            engines,
+            REQUESTS,
+            repeats=2,
+            max_new_tokens=4,
+            seed=5,
+            advance=advance,
+            journal=journal,
+            stage="methods",
         )
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     """Also when the last line was half written; turns are taken up whole."""
-    whole = compare({name: Recorder(name, []) for name in "ab"}, tmp_path / "whole", lambda trace: None)
+    whole = compare(
+        {name: Recorder(name, []) for name in "ab"}, tmp_path / "whole", lambda trace: None
+    )
 
     def stop(trace: Trace) -> None:
         seen.append(trace)
@@ -75,7 +88,9 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     with (tmp_path / "x.resume").open("a") as file:
         file.write('{"key": "methods/0/2", "tra')
     log: list[tuple[str, int]] = []
-    assert compare({name: Recorder(name, log) for name in "ab"}, tmp_path, lambda trace: None) == whole
+    assert (
+        compare({name: Recorder(name, log) for name in "ab"}, tmp_path, lambda trace: None) == whole
+    )
     assert log[:2] == [("a", 2), ("b", 2)] and len(log) == 8
     with Journal(tmp_path / "x.resume") as journal:
         assert journal.resumed == 6
@@ -87,7 +102,9 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
     whole = trace([4])
-    whole.rounds[0].overlap = StageTrace("branch", 1, 2, 3, 0, [[1]], 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)])
+    whole.rounds[0].overlap = StageTrace(
+        "branch", 1, 2, 3, 0, [[1]], 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)]
+    )
     with Journal(tmp_path / "x.resume") as journal:
         journal.add("a", {"b": whole})
     with Journal(tmp_path / "x.resume") as journal:
@@ -108,7 +125,9 @@ def constant_lm(logits: list[float]) -> Any:
 def test_a_near_tie_is_excused_and_a_real_difference_is_not() -> None:
     prompt = [torch.tensor([0])]
     for gap, excused in ((TOLERANCE / 2, True), (0.1, False)):
-        (found,) = greedy_differences(constant_lm([1.0 + gap, 1.0, 0]), prompt, [trace([2, 1])], [trace([2, 0])])
+        (found,) = greedy_differences(
+            constant_lm([1.0 + gap, 1.0, 0]), prompt, [trace([2, 1])], [trace([2, 0])]
+        )
         assert (found.position, found.baseline_token, found.token) == (1, 0, 1)
         assert abs(found.gap - gap) < 1e-6 and found.excused == excused
     (longer,) = greedy_differences(constant_lm([0, 0, 0]), prompt, [trace([2, 1])], [trace([2])])
@@ -125,7 +144,9 @@ def test_a_near_tie_is_excused_and_a_real_difference_is_not() -> None:
         (-9, torch.float16, 2**-6),
     ],
 )
-def test_a_near_tie_is_two_steps_of_the_dtype(logit: float, dtype: torch.dtype, limit: float) -> None:
+def test_a_near_tie_is_two_steps_of_the_dtype(
+    logit: float, dtype: torch.dtype, limit: float
+) -> None:
     assert near_tie(logit, dtype) == pytest.approx(limit) and near_tie(logit, dtype) >= limit
 
 
@@ -145,15 +166,27 @@ def test_lossless_lines_say_which_and_why() -> None:
 
 
 def metrics(low: float, high: float) -> Metrics:
-    fields = dict.fromkeys(Metrics.__annotations__, 0.5) | {"requests": 2, "repeats": 3, "tokens": 9}
+    fields = dict.fromkeys(Metrics.__annotations__, 0.5) | {
+        "requests": 2,
+        "repeats": 3,
+        "tokens": 9,
+    }
     middle = (low + high) / 2
-    fields |= {"tokens_per_second": Spread(10 * middle, 10 * low, 10 * high), "speedup": Spread(middle, low, high)}
+    fields |= {
+        "tokens_per_second": Spread(10 * middle, 10 * low, 10 * high),
+        "speedup": Spread(middle, low, high),
+    }
     return Metrics(**fields)  # type: ignore[arg-type]
 
 
 def test_tables_say_where_speculation_loses() -> None:
     plain = SimpleNamespace(**metrics(1, 1).__dict__ | {"speedup": None})
-    found: Any = {"autoregressive": plain, "x": metrics(1.1, 1.3), "y": metrics(0.8, 0.9), "z": metrics(0.9, 1.1)}
+    found: Any = {
+        "autoregressive": plain,
+        "x": metrics(1.1, 1.3),
+        "y": metrics(0.8, 0.9),
+        "z": metrics(0.9, 1.1),
+    }
     table = speed_table(found, "x")
     assert [line.split("|")[-2].strip() for line in table.splitlines()[2:]] == [
         *("baseline", "faster", "SLOWER", "no clear difference")

@@ -10,13 +10,18 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
-from data_gen.shipping import LAYERS, PROVENANCE, SHIPPED, earlier_runs, ship
-from decoding.draft_model import copied_layers, draft_from_layers, own_layers
-from decoding.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
-from decoding.feature_draft import read_maps
-from predictors.errors import UserError
+from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
+from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
+from decoding.models.eagle import read_maps
+from drafts.shipping import LAYERS, PROVENANCE, SHIPPED, earlier_runs, ship
+from runtime.errors import UserError
 from scripts import build_pair
 
 MEMBER = "pack/model.gguf"
@@ -48,7 +53,9 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     layers = tmp_path / "layers.safetensors"
     save_file(copied_layers(build_pair.plain_model(tiny_llama()), [0, 3]), layers)
     write_vocabulary(tmp_path / "tokens.safetensors", torch.tensor([3, 5, 4]), {})
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    )
 
     def write_target(gguf: Path, folder: Path) -> None:
         assert gguf.read_bytes() == GGUF
@@ -58,8 +65,12 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     monkeypatch.setattr(build_pair, "write_target", write_target)
     return OmegaConf.create(
         {
-            "pair": {"name": "smollm2", "target": str(cache / "target"), "draft": str(cache / "draft")},
-            "reading_layers": None,
+            "pair": {
+                "name": "smollm2",
+                "target": str(cache / "target"),
+                "draft": str(cache / "draft"),
+            },
+            "eagle_layers": None,
             "package": "some-pack==1.0",
             "member": MEMBER,
             "bytes": len(GGUF),
@@ -86,11 +97,15 @@ def run(cfg: DictConfig) -> None:
 def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg: DictConfig) -> None:
     put_wheel(cfg)
     run(cfg)
-    target, draft = (AutoModelForCausalLM.from_pretrained(cfg.pair[side]) for side in ("target", "draft"))
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(cfg.pair[side]) for side in ("target", "draft")
+    )
     assert (target.config.num_hidden_layers, draft.config.num_hidden_layers) == (4, 2)
     assert target.dtype == draft.dtype == torch.bfloat16
     assert torch.equal(target.model.embed_tokens.weight, draft.lm_head.weight)
-    assert torch.equal(target.model.layers[3].mlp.up_proj.weight, draft.model.layers[1].mlp.up_proj.weight)
+    assert torch.equal(
+        target.model.layers[3].mlp.up_proj.weight, draft.model.layers[1].mlp.up_proj.weight
+    )
     assert draft.generation_config.eos_token_id == 2
 
 
@@ -143,7 +158,9 @@ def test_new_layers_make_a_new_draft(cfg: DictConfig, capsys: pytest.CaptureFixt
     assert "target: complete" in out and "draft: made from other sources" in out
 
 
-def test_an_interrupted_build_leaves_nothing_half_written(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_leaves_nothing_half_written(
+    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_wheel(cfg)
 
     def interrupted(target: Path, layers: Path, vocabulary: Path, folder: Path) -> None:
@@ -169,8 +186,12 @@ def test_a_folder_of_somebody_else_is_left_alone(cfg: DictConfig) -> None:
     assert kept.read_text() == "mine"
 
 
-def test_no_network_says_what_to_run_where(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "WARNING: retrying\nERROR: No matching distribution found")
+def test_no_network_says_what_to_run_where(
+    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = subprocess.CompletedProcess(
+        [], 1, "", "WARNING: retrying\nERROR: No matching distribution found"
+    )
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
     with pytest.raises(UserError) as error:
         run(cfg)
@@ -199,7 +220,9 @@ def test_missing_or_damaged_layers_are_named(cfg: DictConfig) -> None:
     with pytest.raises(UserError, match=r"draft_layers: .* is damaged"):
         run(cfg)
     layers.unlink()
-    with pytest.raises(UserError, match=r"draft_layers: .* not found\. Run from the repository root"):
+    with pytest.raises(
+        UserError, match=r"draft_layers: .* not found\. Run from the repository root"
+    ):
         run(cfg)
 
 
@@ -251,7 +274,9 @@ def test_layers_that_do_not_fit_are_refused() -> None:
     target = tiny_llama()
     layers = copied_layers(target, [0])
     layers.pop("model.layers.0.mlp.up_proj.weight")
-    with pytest.raises(UserError, match=r"(?s)draft_layers: these layers do not fit .*mlp\.up_proj"):
+    with pytest.raises(
+        UserError, match=r"(?s)draft_layers: these layers do not fit .*mlp\.up_proj"
+    ):
         draft_from_layers(target, layers)
 
 
@@ -261,31 +286,40 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     layers, path = copied_layers(target, [0, 3]), tmp_path / "reading.safetensors"
     maps = {"from_states": torch.randn(8, 24).bfloat16(), "from_own": torch.randn(8, 8).bfloat16()}
     save_file(layers | maps, path, {"layers": "[1, 2]"})
-    cfg.reading_layers = str(path)
+    cfg.eagle_layers = str(path)
     run(cfg)
-    folder = Path(cfg.pair.draft).with_name("reading_draft")
-    found = read_maps(folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), target)
+    folder = Path(cfg.pair.draft).with_name("eagle_draft")
+    found = read_maps(
+        folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), target
+    )
     assert found is not None and found.layers == (1, 2)
     assert torch.equal(found.from_states, maps["from_states"].float())
     assert torch.equal(found.from_own, maps["from_own"].float())
-    reading = DictConfig({"name": "smollm2-reading", "draft": str(folder), "assistant": cfg.pair.draft})
+    reading = DictConfig(
+        {"name": "smollm2-eagle", "draft": str(folder), "assistant": cfg.pair.draft}
+    )
     assert build_pair.folders(cfg.pair) == build_pair.folders(OmegaConf.merge(cfg.pair, reading))
     reading.assistant = None
     assert len(set(build_pair.folders(OmegaConf.merge(cfg.pair, reading)))) == 3
     shutil.copyfile(path, tmp_path / LAYERS)  # and back: what was shipped, bit for bit
     (tmp_path / PROVENANCE).write_text(json.dumps({"command": "train", "shipped": SHIPPED}))
-    cfg.reading_layers = str(tmp_path / LAYERS)
+    cfg.eagle_layers = str(tmp_path / LAYERS)
     run(cfg)
     ship(folder, tmp_path / "again", {})
     assert (tmp_path / "again" / LAYERS).read_bytes() == path.read_bytes()
-    assert json.loads((tmp_path / "again" / PROVENANCE).read_text()) == {"command": "train", "shipped": SHIPPED}
-    cfg.reading_layers = str(tmp_path / "none")
-    with pytest.raises(UserError, match="^reading_layers: .*none not found"):
+    assert json.loads((tmp_path / "again" / PROVENANCE).read_text()) == {
+        "command": "train",
+        "shipped": SHIPPED,
+    }
+    cfg.eagle_layers = str(tmp_path / "none")
+    with pytest.raises(UserError, match="^eagle_layers: .*none not found"):
         run(cfg)
 
 
 def test_the_shipped_record_lists_the_runs_before_it(tmp_path: Path) -> None:
     """So that a training that starts from the built draft tells of all of them."""
-    shutil.copyfile(Path(__file__).parents[2] / "pairs" / "smollm2" / PROVENANCE, tmp_path / "provenance.json")
+    shutil.copyfile(
+        Path(__file__).parents[2] / "pairs" / "smollm2" / PROVENANCE, tmp_path / "provenance.json"
+    )
     runs = earlier_runs(tmp_path)
     assert len(runs) == 2 and all("command" in run and "earlier_runs" not in run for run in runs)

@@ -17,9 +17,9 @@ from predictors.calibration import (
     fit_temperature,
     log_odds,
 )
-from predictors.errors import UserError
-from predictors.held_out import FOLDS
 from predictors.survival import Survival
+from predictors.training.held_out import FOLDS
+from runtime.errors import UserError
 
 METHODS = {"temperature": fit_temperature, "platt": fit_platt, "isotonic": fit_isotonic}
 each_method = pytest.mark.parametrize("method", METHODS)
@@ -28,12 +28,15 @@ each_method = pytest.mark.parametrize("method", METHODS)
 def world(
     distortion: Callable[[Tensor], Tensor], classes: int, hard: bool = False, n: int = 4000
 ) -> tuple[Tensor, ...]:
-    """Distorted logits, the targets (soft or drawn) that the true ones generate, prompts of 20 rows, true logits."""
+    """Distorted logits, the targets (soft or drawn) that the true ones generate, prompts of 20
+    rows, true logits."""
     generator = torch.Generator().manual_seed(0)
     true = torch.randn(n, classes, generator=generator, dtype=torch.float64)
     targets = torch.softmax(true, dim=-1)
     if hard:
-        targets = torch.eye(classes, dtype=torch.float64)[torch.multinomial(targets, 1, generator=generator)[:, 0]]
+        targets = torch.eye(classes, dtype=torch.float64)[
+            torch.multinomial(targets, 1, generator=generator)[:, 0]
+        ]
     return distortion(true), targets, torch.arange(n) // 20, true
 
 
@@ -69,7 +72,8 @@ def test_vector_scaling_recovers_a_scale_and_a_bias_per_class(hard: bool) -> Non
 
 
 def bent(true: Tensor) -> Tensor:
-    """Logits whose first-to-second log-odds are a monotone, not linear, function of the true ones."""
+    """Logits whose first-to-second log-odds are a monotone, not linear, function of the true
+    ones."""
     odds = true[:, 1] - true[:, 0]
     return torch.stack([0 * odds, odds.sign() * odds.abs() ** 3 + 0.2 * odds], 1)
 
@@ -80,7 +84,10 @@ def test_isotonic_recovers_what_is_not_linear(hard: bool) -> None:
     found = calibrate(fit_isotonic, logits, targets, group)
     assert found.method == "isotonic" and not found.note
     assert error(found, logits, true) < (0.03 if hard else 0.002)
-    assert error(found, logits, true) < error(calibrate(fit_platt, logits, targets, group), logits, true) / 2
+    assert (
+        error(found, logits, true)
+        < error(calibrate(fit_platt, logits, targets, group), logits, true) / 2
+    )
 
 
 @pytest.mark.parametrize("hard", [False, True])
@@ -102,7 +109,9 @@ def test_isotonic_never_decreases_and_keeps_ties_together() -> None:
     grid = torch.linspace(-9, 9, 200, dtype=torch.float64)
     curve = found.apply(torch.stack([0 * grid, grid], 1))[:, 1]
     assert curve.diff().min() >= 0
-    assert curve[0] == pytest.approx(0.2) and curve[-1] == pytest.approx(1 - 1 / 8)  # the end is no certainty
+    assert curve[0] == pytest.approx(0.2) and curve[-1] == pytest.approx(
+        1 - 1 / 8
+    )  # the end is no certainty
     assert found.apply(torch.tensor([[0.0, -1.0]]))[0, 1].item() == pytest.approx(0.475)
 
 
@@ -114,8 +123,15 @@ def test_no_method_makes_the_calibration_split_worse(method: str, classes: int) 
         logits = 3 * torch.randn(30, classes, generator=generator)
         targets = torch.eye(classes)[torch.randint(classes, (30,), generator=generator)]
         found = calibrate(METHODS[method], logits, targets, torch.arange(30) // 3)
-        assert cross_entropy(found.apply(logits).log(), targets) <= cross_entropy(logits, targets) + 1e-6
-        assert found.nll_after is not None and found.nll_before is not None and found.nll_after <= found.nll_before
+        assert (
+            cross_entropy(found.apply(logits).log(), targets)
+            <= cross_entropy(logits, targets) + 1e-6
+        )
+        assert (
+            found.nll_after is not None
+            and found.nll_before is not None
+            and found.nll_after <= found.nll_before
+        )
 
 
 @each_method
@@ -125,7 +141,8 @@ def test_what_is_calibrated_already_is_left_alone_or_hardly_changed(method: str)
 
 
 def test_a_fit_that_does_not_carry_over_to_other_prompts_is_left_out() -> None:
-    """Each prompt's rows lie at a place of their own and have one outcome: isotonic fits them, and learns nothing."""
+    """Each prompt's rows lie at a place of their own and have one outcome: isotonic fits them, and
+    learns nothing."""
     generator = torch.Generator().manual_seed(1)
     place, outcome = torch.randn(12, generator=generator), torch.rand(12, generator=generator) < 0.5
     odds, s = place.repeat_interleave(20), outcome.double().repeat_interleave(20)
@@ -138,7 +155,9 @@ def test_a_fit_that_does_not_carry_over_to_other_prompts_is_left_out() -> None:
 def test_a_temperature_that_is_asked_for_is_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
     minimize = scipy.optimize.minimize_scalar
-    monkeypatch.setattr(scipy.optimize, "minimize_scalar", lambda *a, **kw: fits.append(1) or minimize(*a, **kw))
+    monkeypatch.setattr(
+        scipy.optimize, "minimize_scalar", lambda *a, **kw: fits.append(1) or minimize(*a, **kw)
+    )
     calibrate(fit_temperature, *world(lambda z: 3 * z, 2, hard=True)[:3])
     assert len(fits) == 1 + FOLDS
 
@@ -158,7 +177,9 @@ def test_where_a_temperature_is_all_it_takes_it_is_all_there_is(method: str) -> 
     ],
 )
 @each_method
-def test_nothing_is_fitted_to_one_class_or_one_prompt(method: str, targets: Tensor, group: Tensor, note: str) -> None:
+def test_nothing_is_fitted_to_one_class_or_one_prompt(
+    method: str, targets: Tensor, group: Tensor, note: str
+) -> None:
     logits = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
     found = calibrate(METHODS[method], logits, targets, group)
     assert found.method == "none" and note in found.note
@@ -184,7 +205,9 @@ def test_perfectly_separated_rows_stay_within_bounds(method: str) -> None:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_round_trip_is_exact(method: str, classes: int) -> None:
     logits, targets, _, _ = world(lambda z: 2 * z + 0.3, classes, hard=True, n=300)
-    saved = calibrate(METHODS[method], logits, targets, torch.arange(300) // 10, offset=(0.0, 0.1, 0.2)[:classes])
+    saved = calibrate(
+        METHODS[method], logits, targets, torch.arange(300) // 10, offset=(0.0, 0.1, 0.2)[:classes]
+    )
     saved = Calibration(**{**vars(saved), "survival": Survival(0.9, 0.1, -0.2, 3, 2, 0.5, 0.4)})
     loaded = Calibration.from_dict(json.loads(json.dumps(saved.to_dict())))
     assert loaded == saved
@@ -222,12 +245,15 @@ def test_none_is_the_head_as_trained() -> None:
 
 
 def test_priors_of_balanced_training_are_multiplied_in_and_divided_out() -> None:
-    """A head for equal priors, classes 8 : 1 : 1 in fact: its posteriors come out right, the decisions stay its own."""
+    """A head for equal priors, classes 8 : 1 : 1 in fact: its posteriors come out right, the
+    decisions stay its own."""
     prior = torch.tensor([0.8, 0.1, 0.1], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     evidence = 0.5 * torch.randn(6000, 3, generator=generator, dtype=torch.float64)
     posterior = torch.softmax(evidence + prior.log(), -1)
-    targets = torch.eye(3, dtype=torch.float64)[torch.multinomial(posterior, 1, generator=generator)[:, 0]]
+    targets = torch.eye(3, dtype=torch.float64)[
+        torch.multinomial(posterior, 1, generator=generator)[:, 0]
+    ]
     offset = tuple((prior * 3).log().tolist())
     found = calibrate(fit_temperature, evidence, targets, torch.arange(6000) // 10, offset)
     probs = found.apply(evidence)

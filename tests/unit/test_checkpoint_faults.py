@@ -1,4 +1,5 @@
-"""Saving and loading checkpoints where something is wrong: one line that names the file; what was good stays."""
+"""Saving and loading checkpoints where something is wrong: one line that names the file; what was
+good stays."""
 
 import errno
 import json
@@ -12,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from predictors import base, storage
+from predictors import base
 from predictors.base import load_predictor, save_predictor
-from predictors.errors import UserError
-from predictors.storage import refuse_foreign, replaced_folder
-from tests.checkpoints import reseal, write_checkpoint
+from runtime import files
+from runtime.errors import UserError
+from runtime.files import refuse_foreign, replaced_folder
+from tests.checkpoints import rewrite_checksum, write_checkpoint
 
 DIM = 6
 WEIGHTS = dict[str, torch.Tensor]
@@ -50,7 +52,7 @@ def test_wrong_weights_are_refused(checkpoint: Path, wrong: str, checksums: bool
     path = checkpoint / "model.safetensors"
     save_file(WRONG[wrong](load_file(path)), path)
     if not checksums:
-        reseal(checkpoint)
+        rewrite_checksum(checkpoint)
     with pytest.raises(
         UserError, match="^stop.checkpoint: .*checkpoints/hrad is incomplete or damaged.*train.py"
     ) as no:
@@ -77,7 +79,7 @@ SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_wrong_configs_are_refused(checkpoint: Path, wrong: str) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(SETTINGS[wrong](config)))
-    reseal(checkpoint)
+    rewrite_checksum(checkpoint)
     with pytest.raises(UserError, match="^checkpoint: .*python train.py") as refusal:
         load_predictor(checkpoint)
     assert "\n" not in str(refusal.value)
@@ -97,25 +99,33 @@ def test_wrong_configs_are_refused(checkpoint: Path, wrong: str) -> None:
 def test_wrong_calibrations_are_refused(checkpoint: Path, change: dict[str, Any]) -> None:
     path = checkpoint / "calibration.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    reseal(checkpoint)
+    rewrite_checksum(checkpoint)
     with pytest.raises(UserError, match="^checkpoint: .*incomplete or damaged"):
         load_predictor(checkpoint)
 
 
-@pytest.mark.parametrize("kept", [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}], ids=str)
-def test_a_checkpoint_without_its_checksums_is_refused(checkpoint: Path, kept: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "kept", [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}], ids=str
+)
+def test_a_checkpoint_without_its_checksums_is_refused(
+    checkpoint: Path, kept: dict[str, Any]
+) -> None:
     path = checkpoint / "config.json"
     config = json.loads(path.read_text())
     del config["sha256"]
     path.write_text(json.dumps({**config, **kept}))
-    with pytest.raises(UserError, match="^checkpoint: .*damaged.*(lost its checksums|is not as it was written)"):
+    with pytest.raises(
+        UserError, match="^checkpoint: .*damaged.*(lost its checksums|is not as it was written)"
+    ):
         load_predictor(checkpoint)
 
 
 def test_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
     path = checkpoint / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
-    with pytest.raises(UserError, match="in format 2, this version reads 3. Train it again: python train.py"):
+    with pytest.raises(
+        UserError, match="in format 2, this version reads 3. Train it again: python train.py"
+    ):
         load_predictor(checkpoint)
 
 
@@ -123,10 +133,14 @@ def full(*arguments: object, **options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("step", ["save_file", "_write_text", "_sync", "mkdir", "replace", "rename"])
-def test_a_full_disk_keeps_the_earlier_checkpoint(checkpoint: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "step", ["save_file", "_write_text", "_sync", "mkdir", "replace", "rename"]
+)
+def test_a_full_disk_keeps_the_earlier_checkpoint(
+    checkpoint: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, predictor = content(checkpoint), load_predictor(checkpoint)
-    holder = {"save_file": base, "_write_text": storage, "_sync": storage}.get(step, Path)
+    holder = {"save_file": base, "_write_text": files, "_sync": files}.get(step, Path)
     monkeypatch.setattr(holder, step, full)
     with pytest.raises(
         UserError, match=r"^out: \S*hrad\S* cannot be written .*No space left on device.*Free some"
@@ -135,7 +149,9 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(checkpoint: Path, step: str, m
             save_predictor(predictor, folder, {"dim": DIM})
     assert "\n" not in str(no.value)
     monkeypatch.undo()
-    assert content(checkpoint) == before and [path.name for path in checkpoint.parent.iterdir()] == ["hrad"]
+    assert content(checkpoint) == before and [
+        path.name for path in checkpoint.parent.iterdir()
+    ] == ["hrad"]
     load_predictor(checkpoint)
 
 
@@ -145,12 +161,16 @@ def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(checkpoint: Path
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(UserError, match="^out: .*model.safetensors cannot be written .*File too large"):
+        with pytest.raises(
+            UserError, match="^out: .*model.safetensors cannot be written .*File too large"
+        ):
             with replaced_folder(checkpoint, "config.json") as folder:
                 save_predictor(predictor, folder, {"dim": DIM})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert content(checkpoint) == before and [path.name for path in checkpoint.parent.iterdir()] == ["hrad"]
+    assert content(checkpoint) == before and [
+        path.name for path in checkpoint.parent.iterdir()
+    ] == ["hrad"]
 
 
 def test_the_last_rename_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +184,9 @@ def test_the_last_rename_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match="^out: .* cannot be written"):
         with replaced_folder(checkpoint, "config.json") as folder:
             save_predictor(predictor, folder, {"dim": DIM})
-    assert content(checkpoint) == before and [path.name for path in checkpoint.parent.iterdir()] == ["hrad"]
+    assert content(checkpoint) == before and [
+        path.name for path in checkpoint.parent.iterdir()
+    ] == ["hrad"]
 
 
 def test_a_checkpoint_out_of_its_place_is_put_back(checkpoint: Path) -> None:
@@ -179,9 +201,12 @@ def test_a_read_only_folder_is_refused_at_once(
     checkpoint: Path, read_only: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != read_only and access(path, mode))
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).name != read_only and access(path, mode)
+    )
     with pytest.raises(
-        UserError, match="^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose"
+        UserError,
+        match="^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose",
     ):
         refuse_foreign(checkpoint, "config.json")
     load_predictor(checkpoint)

@@ -11,19 +11,25 @@ from hypothesis import strategies as st
 
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
-from predictors.errors import UserError
 from predictors.survival import Survival
-from tests.checkpoints import reseal, write_checkpoint
+from runtime.errors import UserError
+from tests.checkpoints import rewrite_checksum, write_checkpoint
 from tests.damage import damage_one_file
 from tests.fuzz import for_as_long_as_asked
 
 DIM = 6
-ISOTONIC = Calibration("isotonic", curves=(((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),), survival=Survival(0.9, 0.2, -0.1))
-VECTOR = Calibration("platt", (0.1, 0.0, -0.1), (1.0, 1.1, 0.9), (0.0, 0.1, -0.2), rows=9, nll_after=0.5)
+ISOTONIC = Calibration(
+    "isotonic", curves=(((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),), survival=Survival(0.9, 0.2, -0.1)
+)
+VECTOR = Calibration(
+    "platt", (0.1, 0.0, -0.1), (1.0, 1.1, 0.9), (0.0, 0.1, -0.2), rows=9, nll_after=0.5
+)
 
 
 @pytest.fixture(scope="module", params=["specdecpp", "hrad"])
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("checkpoint")
     calibration = ISOTONIC if request.param == "specdecpp" else VECTOR
     write_checkpoint(folder, request.param, DIM, calibration=calibration)
@@ -31,8 +37,9 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def loads(folder: Path, whole: dict[str, bytes], seed: int) -> bool:
-    """Whether the checkpoint loads after damage number `seed`; anything but a UserError of one line is raised. In three
-    cases of four the checksums are made to fit, so that it gets as far as the parsers."""
+    """Whether the checkpoint loads after damage number `seed`; anything but a UserError of one line
+    is raised. In three cases of four the checksums are made to fit, so that it gets as far as the
+    parsers."""
     chance = random.Random(seed)
     for name, content in whole.items():
         (folder / name).write_bytes(content)
@@ -40,7 +47,7 @@ def loads(folder: Path, whole: dict[str, bytes], seed: int) -> bool:
         damage_one_file(folder, chance)
     if chance.random() < 0.75:
         with suppress(ValueError):  # no JSON any more
-            reseal(folder)
+            rewrite_checksum(folder)
     try:
         predictor = load_predictor(folder)
     except UserError as error:
@@ -57,9 +64,13 @@ class Whole(dict[str, bytes]):
     __repr__ = object.__repr__
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32))
-def test_a_damaged_checkpoint_loads_or_is_refused(tmp_path: Path, whole: dict[str, bytes], seed: int) -> None:
+def test_a_damaged_checkpoint_loads_or_is_refused(
+    tmp_path: Path, whole: dict[str, bytes], seed: int
+) -> None:
     assert loads(tmp_path, whole, seed) in (True, False), "and nothing is raised"
 
 
@@ -69,12 +80,16 @@ def test_what_dropout_may_leave_out_is_looked_at(tmp_path: Path, whole: dict[str
 
 
 @pytest.mark.slow
-def test_for_as_long_as_asked(tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]) -> None:
+def test_for_as_long_as_asked(
+    tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
     """FUZZ_SECONDS=600 pytest -m slow tests/unit/test_checkpoint_fuzz.py"""
     for_as_long_as_asked("checkpoints", lambda seed: loads(tmp_path, whole, seed), capsys)
 
 
-def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(
+    tmp_path: Path, whole: dict[str, bytes]
+) -> None:
     for name, content in whole.items():
         (tmp_path / name).write_bytes(content)
     load_predictor(tmp_path)

@@ -8,14 +8,14 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
-from predictors.cli import explain, refuse_missing, run_reporting_errors
-from predictors.errors import UserError
+from runtime.cli import explain, refuse_missing, run_reporting_errors
+from runtime.errors import UserError
 
 SCRIPT = """
 '''Does the job.'''
 from omegaconf import DictConfig
-from predictors.cli import hydra_script
-from predictors.errors import UserError
+from runtime.cli import hydra_script
+from runtime.errors import UserError
 
 @hydra_script("job")
 def main(cfg: DictConfig) -> None:
@@ -61,11 +61,22 @@ def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         (
             "do=read-only",
             2,
-            "error: [Errno 30] Read-only file system: 'out.bin'. Make it writable, or choose another folder",
+            (
+                "error: [Errno 30] Read-only file system: 'out.bin'. Make it writable, or choose"
+                " another folder"
+            ),
         ),
-        ("do=interrupt", 130, "error: interrupted. Run the same command again: jobs that save as they go continue"),
+        (
+            "do=interrupt",
+            130,
+            "error: interrupted. Run the same command again: jobs that save as they go continue",
+        ),
         ("pair.unknown=1", 2, "error: Could not override 'pair.unknown'"),
-        ("pair=nope", 2, "error: In 'job': Could not find 'pair/nope' Available options in 'pair': toy"),
+        (
+            "pair=nope",
+            2,
+            "error: In 'job': Could not find 'pair/nope' Available options in 'pair': toy",
+        ),
     ],
 )
 def test_exit_code_and_one_line(script: Path, override: str, code: int, says: str) -> None:
@@ -129,7 +140,9 @@ def test_explain_leaves_bugs_alone() -> None:
 
 
 def test_refuse_missing_names_nested_keys() -> None:
-    with pytest.raises(UserError, match=r"dataset\.path: no value given\. Add dataset\.path=\.\.\."):
+    with pytest.raises(
+        UserError, match=r"dataset\.path: no value given\. Add dataset\.path=\.\.\."
+    ):
         refuse_missing(OmegaConf.create({"dataset": {"path": "???"}}))
 
 

@@ -1,18 +1,22 @@
-"""What a report shows: without evidence each figure names what it needs, and the guide says how to read it."""
+"""What a report shows: without evidence each figure names what it needs, and the guide says how to
+read it."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from data_gen.contents import Entry, by_setting, contents
-from decoding.figures.evidence import Evaluation, Evidence
-from decoding.figures.figure import Figure, Missing
+from reports.artifacts import Evaluation, Evidence
+from reports.figure import Figure, Missing
+from reports.figure_registry import Entry, by_setting, figure_registry
 from tests.evaluations import chain, evaluation, method, plain, trace
 
 GUIDE = " ".join((Path(__file__).parents[2] / "docs/guide.md").read_text().split())
-ENTRIES = contents(Evidence())
-WITHOUT_EVIDENCE = {"Acceptance of two candidates on toy laws", "Attention mask of a tree before and after reordering"}
+ENTRIES = figure_registry(Evidence())
+WITHOUT_EVIDENCE = {
+    "Acceptance of two candidates on toy distributions",
+    "Attention mask of a tree before and after reordering",
+}
 
 
 def lacking(entry: Entry) -> Iterator[str]:
@@ -38,24 +42,42 @@ def test_the_guide_says_how_to_read_it(entry: Entry) -> None:
 def test_titles_are_told_apart_and_sections_in_one_piece() -> None:
     assert len({entry.title for entry in ENTRIES}) == len(ENTRIES)
     sections = [entry.section for entry in ENTRIES]
-    changes = [section for section, before in zip(sections, ["", *sections], strict=False) if section != before]
+    changes = [
+        section
+        for section, before in zip(sections, ["", *sections], strict=False)
+        if section != before
+    ]
     assert len(changes) == len(set(sections))
 
 
-def decoded(name: str = "toy", draft: float = 1.0, threads: int = 1, accepted: int = 1) -> Evaluation:
+def decoded(
+    name: str = "toy", draft: float = 1.0, threads: int = 1, accepted: int = 1
+) -> Evaluation:
     """Three tokens drafted by a fixed length."""
     traces = {"autoregressive": [plain(4)], "token_3": [trace([chain(3, accepted)])]}
-    found = evaluation({"token_3": method("serial", "chain", "token", "fixed", stop={"gamma": 3})}, traces)
+    found = evaluation(
+        {"token_3": method("serial", "chain", "token", "fixed", stop={"gamma": 3})}, traces
+    )
     found.config["draft_warp"] = {"temperature": draft}
     sides = {"target": "cpu", "draft": "cpu"}
-    found.results["run"] |= {"pair": {"name": name, "target": name}, "hardware": sides, "dtypes": sides}
+    found.results["run"] |= {
+        "pair": {"name": name, "target": name},
+        "hardware": sides,
+        "dtypes": sides,
+    }
     found.results["run"]["threads"] = threads
     return found
 
 
 def test_two_pairs_are_never_in_one_table() -> None:
-    evidence = Evidence([decoded("one", accepted=1), decoded("two", accepted=2), decoded("one", accepted=1)])
-    entry = next(entry for entry in contents(evidence) if entry.title == "Acceptance fitted to accepted lengths")
+    evidence = Evidence(
+        [decoded("one", accepted=1), decoded("two", accepted=2), decoded("one", accepted=1)]
+    )
+    entry = next(
+        entry
+        for entry in figure_registry(evidence)
+        if entry.title == "Acceptance fitted to accepted lengths"
+    )
     figures: list[Figure] = [build() for build in entry.builders]
     assert [figure.title.rpartition(" (")[2] for figure in figures] == ["one)", "two)"]
     assert [figure.column("a") for figure in figures] == [[0.5], [2 / 3]]
@@ -64,5 +86,9 @@ def test_two_pairs_are_never_in_one_table() -> None:
 def test_settings_are_told_apart_by_what_differs() -> None:
     found = by_setting([decoded(), decoded(draft=0.5), decoded(threads=2)])
     machine = "cpu, cpu, threads: "
-    assert [told for told, _ in found] == [f"{machine}1", f"{machine}1; draft at T = 0.5", f"{machine}2"]
+    assert [told for told, _ in found] == [
+        f"{machine}1",
+        f"{machine}1; draft at T = 0.5",
+        f"{machine}2",
+    ]
     assert by_setting([decoded(), decoded()])[0][0] == "" and by_setting([]) == [("", [])]

@@ -1,4 +1,5 @@
-"""Distillation: the written-out gradients, the optimiser, chats on disk, and a run that stops and goes on."""
+"""Distillation: the written-out gradients, the optimiser, chats on disk, and a run that stops and
+goes on."""
 
 import os
 import random
@@ -9,11 +10,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from data_gen.chats import Chat, ChatPool, batches, load_chats, save_chats
-from data_gen.distill import Distillation, TrainingConfig, draft_states, head_gradient, measure_overlap, orthogonalised
-from data_gen.selfchat import SelfChat, SelfChatConfig
-from decoding.draft_model import copied_layers, draft_from_layers
-from predictors.errors import UserError
+from decoding.models.draft_model import copied_layers, draft_from_layers
+from drafts.chats import Chat, ChatPool, batches, load_chats, save_chats
+from drafts.distillation import (
+    Distillation,
+    TrainingConfig,
+    draft_states,
+    head_gradient,
+    measure_overlap,
+    orthogonalised,
+)
+from drafts.self_chat import SelfChat, SelfChatConfig
+from runtime.errors import UserError
 
 EOS = 2
 
@@ -34,37 +42,56 @@ class ByteTokenizer:
 def target() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=4, eos_token_id=EOS, tie_word_embeddings=True, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        eos_token_id=EOS,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
     return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture
 def chats(target: LlamaForCausalLM) -> list[Chat]:
-    config = SelfChatConfig(slots=3, prompt_tokens=5, response_tokens=7, responses=2, temperatures=(1.0, 0.5))
+    config = SelfChatConfig(
+        slots=3, prompt_tokens=5, response_tokens=7, responses=2, temperatures=(1.0, 0.5)
+    )
     return list(islice(SelfChat(target, ByteTokenizer(), config, seed=1), 24))
 
 
 def config(**changes: float | str) -> TrainingConfig:
     values = dict(tokens=10_000, batch_tokens=60, lr=0.005, warmup=2, decay=0.5, momentum=0.95)
-    return TrainingConfig(**(values | dict(positions=0.5, regression=1.0, total_variation=0.0) | changes))
+    return TrainingConfig(
+        **(values | dict(positions=0.5, regression=1.0, total_variation=0.0) | changes)
+    )
 
 
 def test_chats_hold_what_a_plain_forward_says(target: LlamaForCausalLM, chats: list[Chat]) -> None:
     target.set_attn_implementation("sdpa")
     for chat in chats:
         assert chat.tokens[:2].tolist() == [3 + ord(c) % 20 for c in "ab"]
-        assert chat.tokens[chat.start - 3 : chat.start].tolist() == [EOS, *(3 + ord(c) % 20 for c in "cd")]
+        assert chat.tokens[chat.start - 3 : chat.start].tolist() == [
+            EOS,
+            *(3 + ord(c) % 20 for c in "cd"),
+        ]
         assert 1 <= len(chat.tokens) - chat.start <= 7 and EOS not in chat.tokens[chat.start : -1]
         with torch.no_grad():
             hidden = target.model(input_ids=chat.tokens[None].long()).last_hidden_state[0]
-        torch.testing.assert_close(chat.hidden.float(), hidden[chat.start - 1 : -1], rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(
+            chat.hidden.float(), hidden[chat.start - 1 : -1], rtol=1e-2, atol=1e-2
+        )
 
 
 def test_given_prompts_come_first(target: LlamaForCausalLM) -> None:
     prompts = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
-    config = SelfChatConfig(slots=1, prompt_tokens=5, response_tokens=4, responses=1, temperatures=(1.0,))
+    config = SelfChatConfig(
+        slots=1, prompt_tokens=5, response_tokens=4, responses=1, temperatures=(1.0,)
+    )
     first, second, own = islice(SelfChat(target, ByteTokenizer(), config, 0, prompts), 3)
     assert first.tokens[2:4].tolist() == [10, 11] and first.start == 7
     assert second.tokens[2:7].tolist() == [12, 13, 14, 15, 16], "cut at prompt_tokens"
@@ -114,7 +141,11 @@ def test_orthogonalised_has_singular_values_near_one() -> None:
 def test_batches_hold_every_chat_once(chats: list[Chat]) -> None:
     cut = list(batches(chats, 40, random.Random(0)))
     assert sorted(id(chat) for batch in cut for chat in batch) == sorted(id(chat) for chat in chats)
-    assert all(len(batch) * max(len(chat.tokens) for chat in batch) <= 40 for batch in cut if len(batch) > 1)
+    assert all(
+        len(batch) * max(len(chat.tokens) for chat in batch) <= 40
+        for batch in cut
+        if len(batch) > 1
+    )
 
 
 def test_shards_round_trip_and_damage_is_named(chats: list[Chat], tmp_path: Path) -> None:
@@ -137,13 +168,19 @@ def test_training_raises_acceptance_and_resumes(
 
     def start() -> Distillation:
         draft = draft_from_layers(target, copied_layers(target, [0, 2]))
-        return Distillation(draft, ChatPool(tmp_path / "chats", 4), config(dtype=dtype), tmp_path, seed=0)
+        return Distillation(
+            draft, ChatPool(tmp_path / "chats", 4), config(dtype=dtype), tmp_path, seed=0
+        )
 
     run = start()
-    before = measure_overlap(lambda chats: draft_states(run.draft, chats), run.pool.training, run.head)
+    before = measure_overlap(
+        lambda chats: draft_states(run.draft, chats), run.pool.training, run.head
+    )
     for _ in run.run(1500, save_seconds=1e9):
         pass
-    after = measure_overlap(lambda chats: draft_states(run.draft, chats), run.pool.training, run.head)
+    after = measure_overlap(
+        lambda chats: draft_states(run.draft, chats), run.pool.training, run.head
+    )
     assert after.acceptance > before.acceptance and after.kl < before.kl
     again = start()
     assert again.resume() and again.progress == run.progress
@@ -152,7 +189,9 @@ def test_training_raises_acceptance_and_resumes(
     for name, tensor in run.optimiser.state.items():
         assert torch.equal(tensor, again.optimiser.state[name]), name
     embeddings = target.get_input_embeddings().weight
-    assert torch.equal(run.draft.get_input_embeddings().weight, embeddings), "embeddings stay the target's"
+    assert torch.equal(run.draft.get_input_embeddings().weight, embeddings), (
+        "embeddings stay the target's"
+    )
 
 
 def test_own_states_ignore_padding(target: LlamaForCausalLM, chats: list[Chat]) -> None:
@@ -172,5 +211,9 @@ def test_later_shards_leave_the_held_out_chats_alone(chats: list[Chat], tmp_path
 
 
 def test_only_answers_have_the_temperatures(target: LlamaForCausalLM) -> None:
-    chat = SelfChat(target, ByteTokenizer(), SelfChatConfig(slots=2, temperatures=(0.5, 0.7)), 0, [[5]])
-    assert chat._temperatures().tolist() == [0.5, 1.0], "the first slot has a given prompt, the second writes its own"
+    chat = SelfChat(
+        target, ByteTokenizer(), SelfChatConfig(slots=2, temperatures=(0.5, 0.7)), 0, [[5]]
+    )
+    assert chat._temperatures().tolist() == [0.5, 1.0], (
+        "the first slot has a given prompt, the second writes its own"
+    )

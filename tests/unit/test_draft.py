@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from decoding.draft import Draft
-from decoding.growth import DraftStep, DraftTree, depth_first
+from decoding.draft_tree import DraftStep, DraftTree, depth_first
+from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Warp
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
 from decoding.stopping.fixed import Fixed
-from decoding.table_lm import TableLM, random_table
 from decoding.trace import Stopwatch
 
 COMMITTED = torch.tensor([1, 0, 2])
@@ -21,7 +21,9 @@ def new_tree(warp: Warp | None = None, keep_hidden: bool = False) -> tuple[Draft
     return DraftTree(lm, COMMITTED, warp or Warp(), Stopwatch(), keep_hidden), lm
 
 
-def new_step(warp: Warp | None = None, keep_hidden: bool = False) -> tuple[DraftStep, DraftTree, TableLM]:
+def new_step(
+    warp: Warp | None = None, keep_hidden: bool = False
+) -> tuple[DraftStep, DraftTree, TableLM]:
     tree, lm = new_tree(warp, keep_hidden)
     return DraftStep(tree), tree, lm
 
@@ -37,19 +39,21 @@ def test_chain_and_tree_paths() -> None:
 
 def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
     step, tree, lm = new_step()
-    torch.testing.assert_close(step.q(), lm.law((1, 0, 2)))
+    torch.testing.assert_close(step.q(), lm.distribution((1, 0, 2)))
     assert lm.length == 3
     step.push(1)
     assert lm.length == 3 and step.count == 1
-    torch.testing.assert_close(step.q(), lm.law((2, 1)))
+    torch.testing.assert_close(step.q(), lm.distribution((2, 1)))
     assert lm.length == 4 and tree.forwards == 2
 
 
 @pytest.mark.parametrize(
-    ("stop", "forwards"), [(Fixed(2), 2), (DrawnConfidence(0.0), 3), (PredictableConfidence(0.0), 3)]
+    ("stop", "forwards"),
+    [(Fixed(2), 2), (DrawnConfidence(0.0), 3), (PredictableConfidence(0.0), 3)],
 )
 def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int) -> None:
-    """A rule that counts or looks back costs nothing; one that looks ahead costs the draw's own forward."""
+    """A rule that counts or looks back costs nothing; one that looks ahead costs the draw's own
+    forward."""
     step, tree, _ = new_step()
     stop.begin_round(SimpleNamespace(round=0))
     while step.count < 3 and not step.stopped_by(stop):
@@ -71,7 +75,8 @@ def test_hidden_states_ahead_and_behind() -> None:
     ahead = step.hidden()
     assert tree.forwards == 2 and not torch.equal(ahead, first)
     torch.testing.assert_close(
-        ahead, lm.forward(torch.tensor([1]), torch.tensor([2 - lm.length]), hidden=True).hidden[:, 0]
+        ahead,
+        lm.forward(torch.tensor([1]), torch.tensor([2 - lm.length]), hidden=True).hidden[:, 0],
     )
 
 
@@ -85,39 +90,43 @@ def refuses(action: Callable[[], object]) -> bool:
 
 def test_asking_too_early_is_a_bug() -> None:
     step, _, _ = new_step(keep_hidden=True)
-    assert refuses(step.drawn_belief) and refuses(step.previous_hidden)
+    assert refuses(step.drawn_unwarped_q) and refuses(step.previous_hidden)
 
 
 def test_belief_is_the_unwarped_draft() -> None:
     step, tree, lm = new_step(Warp(0.0))
-    law = lm.law((1, 0, 2))
+    distribution = lm.distribution((1, 0, 2))
     assert step.q().max() == 1
-    torch.testing.assert_close(step.belief(), law)
-    step.push(int(law.argmax()))
-    assert step.drawn_belief() == pytest.approx(law.max().item())
+    torch.testing.assert_close(step.unwarped_q(), distribution)
+    step.push(int(distribution.argmax()))
+    assert step.drawn_unwarped_q() == pytest.approx(distribution.max().item())
 
 
 def test_a_token_of_probability_zero_cannot_have_been_drawn() -> None:
     step, tree, lm = new_step(Warp(0.0))
     with pytest.raises(AssertionError, match="q > 0"):
-        step.push(int(lm.law((1, 0, 2)).argmin()))
+        step.push(int(lm.distribution((1, 0, 2)).argmin()))
 
 
 def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
     tree, lm = new_tree()
     first, second = (tree.add(0, token) for token in (1, 2) if tree.q(0) is not None)
     tree.run([first, second])
-    laws = [tree.q(first), tree.q(second)]
+    distributions = [tree.q(first), tree.q(second)]
     assert tree.forwards == 2
-    torch.testing.assert_close(laws[0], lm.law((2, 1)))
-    torch.testing.assert_close(laws[1], lm.law((2, 2)))
+    torch.testing.assert_close(distributions[0], lm.distribution((2, 1)))
+    torch.testing.assert_close(distributions[1], lm.distribution((2, 2)))
     deep = tree.add(second, 0)
-    torch.testing.assert_close(tree.q(deep), lm.law((2, 0)))
+    torch.testing.assert_close(tree.q(deep), lm.distribution((2, 0)))
     tree.add(first, 2)
     draft = tree.draft()
     assert draft.parent == [0, 1, 0, 3] and draft.token == [1, 2, 2, 0]
-    torch.testing.assert_close(draft.q[1], laws[0])
-    assert draft.q[2].eq(0).all() and draft.q[4].eq(0).all() and draft.children() == [[1, 3], [2], [], [4], []]
+    torch.testing.assert_close(draft.q[1], distributions[0])
+    assert (
+        draft.q[2].eq(0).all()
+        and draft.q[4].eq(0).all()
+        and draft.children() == [[1, 3], [2], [], [4], []]
+    )
 
 
 def test_tree_settles_on_the_accepted_path() -> None:
@@ -134,7 +143,9 @@ def test_tree_settles_on_the_accepted_path() -> None:
         tree.settle(path, committed)
         assert lm.length == length
         kept = [1, 0, 2, *(tree.draft().token[row - 1] for row in path)][:length]
-        torch.testing.assert_close(lm.forward(torch.tensor([1])).logits[0].exp(), lm.law((*kept, 1)))
+        torch.testing.assert_close(
+            lm.forward(torch.tensor([1])).logits[0].exp(), lm.distribution((*kept, 1))
+        )
 
 
 def test_depth_first_keeps_draw_order() -> None:

@@ -1,4 +1,5 @@
-"""p of draft tokens in traces: the target's law where the verifier has read it, nothing elsewhere."""
+"""p of draft tokens in traces: the target's distribution where the verifier has read it, nothing
+elsewhere."""
 
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from decoding.engines.branching import Always
 from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
-from decoding.law import WarpedRows
+from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import DrawnConfidence
 from decoding.stopping.fixed import Fixed
@@ -17,8 +18,8 @@ from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
-from decoding.table_lm import TableLM, mixed_table, random_table
 from decoding.trace import RoundTrace, Trace
+from decoding.verification import WarpedRows
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
@@ -29,7 +30,9 @@ OFF = Warp()
 
 def pair() -> SimpleNamespace:
     target = random_table(5, seed=1, concentration=0.5)
-    return SimpleNamespace(target=TableLM(target), draft=TableLM(mixed_table(target, random_table(5, seed=2), 0.6)))
+    return SimpleNamespace(
+        target=TableLM(target), draft=TableLM(mixed_table(target, random_table(5, seed=2), 0.6))
+    )
 
 
 def overlapped(models: SimpleNamespace) -> OverlappedEngine:
@@ -47,7 +50,7 @@ ENGINES = {
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_p_is_the_law_of_the_target(name: str) -> None:
+def test_p_is_the_distribution_of_the_target(name: str) -> None:
     models = pair()
     trace = ENGINES[name](models).decode(PROMPT, 60, Sampler.seeded(0))
     committed, known = list(PROMPT), 0
@@ -55,7 +58,9 @@ def test_p_is_the_law_of_the_target(name: str) -> None:
         assert len(r.draft_p) == len(r.draft_tokens)
         for i, p in enumerate(r.draft_p):
             path = path_to(r, r.draft_parents[i])
-            assert p is None or p == pytest.approx(models.target.law((*committed, *path))[r.draft_tokens[i]].item())
+            assert p is None or p == pytest.approx(
+                models.target.distribution((*committed, *path))[r.draft_tokens[i]].item()
+            )
             known += p is not None
         judged = [i for i, parent in enumerate(r.draft_parents) if parent in rows_to(r, r.row)]
         assert all(r.draft_p[i] is not None for i in judged)
@@ -74,7 +79,7 @@ def test_nothing_is_warped_for_the_record() -> None:
     rows = WarpedRows(torch.zeros(3, 4), OFF)
     rows[1]
     assert rows.drawn([0, 1, 1, 2], [0, 3, 2, 1]) == [None, 0.25, 0.25, None]
-    assert list(rows._laws) == [1]
+    assert list(rows._distributions) == [1]
 
 
 def test_traces_without_p_are_read() -> None:

@@ -1,4 +1,5 @@
-"""A draft that proposes some tokens: what its file may hold, what its laws are, and what it is identified by."""
+"""A draft that proposes some tokens: what its file may hold, what its distributions are, and what
+it is identified by."""
 
 import json
 from pathlib import Path
@@ -13,21 +14,28 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from data_gen.tuning_data import refuse_other_pair
-from decoding.batched_lm import BatchedLM
-from decoding.cached_lm import CachedLM
-from decoding.draft_vocabulary import digest, keep_rows, read_vocabulary, rows_of, with_ends, write_vocabulary
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
-from decoding.models import ModelPair, load_pair, pair_identity
-from decoding.packing import PackedLinear
+from decoding.models.batched_lm import BatchedLM
+from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_vocabulary import (
+    digest,
+    keep_rows,
+    read_vocabulary,
+    rows_of,
+    with_ends,
+    write_vocabulary,
+)
+from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.models.packing import PackedLinear
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
-from decoding.thresholds import misfit
 from decoding.verifiers.token import TokenVerifier
+from evaluation.replay.candidates import refuse_other_pair
+from evaluation.replay.thresholds import misfit
 from predictors.base import refuse_mismatch
-from predictors.errors import UserError
+from runtime.errors import UserError
 from tests.tiny_pair import EOS, VOCAB
 
 KEPT = [9, 3, 30, 4, 17, 8, 21, 12]
@@ -51,10 +59,12 @@ def pair_config(folder: Path, vocabulary: Path | None, dtype: str = "float64") -
     fields: dict[str, Any] = {"name": "tiny", "trust_remote_code": False, "max_length": None}
     for side in ("target", "draft"):
         fields |= {side: str(folder / side), f"{side}_dtype": dtype, f"{side}_device": "cpu"}
-    return OmegaConf.create(fields | {"draft_vocabulary": None if vocabulary is None else str(vocabulary)})
+    return OmegaConf.create(
+        fields | {"draft_vocabulary": None if vocabulary is None else str(vocabulary)}
+    )
 
 
-# The file ------------------------------------------------------------------------------------------------------------
+# The file -----------------------------------------------------------------------------------------
 
 
 def test_a_file_keeps_the_order_and_says_what_was_counted(file: Path, tmp_path: Path) -> None:
@@ -83,9 +93,13 @@ def test_a_file_keeps_the_order_and_says_what_was_counted(file: Path, tmp_path: 
         (torch.tensor([True]), "not a list of token ids"),
     ],
 )
-def test_tokens_that_cannot_be_are_refused(tokens: Tensor, message: str, tmp_path: Path, tiny_pair_dir: Path) -> None:
+def test_tokens_that_cannot_be_are_refused(
+    tokens: Tensor, message: str, tmp_path: Path, tiny_pair_dir: Path
+) -> None:
     save_file({"tokens": tokens}, tmp_path / "bad.safetensors")
-    with pytest.raises(UserError, match=rf"^pair\.draft_vocabulary: .*{message}.*python scripts/draft_vocabulary"):
+    with pytest.raises(
+        UserError, match=rf"^pair\.draft_vocabulary: .*{message}.*python scripts/draft_vocabulary"
+    ):
         loaded(tiny_pair_dir, tmp_path / "bad.safetensors")
 
 
@@ -95,7 +109,9 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("[1, 2]")
     save_file({"other": torch.arange(3)}, tmp_path / "other")
     for name in ("text", "other"):
-        with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: .* holds no draft vocabulary"):
+        with pytest.raises(
+            UserError, match=r"^pair\.draft_vocabulary: .* holds no draft vocabulary"
+        ):
             read_vocabulary(tmp_path / name, VOCAB)
 
 
@@ -103,7 +119,7 @@ def test_end_tokens_are_always_among_them() -> None:
     assert with_ends(torch.tensor([7, 2]), {2, 5}).tolist() == [2, 5, 7]
 
 
-# The model -----------------------------------------------------------------------------------------------------------
+# The model ----------------------------------------------------------------------------------------
 
 
 def test_logits_are_the_whole_draft_s_and_minus_infinity(tiny_pair_dir: Path, file: Path) -> None:
@@ -125,14 +141,23 @@ def test_a_batch_and_masked_rows_say_the_same(tiny_pair_dir: Path, file: Path) -
     ours, theirs = (BatchedLM(lm, prompts, 4).step(tokens).logits for lm in (part, whole))
     torch.testing.assert_close(ours[:, WITH_EOS], theirs[:, WITH_EOS])
     assert (ours[:, OUTSIDE] == -torch.inf).all()
-    masked = [lm.forward_masked(tokens, torch.tensor([0, 0]), torch.eye(2, dtype=torch.bool)) for lm in (part, whole)]
+    masked = [
+        lm.forward_masked(tokens, torch.tensor([0, 0]), torch.eye(2, dtype=torch.bool))
+        for lm in (part, whole)
+    ]
     torch.testing.assert_close(masked[0].logits[:, WITH_EOS], masked[1].logits[:, WITH_EOS])
 
 
 def test_a_model_that_bends_its_logits_has_none_for_other_tokens() -> None:
     """Gemma 2 takes their hyperbolic tangent: what a layer gave as -inf would come back finite."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 4}
+    sizes = {
+        "vocab_size": 16,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "head_dim": 4,
+    }
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": None}
     model = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, final_logit_softcapping=0.5))
     tokens = torch.tensor([2, 5, 11])
@@ -161,17 +186,23 @@ def test_part_of_a_packed_layer_is_packed_and_keeps_its_bias() -> None:
 
 def test_a_layer_that_is_not_plain_is_refused() -> None:
     model: Any = SimpleNamespace(get_output_embeddings=lambda: None)
-    with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: the output layer of pair\.draft is a NoneType"):
+    with pytest.raises(
+        UserError, match=r"^pair\.draft_vocabulary: the output layer of pair\.draft is a NoneType"
+    ):
         keep_rows(model, torch.tensor([1]))
     model.hf_device_map = {"a": "cpu", "b": "disk"}
-    with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: .*several devices. Set pair\.draft_device"):
+    with pytest.raises(
+        UserError, match=r"^pair\.draft_vocabulary: .*several devices. Set pair\.draft_device"
+    ):
         keep_rows(model, torch.tensor([1]))
 
 
-# Decoding ------------------------------------------------------------------------------------------------------------
+# Decoding -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draft_warp", [Warp(), Warp(0.0), Warp(0.7, top_k=20), Warp(top_p=0.8)], ids=str)
+@pytest.mark.parametrize(
+    "draft_warp", [Warp(), Warp(0.0), Warp(0.7, top_k=20), Warp(top_p=0.8)], ids=str
+)
 def test_drafted_tokens_are_its_own_and_the_answer_is_the_target_s(
     draft_warp: Warp, tiny_pair_dir: Path, file: Path
 ) -> None:
@@ -186,21 +217,28 @@ def test_drafted_tokens_are_its_own_and_the_answer_is_the_target_s(
     assert q.sum().item() == pytest.approx(1) and q[OUTSIDE].sum() == 0
 
 
-# Identity ------------------------------------------------------------------------------------------------------------
+# Identity -----------------------------------------------------------------------------------------
 
 
-def test_another_vocabulary_is_another_draft(tiny_pair_dir: Path, file: Path, tmp_path: Path) -> None:
+def test_another_vocabulary_is_another_draft(
+    tiny_pair_dir: Path, file: Path, tmp_path: Path
+) -> None:
     write_vocabulary(tmp_path / "other", torch.tensor(KEPT[:-1]), {})
     write_vocabulary(tmp_path / "same", torch.tensor([EOS, *KEPT[::-1]]), {"counted_on": "else"})
     whole, part, other, same = (
-        pair_identity(loaded(tiny_pair_dir, path)) for path in (None, file, tmp_path / "other", tmp_path / "same")
+        pair_identity(loaded(tiny_pair_dir, path))
+        for path in (None, file, tmp_path / "other", tmp_path / "same")
     )
     assert same == part and len({whole["draft"], part["draft"], other["draft"]}) == 3
     assert part["draft"].endswith(f", {digest(WITH_EOS)}") and "9 tokens" in part["draft"]
     assert {**part, "draft": whole["draft"]} == whole
     for theirs, ours in ((whole, part), (part, whole), (part, other)):
-        with pytest.raises(UserError, match=r"ck was trained with pair\.draft='.*', but this run has pair\.draft='"):
+        with pytest.raises(
+            UserError, match=r"ck was trained with pair\.draft='.*', but this run has pair\.draft='"
+        ):
             refuse_mismatch({"pair": theirs, "predictor": "hrad"}, {"pair": ours}, "ck")
-        with pytest.raises(UserError, match=r"^data: x belongs to another draft than the harvest of tiny"):
+        with pytest.raises(
+            UserError, match=r"^data: x belongs to another draft than the harvest of tiny"
+        ):
             refuse_other_pair(ours, {"pair": theirs}, "data: x")
         assert misfit({"pair": theirs}, {"pair": ours}) == "pair"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from decoding import benchmark
-from decoding.energy import Counter, Meter, nvml_counters, rapl_counters
-from decoding.figures.energy import JOULES, energy
-from decoding.figures.evidence import Evaluation
-from decoding.figures.figure import Missing, save
 from decoding.trace import Trace
+from evaluation import interleaving
+from evaluation.energy import Counter, Meter, nvml_counters, rapl_counters
+from reports.artifacts import Evaluation
+from reports.figure import Missing, save
+from reports.figures.energy import JOULES, energy
 
 
 def domain(root: Path, folder: str, name: str, joules: float, most: int = 1000) -> Path:
@@ -71,7 +71,9 @@ def test_a_gpu_that_does_not_count_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
     def refuse(handle: int) -> None:
         raise NVMLError("Not Supported")
 
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetTotalEnergyConsumption=refuse))
+    monkeypatch.setitem(
+        sys.modules, "pynvml", fake_nvml(nvmlDeviceGetTotalEnergyConsumption=refuse)
+    )
     assert nvml_counters() == ([], "NVML cannot be read (Not Supported)")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_counters() == ([], "no NVML (pip install nvidia-ml-py)")
@@ -80,10 +82,10 @@ def test_a_gpu_that_does_not_count_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
 def test_a_decode_keeps_what_was_counted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([10.0, 12.5])
     meter = Meter([Counter("fake", lambda: next(readings))], "fake")
-    monkeypatch.setattr(benchmark.energy, "meter", lambda: meter)
+    monkeypatch.setattr(interleaving.energy, "meter", lambda: meter)
     engine: Any = SimpleNamespace(decode=lambda *_: Trace(1, [1], [], 0.0, 1.0))
     request: Any = SimpleNamespace(tokens=None, prompt_id="p", dataset="d")
-    trace = benchmark._decode(engine, "plain", request, 0, 4)
+    trace = interleaving._decode(engine, "plain", request, 0, 4)
     assert trace.joules == 2.5 and Trace.from_dict(trace.to_dict()).joules == 2.5
 
 
@@ -106,7 +108,11 @@ def test_energy_per_token_is_a_ratio_of_sums() -> None:
     assert figure.column("of plain decoding low")[1] == pytest.approx(0.5)  # half for each prompt
     assert figure.column(f"{JOULES} low")[1] == pytest.approx(2.0)
     assert figure.column("power (W)") == pytest.approx([25.0, 12.5])
-    assert figure.kind == "measured" and "RAPL package-0" in figure.reading and figure.n == "2 requests a method"
+    assert (
+        figure.kind == "measured"
+        and "RAPL package-0" in figure.reading
+        and figure.n == "2 requests a method"
+    )
 
 
 def test_without_a_counter_the_reason_is_given() -> None:

@@ -6,13 +6,13 @@ import torch
 from decoding.draft import RoundContext
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
+from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
-from decoding.table_lm import TableLM, mixed_table, random_table
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.token import TokenVerifier
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 GREEDY = Warp(0.0)
 
@@ -20,7 +20,9 @@ GREEDY = Warp(0.0)
 def pair(vocab: int = 5, max_length: int = 1000, weight: float = 0.6) -> SimpleNamespace:
     target = random_table(vocab, seed=1, concentration=0.5)
     draft = mixed_table(target, random_table(vocab, seed=2), weight)
-    return SimpleNamespace(target=TableLM(target, max_length=max_length), draft=TableLM(draft, max_length=max_length))
+    return SimpleNamespace(
+        target=TableLM(target, max_length=max_length), draft=TableLM(draft, max_length=max_length)
+    )
 
 
 def serial(models: SimpleNamespace, gamma: int = 3, warp: Warp = GREEDY, **kw) -> SerialEngine:
@@ -31,7 +33,9 @@ def serial(models: SimpleNamespace, gamma: int = 3, warp: Warp = GREEDY, **kw) -
 @pytest.mark.parametrize("verifier", [TokenVerifier(), BlockVerifier()])
 @pytest.mark.parametrize("prompt", [[3], [1, 2, 3]])
 @pytest.mark.parametrize("vocab", [2, 5])
-def test_greedy_output_is_autoregressive(verifier: TokenVerifier, prompt: list[int], vocab: int) -> None:
+def test_greedy_output_is_autoregressive(
+    verifier: TokenVerifier, prompt: list[int], vocab: int
+) -> None:
     models = pair(vocab)
     prompt = [token % vocab for token in prompt]
     expected = AutoregressiveEngine(models, GREEDY).decode(prompt, 40, Sampler.seeded(0))
@@ -47,8 +51,13 @@ def test_rounds_add_up() -> None:
     trace = serial(models, warp=Warp()).decode([1, 2], 50, Sampler.seeded(3))
     assert [token for r in trace.rounds for token in r.tokens] == trace.tokens
     for r in trace.rounds:
-        assert r.tokens[: r.accepted] == r.draft_tokens[: r.accepted] and len(r.tokens) == r.accepted + 1
-        assert len(r.draft_q) == len(r.draft_tokens) == r.draft_forwards and all(0 < q <= 1 for q in r.draft_q)
+        assert (
+            r.tokens[: r.accepted] == r.draft_tokens[: r.accepted]
+            and len(r.tokens) == r.accepted + 1
+        )
+        assert len(r.draft_q) == len(r.draft_tokens) == r.draft_forwards and all(
+            0 < q <= 1 for q in r.draft_q
+        )
     assert models.draft.forwards == sum(r.draft_forwards for r in trace.rounds) + 1
     assert models.target.forwards == len(trace.rounds) + 1
     assert sum(trace.stages.values()) <= trace.decode_seconds
@@ -86,17 +95,25 @@ def test_accepted_eos_has_no_bonus_token() -> None:
         [0], 9, Sampler.seeded(0)
     )
     assert trace.tokens == [1]
-    assert (trace.rounds[0].draft_tokens, trace.rounds[0].accepted, trace.rounds[0].tokens) == ([1], 1, [1])
+    assert (trace.rounds[0].draft_tokens, trace.rounds[0].accepted, trace.rounds[0].tokens) == (
+        [1],
+        1,
+        [1],
+    )
 
 
 def test_output_fits_the_context() -> None:
     models = pair(max_length=8)
     assert len(serial(models).decode([1, 2, 3], 99, Sampler.seeded(0)).tokens) == 5
-    assert len(AutoregressiveEngine(models, GREEDY).decode([1, 2, 3], 99, Sampler.seeded(0)).tokens) == 5
+    assert (
+        len(AutoregressiveEngine(models, GREEDY).decode([1, 2, 3], 99, Sampler.seeded(0)).tokens)
+        == 5
+    )
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_new", "key"), [([], 5, "prompt: empty"), ([1] * 8, 5, "max_length"), ([1], 0, "max_new_tokens")]
+    ("prompt", "max_new", "key"),
+    [([], 5, "prompt: empty"), ([1] * 8, 5, "max_length"), ([1], 0, "max_new_tokens")],
 )
 def test_bad_requests(prompt: list[int], max_new: int, key: str) -> None:
     models = pair(max_length=8)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from predictors.errors import UserError
-from predictors.features import FeatureSpec, checked_layers, extract, narrowed
+from predictors.inputs import FeatureSpec, checked_layers, extract, narrowed
+from runtime.errors import UserError
 
 HIDDEN = torch.arange(4 * 2 * 3, dtype=torch.float32).view(4, 2, 3)  # [n_layers + 1, n, H]
 
@@ -27,7 +27,9 @@ def test_bfloat16_and_float32_models_mix() -> None:
 
 @pytest.mark.parametrize("embedding, expected", [(False, 12), (True, 17)])
 def test_dim(embedding: bool, expected: int) -> None:
-    assert FeatureSpec("target", [-2, -1], embedding).dim(hidden_size=6, embedding_size=5) == expected
+    assert (
+        FeatureSpec("target", [-2, -1], embedding).dim(hidden_size=6, embedding_size=5) == expected
+    )
 
 
 def test_round_trip() -> None:
@@ -36,7 +38,8 @@ def test_round_trip() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, key", [(("both", [-1]), "side"), (("draft", [0]), "layers"), (("draft", []), "layers")]
+    "arguments, key",
+    [(("both", [-1]), "side"), (("draft", [0]), "layers"), (("draft", []), "layers")],
 )
 def test_bad_specs_are_refused(arguments: tuple[str, list[int]], key: str) -> None:
     with pytest.raises(UserError, match=f"features.{key}"):
@@ -50,9 +53,14 @@ def test_more_layers_than_the_model_has_are_refused() -> None:
 
 @pytest.mark.parametrize("embedding", [False, True])
 @pytest.mark.parametrize("layers", [[-3, -1], [-2], [-3, -2, -1]])
-def test_harvested_columns_of_some_layers_are_what_decoding_extracts(layers: list[int], embedding: bool) -> None:
+def test_harvested_columns_of_some_layers_are_what_decoding_extracts(
+    layers: list[int], embedding: bool
+) -> None:
     hidden, token = torch.randn(4, 2, 3), torch.randn(2, 3)
-    harvested, wanted = FeatureSpec("target", [-3, -2, -1], embedding), FeatureSpec("target", layers, embedding)
+    harvested, wanted = (
+        FeatureSpec("target", [-3, -2, -1], embedding),
+        FeatureSpec("target", layers, embedding),
+    )
     rows = extract(hidden, harvested, token)
     assert torch.equal(narrowed(rows, harvested, wanted), extract(hidden, wanted, token))
     rounds = rows[:, None].expand(2, 5, -1)
@@ -60,10 +68,13 @@ def test_harvested_columns_of_some_layers_are_what_decoding_extracts(layers: lis
 
 
 @pytest.mark.parametrize(
-    "wanted", [FeatureSpec("target", [-4]), FeatureSpec("target", [-1, -2]), FeatureSpec("draft", [-1])]
+    "wanted",
+    [FeatureSpec("target", [-4]), FeatureSpec("target", [-1, -2]), FeatureSpec("draft", [-1])],
 )
 def test_what_was_not_harvested_is_refused(wanted: FeatureSpec) -> None:
-    with pytest.raises(UserError, match=r"^predictor\.layers: .*not some of the harvested layers \[-2, -1\]"):
+    with pytest.raises(
+        UserError, match=r"^predictor\.layers: .*not some of the harvested layers \[-2, -1\]"
+    ):
         narrowed(torch.zeros(1, 4), FeatureSpec("target", [-2, -1]), wanted)
 
 

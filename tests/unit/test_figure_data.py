@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.dataset import read_manifest, read_records
-from data_gen.figure_data import AGES, activations, aged, draft_tokens, predicted, rounds, unseen
-from decoding.figures.evidence import Checkpoint, Harvest
-from decoding.figures.figure import Missing
+from data_gen.storage.dataset import read_manifest, read_records
 from predictors.base import load_predictor
-from predictors.features import FeatureSpec
-from predictors.storage import file_hash
+from predictors.inputs import FeatureSpec
+from reports.artifacts import Checkpoint, Harvest
+from reports.figure import Missing
+from reports.figure_data import AGES, activations, aged, draft_tokens, predicted, rounds, unseen
+from runtime.files import file_hash
 from tests.checkpoints import write_checkpoint
 from tests.harvests import DIM, FEATURES, PAIR, PROMPTS, WARP, write_harvest
 
@@ -54,21 +54,24 @@ def test_draft_tokens_are_those_with_a_verdict(home: Harvest) -> None:
             kept.append(float(records["draft_q"][row, depth]))
             accepted.append(depth < int(records["accepted"][row]))
     assert tokens.q.tolist() == pytest.approx(kept) and tokens.accepted.tolist() == accepted
-    assert (tokens.dataset, tokens.laws) == ("toy", "T = 1")
+    assert (tokens.dataset, tokens.distributions) == ("toy", "T = 1")
     assert len(tokens.group.unique()) == sum(PROMPTS.values())
 
 
 def test_a_greedy_draft_is_read_at_temperature_1(home: Harvest) -> None:
     greedy = harvest(home.folder, draft_warp={**WARP, "temperature": 0.0})
     (tokens,) = draft_tokens([greedy])
-    assert tokens.q.tolist() == tokens.max_q.tolist() and tokens.laws == "T = 1, draft 0"
+    assert tokens.q.tolist() == tokens.max_q.tolist() and tokens.distributions == "T = 1, draft 0"
 
 
 def test_harvests_of_one_dataset_are_one_row(home: Harvest, away: Harvest) -> None:
     (alone,), (both,) = draft_tokens([home]), draft_tokens([home, away])
     assert len(both.q) == 2 * len(alone.q) and len(both.group.unique()) == 2 * sum(PROMPTS.values())
     cold = harvest(away.folder, warp={**WARP, "temperature": 0.0})
-    assert [tokens.laws for tokens in draft_tokens([home, cold])] == ["T = 1", "T = 0, draft 1"]
+    assert [tokens.distributions for tokens in draft_tokens([home, cold])] == [
+        "T = 1",
+        "T = 0, draft 1",
+    ]
 
 
 def test_rounds_are_kept_by_temperature(home: Harvest, away: Harvest) -> None:
@@ -78,9 +81,14 @@ def test_rounds_are_kept_by_temperature(home: Harvest, away: Harvest) -> None:
     assert (found[1.0][0].accepted <= found[1.0][0].most).all()
 
 
-def test_predictions_are_of_prompts_that_were_not_trained_on(tmp_path: Path, home: Harvest, away: Harvest) -> None:
+def test_predictions_are_of_prompts_that_were_not_trained_on(
+    tmp_path: Path, home: Harvest, away: Harvest
+) -> None:
     found = predicted(checkpoint(tmp_path / "h", home.folder), [away, home])
-    assert [(one.dataset, one.in_domain) for one in found] == [(home.name, True), (away.name, False)]
+    assert [(one.dataset, one.in_domain) for one in found] == [
+        (home.name, True),
+        (away.name, False),
+    ]
     assert [one.prompts for one in found] == [PROMPTS["test"], sum(PROMPTS.values()) - 2]
     assert unseen(away, home).tolist() == [False] * 2 + [True] * (sum(PROMPTS.values()) - 2)
     assert all((one.as_trained.sum(1) - 1).abs().max() < 1e-6 for one in found)
@@ -91,30 +99,41 @@ def test_they_are_those_of_the_checkpoint(tmp_path: Path, home: Harvest, name: s
     ours = checkpoint(tmp_path / "h", home.folder, name)
     (one,) = predicted(ours, [home])
     predictor = load_predictor(ours.folder)
-    samples = predictor.samples(read_records(home.folder, predictor.kind, "test", predictor.columns))
+    samples = predictor.samples(
+        read_records(home.folder, predictor.kind, "test", predictor.columns)
+    )
     probs = predictor.predict_proba(samples["features"].float())
     assert torch.allclose(one.calibrated if name == "hrad" else one.calibrated[:, 1], probs)
     assert torch.equal(one.targets, predictor.targets(samples))
 
 
-def test_nothing_is_said_where_the_training_prompts_are_not_known(tmp_path: Path, home: Harvest, away: Harvest) -> None:
+def test_nothing_is_said_where_the_training_prompts_are_not_known(
+    tmp_path: Path, home: Harvest, away: Harvest
+) -> None:
     ours = checkpoint(tmp_path / "h", home.folder)
     assert predicted(ours, [away]) == [] and aged(ours, [away]) == []
 
 
-def test_other_laws_and_prompts_that_are_all_known_are_left_out(tmp_path: Path, home: Harvest, away: Harvest) -> None:
+def test_other_distributions_and_prompts_that_are_all_known_are_left_out(
+    tmp_path: Path, home: Harvest, away: Harvest
+) -> None:
     ours = checkpoint(tmp_path / "h", home.folder)
     cold = harvest(away.folder, warp={**WARP, "temperature": 0.0})
     same = harvest(write_harvest(tmp_path / "same", rows=20))
     assert [one.dataset for one in predicted(ours, [home, cold, same])] == [home.name]
 
 
-def test_old_features_are_those_of_earlier_rounds_of_the_same_prompt(tmp_path: Path, home: Harvest) -> None:
+def test_old_features_are_those_of_earlier_rounds_of_the_same_prompt(
+    tmp_path: Path, home: Harvest
+) -> None:
     ours = checkpoint(tmp_path / "h", home.folder)
     (one,) = aged(ours, [home])
     predictor = load_predictor(ours.folder)
     records = read_records(home.folder, "rounds", "test")
-    row = {(int(g), int(a)): n for n, (g, a) in enumerate(zip(records["group"], records["anchor"], strict=True))}
+    row = {
+        (int(g), int(a)): n
+        for n, (g, a) in enumerate(zip(records["group"], records["anchor"], strict=True))
+    }
     kept = [key for key, n in row.items() if key[1] >= max(AGES) and records["known"][n] >= 3]
     assert len(one.group) == len(kept) > 0 and list(one.probs) == list(AGES)
     for age in (0, AGES[-1]):

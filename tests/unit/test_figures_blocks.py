@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from decoding.figures.blocks import block_gain, parallel_drafts
-from decoding.figures.figure import Missing, save
+from reports.figure import Missing, save
+from reports.figures.blocks import block_gain, parallel_drafts
 from tests.evaluations import chain, evaluation, labels, method, plain, trace
 
 PLAIN = [plain(4, 4.0, "a"), plain(4, 4.0, "b")]
@@ -21,13 +21,26 @@ def fixed(verifier: str, gamma: int) -> dict:
 
 def paths(rule: str, count: int) -> dict:
     return method(
-        "serial", "paths", "parallel", "never", structure={"paths": count, "gamma": 4}, verifier={"rule": rule}
+        "serial",
+        "paths",
+        "parallel",
+        "never",
+        structure={"paths": count, "gamma": 4},
+        verifier={"rule": rule},
     )
 
 
 def one_draft(*extra: str) -> list:
-    made = {"token_4": fixed("token", 4), "block_4": fixed("block", 4), "token_8": fixed("token", 8)}
-    return [evaluation(made, {"autoregressive": PLAIN, "token_4": TOKEN, "block_4": BLOCK, "token_8": TOKEN})]
+    made = {
+        "token_4": fixed("token", 4),
+        "block_4": fixed("block", 4),
+        "token_8": fixed("token", 8),
+    }
+    return [
+        evaluation(
+            made, {"autoregressive": PLAIN, "token_4": TOKEN, "block_4": BLOCK, "token_8": TOKEN}
+        )
+    ]
 
 
 def test_gain_on_the_same_prompts() -> None:
@@ -36,7 +49,11 @@ def test_gain_on_the_same_prompts() -> None:
     assert figure.column("gamma") == [4, 4], "8 has no block verification beside it"
     assert (rows["token"]["tokens/target call"], rows["block"]["tokens/target call"]) == (1.5, 2)
     gain = "tokens/call over token-wise"
-    assert [rows["block"][gain], rows["block"][f"{gain} low"], rows["block"][f"{gain} high"]] == [0.5, 0, 1]
+    assert [rows["block"][gain], rows["block"][f"{gain} low"], rows["block"][f"{gain} high"]] == [
+        0.5,
+        0,
+        1,
+    ]
     assert rows["token"][gain] is None
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 4 rounds")
 
@@ -57,11 +74,18 @@ def test_each_length_once_and_rules_on_the_same_prompts() -> None:
 
 
 def test_several_drafts() -> None:
-    made = {f"{rule}_{count}": paths(rule, count) for rule in ("token", "block") for count in (1, 2)}
+    made = {
+        f"{rule}_{count}": paths(rule, count) for rule in ("token", "block") for count in (1, 2)
+    }
     traces = {name: TOKEN if name.startswith("token") else BLOCK for name in made}
     found = [*one_draft(), evaluation(made, {"autoregressive": PLAIN, **traces})]
     figure = parallel_drafts(found)
-    assert [(row[2], row[3]) for row in figure.rows] == [(1, "token"), (1, "block"), (2, "token"), (2, "block")]
+    assert [(row[2], row[3]) for row in figure.rows] == [
+        (1, "token"),
+        (1, "block"),
+        (2, "token"),
+        (2, "block"),
+    ]
     assert figure.column("speed-up") == pytest.approx([1.5, 2, 1.5, 2])
     assert set(block_gain(found).column("gamma")) == {4}, "several drafts are no draft length"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.figures.calibration import Predicted, base_rate, diagrams, drift
-from decoding.figures.figure import Missing, save
+from reports.figure import Missing, save
+from reports.figures.calibration import Predicted, base_rate, diagrams, drift
 
 ACCEPT = torch.tensor([0.2, 0.2, 0.8, 0.8])
 HAPPENED = torch.tensor([0.0, 1.0, 1.0, 1.0])
@@ -36,11 +36,20 @@ AWAY = replace(HOME, dataset="other", in_domain=False)
 def test_bins_hold_predictions_and_outcomes_before_and_after() -> None:
     figure = diagrams([HOME, AWAY])
     assert figure.column("prompts of") == ["train, test split"] * 4 + ["other"] * 4
-    assert figure.column("probabilities")[:4] == ["as trained", "as trained", "calibrated", "calibrated"]
+    assert figure.column("probabilities")[:4] == [
+        "as trained",
+        "as trained",
+        "calibrated",
+        "calibrated",
+    ]
     assert figure.column("mean prediction")[:4] == pytest.approx([0.1, 0.4, 0.2, 0.8])
     assert figure.column("outcome")[:4] == pytest.approx([0.5, 1.0, 0.5, 1.0])
     assert figure.column("rows")[:4] == [2, 2, 2, 2]
-    assert figure.n == "4 prompts, 8 rows" and figure.kind == "measured" and "bootstrap" in figure.interval
+    assert (
+        figure.n == "4 prompts, 8 rows"
+        and figure.kind == "measured"
+        and "bootstrap" in figure.interval
+    )
 
 
 def test_intervals_are_over_prompts() -> None:
@@ -53,9 +62,14 @@ def test_intervals_are_over_prompts() -> None:
 def test_of_three_classes_it_is_the_most_likely_one() -> None:
     probs = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]])
     targets = torch.tensor([[1.0, 0, 0], [0, 1.0, 0]])
-    three = replace(HOME, as_trained=probs, calibrated=probs, targets=targets, group=torch.tensor([0, 1]))
+    three = replace(
+        HOME, as_trained=probs, calibrated=probs, targets=targets, group=torch.tensor([0, 1])
+    )
     figure = diagrams([three])
-    assert figure.column("mean prediction")[0] == pytest.approx(0.6) and figure.column("outcome")[0] == 0.5
+    assert (
+        figure.column("mean prediction")[0] == pytest.approx(0.6)
+        and figure.column("outcome")[0] == 0.5
+    )
     assert "most likely" in figure.reading
 
 

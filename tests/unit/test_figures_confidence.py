@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.figures.confidence import QUANTITIES, DraftTokens, acceptance_by_probability, by_verdict
-from decoding.figures.figure import Missing, save
+from reports.figure import Missing, save
+from reports.figures.confidence import (
+    QUANTITIES,
+    DraftTokens,
+    acceptance_by_probability,
+    by_verdict,
+)
 
 TOKENS = DraftTokens(
     pair="toy",
@@ -56,7 +61,9 @@ def test_acceptance_is_averaged_within_bins_of_q() -> None:
 
 
 def test_prompts_of_other_datasets_are_other_prompts() -> None:
-    figure = acceptance_by_probability([TOKENS, replace(TOKENS, dataset="gsm8k", accept=TOKENS.accept / 2)])
+    figure = acceptance_by_probability(
+        [TOKENS, replace(TOKENS, dataset="gsm8k", accept=TOKENS.accept / 2)]
+    )
     assert figure.column("acceptance") == pytest.approx([0.15, 0.3, 0.675])
     low, high = (figure.column(f"acceptance {end}")[0] for end in ("low", "high"))
     assert low < 0.15 < high  # type: ignore[operator]
@@ -69,7 +76,10 @@ def test_nothing_to_draw_from_says_what_is_needed() -> None:
 
 
 def test_pictures_name_their_axes(tmp_path: Path) -> None:
-    figures = [*(by_verdict([TOKENS], quantity) for quantity in QUANTITIES), acceptance_by_probability([TOKENS])]
+    figures = [
+        *(by_verdict([TOKENS], quantity) for quantity in QUANTITIES),
+        acceptance_by_probability([TOKENS]),
+    ]
     for figure in figures:
         assert figure.kind == "measured" and "bootstrap" in figure.interval
         assert all(path.stat().st_size > 100 for path in save(figure, tmp_path))

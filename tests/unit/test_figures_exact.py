@@ -1,43 +1,58 @@
-"""Figures that are computed: acceptance of toy laws, and masks."""
+"""Figures that are computed: acceptance of toy distributions, and masks."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from decoding.figures.figure import save
-from decoding.figures.masks import mask_order, trees
-from decoding.figures.toy import Laws, distinct_pair, hub_pair, independent, toy_acceptance, toy_laws
+from reports.figure import save
+from reports.figures.masks import mask_order, trees
+from reports.figures.toy import (
+    Distributions,
+    distinct_pair,
+    hub_pair,
+    independent,
+    toy_acceptance,
+    toy_distributions,
+)
 
 RULES = ["one candidate", "RRS", "RRSw", "SpecHub", "OTM, i.i.d. pairs", "OTM, distinct pairs"]
 
 
 def test_acceptance_of_three_tokens_is_what_pencil_and_paper_say() -> None:
-    figure = toy_acceptance(toy_laws()[:2])
+    figure = toy_acceptance(toy_distributions()[:2])
     first, second = (row[2:6] for row in figure.rows)
     assert first == pytest.approx([0.9, 0.91, 0.925, 1.0])
     assert second == pytest.approx([0.7, 0.85, 0.98, 1.0])
     assert figure.kind == "exact" and "2 pairs" in figure.n and "enumerated" in figure.interval
 
 
-@pytest.mark.parametrize("laws", toy_laws()[2:4], ids=lambda laws: laws.name)
-def test_no_rule_passes_the_optimum_of_its_pairs(laws: Laws) -> None:
-    for pair in laws.pairs[:2]:
-        row = dict(zip(RULES, toy_acceptance([Laws("one", [pair])]).rows[0][2:], strict=True))
+@pytest.mark.parametrize(
+    "distributions", toy_distributions()[2:4], ids=lambda distributions: distributions.name
+)
+def test_no_rule_passes_the_optimum_of_its_pairs(distributions: Distributions) -> None:
+    for pair in distributions.pairs[:2]:
+        row = dict(
+            zip(RULES, toy_acceptance([Distributions("one", [pair])]).rows[0][2:], strict=True)
+        )
         assert row["one candidate"] <= row["RRS"] <= row["OTM, i.i.d. pairs"] + 1e-9  # type: ignore[operator]
         assert row["RRSw"] <= row["OTM, distinct pairs"] + 1e-9  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("law", [independent, distinct_pair, hub_pair])
-def test_pair_laws_are_laws(law) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("distribution", [independent, distinct_pair, hub_pair])
+def test_pair_distributions_are_distributions(distribution) -> None:  # type: ignore[no-untyped-def]
     q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    pairs = law(q)
-    assert pairs.sum().item() == pytest.approx(1) and pairs.sum(1).tolist() == pytest.approx(q.tolist())
+    pairs = distribution(q)
+    assert pairs.sum().item() == pytest.approx(1) and pairs.sum(1).tolist() == pytest.approx(
+        q.tolist()
+    )
 
 
 def test_means_are_over_the_pairs_of_a_row() -> None:
-    (p, q), (other_p, other_q) = (laws.pairs[0] for laws in toy_laws()[:2])
-    figure = toy_acceptance([Laws("both", [(p, q), (other_p, other_q)])])
+    (p, q), (other_p, other_q) = (
+        distributions.pairs[0] for distributions in toy_distributions()[:2]
+    )
+    figure = toy_acceptance([Distributions("both", [(p, q), (other_p, other_q)])])
     assert figure.column("RRS, probability of acceptance") == pytest.approx([(0.91 + 0.85) / 2])
     assert figure.column("pairs (p, q)") == [2]
 
@@ -45,7 +60,12 @@ def test_means_are_over_the_pairs_of_a_row() -> None:
 def test_a_star_and_a_chain_have_the_blocks_one_counts() -> None:
     figure = mask_order({"chain": list(range(63)), "star": [0] * 63}, prefix=32)
     counts = figure.column("non-empty 32 x 32 blocks")
-    assert counts == [5, 5, 5, 5]  # the prefix two, the tree: a triangle of three; a star's first column and diagonal
+    assert counts == [
+        5,
+        5,
+        5,
+        5,
+    ]  # the prefix two, the tree: a triangle of three; a star's first column and diagonal
     assert figure.column("blocks") == [6] * 4
     assert figure.column("order") == ["as drawn", "depth first"] * 2
 
@@ -57,6 +77,9 @@ def test_depth_first_order_touches_fewer_blocks() -> None:
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
-    for figure in (toy_acceptance(toy_laws()[:2]), mask_order({"chain": list(range(63))}, prefix=32)):
+    for figure in (
+        toy_acceptance(toy_distributions()[:2]),
+        mask_order({"chain": list(range(63))}, prefix=32),
+    ):
         assert figure.kind == "exact" and figure.interval.startswith("no interval")
         assert all(path.stat().st_size > 100 for path in save(figure, tmp_path))

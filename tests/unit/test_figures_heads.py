@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.figures.evidence import Checkpoint
-from decoding.figures.figure import Missing, save
-from decoding.figures.heads import Activations, Aged, confusions, feature_age, same_class, sweep, tsne
+from reports.artifacts import Checkpoint
+from reports.figure import Missing, save
+from reports.figures.heads import (
+    Activations,
+    Aged,
+    confusions,
+    feature_age,
+    same_class,
+    sweep,
+    tsne,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -19,7 +27,9 @@ def activations(apart: float) -> Activations:
     label = torch.tensor([0, 2] * 12)
     noise = torch.randn(24, 5, generator=GENERATOR)
     explicit = noise + apart * label[:, None]
-    return Activations("toy", 3, {"explicit": explicit, "hybrid": noise}, label, torch.arange(24) // 6)
+    return Activations(
+        "toy", 3, {"explicit": explicit, "hybrid": noise}, label, torch.arange(24) // 6
+    )
 
 
 def test_neighbours_of_other_prompts_are_counted() -> None:
@@ -43,9 +53,18 @@ def test_every_round_is_a_point_in_both_panels() -> None:
 
 
 def hrad(counts: list[list[int]] | None) -> Checkpoint:
-    test = {"hrad": {"confusion": [[9]]}, "hrad, priors divided out": {"confusion": counts}} if counts else {"hrad": {}}
+    test = (
+        {"hrad": {"confusion": [[9]]}, "hrad, priors divided out": {"confusion": counts}}
+        if counts
+        else {"hrad": {}}
+    )
     data = {"splits": {"test": {"prompts": 7, "rows": 20}}}
-    config = {"predictor": "hrad", "gamma": 3, "metrics": {"test": test}, "provenance": {"data": data}}
+    config = {
+        "predictor": "hrad",
+        "gamma": 3,
+        "metrics": {"test": test},
+        "provenance": {"data": data},
+    }
     return Checkpoint(Path("ck/h"), config)
 
 
@@ -72,7 +91,10 @@ def aged() -> Aged:
 def test_each_age_has_its_accuracy_and_log_loss() -> None:
     figure = feature_age([aged()])
     assert figure.column("age (positions)") == [0, 4]
-    assert figure.column("accuracy") == [1.0, 0.5] and figure.column("most frequent class") == [0.75, 0.75]
+    assert figure.column("accuracy") == [1.0, 0.5] and figure.column("most frequent class") == [
+        0.75,
+        0.75,
+    ]
     entropy = -(0.75 * log(0.75) + 0.25 * log(0.25))
     assert figure.column("log loss") == pytest.approx([-log(0.9), entropy])
     assert figure.column("base rate, log loss") == pytest.approx([entropy, entropy])
@@ -98,7 +120,10 @@ def head(depth: int, w_rej: float, loss: float) -> Checkpoint:
 def test_heads_are_ordered_by_their_settings() -> None:
     figure = sweep([head(3, 6.0, 0.6), head(0, 6.0, 0.7), head(0, 1.0, 0.8), hrad(None)])
     assert [row[2:4] for row in figure.rows] == [[0, 1.0], [0, 6.0], [3, 6.0]]
-    assert figure.column("log loss") == [0.8, 0.7, 0.6] and figure.column("log loss high") == [None] * 3
+    assert (
+        figure.column("log loss") == [0.8, 0.7, 0.6]
+        and figure.column("log loss high") == [None] * 3
+    )
     assert figure.n == "7 prompts, 2,000 rows"
     with pytest.raises(Missing, match="predictor.depth=0,1,2,3,4"):
         sweep([head(3, 6.0, 0.6), head(3, 6.0, 0.5)])

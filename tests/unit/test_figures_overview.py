@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from decoding.figures.evidence import Evaluation
-from decoding.figures.figure import Missing, save
-from decoding.figures.overview import speedups, time_shares
-from decoding.metrics import Metrics, Spread
 from decoding.trace import STAGES, Trace
+from evaluation.metrics import Metrics, Spread
+from reports.artifacts import Evaluation
+from reports.figure import Missing, save
+from reports.figures.overview import speedups, time_shares
 
 
 def metrics(speed: float, speedup: Spread | None) -> dict[str, Any]:
@@ -22,13 +22,20 @@ def metrics(speed: float, speedup: Spread | None) -> dict[str, Any]:
         "repeats": 2,
     }
     rest = dict.fromkeys((name for name in Metrics.__dataclass_fields__ if name not in counts), 0)
-    values = {**rest, **counts, "tokens_per_second": Spread(speed, speed - 1, speed + 1), "speedup": speedup}
+    values = {
+        **rest,
+        **counts,
+        "tokens_per_second": Spread(speed, speed - 1, speed + 1),
+        "speedup": speedup,
+    }
     return Metrics(**values).to_dict()
 
 
 def evaluation(name: str = "one") -> Evaluation:
     methods = {"autoregressive": metrics(10, None), "hrad": metrics(12, Spread(1.2, 1.1, 1.3))}
-    shares = {stage: share for stage, share in zip(STAGES, (0.2, 0.5, 0.1, 0.05, 0.05, 0.1), strict=True)}
+    shares = {
+        stage: share for stage, share in zip(STAGES, (0.2, 0.5, 0.1, 0.05, 0.05, 0.1), strict=True)
+    }
     results = {
         "metrics": {"all": methods},
         "profile": {name: {**shares, "overhead": 0.3} for name in methods},
@@ -40,10 +47,27 @@ def evaluation(name: str = "one") -> Evaluation:
 
 def test_speedups_have_the_spread_of_the_repeats() -> None:
     figure = speedups([evaluation(), evaluation("two")])
-    assert figure.kind == "measured" and "evaluations: 2" in figure.n and "repeats" in figure.interval
+    assert (
+        figure.kind == "measured" and "evaluations: 2" in figure.n and "repeats" in figure.interval
+    )
     assert figure.column("evaluation") == ["one", "one", "two", "two"]
     assert figure.rows[0][4:10] == [3, 2, 10, 1, None, None]
-    assert figure.rows[1] == ["one", "all", 1.0, "hrad", 3, 2, 12, 1.2, 1.1, 1.3, 1.5, 0.25, 12.5, "faster"]
+    assert figure.rows[1] == [
+        "one",
+        "all",
+        1.0,
+        "hrad",
+        3,
+        2,
+        12,
+        1.2,
+        1.1,
+        1.3,
+        1.5,
+        0.25,
+        12.5,
+        "faster",
+    ]
     assert {len(row) for row in figure.rows} == {len(figure.columns)}
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from decoding.figures.figure import Missing, save
-from decoding.figures.lengths import optimal_lengths
-from decoding.figures.rollback import (
+from reports.figure import Missing, save
+from reports.figures.lengths import optimal_lengths
+from reports.figures.rollback import (
     ablation,
     ablation_modelled,
     epsilon,
@@ -21,8 +21,10 @@ from tests.evaluations import chain, evaluation, labels, method, overlapped, pla
 CONFIDENCE = {"_target_": "decoding.stopping.confidence.DrawnConfidence"}
 
 
-def specbranch(eps: float = 0.2, candidates: int = 2, stop: str = "hrad", pre_verify: bool = False) -> dict:
-    settings = {"confidence": {**CONFIDENCE, "eps": eps}} if stop == "hrad" else {}
+def specbranch(
+    eps: float = 0.2, candidates: int = 2, stop: str = "hrad", pre_verify: bool = False
+) -> dict:
+    settings = {"confidence": {**CONFIDENCE, "threshold": eps}} if stop == "hrad" else {}
     branches = {"gamma_max": 3, "candidates": candidates}
     return method(
         "overlapped",
@@ -51,16 +53,23 @@ SERIAL = [trace([chain(2, 1), chain(0, 0)], 2.0, "a"), trace([chain(1, 1)], 2.0,
 
 
 def compared() -> list:
-    traces = {name: SHARED if METHODS[name]["engine"].get("pre_verify") is not None else SERIAL for name in METHODS}
+    traces = {
+        name: SHARED if METHODS[name]["engine"].get("pre_verify") is not None else SERIAL
+        for name in METHODS
+    }
     traces["without_hrad"] = [replace(each, seconds=6.0) for each in SHARED]
-    found = evaluation(METHODS, {"autoregressive": [plain(2, 2.0, "a"), plain(2, 2.0, "b")], **traces})
+    found = evaluation(
+        METHODS, {"autoregressive": [plain(2, 2.0, "a"), plain(2, 2.0, "b")], **traces}
+    )
     found.config["modelled"] = [2]
     return [found]
 
 
 def swept(**values: dict) -> list:
     traces = {name: SHARED for name in values}
-    found = evaluation(values, {"autoregressive": [plain(2, 2.0, "a"), plain(2, 2.0, "b")], **traces})
+    found = evaluation(
+        values, {"autoregressive": [plain(2, 2.0, "a"), plain(2, 2.0, "b")], **traces}
+    )
     found.config["modelled"] = [2]
     return [found]
 
@@ -69,14 +78,22 @@ def test_rollback_rates() -> None:
     figure = rollback_rates(compared())
     found = {row[2]: row[3:] for row in figure.rows}
     assert "autoregressive" not in found
-    assert found["specbranch"] == [3 / 8, pytest.approx(1 / 6), 1], "3 of 8 steps; prompt a 1 of 6, b 2 of 2"
+    assert found["specbranch"] == [3 / 8, pytest.approx(1 / 6), 1], (
+        "3 of 8 steps; prompt a 1 of 6, b 2 of 2"
+    )
     assert found["fixed"] == [pytest.approx(1 / 3), 0, 0.5]
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 18 rounds")
 
 
 def test_ablation_knows_the_parts_by_their_config() -> None:
     figure = ablation(compared())
-    assert set(figure.column("method")) == {"fixed length", "PEARL", "SpecBranch", "without branches", "without H-RAD"}
+    assert set(figure.column("method")) == {
+        "fixed length",
+        "PEARL",
+        "SpecBranch",
+        "without branches",
+        "without H-RAD",
+    }
     speeds = dict(zip(figure.column("method"), figure.column("speed-up"), strict=True))
     assert speeds["SpecBranch"] == pytest.approx((6 / 4) / (4 / 4))
     assert speeds["without H-RAD"] == pytest.approx((6 / 12) / (4 / 4))
@@ -86,7 +103,10 @@ def test_ablation_knows_the_parts_by_their_config() -> None:
 
 def test_datasets_together_are_not_counted_again() -> None:
     (found,) = compared()
-    traces = {name: [*each, *(replace(one, dataset="other") for one in each)] for name, each in found.traces.items()}
+    traces = {
+        name: [*each, *(replace(one, dataset="other") for one in each)]
+        for name, each in found.traces.items()
+    }
     figure = ablation([replace(found, traces=traces)])
     assert "all" in figure.column("dataset")
     assert figure.n == f"4 prompts, {2 * int(ablation([found]).n.split()[2])} rounds"
@@ -110,9 +130,12 @@ def test_sensitivity_to_epsilon_and_branches() -> None:
     assert epsilon_modelled(by_eps).column("speed ratio") == ["c = 2", "c = 2"]
     by_branches = swept(branches_1=specbranch(candidates=1), branches_4=specbranch(candidates=4))
     assert most_branches(by_branches).column("branches") == [1, 4]
-    # a round: its pending tokens one by one, then a draft forward beside a target call of 2; 11 for 6 tokens
-    assert most_branches_modelled(by_branches).column("speed-up") == pytest.approx([12 / 11, 12 / 11])
-    with pytest.raises(Missing, match="experiment=specbranch_eps"):
+    # a round: its pending tokens one by one, then a draft forward beside a target call of 2; 11 for
+    # 6 tokens
+    assert most_branches_modelled(by_branches).column("speed-up") == pytest.approx(
+        [12 / 11, 12 / 11]
+    )
+    with pytest.raises(Missing, match="experiment=specbranch_thresholds"):
         epsilon(by_branches)
     with pytest.raises(Missing, match="experiment=specbranch_branches"):
         most_branches_modelled(by_eps)
@@ -121,8 +144,13 @@ def test_sensitivity_to_epsilon_and_branches() -> None:
 def test_right_and_chosen_lengths_of_one_prompt() -> None:
     figure = optimal_lengths(compared())
     rows = [row[1:] for row in figure.rows if row[0] == "specbranch"]
-    assert rows == [[1, 2, 2, "2 or more"], [2, 2, 1, "1"]], "prompt a, by accepted tokens the upper one of two"
-    assert [row[1:] for row in figure.rows if row[0] == "without branch"] == [[1, 2, 1, "1"], [2, 0, 0, "0 or more"]]
+    assert rows == [[1, 2, 2, "2 or more"], [2, 2, 1, "1"]], (
+        "prompt a, by accepted tokens the upper one of two"
+    )
+    assert [row[1:] for row in figure.rows if row[0] == "without branch"] == [
+        [1, 2, 1, "1"],
+        [2, 0, 0, "0 or more"],
+    ]
     assert "fixed" not in figure.column("method") and "single rounds" in figure.interval
 
 

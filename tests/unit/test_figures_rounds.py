@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from decoding.figures.rounds import MARKS, MEANINGS, Bar, Committed, Round, rounds, rule_of, summary
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
+from reports.viewer.rounds import MARKS, MEANINGS, Bar, Committed, Round, rounds, rule_of, summary
 from tests.traces import chain, overlapped, plain, tree
 
 
@@ -17,7 +17,7 @@ def fates(found: Round) -> list[str]:
     return [node.fate for node in found.drafted]
 
 
-# Tokens --------------------------------------------------------------------------------------------------------------
+# Tokens -------------------------------------------------------------------------------------------
 
 
 def test_a_chain_that_is_rejected() -> None:
@@ -25,8 +25,11 @@ def test_a_chain_that_is_rejected() -> None:
     assert fates(found) == ["accepted", "rejected", "rolled back", "rolled back"]
     assert found.committed == [Committed(4, "accepted"), Committed(9, "residual")]
     assert [(node.token, node.parent, node.depth, node.line) for node in found.drafted] == [
-        (4, 0, 1, 0), (5, 1, 2, 0), (6, 2, 3, 0), (7, 3, 4, 0)
-    ]  # fmt: skip
+        (4, 0, 1, 0),
+        (5, 1, 2, 0),
+        (6, 2, 3, 0),
+        (7, 3, 4, 0),
+    ]
 
 
 def test_a_chain_that_is_accepted_and_a_round_without_a_draft() -> None:
@@ -49,25 +52,38 @@ def test_a_tree() -> None:
 
 
 def test_candidates_are_all_rejected_where_the_path_ends() -> None:
-    assert fates(of(tree([0, 0, 2, 0], row=0, accepted=0))[0]) == ["rejected", "rejected", "rolled back", "rejected"]
+    assert fates(of(tree([0, 0, 2, 0], row=0, accepted=0))[0]) == [
+        "rejected",
+        "rejected",
+        "rolled back",
+        "rejected",
+    ]
 
 
 def test_p_q_and_predictions_are_those_of_the_trace() -> None:
-    round_ = replace(chain([4, 5, 6], accepted=1, last=9), draft_q=[0.5, 0.25, 1.0], draft_p=[0.75, 0.125, None])
+    round_ = replace(
+        chain([4, 5, 6], accepted=1, last=9), draft_q=[0.5, 0.25, 1.0], draft_p=[0.75, 0.125, None]
+    )
     found = of(replace(round_, predicted=[0.9, 0.8, 0.7, 0.1]), rule="PredictableConfidence")[0]
     assert [(node.q, node.p, node.predicted) for node in found.drafted] == [
-        (0.5, 0.75, 0.9), (0.25, 0.125, 0.8), (1.0, None, 0.7)
-    ]  # fmt: skip
+        (0.5, 0.75, 0.9),
+        (0.25, 0.125, 0.8),
+        (1.0, None, 0.7),
+    ]
     assert found.unused == [0.1] and found.outcome is None
     assert [node.p for node in of(replace(round_, draft_p=[]))[0].drafted] == [None] * 3
 
 
 def test_a_class_is_no_prediction_of_a_token() -> None:
     found = of(replace(chain([4, 5], accepted=0, last=9), predicted=[2.0]), rule="HRADStop")[0]
-    assert found.outcome == 2 and [node.predicted for node in found.drafted] == [None, None] and not found.unused
+    assert (
+        found.outcome == 2
+        and [node.predicted for node in found.drafted] == [None, None]
+        and not found.unused
+    )
 
 
-# Branches ------------------------------------------------------------------------------------------------------------
+# Branches -----------------------------------------------------------------------------------------
 
 
 def test_an_accepted_branch_is_retained_as_far_as_it_is_pending_next() -> None:
@@ -75,37 +91,60 @@ def test_an_accepted_branch_is_retained_as_far_as_it_is_pending_next() -> None:
     first = overlapped(pending=[4], branches=[[5, 7, 8], [6, 9]], row=2, tokens=[4, 5], outcome=1)
     second = overlapped(pending=[7], branches=[[3]], row=0, tokens=[2], outcome=2, stage="branch")
     one, two = of(first, second)
-    assert [(node.token, node.parent, node.depth, node.line, node.fate) for node in one.drafted] == [
-        (4, 0, 1, 0, "accepted"), (5, 1, 2, 0, "accepted"), (6, 1, 2, 1, "branch"),
-        (7, 2, 3, 0, "retained"), (8, 4, 4, 0, "wasted"), (9, 3, 3, 1, "branch"),
-    ]  # fmt: skip
+    assert [
+        (node.token, node.parent, node.depth, node.line, node.fate) for node in one.drafted
+    ] == [
+        (4, 0, 1, 0, "accepted"),
+        (5, 1, 2, 0, "accepted"),
+        (6, 1, 2, 1, "branch"),
+        (7, 2, 3, 0, "retained"),
+        (8, 4, 4, 0, "wasted"),
+        (9, 3, 3, 1, "branch"),
+    ]
     assert [token.origin for token in one.committed] == ["accepted", "accepted"]
     assert one.outcome == 1 and one.stage == "draft"
     assert fates(two) == ["rejected", "rolled back"] and two.committed == [Committed(2, "residual")]
 
 
 def test_nothing_is_retained_at_the_end_or_after_a_new_draft_stage() -> None:
-    first = overlapped(pending=[], branches=[[5, 7]], row=1, tokens=[5], outcome=None, stage="pre_verify")
+    first = overlapped(
+        pending=[], branches=[[5, 7]], row=1, tokens=[5], outcome=None, stage="pre_verify"
+    )
     assert fates(of(first)[0]) == ["accepted", "wasted"]
     fresh = overlapped(pending=[7], branches=[], row=1, tokens=[7], outcome=1)
     one, two = of(first, fresh)
-    assert fates(one) == ["accepted", "wasted"] and one.outcome is None and fates(two) == ["accepted"]
+    assert (
+        fates(one) == ["accepted", "wasted"] and one.outcome is None and fates(two) == ["accepted"]
+    )
 
 
 def test_branches_after_a_rejection_are_rolled_back() -> None:
-    found = of(overlapped(pending=[4, 5], branches=[[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))[0]
+    found = of(overlapped(pending=[4, 5], branches=[[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))[
+        0
+    ]
     assert fates(found) == ["accepted", "rejected", "rolled back", "rolled back", "rolled back"]
-    refused = of(overlapped(pending=[4], branches=[[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))[0]
+    refused = of(overlapped(pending=[4], branches=[[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))[
+        0
+    ]
     assert fates(refused) == ["accepted", "rejected", "rejected", "rolled back"]
     assert refused.committed[-1] == Committed(9, "residual")
 
 
-# Time ----------------------------------------------------------------------------------------------------------------
+# Time ---------------------------------------------------------------------------------------------
 
 
 def test_stages_are_laid_end_to_end() -> None:
-    seconds = {"draft": 0.25, "target": 0.5, "sample": 0.125, "verify": 0.0625, "stop": 0.0, "other": 0.0625}
-    first, second = of(replace(chain([4], 1, 9), seconds=seconds), replace(plain(8), seconds=seconds))
+    seconds = {
+        "draft": 0.25,
+        "target": 0.5,
+        "sample": 0.125,
+        "verify": 0.0625,
+        "stop": 0.0,
+        "other": 0.0625,
+    }
+    first, second = of(
+        replace(chain([4], 1, 9), seconds=seconds), replace(plain(8), seconds=seconds)
+    )
     assert first.bars == [
         Bar("draft", "draft", 1.0, 1.25, None),
         Bar("rest", "sample", 1.25, 1.375, None),
@@ -131,15 +170,19 @@ def test_spans_are_when_they_were() -> None:
     assert second.uses("draft") and not second.uses("rest")
 
 
-# Words ---------------------------------------------------------------------------------------------------------------
+# Words --------------------------------------------------------------------------------------------
 
 
 def test_summary() -> None:
     seconds = dict.fromkeys(STAGES, 0.0) | {"draft": 0.25, "target": 0.75}
-    round_ = replace(chain([4, 5, 6], accepted=1, last=9), seconds=seconds, predicted=[0.9, 0.8, 0.7, 0.125])
-    assert summary(of(round_, rule="AdaEDL")[0], 2, 7) == (
-        "Round 2 of 7: 3 drafted: 1 accepted, 1 rejected, 1 rolled back; the stop rule ended it at 0.125; "
-        "2 committed: 1 accepted, 1 residual; 1000.0 ms; draft idle 750.0 ms; target idle 250.0 ms"
+    round_ = replace(
+        chain([4, 5, 6], accepted=1, last=9), seconds=seconds, predicted=[0.9, 0.8, 0.7, 0.125]
+    )
+    assert (
+        summary(of(round_, rule="AdaEDL")[0], 2, 7)
+        == "Round 2 of 7: 3 drafted: 1 accepted, 1 rejected, 1 rolled back; the stop rule ended it"
+        " at 0.125; 2 committed: 1 accepted, 1 residual; 1000.0 ms; draft idle 750.0 ms; target"
+        " idle 250.0 ms"
     )
     assert "nothing drafted; 1 committed: 1 plain" in summary(of(plain(8))[0], 1, 1)
     some = of(overlapped(pending=[4], branches=[[5]], row=2, tokens=[4, 5], outcome=1))[0]
@@ -151,7 +194,8 @@ def test_every_kind_has_a_mark_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "rule"), [("hrad", "HRADStop"), ("best fixed gamma (3)", "Fixed"), ("autoregressive", ""), ("new", "")]
+    ("method", "rule"),
+    [("hrad", "HRADStop"), ("best fixed gamma (3)", "Fixed"), ("autoregressive", ""), ("new", "")],
 )
 def test_the_rule_of_a_method(method: str, rule: str) -> None:
     stops = {"hrad": "decoding.stopping.hrad.HRADStop", "fixed": "decoding.stopping.fixed.Fixed"}

@@ -2,14 +2,20 @@
 
 import pytest
 
-from decoding.figures.figure import Missing
-from decoding.figures.intervals import Estimate, bootstrap, compared, counted, divided, ratio
-from decoding.figures.runs import extent, method, pooled, runs, sweeps, with_method
+from reports.figure import Missing
+from reports.runs import extent, method, pooled, runs, sweeps, with_method
+from runtime.intervals import Estimate, bootstrap, compared, counted, divided, ratio
 from tests.evaluations import chain, evaluation, plain, trace
 from tests.evaluations import method as made
 
 FIXED = made("serial", "chain", "token", "fixed", structure={"gamma_max": 20}, stop={"gamma": 4})
-HRAD = made("serial", "chain", "token", "hrad", stop={"confidence": {"_target_": "x.DrawnConfidence", "eps": 0.2}})
+HRAD = made(
+    "serial",
+    "chain",
+    "token",
+    "hrad",
+    stop={"confidence": {"_target_": "x.DrawnConfidence", "threshold": 0.2}},
+)
 
 
 def test_a_method_is_what_its_config_says() -> None:
@@ -21,15 +27,20 @@ def test_a_method_is_what_its_config_says() -> None:
         "TokenVerifier",
         "Fixed",
     )
-    assert fixed.settings == {"structure.gamma_max": 20, "stop.gamma": 2}, "the length that was chosen"
-    assert hrad.settings == {"stop.confidence": "DrawnConfidence", "stop.confidence.eps": 0.2}
+    assert fixed.settings == {"structure.gamma_max": 20, "stop.gamma": 2}, (
+        "the length that was chosen"
+    )
+    assert hrad.settings == {"stop.confidence": "DrawnConfidence", "stop.confidence.threshold": 0.2}
     assert method(found, "autoregressive").structure == ""
 
 
 def test_runs_by_dataset_and_temperature() -> None:
     both = [trace([chain(1, 1)], dataset="x"), trace([chain(1, 0)], dataset="y")]
     traces = {"autoregressive": [plain(2, dataset="x"), plain(1, dataset="y")], "fixed": both}
-    warm, cold = evaluation({"fixed": FIXED}, traces), evaluation({"fixed": FIXED}, traces, temperature=0.0)
+    warm, cold = (
+        evaluation({"fixed": FIXED}, traces),
+        evaluation({"fixed": FIXED}, traces, temperature=0.0),
+    )
     found = runs([warm, cold], lambda how: how.stop == "Fixed")
     assert [(run.temperature, run.dataset, run.name) for run in found] == [
         (0.0, "x", "fixed"),
@@ -40,26 +51,41 @@ def test_runs_by_dataset_and_temperature() -> None:
     assert found[0].traces == both[:1] and len(found[0].baseline[0].tokens) == 2
     grid = {"1": 3.0, "2": 5.0}
     best = evaluation({"fixed": FIXED}, {"best fixed gamma (2)": both}, fixed_grid=grid)
-    assert [run.label for run in pooled(runs([best]))] == ["best fixed gamma"], "whatever was best there"
+    assert [run.label for run in pooled(runs([best]))] == ["best fixed gamma"], (
+        "whatever was best there"
+    )
     together = pooled(found)
-    assert [(run.temperature, run.dataset, len(run.traces)) for run in together] == [(0.0, "all", 2), (1.0, "all", 2)]
+    assert [(run.temperature, run.dataset, len(run.traces)) for run in together] == [
+        (0.0, "all", 2),
+        (1.0, "all", 2),
+    ]
     assert extent(found) == "2 prompts, 4 rounds"
 
 
 def test_of_two_evaluations_of_the_same_the_larger_counts() -> None:
     small = evaluation({"fixed": FIXED}, {"fixed": [trace([chain(1, 1)])]})
-    large = evaluation({"fixed": FIXED}, {"fixed": [trace([chain(1, 1)]), trace([chain(1, 0)], prompt="b")]})
+    large = evaluation(
+        {"fixed": FIXED}, {"fixed": [trace([chain(1, 1)]), trace([chain(1, 0)], prompt="b")]}
+    )
     for order in ([small, large], [large, small]):
         assert [len(run.traces) for run in runs(order)] == [2]
 
 
 def test_a_sweep_differs_in_one_setting() -> None:
     def stop(eps: float, **others: float) -> dict[str, object]:
-        return made("serial", "chain", "token", "confidence", stop={"eps": eps}, structure=others)
+        return made(
+            "serial", "chain", "token", "confidence", stop={"threshold": eps}, structure=others
+        )
 
-    names = {"a": stop(0.1), "b": stop(0.2), "c": stop(0.3, gamma_max=2), "same": stop(0.1), "fixed": FIXED}
+    names = {
+        "a": stop(0.1),
+        "b": stop(0.2),
+        "c": stop(0.3, gamma_max=2),
+        "same": stop(0.1),
+        "fixed": FIXED,
+    }
     found = evaluation(names, {name: [trace([chain(1, 1)])] for name in names})
-    swept = sweeps([found], lambda how: how.structure == "Chain", "stop.eps")
+    swept = sweeps([found], lambda how: how.structure == "Chain", "stop.threshold")
     assert [run.name for run in swept] == ["a", "b", "same"]
 
 
@@ -75,7 +101,9 @@ def test_intervals_draw_prompts() -> None:
     traces = [trace([chain(4, 1)], prompt="a"), trace([chain(4, 3)], prompt="b")]
     found = ratio(traces, lambda t: t.rounds[0].accepted, lambda t: len(t.rounds[0].draft_tokens))
     assert found == Estimate(0.5, 0.25, 0.75)
-    repeated = ratio([*traces, *traces], lambda t: t.rounds[0].accepted, lambda t: len(t.rounds[0].draft_tokens))
+    repeated = ratio(
+        [*traces, *traces], lambda t: t.rounds[0].accepted, lambda t: len(t.rounds[0].draft_tokens)
+    )
     assert repeated == found, "repeats of a prompt are no more prompts"
     assert ratio(traces[:1], lambda t: 1, lambda t: 2) == Estimate(0.5, None, None)
     assert ratio(traces, lambda t: 1, lambda t: 0).value == 0
@@ -87,5 +115,7 @@ def test_what_is_compared_is_paired() -> None:
     theirs = {("x", "a"): [2.0], ("x", "b"): [6.0]}
     found = compared(ours, theirs, lambda one, other: divided(one[..., 0], other[..., 0]))
     assert found == Estimate(0.5, 0.5, 0.5)
-    assert counted([trace([chain(1, 1)], prompt="a")] * 2, lambda t: 2, lambda t: 3) == {("toy", "a"): [4, 6]}
+    assert counted([trace([chain(1, 1)], prompt="a")] * 2, lambda t: 2, lambda t: 3) == {
+        ("toy", "a"): [4, 6]
+    }
     assert bootstrap({("x", "a"): [3.0]}, lambda sums: sums[..., 0]) == Estimate(3.0)

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from decoding.figures.figure import Missing, save
-from decoding.figures.runs import runs
-from decoding.figures.speed import (
+from reports.figure import Missing, save
+from reports.figures.speed import (
     accepted_run,
     modelled_speedup,
     rollback_rate,
@@ -17,6 +16,7 @@ from decoding.figures.speed import (
     speedup,
     tokens_per_call,
 )
+from reports.runs import runs
 from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
 
 HRAD = method("serial", "chain", "token", "hrad")
@@ -40,13 +40,17 @@ def compared(**results: object) -> list:
 
 def row_of(figure, method: str) -> dict:
     return next(
-        row for row in (dict(zip(figure.columns, r, strict=True)) for r in figure.rows) if row["method"] == method
+        row
+        for row in (dict(zip(figure.columns, r, strict=True)) for r in figure.rows)
+        if row["method"] == method
     )
 
 
 def test_estimates_of_a_run() -> None:
     run = next(run for run in runs(compared()) if run.name == "without_branch")
-    assert speedup(run) == (2, 4 / 3, 4), "8 tokens in 4 s over 8 in 8; prompt b alone 4/3, prompt a alone 4"
+    assert speedup(run) == (2, 4 / 3, 4), (
+        "8 tokens in 4 s over 8 in 8; prompt b alone 4/3, prompt a alone 4"
+    )
     assert tokens_per_call(run) == (pytest.approx(8 / 3), 2, 4)
     assert accepted_run(run).value == pytest.approx(5 / 3), "runs of 3, 1 and 1"
     assert rollback_rate(run) == (pytest.approx(2 / 7), 0, 0.5)
@@ -65,14 +69,22 @@ def test_the_measured_table() -> None:
         and ours["speed-up high"] == 4
     )
     assert ours["rollback rate RB"] == pytest.approx(2 / 7)
-    assert plainly["speed-up"] == 1 and plainly["speed-up low"] is None and plainly["accepted run M"] is None
-    assert row_of(figure, "specbranch")["rollback rate RB"] == pytest.approx(4 / 7), "as the engine has counted"
+    assert (
+        plainly["speed-up"] == 1
+        and plainly["speed-up low"] is None
+        and plainly["accepted run M"] is None
+    )
+    assert row_of(figure, "specbranch")["rollback rate RB"] == pytest.approx(4 / 7), (
+        "as the engine has counted"
+    )
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 13 rounds")
     assert "bootstrap" in figure.interval and "SpecBranch" in figure.source
 
 
 def test_the_modelled_table_takes_ratios_and_what_was_priced() -> None:
-    figure = specbranch_modelled(compared(modelled={"without_branch": {"measured": 1.25, "2": 7.0}}))
+    figure = specbranch_modelled(
+        compared(modelled={"without_branch": {"measured": 1.25, "2": 7.0}})
+    )
     ours = row_of(figure, "without branch")
     assert figure.kind == "modelled"
     assert ours["speed-up, c = 2"] == pytest.approx(16 / 13), "priced here, not as stored"
@@ -92,9 +104,13 @@ def test_datasets_together_have_no_stored_price() -> None:
         modelled={"without_branch": {"measured": 1.5}},
     )
     other.config["modelled"] = ["measured", 2]
-    figure = specbranch_modelled([*compared(modelled={"without_branch": {"measured": 1.25}}), other])
+    figure = specbranch_modelled(
+        [*compared(modelled={"without_branch": {"measured": 1.25}}), other]
+    )
     rows = {(row[1], row[2]): row for row in figure.rows}
-    assert rows["other", "without branch"][figure.columns.index("speed-up, c = 10")] == pytest.approx(2 * 10 / 11)
+    assert rows["other", "without branch"][
+        figure.columns.index("speed-up, c = 10")
+    ] == pytest.approx(2 * 10 / 11)
     stored = figure.columns.index("speed-up, forwards as measured")
     assert rows["toy", "without branch"][stored] == 1.25
     assert rows["other", "without branch"][stored] == 1.5
@@ -105,14 +121,18 @@ def test_specdecpp_is_known_by_its_stop_rule() -> None:
     found = evaluation({"stop_50": HEAD}, {"autoregressive": PLAIN, "stop_50": OURS})
     assert row_of(specdecpp_speed([*compared(), found]), "stop 50")["speed-up"] == 2
     found.config["modelled"] = [2]
-    assert row_of(specdecpp_modelled([found]), "stop 50")["speed-up, c = 2"] == pytest.approx(16 / 13)
+    assert row_of(specdecpp_modelled([found]), "stop 50")["speed-up, c = 2"] == pytest.approx(
+        16 / 13
+    )
 
 
 def test_without_ratios_asked_the_papers_are_priced() -> None:
     found = compared()
     del found[0].config["modelled"]
     names = specbranch_modelled(found).columns
-    assert [name for name in names if name.endswith(" low")] == [f"speed-up, c = {c} low" for c in (4, 5, 10, 15)]
+    assert [name for name in names if name.endswith(" low")] == [
+        f"speed-up, c = {c} low" for c in (4, 5, 10, 15)
+    ]
 
 
 def test_what_is_missing_is_named() -> None:

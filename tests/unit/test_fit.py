@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from decoding.draft_tree import DraftStructure, StopRule
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
-from decoding.growth import DraftStructure, StopRule
-from decoding.law import Verifier
+from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Warp
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
@@ -18,7 +18,7 @@ from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap, DySpecLayers
 from decoding.structures.lookup import Lookup
 from decoding.structures.static_tree import ParallelPaths, SpecInfer, WidthTree
-from decoding.table_lm import TableLM, random_table
+from decoding.verification import Verifier
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.parallel import ParallelVerifier
 from decoding.verifiers.point_mass import PointMassVerifier
@@ -26,7 +26,7 @@ from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.token import TokenVerifier
-from predictors.errors import UserError
+from runtime.errors import UserError
 from tests.contract.engines import stop_rule
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
@@ -40,29 +40,91 @@ def build(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> Seri
 @pytest.mark.parametrize(
     ("structure", "stop", "verifier", "said"),
     [
-        (SpecInfer([2]), Never(), RrswVerifier(), "structure, verifier: SpecInfer draws siblings by iid, RrswVerifier"),
-        (SpecInfer([2]), Never(), SpecHubVerifier(), "structure, verifier: SpecInfer draws siblings by iid"),
+        (
+            SpecInfer([2]),
+            Never(),
+            RrswVerifier(),
+            "structure, verifier: SpecInfer draws siblings by iid, RrswVerifier",
+        ),
+        (
+            SpecInfer([2]),
+            Never(),
+            SpecHubVerifier(),
+            "structure, verifier: SpecInfer draws siblings by iid",
+        ),
         (
             DySpecHeap(4),
             Never(),
             RrsVerifier(),
             "structure, verifier: DySpecHeap draws siblings by without_replacement",
         ),
-        (DySpecLayers(0.1, 4), Never(), PointMassVerifier(), "structure, verifier: DySpecLayers draws"),
-        (WidthTree([3, 1]), Never(), SpecHubVerifier(), "structure, verifier: WidthTree puts up to 3 candidates"),
-        (BranchPoint(4, 3), Never(), SpecHubVerifier(), "structure, verifier: BranchPoint puts up to 3 candidates"),
-        (ParallelPaths(3, 2), Never(), SpecHubVerifier(), "structure, verifier: ParallelPaths puts up to 3"),
-        (WidthTree([2]), Never(), TokenVerifier(), "structure, verifier: WidthTree drafts a tree, TokenVerifier"),
-        (WidthTree([2]), Never(), ParallelVerifier("block"), "structure, verifier: WidthTree drafts a tree, Parallel"),
-        (BranchPoint(4, 2), Never(), BlockVerifier(), "structure, verifier: BranchPoint drafts a branch_point"),
-        (BranchPoint(4, 2), Never(), ParallelVerifier("token"), "structure, verifier: BranchPoint drafts"),
-        (ParallelPaths(2, 2), Never(), TokenVerifier(), "structure, verifier: ParallelPaths drafts a paths"),
-        (WidthTree([2]), Fixed(2), RrsVerifier(), "structure, stop: WidthTree asks no stop rule, and Fixed is set"),
+        (
+            DySpecLayers(0.1, 4),
+            Never(),
+            PointMassVerifier(),
+            "structure, verifier: DySpecLayers draws",
+        ),
+        (
+            WidthTree([3, 1]),
+            Never(),
+            SpecHubVerifier(),
+            "structure, verifier: WidthTree puts up to 3 candidates",
+        ),
+        (
+            BranchPoint(4, 3),
+            Never(),
+            SpecHubVerifier(),
+            "structure, verifier: BranchPoint puts up to 3 candidates",
+        ),
+        (
+            ParallelPaths(3, 2),
+            Never(),
+            SpecHubVerifier(),
+            "structure, verifier: ParallelPaths puts up to 3",
+        ),
+        (
+            WidthTree([2]),
+            Never(),
+            TokenVerifier(),
+            "structure, verifier: WidthTree drafts a tree, TokenVerifier",
+        ),
+        (
+            WidthTree([2]),
+            Never(),
+            ParallelVerifier("block"),
+            "structure, verifier: WidthTree drafts a tree, Parallel",
+        ),
+        (
+            BranchPoint(4, 2),
+            Never(),
+            BlockVerifier(),
+            "structure, verifier: BranchPoint drafts a branch_point",
+        ),
+        (
+            BranchPoint(4, 2),
+            Never(),
+            ParallelVerifier("token"),
+            "structure, verifier: BranchPoint drafts",
+        ),
+        (
+            ParallelPaths(2, 2),
+            Never(),
+            TokenVerifier(),
+            "structure, verifier: ParallelPaths drafts a paths",
+        ),
+        (
+            WidthTree([2]),
+            Fixed(2),
+            RrsVerifier(),
+            "structure, stop: WidthTree asks no stop rule, and Fixed is set",
+        ),
         (DySpecHeap(4), Fixed(2), RrswVerifier(), "structure, stop: DySpecHeap asks no stop rule"),
         (Lookup(3, 1, 4), Fixed(2), TokenVerifier(), "structure, stop: Lookup asks no stop rule"),
     ],
 )
-def test_misfits_are_refused(structure: DraftStructure, stop: StopRule, verifier: Verifier, said: str) -> None:
+def test_misfits_are_refused(
+    structure: DraftStructure, stop: StopRule, verifier: Verifier, said: str
+) -> None:
     with pytest.raises(UserError) as error:
         build(structure, stop, verifier)
     assert str(error.value).startswith(said)
@@ -95,7 +157,10 @@ def test_what_fits_is_built(structure: DraftStructure, stop: StopRule, verifier:
         ({"structure": Chain(4)}, "structure, engine: Chain does not branch off"),
         ({"verifier": RrswVerifier()}, "verifier, engine: RrswVerifier does not verify pending"),
         ({"branch_verifier": BlockVerifier()}, "engine.branch_verifier, engine: BlockVerifier"),
-        ({"branch_verifier": SpecHubVerifier()}, "structure, engine.branch_verifier: BranchPoint spawns up to 3"),
+        (
+            {"branch_verifier": SpecHubVerifier()},
+            "structure, engine.branch_verifier: BranchPoint spawns up to 3",
+        ),
         ({"stop": Fixed(2)}, "stop, engine: Fixed does not say how far"),
         (
             {"branch_verifier": "spechub"},
@@ -126,12 +191,18 @@ def test_misfits_of_an_overlapped_engine_are_refused(parts: dict, said: str) -> 
 
 def test_classes_of_another_draft_length_are_refused(tmp_path: Path) -> None:
     learned = stop_rule("hrad", tmp_path, {}, gamma=2)
-    with pytest.raises(UserError, match="structure.gamma_max, stop.checkpoint: .*Set structure.gamma_max=2"):
-        OverlappedEngine(PAIR, BranchPoint(4, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp())
+    with pytest.raises(
+        UserError, match="structure.gamma_max, stop.checkpoint: .*Set structure.gamma_max=2"
+    ):
+        OverlappedEngine(
+            PAIR, BranchPoint(4, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp()
+        )
 
 
 def test_a_confidence_rule_that_cannot_cut_a_branch_is_refused(tmp_path: Path) -> None:
     learned = stop_rule("hrad", tmp_path, {})
     learned.confidence = Never()
     with pytest.raises(UserError, match="^stop.confidence, engine: Never cannot say"):
-        OverlappedEngine(PAIR, BranchPoint(3, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp())
+        OverlappedEngine(
+            PAIR, BranchPoint(3, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp()
+        )

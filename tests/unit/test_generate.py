@@ -8,10 +8,15 @@ from torch._inductor import config as inductor
 from transformers import CompileConfig, GenerationConfig
 from transformers.generation import utils
 
-from decoding.engines import generate
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.engines.generate import GenerateEngine, compiled_settings, not_compiled, warp_settings
 from decoding.sampling import Sampler, Warp
+from evaluation.baselines import generate_engine
+from evaluation.baselines.generate_engine import (
+    GenerateEngine,
+    compiled_settings,
+    not_compiled,
+    warp_settings,
+)
 from tests.tiny_pair import tiny_models, tiny_pair
 
 PROMPT = torch.tensor([3, 4, 5, 3, 4])
@@ -22,20 +27,34 @@ TWO = {
 }
 DYNAMIC = {**TWO, "num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
 HEURISTIC = {**TWO, "num_assistant_tokens_schedule": "heuristic_transient"}
-METHODS: list[tuple[bool, dict[str, Any]]] = [(False, {}), (True, TWO), (False, {"prompt_lookup_num_tokens": 3})]
+METHODS: list[tuple[bool, dict[str, Any]]] = [
+    (False, {}),
+    (True, TWO),
+    (False, {"prompt_lookup_num_tokens": 3}),
+]
 
 
-def engine(warp: Warp, assistant: bool, settings: dict[str, Any], eos: frozenset[int]) -> GenerateEngine:
+def engine(
+    warp: Warp, assistant: bool, settings: dict[str, Any], eos: frozenset[int]
+) -> GenerateEngine:
     target, draft = tiny_models()
     for model in (target, draft):  # what a model folder may say must not count
-        model.generation_config = GenerationConfig(do_sample=True, top_k=3, temperature=0.2, eos_token_id=7)
+        model.generation_config = GenerationConfig(
+            do_sample=True, top_k=3, temperature=0.2, eos_token_id=7
+        )
     return GenerateEngine(target.eval(), draft.eval() if assistant else None, warp, eos, settings)
 
 
 @pytest.mark.parametrize(("assistant", "settings"), METHODS)
-def test_greedy_output_is_that_of_our_plain_decoding(assistant: bool, settings: dict[str, Any]) -> None:
-    ours = AutoregressiveEngine(tiny_pair(), Warp(0.0), frozenset()).decode(PROMPT, 20, Sampler.seeded(0))
-    found = engine(Warp(0.0), assistant, settings, frozenset()).decode(PROMPT, 20, Sampler.seeded(0))
+def test_greedy_output_is_that_of_our_plain_decoding(
+    assistant: bool, settings: dict[str, Any]
+) -> None:
+    ours = AutoregressiveEngine(tiny_pair(), Warp(0.0), frozenset()).decode(
+        PROMPT, 20, Sampler.seeded(0)
+    )
+    found = engine(Warp(0.0), assistant, settings, frozenset()).decode(
+        PROMPT, 20, Sampler.seeded(0)
+    )
     assert found.tokens == ours.tokens and found.prompt_tokens == 5 and found.seconds > 0
     assert [token for round_ in found.rounds for token in round_.tokens] == found.tokens
     most = max(round_.accepted for round_ in found.rounds)
@@ -50,7 +69,8 @@ def test_greedy_output_is_that_of_our_plain_decoding(assistant: bool, settings: 
 def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
     warp: Warp, assistant: bool, settings: dict[str, Any]
 ) -> None:
-    """So accepted tokens per round are those per verified draft: where there are drafts, the first forward has one."""
+    """So accepted tokens per round are those per verified draft: where there are drafts, the first
+    forward has one."""
     used, rows = engine(warp, assistant, settings, frozenset()), list[int]()
     used.target.register_forward_hook(
         lambda _, args, given, out: rows.append(given["input_ids"].shape[1]), with_kwargs=True
@@ -63,16 +83,17 @@ def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
 
 @pytest.mark.parametrize(("assistant", "settings"), METHODS)
 @pytest.mark.parametrize("warp", [Warp(1.0), Warp(0.7, 6, 0.9)])
-def test_the_law_is_the_target_after_our_warp(
+def test_the_distribution_is_the_target_after_our_warp(
     warp: Warp, assistant: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every law that it samples or verifies by, row by row: a row goes with one more token than the one before."""
+    """Every distribution that it samples or verifies by, row by row: a row goes with one more token
+    than the one before."""
     seen: list[torch.Tensor] = []
     multinomial, speculative = torch.multinomial, utils._speculative_sampling
 
-    def drawn(law: torch.Tensor, **options: Any) -> torch.Tensor:
-        seen.append(law)
-        return multinomial(law, **options)
+    def drawn(distribution: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append(distribution)
+        return multinomial(distribution, **options)
 
     def verified(ids: Any, q: Any, length: Any, logits: torch.Tensor, **options: Any) -> Any:
         seen.append(logits[0].softmax(-1))
@@ -84,24 +105,27 @@ def test_the_law_is_the_target_after_our_warp(
         monkeypatch.setattr(torch, "multinomial", drawn)
     found = engine(warp, assistant, settings, frozenset()).decode(PROMPT, 20, Sampler.seeded(1))
     pair, place = tiny_pair(), 0
-    for law, round_ in zip(seen, found.rounds, strict=False):
+    for distribution, round_ in zip(seen, found.rounds, strict=False):
         kept = len(round_.tokens)
         pair.target.reset()
         text = torch.cat([PROMPT, torch.tensor(found.tokens[: place + kept - 1], dtype=torch.long)])
         expected = warp.probs(pair.target.forward(text).logits[-kept:])
-        assert law[:kept].double().allclose(expected.double(), atol=1e-6)
+        assert distribution[:kept].double().allclose(expected.double(), atol=1e-6)
         place += kept
     assert place > 15
 
 
 def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile traces and guards, but writes no code: quick, and no C++ compiler is asked."""
-    monkeypatch.setattr(generate, "CompileConfig", lambda: CompileConfig(backend="eager"))
+    monkeypatch.setattr(generate_engine, "CompileConfig", lambda: CompileConfig(backend="eager"))
 
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
-def test_a_compiled_forward_gives_the_same_and_is_compiled_once(warp: Warp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts and responses of several lengths share the cache's length, so nothing is compiled after the first."""
+def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
+    warp: Warp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts and responses of several lengths share the cache's length, so nothing is compiled
+    after the first."""
     without_code(monkeypatch)
     plain = engine(warp, False, {}, frozenset())
     compiled = engine(warp, False, compiled_settings(30), frozenset())
@@ -109,12 +133,17 @@ def test_a_compiled_forward_gives_the_same_and_is_compiled_once(warp: Warp, monk
     for prompt, count in ((PROMPT, 20), (PROMPT.repeat(2), 20), (PROMPT[:2], 3)):
         with torch.compiler.set_stance("fail_on_recompile"):
             found = compiled.decode(prompt, count, Sampler.seeded(1))
-        assert found.tokens == plain.decode(prompt, count, Sampler.seeded(1)).tokens and len(found.tokens) == count
+        assert (
+            found.tokens == plain.decode(prompt, count, Sampler.seeded(1)).tokens
+            and len(found.tokens) == count
+        )
 
 
 @pytest.mark.slow
 def test_code_is_compiled() -> None:
-    assert not_compiled(engine(Warp(0.0), False, compiled_settings(20), frozenset()), PROMPT) is None
+    assert (
+        not_compiled(engine(Warp(0.0), False, compiled_settings(20), frozenset()), PROMPT) is None
+    )
 
 
 def test_what_does_not_compile_says_so_in_a_line() -> None:
@@ -122,7 +151,9 @@ def test_what_does_not_compile_says_so_in_a_line() -> None:
     with inductor.patch({"force_disable_caches": True, "cpp.cxx": ("none-such",)}):
         why = not_compiled(engine(Warp(0.0), False, compiled_settings(20), frozenset()), PROMPT)
     assert why is not None and "C++ compiler" in why and "\n" not in why
-    why = not_compiled(engine(Warp(0.0), False, {}, frozenset()), PROMPT)  # transformers goes on without a word
+    why = not_compiled(
+        engine(Warp(0.0), False, {}, frozenset()), PROMPT
+    )  # transformers goes on without a word
     assert why is not None and "transformers" in why
 
 
@@ -133,7 +164,12 @@ def test_a_seed_is_a_response() -> None:
 
 
 def test_no_filter_is_no_filter() -> None:
-    assert warp_settings(Warp(1.0)) == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    assert warp_settings(Warp(1.0)) == {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+    }
     assert warp_settings(Warp(0.0, 5)) == {"do_sample": False}
     with pytest.raises(ValueError, match="cache_implementation"):
         engine(Warp(1.0), False, {"cache_implementation": "none"}, frozenset())

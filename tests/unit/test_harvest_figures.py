@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from data_gen.harvest_figures import Entry, entries, one_of_each
-from decoding.figures.evidence import Checkpoint, Evidence, Harvest
-from decoding.figures.figure import Figure, Missing
+from reports.artifacts import Checkpoint, Evidence, Harvest
+from reports.figure import Figure, Missing
+from reports.harvest_figures import Entry, entries, one_of_each
 from tests.harvests import FEATURES, PAIR, PROMPTS, write_harvest
 from tests.unit.test_figure_data import checkpoint, harvest
 from tests.unit.test_figures_theory import COST, FOUND
@@ -42,7 +42,9 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest
     more = {"provenance": {"data": data}, "metrics": {"test": confusion, **SCORED}}
     known = [Checkpoint(one.folder, {**one.config, **more}) for one in heads]
     cost: dict[str, Any] = {**COST, "pair": PAIR}
-    figures, lacking = built(entries(Evidence(harvests=[home], checkpoints=known, costs=[cost], thresholds=[FOUND])))
+    figures, lacking = built(
+        entries(Evidence(harvests=[home], checkpoints=known, costs=[cost], thresholds=[FOUND]))
+    )
     assert {title: len(found) for title, found in figures.items()} == {
         "Draft probability of accepted and rejected tokens": 1,
         "Highest draft probability at accepted and rejected tokens": 1,

@@ -2,9 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from predictors.errors import UserError
 from predictors.hrad import HRAD, ClassMLP
 from predictors.specdecpp import AcceptanceHead, SpecDecPP
+from runtime.errors import UserError
 
 H = 6
 
@@ -39,11 +39,17 @@ def test_depth_zero_is_logistic_regression() -> None:
 
 def test_class_mlp_shape_and_dropout() -> None:
     layers = ClassMLP(H, dropout=0.4).layers
-    assert [tuple(layer.weight.shape) for layer in layers if hasattr(layer, "weight")] == [(256, H), (64, 256), (3, 64)]
+    assert [tuple(layer.weight.shape) for layer in layers if hasattr(layer, "weight")] == [
+        (256, H),
+        (64, 256),
+        (3, 64),
+    ]
     assert [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)] == [0.4, 0.4]
 
 
-@pytest.mark.parametrize("make", [lambda: SpecDecPP(depth=-1), lambda: SpecDecPP(w_rej=0), lambda: HRAD(dropout=1.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: SpecDecPP(depth=-1), lambda: SpecDecPP(w_rej=0), lambda: HRAD(dropout=1.0)]
+)
 def test_bad_settings_are_refused(make: object) -> None:
     with pytest.raises(UserError, match="predictor"):
         make()  # type: ignore[operator]

@@ -1,4 +1,5 @@
-"""Imports point one way: predictors <- decoding <- data_gen <- scripts; train.py reads shards and nothing else."""
+"""Imports point one way: predictors <- decoding <- data_gen <- scripts; train.py reads shards and
+nothing else."""
 
 import ast
 from collections.abc import Iterator
@@ -7,13 +8,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ORDER = ["predictors", "decoding", "data_gen", "scripts"]
+ORDER = [
+    "runtime",
+    "predictors",
+    "decoding",
+    "data_gen",
+    "drafts",
+    "evaluation",
+    "reports",
+    "scripts",
+]
 FILES = sorted(path for name in ORDER for path in (ROOT / name).rglob("*.py"))
 TRAIN = ROOT / "train.py"
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Dotted names imported anywhere in `path`, the source package of ``from x.y import z`` as ``x.y``."""
+    """Dotted names imported anywhere in `path`, the source package of ``from x.y import z`` as
+    ``x.y``."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -29,20 +40,28 @@ def test_no_import_points_back(path: Path) -> None:
     assert not [name for name in imports(path) if name.split(".")[0] in later]
 
 
-@pytest.mark.parametrize("path", [TRAIN, *sorted((ROOT / "scripts").glob("*.py"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [TRAIN, *sorted((ROOT / "scripts").glob("*.py"))], ids=lambda path: path.name
+)
 def test_a_script_runs_on_what_is_installed(path: Path) -> None:
-    assert not [name for name in imports(path) if name.split(".")[0] in ("scripts", "train", "tests")]
+    assert not [
+        name for name in imports(path) if name.split(".")[0] in ("scripts", "train", "tests")
+    ]
 
 
 def test_train_reads_the_dataset_and_nothing_else_of_the_harvest() -> None:
     """But for a draft, which is imported when it is trained: it imports the models."""
     own = {name for name in imports(TRAIN) if name.split(".")[0] in ORDER}
-    reading = {"data_gen.samples", "data_gen.dataset", "data_gen.shards"}
-    assert {name for name in own if not name.startswith("predictors.")} <= reading | {"data_gen.feature_run"}
-    assert "\nfrom data_gen.feature_run" not in TRAIN.read_text()
+    reading = {"data_gen.samples", "data_gen.storage.dataset", "data_gen.storage.shards"}
+    assert {name for name in own if not name.startswith(("predictors.", "runtime."))} <= reading | {
+        "drafts.eagle_run"
+    }
+    assert "\nfrom drafts.eagle_run" not in TRAIN.read_text()
 
 
 def test_the_walk_sees_both_import_forms(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
-    file.write_text("import decoding.law as law\ndef f():\n    from scripts.job import main\n")
-    assert list(imports(file)) == ["decoding.law", "scripts.job"]
+    file.write_text(
+        "import decoding.verification as distribution\ndef f():\n    from scripts.job import main\n"
+    )
+    assert list(imports(file)) == ["decoding.verification", "scripts.job"]

@@ -14,17 +14,25 @@ from predictors.hrad import round_class
 
 
 def test_acceptance_is_capped_at_one() -> None:
-    assert acceptance(torch.tensor([0.1, 0.6, 0.0]), torch.tensor([0.4, 0.2, 0.5])).tolist() == [0.25, 1.0, 0.0]
+    assert acceptance(torch.tensor([0.1, 0.6, 0.0]), torch.tensor([0.4, 0.2, 0.5])).tolist() == [
+        0.25,
+        1.0,
+        0.0,
+    ]
 
 
 def test_overlap_is_the_mean_acceptance_of_a_draw() -> None:
     p, q = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
-    assert overlap(p, q).item() == pytest.approx((q * acceptance(p, q)).sum().item()) == pytest.approx(0.5)
+    assert (
+        overlap(p, q).item()
+        == pytest.approx((q * acceptance(p, q)).sum().item())
+        == pytest.approx(0.5)
+    )
 
 
-def test_entropy_of_a_law_with_zeros() -> None:
-    laws = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
-    torch.testing.assert_close(entropy(laws), torch.tensor([0.6931472, 0.0]))
+def test_entropy_of_a_distribution_with_zeros() -> None:
+    distributions = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    torch.testing.assert_close(entropy(distributions), torch.tensor([0.6931472, 0.0]))
 
 
 def test_greedy_acceptance_ends_at_the_first_difference_and_at_the_end() -> None:
@@ -39,9 +47,11 @@ def test_drafting_ends_with_the_first_end_token() -> None:
     assert drafted_length(rollouts, {0, 9}).tolist() == [3, 2, 1, 3]
 
 
-def test_accepted_length_has_the_law_of_token_wise_verification() -> None:
+def test_accepted_length_has_the_distribution_of_token_wise_verification() -> None:
     accept = torch.tensor([0.9, 0.5, 0.8], dtype=torch.float64).repeat(200_000, 1)
-    uniform = torch.rand(accept.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    uniform = torch.rand(
+        accept.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     drafted = torch.full((len(accept),), 3)
     found = torch.bincount(accepted_length(accept, uniform, drafted), minlength=4) / len(accept)
     expected = torch.tensor([0.1, 0.45, 0.09, 0.36])

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from predictors.cli import share_the_terminal
-from predictors.errors import UserError
-from predictors.launcher import Launched, launched
-from predictors.processes import this_process
+from runtime.cli import share_the_terminal
+from runtime.errors import UserError
+from runtime.launcher import Launched, launched
+from runtime.processes import this_process
 
 SCRIPT = """
 from omegaconf import DictConfig
-from predictors.cli import hydra_script
+from runtime.cli import hydra_script
 
 @hydra_script("job", several=SEVERAL)
 def main(cfg: DictConfig) -> None:
@@ -43,7 +43,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Launched(1, 2, 1)),
     ],
 )
-def test_place_among_processes(variables: dict[str, str], found: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_among_processes(
+    variables: dict[str, str], found: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launched() == found
@@ -58,7 +60,9 @@ def test_place_among_processes(variables: dict[str, str], found: Launched, monke
         ({"WORLD_SIZE": "2", "RANK": "2"}, "^RANK: 2 is not below WORLD_SIZE=2"),
     ],
 )
-def test_wrong_variables_are_named(variables: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_variables_are_named(
+    variables: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=says):
@@ -74,15 +78,23 @@ def job(folder: Path, several: bool, **variables: str) -> subprocess.CompletedPr
 
 
 def test_a_script_of_one_process(tmp_path: Path) -> None:
-    only = "error: WORLD_SIZE: this script is one process. Run it without accelerate launch, or unset WORLD_SIZE\n"
+    only = (
+        "error: WORLD_SIZE: this script is one process. Run it without accelerate launch, or unset"
+        " WORLD_SIZE\n"
+    )
     alone, among = job(tmp_path, False, RANK="1"), job(tmp_path, False, RANK="0", WORLD_SIZE="2")
     assert (alone.returncode, alone.stdout, alone.stderr) == (0, "done\n", "")
     assert (among.returncode, among.stdout, among.stderr) == (2, "", only)
     wrong = job(tmp_path, False, WORLD_SIZE="x")
-    assert (wrong.returncode, wrong.stderr) == (2, "error: WORLD_SIZE: x is no whole number from 0 on. Unset it\n")
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "error: WORLD_SIZE: x is no whole number from 0 on. Unset it\n",
+    )
 
 
-def test_of_several_the_first_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_the_first_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, printed in (("0", "x\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
@@ -95,11 +107,14 @@ def test_of_several_the_first_prints(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
-def test_processes_that_cannot_meet_are_refused(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_meet_are_refused(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
     with pytest.raises(
-        UserError, match=f"^{missing}: not set, so that 2 processes .WORLD_SIZE. cannot find each other"
+        UserError,
+        match=f"^{missing}: not set, so that 2 processes .WORLD_SIZE. cannot find each other",
     ):
         this_process.__wrapped__()

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from predictors.logging import NullLogger, WandbLogger
+from runtime.tracking import NullLogger, WandbLogger
 from tests.wandb_runs import read_run
 
 PIXEL = bytes.fromhex(
@@ -26,16 +26,19 @@ def test_offline_run_is_read_back_with_config_curves_pictures_and_tables(
     logger.log({"train/loss": 0.25}, step=2)
     logger.log({"test/kl": 0.1})
     logger.image("figures/pixel", tmp_path / "pixel.png", "One pixel.")
-    logger.table("tables/mixed", ["method", "speed-up"], [["hrad", 1.5], ["autoregressive", None], [3, "text"]])
+    logger.table(
+        "tables/mixed",
+        ["method", "speed-up"],
+        [["hrad", 1.5], ["autoregressive", None], [3, "text"]],
+    )
     logger.artifact("specdecpp", "predictor", checkpoint)
     logger.finish()
     run = read_run(tmp_path / "runs")
     assert f"wandb sync {run.folder}" in capsys.readouterr().out
     assert run.config["predictor"] == {"depth": 3}
-    assert [(step["_step"], step["train/loss"]) for step in run.history if "train/loss" in step] == [
-        (1, 0.5),
-        (2, 0.25),
-    ]
+    assert [
+        (step["_step"], step["train/loss"]) for step in run.history if "train/loss" in step
+    ] == [(1, 0.5), (2, 0.25)]
     assert run.summary["test/kl"] == 0.1
     image, table = run.summary["figures/pixel"], run.summary["tables/mixed"]
     assert image["caption"] == "One pixel." and run.file(image).read_bytes() == PIXEL

@@ -7,11 +7,11 @@ import torch
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.lookahead import LookaheadEngine, NgramPool, Window, merged
-from decoding.lossless import broken_invariants
+from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Sampler, Warp
-from decoding.table_lm import TableLM, random_table
 from decoding.trace import Trace
-from predictors.errors import UserError
+from evaluation.lossless import broken_invariants
+from runtime.errors import UserError
 
 GREEDY = Warp(0.0)
 NOBODY = frozenset[int]()
@@ -19,16 +19,23 @@ NOBODY = frozenset[int]()
 
 def model(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
     """A pair without a draft."""
-    return SimpleNamespace(target=TableLM(random_table(vocab, seed=1, concentration=0.5), max_length=max_length))
+    return SimpleNamespace(
+        target=TableLM(random_table(vocab, seed=1, concentration=0.5), max_length=max_length)
+    )
 
 
 def engine(
-    pair: SimpleNamespace, window: int = 3, ngram: int = 3, guesses: int = 2, prompt_pool: bool = True, **kw
+    pair: SimpleNamespace,
+    window: int = 3,
+    ngram: int = 3,
+    guesses: int = 2,
+    prompt_pool: bool = True,
+    **kw,
 ) -> LookaheadEngine:
     return LookaheadEngine(pair, window, ngram, guesses, prompt_pool, **{"warp": GREEDY, **kw})
 
 
-# The pool ------------------------------------------------------------------------------------------------------------
+# The pool -----------------------------------------------------------------------------------------
 
 
 def test_pool_keeps_the_latest_of_each_key() -> None:
@@ -48,7 +55,9 @@ def test_pool_keeps_the_latest_of_each_key() -> None:
         ([0, 1, 2, 3, 4], 2, [(1, 2, 3), (2, 3, 4)]),
     ],
 )
-def test_pool_takes_the_n_grams_that_end_in_new_text(text: list[int], new: int, ngrams: list[tuple[int, ...]]) -> None:
+def test_pool_takes_the_n_grams_that_end_in_new_text(
+    text: list[int], new: int, ngrams: list[tuple[int, ...]]
+) -> None:
     pool = NgramPool(9)
     engine(model())._pool_text(pool, text, new)
     found = {(key, *rest) for key in range(9) for rest in pool.after(key)}
@@ -58,7 +67,8 @@ def test_pool_takes_the_n_grams_that_end_in_new_text(text: list[int], new: int, 
 
 
 def test_prompt_and_output_are_drafted_from() -> None:
-    """Round after round, the candidates are the latest n-grams of the text: the window is too narrow to add any."""
+    """Round after round, the candidates are the latest n-grams of the text: the window is too
+    narrow to add any."""
     counting = TableLM(lambda context: torch.eye(5).double()[(sum(context[-1:]) + 1) % 5])
     trace = engine(SimpleNamespace(target=counting), window=1, ngram=3, guesses=1).decode(
         [0, 1, 2, 3, 4, 0], 7, Sampler.seeded(0)
@@ -67,7 +77,7 @@ def test_prompt_and_output_are_drafted_from() -> None:
     assert [round_.tokens for round_ in trace.rounds] == [[1, 2, 3], [4, 0, 1], [2]]
 
 
-# The draft -----------------------------------------------------------------------------------------------------------
+# The draft ----------------------------------------------------------------------------------------
 
 
 def test_n_grams_with_the_same_beginning_share_it() -> None:
@@ -80,13 +90,16 @@ def test_n_grams_with_the_same_beginning_share_it() -> None:
     assert merged([(1, 2)], 0, NOBODY) == merged([], 3, NOBODY) == ([], [])
 
 
-# The window ----------------------------------------------------------------------------------------------------------
+# The window ---------------------------------------------------------------------------------------
 
 
 def test_window_fills_and_then_moves_on() -> None:
-    """W = 2, N = 4. Guesses are numbered step, column: the argmax after column c in step s is 10 s + c."""
+    """W = 2, N = 4. Guesses are numbered step, column: the argmax after column c in step s is 10 s
+    + c."""
     window = Window([7, 8, 9], 2, 4)
-    assert window.rows == [[7, 8, 9]] and window.depth == 3  # columns 1, 2, 3; column 0 is the last committed token
+    assert (
+        window.rows == [[7, 8, 9]] and window.depth == 3
+    )  # columns 1, 2, 3; column 0 is the last committed token
     assert window.step(0, [10, 11, 12, 13]) == [] and window.rows == [[8, 9], [11, 12, 13]]
     assert window.step(1, [20, 21, 22]) == [] and window.rows == [[9], [12, 13], [21, 22]]
     assert window.depth == 3
@@ -98,11 +111,15 @@ def test_window_fills_and_then_moves_on() -> None:
 
 @pytest.mark.parametrize(("width", "ngram"), [(1, 2), (3, 2), (1, 3), (1, 5), (4, 5)])
 def test_a_column_is_one_path_at_consecutive_positions(width: int, ngram: int) -> None:
-    """A guess sees the oldest row up to its column and the newer ones of its column; its depth is its position."""
+    """A guess sees the oldest row up to its column and the newer ones of its column; its depth is
+    its position."""
     window, start = Window([1, 2], width, ngram), 3
     for step in range(ngram + 2):
         tokens, parents, places = window.tree(start)
-        assert len(tokens) == len(parents) == sum(map(len, window.rows)) and len(places) == len(window.rows[0]) + 1
+        assert (
+            len(tokens) == len(parents) == sum(map(len, window.rows))
+            and len(places) == len(window.rows[0]) + 1
+        )
         paths: dict[int, list[int]] = {0: [0]}
         for row, (token, parent) in enumerate(zip(tokens, parents, strict=True), start):
             paths[row] = [*paths[parent], token]
@@ -114,7 +131,7 @@ def test_a_column_is_one_path_at_consecutive_positions(width: int, ngram: int) -
     assert len(window.rows) == ngram - 1 and len(window.rows[0]) == width - 1
 
 
-# The engine ----------------------------------------------------------------------------------------------------------
+# The engine ---------------------------------------------------------------------------------------
 
 SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
 
@@ -129,7 +146,11 @@ def test_greedy_output_is_autoregressive(
     expected = AutoregressiveEngine(pair, GREEDY).decode(prompt, 40, Sampler.seeded(0)).tokens
     trace = engine(pair, *settings, prompt_pool).decode(prompt, 40, Sampler.seeded(1))
     assert trace.tokens == expected
-    if settings != (1, 2, 1):  # whose one guess is always last time's token, and this text alternates
+    if settings != (
+        1,
+        2,
+        1,
+    ):  # whose one guess is always last time's token, and this text alternates
         assert sum(round_.accepted for round_ in trace.rounds) > 0
     assert not broken_invariants(trace, 40, NOBODY)
     assert pair.target.length == len(prompt) + 39
@@ -150,7 +171,9 @@ def depth(trace: Trace) -> list[int]:
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_draft_is_limited_by_what_may_still_be_committed(length: int) -> None:
-    trace = engine(model(2), 3, 5, 4, warp=Warp()).decode([0, 1] * 6, length, Sampler.seeded(length))
+    trace = engine(model(2), 3, 5, 4, warp=Warp()).decode(
+        [0, 1] * 6, length, Sampler.seeded(length)
+    )
     room = length
     for round_, deepest in zip(trace.rounds, depth(trace), strict=True):
         assert deepest <= min(room - 1, 4)
@@ -184,7 +207,9 @@ def test_eos_ends_n_grams_and_the_output(eos: int) -> None:
     trace = engine(pair, 4, 4, 5, eos_ids=ids).decode(prompt, 30, Sampler.seeded(0))
     assert trace.tokens == expected and not broken_invariants(trace, 30, ids)
     for round_ in trace.rounds:
-        assert eos not in {round_.draft_tokens[parent - 1] for parent in round_.draft_parents if parent}
+        assert eos not in {
+            round_.draft_tokens[parent - 1] for parent in round_.draft_parents if parent
+        }
 
 
 def test_accepted_eos_has_no_bonus_token() -> None:
@@ -211,7 +236,8 @@ def test_bad_settings_are_one_line(values: dict, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_new", "key"), [([], 5, "prompt: empty"), ([1] * 8, 5, "max_length"), ([1], 0, "max_new_tokens")]
+    ("prompt", "max_new", "key"),
+    [([], 5, "prompt: empty"), ([1] * 8, 5, "max_length"), ([1], 0, "max_new_tokens")],
 )
 def test_bad_requests(prompt: list[int], max_new: int, key: str) -> None:
     with pytest.raises(UserError, match=key):

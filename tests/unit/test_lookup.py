@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from decoding.draft_tree import DraftStructure
 from decoding.engines.serial import SerialEngine
-from decoding.growth import DraftStructure
+from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
 from decoding.structures.lookup import Lookup, continuation
-from decoding.table_lm import TableLM
 from decoding.verifiers.token import TokenVerifier
 from tests.unit.test_structures import EOS, TABLE, grown
 
@@ -56,4 +56,9 @@ def test_only_a_draft_that_is_used_limits_the_context(structure: DraftStructure,
     assert len(trace.tokens) == fits
     assert pair.draft.forwards == 0 or isinstance(structure, Chain)
     if isinstance(structure, Lookup):
-        assert engine.decode([1, 2] * 8, 5, Sampler.seeded(0)).rounds[0].draft_tokens == [1, 2, 1, 2]
+        assert engine.decode([1, 2] * 8, 5, Sampler.seeded(0)).rounds[0].draft_tokens == [
+            1,
+            2,
+            1,
+            2,
+        ]

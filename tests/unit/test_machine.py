@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding import machine
+from decoding.models import machine
 
 
 def test_a_cpu_is_named_as_linux_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\nmodel name\t: Another\n")
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\nmodel name\t: Another\n"
+    )
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     assert machine.hardware(torch.device("cpu")) == "Fast CPU @ 3 GHz"
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "nowhere")

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from decoding.draft import RoundContext
-from decoding.growth import DraftTree, depth_first
+from decoding.draft_tree import DraftTree, depth_first
+from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Sampler, Warp, without_replacement
 from decoding.stopping.never import Never
 from decoding.structures.dyspec import DySpecHeap
 from decoding.structures.mask_blocks import mask_blocks
-from decoding.table_lm import TableLM, random_table
 from decoding.trace import Stopwatch
 
 
@@ -32,7 +32,9 @@ def random_parents(nodes: int, seed: int) -> list[int]:
     return [generator.randrange(row) for row in range(1, nodes + 1)]
 
 
-@pytest.mark.parametrize(("nodes", "prefix", "block"), [(0, 5, 4), (7, 0, 4), (20, 9, 4), (70, 33, 32), (31, 0, 32)])
+@pytest.mark.parametrize(
+    ("nodes", "prefix", "block"), [(0, 5, 4), (7, 0, 4), (20, 9, 4), (70, 33, 32), (31, 0, 32)]
+)
 def test_blocks_are_counted(nodes: int, prefix: int, block: int) -> None:
     parents = random_parents(nodes, nodes)
     for order in (list(range(nodes + 1)), depth_first(parents)):
@@ -56,7 +58,9 @@ def dyspec_parents(nodes: int) -> list[int]:
     return tree.parent
 
 
-@pytest.mark.parametrize("parents", [random_parents(768, 0), dyspec_parents(768)], ids=["random", "dyspec"])
+@pytest.mark.parametrize(
+    "parents", [random_parents(768, 0), dyspec_parents(768)], ids=["random", "dyspec"]
+)
 def test_depth_first_order_has_far_fewer_blocks(parents: list[int]) -> None:
     """DySpec reports 366 -> 218 for 768 nodes with the prefix."""
     drawn = mask_blocks(parents, range(769), prefix=128)
@@ -67,4 +71,6 @@ def test_depth_first_order_has_far_fewer_blocks(parents: list[int]) -> None:
 
 def test_the_order_does_not_change_who_sees_whom() -> None:
     parents = random_parents(40, 2)
-    assert mask_blocks(parents, torch.randperm(41).tolist(), 3, 1) == mask_blocks(parents, range(41), 3, 1)
+    assert mask_blocks(parents, torch.randperm(41).tolist(), 3, 1) == mask_blocks(
+        parents, range(41), 3, 1
+    )

@@ -2,16 +2,28 @@
 
 import pytest
 
-from decoding.lossless import broken_invariants
-from decoding.metrics import accepted_runs, measure, profile
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
+from evaluation.lossless import broken_invariants
+from evaluation.metrics import accepted_runs, measure, profile
 
 
-def round_(drafted: int, accepted: int, emitted: int, forwards: int = 0, **seconds: float) -> RoundTrace:
+def round_(
+    drafted: int, accepted: int, emitted: int, forwards: int = 0, **seconds: float
+) -> RoundTrace:
     tokens = list(range(10, 10 + drafted))
     committed = [*tokens[:accepted], *[7] * (emitted - accepted)]
     times = {s: seconds.get(s, 0.0) for s in STAGES}
-    return RoundTrace(tokens, list(range(drafted)), [0.5] * drafted, accepted, accepted, committed, [], forwards, times)
+    return RoundTrace(
+        tokens,
+        list(range(drafted)),
+        [0.5] * drafted,
+        accepted,
+        accepted,
+        committed,
+        [],
+        forwards,
+        times,
+    )
 
 
 def trace(rounds: list[RoundTrace], seconds: float, prefill: float = 0.0) -> Trace:
@@ -19,7 +31,13 @@ def trace(rounds: list[RoundTrace], seconds: float, prefill: float = 0.0) -> Tra
 
 
 # 3 + 0 of 4 + 2 accepted, then 2 of 2, then 1 of 3: runs 3 | 0 | 3, and one token without draft
-FIRST = [round_(4, 3, 4, 4), round_(2, 0, 1, 3), round_(2, 2, 3, 2), round_(3, 1, 2, 3), round_(0, 0, 1)]
+FIRST = [
+    round_(4, 3, 4, 4),
+    round_(2, 0, 1, 3),
+    round_(2, 2, 3, 2),
+    round_(3, 1, 2, 3),
+    round_(0, 0, 1),
+]
 SECOND = [round_(1, 1, 2, 1), round_(1, 1, 2, 1)]  # one run of 2 that ends with the request
 
 
@@ -31,11 +49,18 @@ def test_runs_span_rounds_and_end_at_rejections() -> None:
 
 def tree_round(row: int, accepted: int) -> RoundTrace:
     """Two children of the root, rows 1 and 3, and a child of the first, row 2."""
-    return RoundTrace([4, 5, 6], [0, 1, 0], [0.5] * 3, row, accepted, [7], [], 2, dict.fromkeys(STAGES, 0.0))
+    return RoundTrace(
+        [4, 5, 6], [0, 1, 0], [0.5] * 3, row, accepted, [7], [], 2, dict.fromkeys(STAGES, 0.0)
+    )
 
 
 def test_runs_end_at_inner_rows_of_a_tree_only() -> None:
-    deep, shallow, inner, root = tree_round(2, 2), tree_round(3, 1), tree_round(1, 1), tree_round(0, 0)
+    deep, shallow, inner, root = (
+        tree_round(2, 2),
+        tree_round(3, 1),
+        tree_round(1, 1),
+        tree_round(0, 0),
+    )
     assert accepted_runs(trace([deep, shallow, inner, root, deep], 1.0)) == [2 + 1 + 1, 0, 2]
 
 
@@ -58,7 +83,12 @@ def test_ratios_pool_over_requests() -> None:
 
 def test_rollback_counts_steps_in_time() -> None:
     """A tree has as many as its depth; where the models overlap the engine has counted them."""
-    assert measure([[trace([tree_round(2, 2), tree_round(3, 1), tree_round(0, 0)], 1.0)]]).rollback_rate == 3 / 6
+    assert (
+        measure(
+            [[trace([tree_round(2, 2), tree_round(3, 1), tree_round(0, 0)], 1.0)]]
+        ).rollback_rate
+        == 3 / 6
+    )
     counted = round_(6, 1, 2)
     counted.overlap = StageTrace("branch", 1, 2, 4, 0, [[1]], 3, 0, [])
     assert measure([[trace([counted], 1.0)]]).rollback_rate == 3 / 4
@@ -71,7 +101,10 @@ def test_speedup_is_taken_within_a_repeat() -> None:
     found = measure(ours, plain)
     assert found.speedup is not None
     assert (found.speedup.low, found.speedup.median, found.speedup.high) == (1.5, 2.0, 2.0)
-    assert (found.tokens_per_second.low, found.tokens_per_second.high) == (pytest.approx(4 / 3), 4.0)
+    assert (found.tokens_per_second.low, found.tokens_per_second.high) == (
+        pytest.approx(4 / 3),
+        4.0,
+    )
 
 
 def test_autoregressive_traces_have_no_draft_figures() -> None:
@@ -90,11 +123,18 @@ def test_profile_and_predictor_share() -> None:
 
 def test_overhead_is_the_time_in_which_no_model_has_a_job() -> None:
     first, second = round_(1, 1, 2, 1, draft=0.4, target=0.5), round_(1, 0, 1, 1, draft=0.1)
-    side_by_side = [Span("target", "verify", 0.5, 1.0, 2), Span("draft", "branch stage", 0.6, 0.9, 3)]
+    side_by_side = [
+        Span("target", "verify", 0.5, 1.0, 2),
+        Span("draft", "branch stage", 0.6, 0.9, 3),
+    ]
     first.overlap = StageTrace("pre_verify", None, 0, 3, 0, [[1]], 0, 0, side_by_side)
-    second.overlap = StageTrace("branch", 2, 1, 3, 0, [[1]], 3, 0, [Span("draft", "branch stage", 1.1, 1.3, 1)])
+    second.overlap = StageTrace(
+        "branch", 2, 1, 3, 0, [[1]], 3, 0, [Span("draft", "branch stage", 1.1, 1.3, 1)]
+    )
     shares = profile([trace([first, second], 1.5, prefill=0.5)])
-    assert shares["draft"] + shares["target"] == pytest.approx(1) and shares["overhead"] == pytest.approx(0.3)
+    assert shares["draft"] + shares["target"] == pytest.approx(1) and shares[
+        "overhead"
+    ] == pytest.approx(0.3)
 
 
 def test_invariants() -> None:
@@ -104,4 +144,6 @@ def test_invariants() -> None:
     assert broken_invariants(sound, 11, frozenset({7})) == ["goes on after EOS"]
     withdrawn = trace([round_(4, 3, 4)], 1.0)
     withdrawn.rounds[0].draft_tokens[1] = 3
-    assert broken_invariants(withdrawn, 9, frozenset()) == ["a round commits other tokens than it accepted"]
+    assert broken_invariants(withdrawn, 9, frozenset()) == [
+        "a round commits other tokens than it accepted"
+    ]

@@ -21,12 +21,18 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from decoding.cached_lm import CachedLM
-from decoding.draft_vocabulary import FILE as VOCABULARY
-from decoding.draft_vocabulary import write_vocabulary
-from decoding.machine import dtypes
-from decoding.models import check_same_vocabulary, has_plain_attention, load_pair, pair_identity, resolve_dtype
-from predictors.errors import UserError
+from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_vocabulary import FILE as VOCABULARY
+from decoding.models.draft_vocabulary import write_vocabulary
+from decoding.models.loading import (
+    check_same_vocabulary,
+    has_plain_attention,
+    load_pair,
+    pair_identity,
+    resolve_dtype,
+)
+from decoding.models.machine import dtypes
+from runtime.errors import UserError
 
 
 def pair_config(folder: Path, **changes: Any) -> DictConfig:
@@ -46,7 +52,9 @@ def pair_config(folder: Path, **changes: Any) -> DictConfig:
 
 def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     vocab = {word: index for index, word in enumerate(words)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token=words[0])))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token=words[0]))
+    )
 
 
 def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
@@ -61,7 +69,9 @@ def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
 @pytest.mark.parametrize("side", ["target", "draft"])
 def test_missing_models_name_key_and_remedy(tiny_pair_dir: Path, tmp_path: Path, side: str) -> None:
     for missing in (str(tmp_path / "nowhere"), "~/no/such/folder", str(tmp_path)):
-        with pytest.raises(UserError, match=rf"^pair\.{side}: no model in .*python scripts/build_pair\.py"):
+        with pytest.raises(
+            UserError, match=rf"^pair\.{side}: no model in .*python scripts/build_pair\.py"
+        ):
             load_pair(pair_config(tiny_pair_dir, **{side: missing}))
 
 
@@ -73,7 +83,9 @@ def test_damaged_model_is_one_line(tiny_pair_dir: Path, tmp_path: Path) -> None:
         load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
     assert "\n" not in str(refusal.value)
     shutil.copytree(tiny_pair_dir / "draft", broken, dirs_exist_ok=True)
-    weights = {name: tensor.clone() for name, tensor in load_file(broken / "model.safetensors").items()}
+    weights = {
+        name: tensor.clone() for name, tensor in load_file(broken / "model.safetensors").items()
+    }
     (broken / "model.safetensors").write_bytes(b"half a file")
     with pytest.raises(UserError, match=r"^pair\.draft: cannot load"):
         load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
@@ -95,15 +107,21 @@ def test_unavailable_device_and_unknown_dtype(tiny_pair_dir: Path) -> None:
 def test_dtype_auto_is_that_of_the_files_where_the_processor_multiplies_it(
     fast: bool, tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decoding.models.fast_bfloat16", lambda: fast)
+    monkeypatch.setattr("decoding.models.loading.fast_bfloat16", lambda: fast)
     narrow = torch.bfloat16 if fast else torch.float32
-    assert resolve_dtype("auto", "cpu", torch.bfloat16) == resolve_dtype("auto", "cpu", "bfloat16") == narrow
-    assert {resolve_dtype("auto", "cpu", stored) for stored in (None, torch.float16, torch.float64)} == {torch.float32}
+    assert (
+        resolve_dtype("auto", "cpu", torch.bfloat16)
+        == resolve_dtype("auto", "cpu", "bfloat16")
+        == narrow
+    )
+    assert {
+        resolve_dtype("auto", "cpu", stored) for stored in (None, torch.float16, torch.float64)
+    } == {torch.float32}
     assert resolve_dtype("auto", "cuda:0") == "auto"
     shutil.copytree(tiny_pair_dir, tmp_path / "pair")
-    AutoModelForCausalLM.from_pretrained(tiny_pair_dir / "draft", dtype=torch.bfloat16).save_pretrained(
-        tmp_path / "pair/draft"
-    )
+    AutoModelForCausalLM.from_pretrained(
+        tiny_pair_dir / "draft", dtype=torch.bfloat16
+    ).save_pretrained(tmp_path / "pair/draft")
     pair = load_pair(pair_config(tmp_path / "pair", target_dtype="auto", draft_dtype="auto"))
     assert dtypes(pair) == {"target": "torch.float32", "draft": str(narrow)}
 
@@ -130,11 +148,15 @@ def test_context_length_is_the_smaller_of_asked_and_possible(tiny_pair_dir: Path
 def test_vocabularies_are_compared_token_by_token() -> None:
     words = ["<s>", "a", "b", "c"]
     check_same_vocabulary(tokenizer(words), tokenizer(words), 4)
-    check_same_vocabulary(tokenizer(words), tokenizer(words[:3]), 4)  # an id one of them leaves unnamed
+    check_same_vocabulary(
+        tokenizer(words), tokenizer(words[:3]), 4
+    )  # an id one of them leaves unnamed
     with pytest.raises(UserError, match=r"^pair\.draft: .*token 1 is 'b' there, 'a' here"):
         check_same_vocabulary(tokenizer(words), tokenizer(["<s>", "b", "a", "c"]), 4)
     with pytest.raises(UserError, match=r"token 3 is 'c' there"):
-        check_same_vocabulary(tokenizer(words), tokenizer(words), 3)  # beyond the smaller model's vocabulary
+        check_same_vocabulary(
+            tokenizer(words), tokenizer(words), 3
+        )  # beyond the smaller model's vocabulary
 
 
 def test_models_with_other_state_are_recognised() -> None:
@@ -142,7 +164,9 @@ def test_models_with_other_state_are_recognised() -> None:
     assert not has_plain_attention(MambaForCausalLM(MambaConfig(**small)))
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 8}
     assert has_plain_attention(LlamaForCausalLM(LlamaConfig(**small, **heads)))
-    sinks = CachedLM(GptOssForCausalLM(GptOssConfig(**small, **heads, head_dim=8, num_local_experts=1)))
+    sinks = CachedLM(
+        GptOssForCausalLM(GptOssConfig(**small, **heads, head_dim=8, num_local_experts=1))
+    )
     with pytest.raises(UserError, match="attention sinks"):
         sinks.forward(torch.tensor([1]))
 
@@ -161,7 +185,12 @@ def test_identity_follows_content_not_place_or_dtype(tiny_pair_dir: Path, tmp_pa
 
 ON_DISK = {
     **{f"model.layers.{layer}": "disk" if layer in (1, 2) else "cpu" for layer in range(4)},
-    **{"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"},
+    **{
+        "model.embed_tokens": "cpu",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+        "lm_head": "disk",
+    },
 }
 
 
@@ -175,7 +204,9 @@ def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir: Path, tmp_p
     for pair in (whole, parts):
         pair.target.forward(torch.tensor([3, 4, 5]), logits="none")
     tokens, parents = torch.tensor([6, 7, 8]), torch.tensor([-1, 0, 0])
-    ours, theirs = (pair.target.forward(tokens, parents, hidden=True, logits=[0, 2]) for pair in (parts, whole))
+    ours, theirs = (
+        pair.target.forward(tokens, parents, hidden=True, logits=[0, 2]) for pair in (parts, whole)
+    )
     assert ours.hidden is not None and theirs.hidden is not None
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(ours.hidden, theirs.hidden, atol=1e-5, rtol=1e-5)
@@ -184,12 +215,30 @@ def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir: Path, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device_map": "auto"}, r"^pair\.target_options: device_map cannot be given there\. Set pair\.target_device"),
-        ({"dtype": "float16"}, r"^pair\.target_options: dtype cannot be given there\. Set pair\.target_dtype"),
-        ({"attn_implementation": "sdpa"}, r"^pair\.target_options: attn_implementation cannot be given there"),
-        ({"colour": "red"}, r"cannot load .*colour.*Check pair\.target_options=\{'colour': 'red'\}"),
-        ({"quantization_config": {"bits": 4}}, r"cannot load .*quant_method.*Check pair\.target_options="),
-        ({"quantization_config": {"quant_method": "magic"}}, r"cannot load .*magic.*Check pair\.target_options="),
+        (
+            {"device_map": "auto"},
+            r"^pair\.target_options: device_map cannot be given there\. Set pair\.target_device",
+        ),
+        (
+            {"dtype": "float16"},
+            r"^pair\.target_options: dtype cannot be given there\. Set pair\.target_dtype",
+        ),
+        (
+            {"attn_implementation": "sdpa"},
+            r"^pair\.target_options: attn_implementation cannot be given there",
+        ),
+        (
+            {"colour": "red"},
+            r"cannot load .*colour.*Check pair\.target_options=\{'colour': 'red'\}",
+        ),
+        (
+            {"quantization_config": {"bits": 4}},
+            r"cannot load .*quant_method.*Check pair\.target_options=",
+        ),
+        (
+            {"quantization_config": {"quant_method": "magic"}},
+            r"cannot load .*magic.*Check pair\.target_options=",
+        ),
         ({"gguf_file": "none.gguf"}, r"^pair\.target: no model in "),
     ],
 )
@@ -199,16 +248,21 @@ def test_bad_options_are_named(options: dict[str, Any], message: str, tiny_pair_
     assert "\n" not in str(refusal.value)
 
 
-def test_quantisation_becomes_the_class_of_its_method(tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantisation_becomes_the_class_of_its_method(
+    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: dict[str, Any] = {}
 
     def loading(source: str, **options: Any) -> None:
         given.update(options)
         raise ImportError("no such package")
 
-    monkeypatch.setattr("decoding.models.AutoModelForCausalLM.from_pretrained", loading)
+    monkeypatch.setattr("decoding.models.loading.AutoModelForCausalLM.from_pretrained", loading)
     options = {"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
-    with pytest.raises(UserError, match=r"^pair\.target: cannot load .*no such package.* Check pair\.target_options="):
+    with pytest.raises(
+        UserError,
+        match=r"^pair\.target: cannot load .*no such package.* Check pair\.target_options=",
+    ):
         load_pair(pair_config(tiny_pair_dir, target_options=options))
     assert isinstance(given["quantization_config"], BitsAndBytesConfig)
     assert given["quantization_config"].bnb_4bit_quant_type == "nf4"

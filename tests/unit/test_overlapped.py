@@ -1,4 +1,5 @@
-"""Threads of the overlapped engine: the same tokens as in turn, errors that end the decode, none left behind."""
+"""Threads of the overlapped engine: the same tokens as in turn, errors that end the decode, none
+left behind."""
 
 import json
 import resource
@@ -14,19 +15,19 @@ from decoding.draft import RoundContext
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.branching import Always, Classes
 from decoding.engines.overlapped import OverlappedEngine
-from decoding.law import Verifier
-from decoding.lossless import broken_invariants
-from decoding.metrics import measure_overlap, profile
-from decoding.models import ModelPair
+from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
-from decoding.side_by_side import tensor_bytes
 from decoding.stopping.confidence import DrawnConfidence
 from decoding.structures.branch_point import BranchPoint
 from decoding.trace import Trace
+from decoding.verification import Verifier
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
-from predictors.errors import UserError
+from evaluation.lossless import broken_invariants
+from evaluation.metrics import measure_overlap, profile
+from evaluation.side_by_side import tensor_bytes
+from runtime.errors import UserError
 from tests.tiny_pair import EOS, tiny_pair
 
 GREEDY, OFF = Warp(0.0), Warp()
@@ -34,7 +35,8 @@ PROMPT = [3, 17, 5]
 
 
 class ByTarget:
-    """A class read off the target's states: it is wrong wherever they are not those of the last verified position."""
+    """A class read off the target's states: it is wrong wherever they are not those of the last
+    verified position."""
 
     reads_hidden = "target"
     confidence = DrawnConfidence(0.4)
@@ -44,7 +46,10 @@ class ByTarget:
 
     def classify(self, context: RoundContext) -> int:
         self.seen.append(context)
-        return int(context.target_hidden.abs().sum() * 1e4 + context.next_embedding.abs().sum() * 1e4) % 3
+        return (
+            int(context.target_hidden.abs().sum() * 1e4 + context.next_embedding.abs().sum() * 1e4)
+            % 3
+        )
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +93,9 @@ def plain(pair: ModelPair) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"rule": PointMassVerifier()}, {"a_priori": True}, PEARL])
-def test_greedy_output_is_autoregressive(pair: ModelPair, plain: dict[int, list[int]], settings: dict) -> None:
+def test_greedy_output_is_autoregressive(
+    pair: ModelPair, plain: dict[int, list[int]], settings: dict
+) -> None:
     for first, expected in plain.items():
         trace = engine(pair, GREEDY, **settings).decode([first, 2], 40, Sampler.seeded(1))
         assert trace.tokens == expected
@@ -108,22 +115,28 @@ def test_classes_see_the_last_verified_position(pair: ModelPair) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, PEARL])
-def test_draft_laws_are_those_of_an_empty_cache(pair: ModelPair, settings: dict) -> None:
+def test_draft_distributions_are_those_of_an_empty_cache(pair: ModelPair, settings: dict) -> None:
     """What is kept of a branch and what is dropped leaves the draft's cache right."""
     trace, context = engine(pair, **settings).decode(PROMPT, 40, Sampler.seeded(5)), list(PROMPT)
     for round_ in trace.rounds:
-        for place, (parent, token) in enumerate(zip(round_.draft_parents, round_.draft_tokens, strict=True)):
-            if parent == place:  # pending, or the first candidate: drawn from the law as it is
+        for place, (parent, token) in enumerate(
+            zip(round_.draft_parents, round_.draft_tokens, strict=True)
+        ):
+            if (
+                parent == place
+            ):  # pending, or the first candidate: drawn from the distribution as it is
                 pair.draft.reset()
                 prefix = torch.tensor([*context, *round_.draft_tokens[:place]])
-                law = OFF.probs(pair.draft.forward(prefix, logits="last").logits[-1])
-                assert round_.draft_q[place] == pytest.approx(law[token].item(), abs=1e-5)
+                distribution = OFF.probs(pair.draft.forward(prefix, logits="last").logits[-1])
+                assert round_.draft_q[place] == pytest.approx(distribution[token].item(), abs=1e-5)
         context += round_.tokens
 
 
 @pytest.mark.parametrize("side", ["target", "draft"])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_model_that_raises_ends_the_decode(side: str, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_raises_ends_the_decode(
+    side: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models = tiny_pair()
     model, calls = getattr(models, side), []
 
@@ -143,7 +156,9 @@ def test_a_model_that_raises_ends_the_decode(side: str, overlap: bool, monkeypat
     assert len(decoder.decode(PROMPT, 10, Sampler.seeded(0)).tokens) > 0
 
 
-def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     models = tiny_pair()
     decoder = engine(models)
     expected = decoder.decode(PROMPT, 20, Sampler.seeded(0)).tokens
@@ -201,7 +216,8 @@ def test_too_many_threads_for_the_draft_are_refused(pair: ModelPair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft_threads", "of_each"), [(None, {"target": {3}, "draft": {1}}), (3, {"target": {1}, "draft": {3}})]
+    ("draft_threads", "of_each"),
+    [(None, {"target": {3}, "draft": {1}}), (3, {"target": {1}, "draft": {3}})],
 )
 def test_threads_are_divided_from_the_first_forward_on(
     pair: ModelPair, draft_threads: int | None, of_each: dict, monkeypatch: pytest.MonkeyPatch
@@ -223,7 +239,9 @@ def test_threads_are_divided_from_the_first_forward_on(
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        engine(pair, classes=PEARL["classes"], draft_threads=draft_threads).decode([3], 12, Sampler.seeded(0))
+        engine(pair, classes=PEARL["classes"], draft_threads=draft_threads).decode(
+            [3], 12, Sampler.seeded(0)
+        )
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
@@ -232,9 +250,13 @@ def test_threads_are_divided_from_the_first_forward_on(
 
 @pytest.mark.parametrize("settings", [{}, PEARL, {"classes": Always(1, DrawnConfidence(0.4))}])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_every_draft_step_is_accepted_rolled_back_or_wasted(pair: ModelPair, overlap: bool, settings: dict) -> None:
+def test_every_draft_step_is_accepted_rolled_back_or_wasted(
+    pair: ModelPair, overlap: bool, settings: dict
+) -> None:
     for seed in range(6):
-        trace = engine(pair, overlap=overlap, **settings).decode([1 + seed, 2], 30, Sampler.seeded(seed))
+        trace = engine(pair, overlap=overlap, **settings).decode(
+            [1 + seed, 2], 30, Sampler.seeded(seed)
+        )
         stages = [round_.overlap for round_ in trace.rounds]
         lost, steps = sum(s.rollback + s.waste for s in stages), sum(s.draft_steps for s in stages)
         assert steps == lost + sum(round_.accepted for round_ in trace.rounds)
@@ -242,17 +264,25 @@ def test_every_draft_step_is_accepted_rolled_back_or_wasted(pair: ModelPair, ove
         assert Trace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
         rejected = [round_.rejected for round_ in trace.rounds]
         first = "pre_verify" if settings is PEARL else "draft"
-        assert [s.stage for s in stages] == [first, *(first if again else "branch" for again in rejected[:-1])]
+        assert [s.stage for s in stages] == [
+            first,
+            *(first if again else "branch" for again in rejected[:-1]),
+        ]
         assert all((s.outcome is None) == (s.stage == "pre_verify") for s in stages)
         assert not any(s.pending for s in stages if s.stage == "pre_verify")
         for stage in stages:
             jobs = {span.job: span for span in stage.spans}
-            assert {span.worker for span in stage.spans} >= {"target"} and all(s.start <= s.end for s in stage.spans)
+            assert {span.worker for span in stage.spans} >= {"target"} and all(
+                s.start <= s.end for s in stage.spans
+            )
             assert "verify" in jobs and ("draft stage" not in jobs or stage.stage == "draft")
 
 
 def test_an_idle_worker_is_a_bubble(pair: ModelPair) -> None:
-    traces = [engine(pair, overlap=False).decode([2, seed], 30, Sampler.seeded(seed)) for seed in range(1, 6)]
+    traces = [
+        engine(pair, overlap=False).decode([2, seed], 30, Sampler.seeded(seed))
+        for seed in range(1, 6)
+    ]
     found = measure_overlap(traces)
     assert 1 < found.target_bubbles + found.draft_bubbles < 2, "in turn at most one is busy"
     assert sum(found.classes) == pytest.approx(1)

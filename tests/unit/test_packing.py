@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from decoding.packing import FEW_ROWS, FEWEST_ROWS, PackedLinear, _multiplies, fewest_rows, pack_linears
+from decoding.models.packing import (
+    FEW_ROWS,
+    FEWEST_ROWS,
+    PackedLinear,
+    _multiplies,
+    fewest_rows,
+    pack_linears,
+)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -19,7 +26,9 @@ def test_same_product(rows: int, bias: bool) -> None:
             torch.testing.assert_close(packed(x), linear(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not _multiplies(torch.bfloat16), reason="oneDNN has no bfloat16 on this processor")
+@pytest.mark.skipif(
+    not _multiplies(torch.bfloat16), reason="oneDNN has no bfloat16 on this processor"
+)
 @pytest.mark.parametrize("rows", [1, 2, 21, 256, 257])
 def test_same_product_in_bfloat16(rows: int) -> None:
     torch.manual_seed(0)
@@ -49,7 +58,7 @@ def test_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     double = nn.Sequential(nn.Linear(2, 2).double())
     pack_linears(double)
     assert type(double[0]) is nn.Linear
-    monkeypatch.setattr("decoding.packing.MOST_BYTES", 15)
+    monkeypatch.setattr("decoding.models.packing.MOST_BYTES", 15)
     large = nn.Sequential(nn.Linear(2, 2))
     pack_linears(large)
     assert type(large[0]) is nn.Linear

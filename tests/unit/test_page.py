@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from decoding.figures.evidence import Checkpoint, Evidence, Harvest
-from decoding.figures.figure import Figure
-from decoding.figures.page import MOST_ROWS, Lack, Section, Shown, cell, page
+from reports.artifacts import Checkpoint, Evidence, Harvest
+from reports.figure import Figure
+from reports.page import MOST_ROWS, Lack, Section, Shown, cell, page
 
 NASTY = '<script>alert("http://x")</script>'
 PNG = b"\x89PNG picture"
@@ -30,8 +30,15 @@ def a_figure(**changes: Any) -> Figure:
     return Figure(**{**usual, **changes})
 
 
-def one(figure: Figure, image: bytes | None = None, evidence: Evidence | None = None, **rest: Any) -> str:
-    return page(evidence or Evidence(), [Section("Speed", [Shown(figure, image)])], rest.pop("lacking", []), **rest)
+def one(
+    figure: Figure, image: bytes | None = None, evidence: Evidence | None = None, **rest: Any
+) -> str:
+    return page(
+        evidence or Evidence(),
+        [Section("Speed", [Shown(figure, image)])],
+        rest.pop("lacking", []),
+        **rest,
+    )
 
 
 def test_a_table_is_open_and_says_what_it_rests_on() -> None:
@@ -61,7 +68,9 @@ def test_text_of_any_kind_stays_text() -> None:
 def test_nothing_is_fetched() -> None:
     text = one(a_figure(), PNG, viewer="<p>the viewer</p>")
     assert "<p>the viewer</p>" in text
-    assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", text) and "url(" not in text
+    assert (
+        not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", text) and "url(" not in text
+    )
     assert "default-src 'none'" in text
 
 
@@ -98,10 +107,17 @@ def test_what_it_is_made_from_comes_first() -> None:
     }
     text = one(a_figure(), evidence=Evidence(harvests=[Harvest(Path("data/mine"), manifest)]))
     assert "<title>Report: mine</title>" in text
-    for words in ("data/mine", "temperature 0.5, 7 prompts", "python scripts/gen_data.py gamma=4", "torch 2.6"):
+    for words in (
+        "data/mine",
+        "temperature 0.5, 7 prompts",
+        "python scripts/gen_data.py gamma=4",
+        "torch 2.6",
+    ):
         assert words in text and text.index(words) < text.index("SpecDec++, table 1")
 
 
-@pytest.mark.parametrize(("value", "shown"), [(None, "–"), (3, "3"), (2 / 3, "0.6667"), ("a", "a"), (12345.6, "12346")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "–"), (3, "3"), (2 / 3, "0.6667"), ("a", "a"), (12345.6, "12346")]
+)
 def test_cells(value: Any, shown: str) -> None:
     assert cell(value) == shown

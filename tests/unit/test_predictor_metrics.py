@@ -4,8 +4,8 @@ import pytest
 import torch
 from sklearn import metrics as reference
 
+from predictors.baselines import base_rate, confidence, constant
 from predictors.metrics import auroc, brier, confusion, ece, kl, scores
-from predictors.trivial import base_rate, confidence, constant
 
 
 def binary(f: list[float]) -> torch.Tensor:
@@ -30,7 +30,9 @@ def test_binary_scores_agree_with_sklearn(hard: tuple[torch.Tensor, torch.Tensor
 
 
 def test_three_class_scores_agree_with_sklearn() -> None:
-    probs = torch.softmax(torch.randn(100, 3, generator=torch.Generator().manual_seed(1)).double(), -1)
+    probs = torch.softmax(
+        torch.randn(100, 3, generator=torch.Generator().manual_seed(1)).double(), -1
+    )
     label = torch.arange(100) % 3
     found = scores(probs, torch.eye(3, dtype=torch.float64)[label])
     assert found["kl"] == pytest.approx(reference.log_loss(label, probs))
@@ -48,8 +50,13 @@ def test_soft_labels() -> None:
 
 def test_auroc_of_soft_labels_is_that_of_weighted_rows() -> None:
     generator = torch.Generator().manual_seed(2)
-    f, s = torch.rand(50, generator=generator).double(), torch.rand(50, generator=generator).double()
-    expected = reference.roc_auc_score([1] * 50 + [0] * 50, torch.cat([f, f]), sample_weight=torch.cat([s, 1 - s]))
+    f, s = (
+        torch.rand(50, generator=generator).double(),
+        torch.rand(50, generator=generator).double(),
+    )
+    expected = reference.roc_auc_score(
+        [1] * 50 + [0] * 50, torch.cat([f, f]), sample_weight=torch.cat([s, 1 - s])
+    )
     assert auroc(binary(f.tolist()), binary(s.tolist())) == pytest.approx(expected)
 
 
@@ -58,14 +65,21 @@ def test_auroc_of_one_class_is_undefined() -> None:
 
 
 def test_ece_by_hand() -> None:
-    # two bins of 0.5: {.2, .4} with outcomes {0, 1}, {1.} with outcome {0}: (2 * |.3 - .5| + 1 * |1 - 0|) / 3
+    # two bins of 0.5: {.2, .4} with outcomes {0, 1}, {1.} with outcome {0}: (2 * |.3 - .5| + 1 * |1
+    # - 0|) / 3
     assert ece(binary([0.2, 0.4, 1.0]), binary([0.0, 1.0, 0.0]), bins=2) == pytest.approx(1.4 / 3)
-    top = torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64)  # both in one bin: mean .65, one right
+    top = torch.tensor(
+        [[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64
+    )  # both in one bin: mean .65, one right
     assert ece(top, torch.eye(3, dtype=torch.float64)[[0, 1]], bins=2) == pytest.approx(0.15)
 
 
 def test_confusion_rows_are_true_classes() -> None:
-    assert confusion(torch.eye(3)[[1, 1, 2]], torch.eye(3)[[0, 1, 2]]) == [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
+    assert confusion(torch.eye(3)[[1, 1, 2]], torch.eye(3)[[0, 1, 2]]) == [
+        [0, 1, 0],
+        [0, 1, 0],
+        [0, 0, 1],
+    ]
 
 
 def test_constant_and_base_rate() -> None:

@@ -9,11 +9,17 @@ from data_gen.prompts import Prompt, load_prompts
 from data_gen.prompts.jsonl import load_jsonl
 from data_gen.prompts.prompt import select
 from data_gen.prompts.starter import humaneval, instructions, load_starter
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 
 def read(path: Path, **changed: object) -> list[Prompt]:
-    options = {"name": "mine", "path": str(path), "field": "prompt", "limit": None, "chat": True} | changed
+    options = {
+        "name": "mine",
+        "path": str(path),
+        "field": "prompt",
+        "limit": None,
+        "chat": True,
+    } | changed
     return load_jsonl(**options)
 
 
@@ -32,7 +38,10 @@ def test_jsonl_rows_become_prompts(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"prompt": "ok"}\n{"prompt": \n', r"prompts\.jsonl line 2 is not JSON .* Mend or remove that line"),
+        (
+            '{"prompt": "ok"}\n{"prompt": \n',
+            r"prompts\.jsonl line 2 is not JSON .* Mend or remove that line",
+        ),
         ('{"prompt": "ok"}\n\n["x"]\n', r"line 3 is not a JSON object"),
         ("[" * 100_000, r"line 1 is not JSON \(it is nested too deeply\)"),
         (
@@ -40,12 +49,18 @@ def test_jsonl_rows_become_prompts(file: Path) -> None:
             r"dataset\.field: .* line 1 has a prompt that is no text \(it holds half",
         ),
         (r'{"prompt": "a", "id": "\udfff"}', r"line 1 has a prompt that is no text"),
-        ('{"text": "ok"}\n', r"dataset\.field: .* line 1 has no text under 'prompt' \(it has text\)"),
+        (
+            '{"text": "ok"}\n',
+            r"dataset\.field: .* line 1 has no text under 'prompt' \(it has text\)",
+        ),
         ('{"prompt": "  "}\n', r"line 1 has no text under 'prompt'"),
         ('{"prompt": 3}\n', r"line 1 has no text under 'prompt'"),
         ("", r"dataset\.path: .*prompts\.jsonl is empty"),
         ("\n \n", r"is empty"),
-        ('{"prompt": "x", "id": 1}\n{"prompt": "y", "id": "1"}\n', r"the id '1' is used by 2 prompts"),
+        (
+            '{"prompt": "x", "id": 1}\n{"prompt": "y", "id": "1"}\n',
+            r"the id '1' is used by 2 prompts",
+        ),
     ],
 )
 def test_jsonl_faults_name_file_and_line(tmp_path: Path, content: str, says: str) -> None:
@@ -112,9 +127,16 @@ def test_hub_reads_a_named_column(monkeypatch: pytest.MonkeyPatch) -> None:
 
     rows = datasets.Dataset.from_list([{"question": "one?"}, {"question": "two?"}])
     asked: list[object] = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows)
-    cfg = OmegaConf.merge(OmegaConf.load("conf/dataset/hub.yaml"), {"hub_id": "owner/set", "field": "question"})
-    assert load_prompts(cfg) == [Prompt("hub-0", "hub", "", "one?"), Prompt("hub-1", "hub", "", "two?")]
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows
+    )
+    cfg = OmegaConf.merge(
+        OmegaConf.load("conf/dataset/hub.yaml"), {"hub_id": "owner/set", "field": "question"}
+    )
+    assert load_prompts(cfg) == [
+        Prompt("hub-0", "hub", "", "one?"),
+        Prompt("hub-1", "hub", "", "two?"),
+    ]
     assert asked == [(("owner/set", None), {"split": "train"})]
     with pytest.raises(UserError, match=r"dataset\.field: owner/set row 0 .*it has question"):
         load_prompts(OmegaConf.merge(cfg, {"field": "prompt"}))

@@ -5,21 +5,37 @@ import torch
 from torch import Tensor
 
 from predictors.metrics import brier
-from predictors.reliability import BINS, bootstrap, change, mass_bins, reliability, stages, two_columns
+from predictors.reliability import (
+    BINS,
+    bootstrap,
+    change,
+    mass_bins,
+    reliability,
+    stages,
+    two_columns,
+)
 
 
-def drawn(prompts: int, rows: int, shift: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(
+    prompts: int, rows: int, shift: float = 0.0, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Predictions [n, 2] off by `shift` in log-odds, outcomes, prompts; easy and hard prompts."""
     generator = torch.Generator().manual_seed(seed)
-    odds = torch.randn(prompts, 1, generator=generator) + torch.randn(prompts, rows, generator=generator)
-    outcome = (torch.rand(prompts, rows, generator=generator) < torch.sigmoid(odds)).double().flatten()
+    odds = torch.randn(prompts, 1, generator=generator) + torch.randn(
+        prompts, rows, generator=generator
+    )
+    outcome = (
+        (torch.rand(prompts, rows, generator=generator) < torch.sigmoid(odds)).double().flatten()
+    )
     group = torch.arange(prompts).repeat_interleave(rows)
     return two_columns(torch.sigmoid(odds + shift).double().flatten()), two_columns(outcome), group
 
 
 def test_bins_hold_equal_mass_and_ties_stay_together() -> None:
     f = torch.rand(1000, generator=torch.Generator().manual_seed(0)).double()
-    assert torch.bincount(mass_bins(f), minlength=BINS).tolist() == pytest.approx([100] * BINS, abs=1)
+    assert torch.bincount(mass_bins(f), minlength=BINS).tolist() == pytest.approx(
+        [100] * BINS, abs=1
+    )
     tied = torch.tensor([0.1] * 50 + [0.7] * 50).double()
     cells = mass_bins(tied)
     assert len(cells[:50].unique()) == len(cells[50:].unique()) == 1 and cells[0] < cells[50]
@@ -53,7 +69,9 @@ def test_resamples_draw_whole_prompts() -> None:
     generator = torch.Generator().manual_seed(0)
     value = torch.randn(200, 1, generator=generator).double()
     alone = bootstrap(value, torch.arange(200), 0, signed=True)
-    repeated = bootstrap(value.repeat_interleave(30, 0), torch.arange(200).repeat_interleave(30), 0, signed=True)
+    repeated = bootstrap(
+        value.repeat_interleave(30, 0), torch.arange(200).repeat_interleave(30), 0, signed=True
+    )
     assert repeated == pytest.approx(alone)
     assert alone[2] - alone[1] == pytest.approx(4 * float(value.std()) / math.sqrt(200), rel=0.1)
     naive = bootstrap(value.repeat_interleave(30, 0), torch.arange(6000), 0, signed=True)
@@ -75,7 +93,10 @@ def test_same_seed_same_interval() -> None:
 def test_order_of_rows_and_names_of_prompts_do_not_matter() -> None:
     probs, targets, group = drawn(12, 9)
     order = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))
-    a, b = reliability(probs, targets, group), reliability(probs[order], targets[order], 100 + 3 * group[order])
+    a, b = (
+        reliability(probs, targets, group),
+        reliability(probs[order], targets[order], 100 + 3 * group[order]),
+    )
     assert a["ece"] == pytest.approx(b["ece"]) and a["log_loss"] == pytest.approx(b["log_loss"])
 
 

@@ -4,7 +4,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data_gen.prompts import Prompt
 from data_gen.prompts.render import prompt_ids
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
@@ -27,7 +27,9 @@ def words(prompt: Prompt, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     return tokenizer.convert_ids_to_tokens(prompt_ids(prompt, tokenizer, 10).tolist())
 
 
-def test_chat_prompt_is_a_user_turn_and_the_assistant_header(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chat_prompt_is_a_user_turn_and_the_assistant_header(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     prompt = Prompt("a", "d", "c", "hello world", instruction="complete")
     assert words(prompt, tokenizer) == ["<user>", "complete", "hello", "world", "<assistant>"]
 
@@ -37,10 +39,14 @@ def test_raw_prompt_is_only_its_text(tokenizer: PreTrainedTokenizerFast) -> None
     assert words(prompt, tokenizer) == ["hello", "world"]
 
 
-def test_prompt_longer_than_the_context_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompt_longer_than_the_context_is_refused_by_name(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     prompt = Prompt("long-one", "d", "c", "hello world", chat=False)
     assert len(prompt_ids(prompt, tokenizer, 2)) == 2
-    with pytest.raises(UserError, match=r"pair\.max_length: the prompt long-one has 2 tokens, there is room for 1"):
+    with pytest.raises(
+        UserError, match=r"pair\.max_length: the prompt long-one has 2 tokens, there is room for 1"
+    ):
         prompt_ids(prompt, tokenizer, 1)
 
 

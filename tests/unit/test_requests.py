@@ -4,7 +4,7 @@ import pytest
 
 from data_gen.prompts import Prompt
 from data_gen.requests import assign_splits, make_requests
-from predictors.errors import UserError
+from runtime.errors import UserError
 from tests.tiny_pair import tiny_pair
 
 NAMES = [f"prompt-{number}" for number in range(400)]
@@ -27,7 +27,11 @@ def test_a_prompt_stays_in_its_split_when_the_set_changes() -> None:
 @pytest.mark.parametrize("count", [3, 4, 7])
 def test_no_split_of_a_small_set_is_empty(count: int) -> None:
     for start in range(0, 60, count):
-        assert set(assign_splits(NAMES[start : start + count], 0.1, 0.1).values()) == {"train", "calibration", "test"}
+        assert set(assign_splits(NAMES[start : start + count], 0.1, 0.1).values()) == {
+            "train",
+            "calibration",
+            "test",
+        }
 
 
 def test_impossible_splits_are_refused() -> None:
@@ -41,7 +45,9 @@ def test_prompts_that_do_not_fit_are_refused_by_name() -> None:
     texts = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9"]
     requests = make_requests(prompts(*texts), tiny_pair(), 92, 0.2, 0.2)
     assert [request.tokens.tolist() for request in requests] == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-    with pytest.raises(UserError, match=r"pair\.max_length: the prompt p2 has 4 tokens, there is room for 3"):
+    with pytest.raises(
+        UserError, match=r"pair\.max_length: the prompt p2 has 4 tokens, there is room for 3"
+    ):
         make_requests(prompts(*texts), tiny_pair(), 93, 0.2, 0.2)
     with pytest.raises(UserError, match="^max_new_tokens: "):
         make_requests(prompts(*texts), tiny_pair(), 95, 0.2, 0.2)

@@ -1,13 +1,22 @@
 import pytest
 import torch
 
-from predictors.errors import UserError
-from predictors.resampling import SYNTHETIC, EpochSampler, balancing_weights, hold_out_prompts, smote, standardisation
+from predictors.training.resampling import (
+    SYNTHETIC,
+    EpochSampler,
+    balancing_weights,
+    hold_out_prompts,
+    smote,
+    standardisation,
+)
+from runtime.errors import UserError
 
 
 def unbalanced(counts: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     label = torch.cat([torch.full((count,), name) for name, count in enumerate(counts)])
-    x = torch.randn(len(label), 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0, 1e-3])
+    x = torch.randn(len(label), 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1.0, 100.0, 1e-3]
+    )
     return x + 10 * label[:, None], label, torch.arange(len(label))
 
 
@@ -39,7 +48,11 @@ def test_smote_raises_minorities_to_the_majority_and_leaves_real_rows_alone() ->
     x, label, group = unbalanced((40, 12, 8))
     more, labels, groups = smote(x, label, group, neighbours=5, seed=0)
     assert torch.bincount(labels).tolist() == [40, 40, 40]
-    assert torch.equal(more[:60], x) and torch.equal(labels[:60], label) and torch.equal(groups[:60], group)
+    assert (
+        torch.equal(more[:60], x)
+        and torch.equal(labels[:60], label)
+        and torch.equal(groups[:60], group)
+    )
     assert (groups[60:] == SYNTHETIC).all()
     assert more.dtype == torch.float32
 
@@ -49,7 +62,9 @@ def test_synthetic_rows_lie_between_rows_of_their_class() -> None:
     more, labels, _ = smote(x, label, group, neighbours=5, seed=0)
     mean, scale = standardisation(x)
     real, made = (x[label == 1] - mean) / scale, (more[len(x) :] - mean) / scale
-    through = torch.cdist(made, real).unsqueeze(2) + torch.cdist(made, real).unsqueeze(1)  # via pairs of real rows
+    through = torch.cdist(made, real).unsqueeze(2) + torch.cdist(made, real).unsqueeze(
+        1
+    )  # via pairs of real rows
     assert (through - torch.cdist(real, real)).amin(dim=(1, 2)).max() < 1e-3
 
 

@@ -1,4 +1,5 @@
-"""The file an interrupted training is kept in: what is in it is found again, and damage is named."""
+"""The file an interrupted training is kept in: what is in it is found again, and damage is
+named."""
 
 import errno
 import resource
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from predictors import resume, storage
-from predictors.errors import UserError
-from predictors.resume import ResumeFile
+from predictors.training import resume
+from predictors.training.resume import ResumeFile
+from runtime import files
+from runtime.errors import UserError
 
 RUN = {"predictor": {"depth": 1}, "seed": 0, "data": "aa"}
 TENSORS = {"module.w": torch.arange(6.0).view(2, 3), "optimizer.0.step": torch.tensor(3.0)}
@@ -27,7 +29,9 @@ def test_what_was_written_is_read(file: ResumeFile) -> None:
     found = ResumeFile(file.path.with_name("specdecpp"), dict(reversed(RUN.items()))).read()
     assert found is not None
     tensors, progress = found
-    assert tensors.keys() == TENSORS.keys() and all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+    assert tensors.keys() == TENSORS.keys() and all(
+        torch.equal(tensors[name], TENSORS[name]) for name in TENSORS
+    )
     assert progress["history"] == [{"epoch": 1}]
     file.forget()
     assert file.read() is None and not list(file.path.parent.iterdir())
@@ -82,24 +86,33 @@ def test_a_folder_in_its_place_is_named(file: ResumeFile) -> None:
         file.read()
 
 
-def test_files_of_other_runs_are_mentioned(file: ResumeFile, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_other_runs_are_mentioned(
+    file: ResumeFile, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = ResumeFile(file.path.with_name("specdecpp"), {**RUN, "predictor": {"depth": 2}})
     assert other.read() is None
     assert "other settings (predictor.depth=1, here 2). It is not used" in capsys.readouterr().out
     file.path.write_bytes(b"half")
     assert other.read() is None
     assert "holds something unreadable" in capsys.readouterr().out
-    assert ResumeFile(file.path.with_name("specdec"), RUN).read() is None and not capsys.readouterr().out
+    assert (
+        ResumeFile(file.path.with_name("specdec"), RUN).read() is None
+        and not capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("step", ["save_file", "_sync", "replace"])
-def test_a_full_disk_keeps_the_last_state(file: ResumeFile, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_state(
+    file: ResumeFile, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    holder = {"save_file": resume, "_sync": storage, "replace": Path}[step]
+    holder = {"save_file": resume, "_sync": files, "replace": Path}[step]
     monkeypatch.setattr(holder, step, full)
-    with pytest.raises(UserError, match=r"^out: \S+\.resume cannot be written .*No space left.*Free some space"):
+    with pytest.raises(
+        UserError, match=r"^out: \S+\.resume cannot be written .*No space left.*Free some space"
+    ):
         file.write({"module.w": torch.zeros(2, 3)}, {"history": []})
     monkeypatch.undo()
     found = file.read()

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from data_gen.samples import read_samples
-from predictors.errors import UserError
 from predictors.hrad import HRAD
 from predictors.specdecpp import SpecDecPP, kept_depths
+from runtime.errors import UserError
 from tests.harvests import DIM, PROMPTS, write_harvest
 
 
@@ -16,8 +16,12 @@ def test_rollouts_end_with_the_first_rejected_token() -> None:
     gamma, values = 4, torch.arange(20.0).view(5, 4)
     records = {
         "accepted": torch.tensor([0, 2, 4, 1, 2]),
-        "drafted": torch.tensor([4, 4, 4, 1, 4]),  # the fourth round ended with an end token, accepted
-        "known": torch.tensor([4, 4, 4, 4, 2]),  # nothing is known of the fifth after two accepted tokens
+        "drafted": torch.tensor(
+            [4, 4, 4, 1, 4]
+        ),  # the fourth round ended with an end token, accepted
+        "known": torch.tensor(
+            [4, 4, 4, 4, 2]
+        ),  # nothing is known of the fifth after two accepted tokens
         "group": torch.tensor([0, 0, 1, 1, 2]),
         **dict.fromkeys(("accept_prob", "draft_q", "draft_max_q"), values),
         "rollout_features": values[..., None].expand(5, gamma, 3),
@@ -26,7 +30,10 @@ def test_rollouts_end_with_the_first_rejected_token() -> None:
     assert rows["soft_label"].tolist() == [0, 4, 5, 6, 8, 9, 10, 11, 12, 16, 17]
     assert rows["depth"].tolist() == [0, 0, 1, 2, 0, 1, 2, 3, 0, 0, 1]
     assert rows["group"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2]
-    assert torch.equal(rows["features"][:, 0], rows["soft_label"]) and rows["features"].shape == (11, 3)
+    assert torch.equal(rows["features"][:, 0], rows["soft_label"]) and rows["features"].shape == (
+        11,
+        3,
+    )
 
 
 def test_a_depth_occurs_as_often_as_it_is_reached() -> None:
@@ -37,7 +44,12 @@ def test_a_depth_occurs_as_often_as_it_is_reached() -> None:
     several = accept.expand(n, 3)
     records = {
         **{"accepted": accepted, "drafted": torch.full((n,), 3), "known": torch.full((n,), 3)},
-        **{"group": torch.zeros(n), "accept_prob": several, "draft_q": several, "draft_max_q": several},
+        **{
+            "group": torch.zeros(n),
+            "accept_prob": several,
+            "draft_q": several,
+            "draft_max_q": several,
+        },
     }
     reached = torch.bincount(kept_depths(records)["depth"]) / n
     torch.testing.assert_close(reached, torch.tensor([1.0, 0.9, 0.45]), atol=4e-3, rtol=0)
@@ -46,7 +58,8 @@ def test_a_depth_occurs_as_often_as_it_is_reached() -> None:
 def test_both_recipes_and_hrad_read_one_harvest(tmp_path: Path) -> None:
     folder = write_harvest(tmp_path / "toy", rows=5, gamma=3)
     mixed, rollouts, classes = (
-        read_samples(folder, predictor, "test") for predictor in (SpecDecPP(), SpecDecPP(recipe="rollouts"), HRAD(2))
+        read_samples(folder, predictor, "test")
+        for predictor in (SpecDecPP(), SpecDecPP(recipe="rollouts"), HRAD(2))
     )
     assert len(mixed["features"]) == len(classes["label"]) == 5 * PROMPTS["test"]
     assert rollouts["features"].shape == (len(rollouts["soft_label"]), DIM)

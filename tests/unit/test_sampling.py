@@ -4,8 +4,19 @@ from itertools import islice
 import pytest
 import torch
 
-from decoding.sampling import Pool, Sampler, Warp, draw, hub_pair, iid, largest, pick, top_tokens, without_replacement
-from predictors.errors import UserError
+from decoding.sampling import (
+    Pool,
+    Sampler,
+    Warp,
+    draw,
+    hub_pair,
+    iid,
+    largest,
+    pick,
+    top_tokens,
+    without_replacement,
+)
+from runtime.errors import UserError
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
 
@@ -60,7 +71,12 @@ def test_broken_logits_are_refused(warp: Warp, bad: float) -> None:
 
 @pytest.mark.parametrize(
     ("values", "key"),
-    [({"temperature": -1}, "temperature"), ({"top_k": -1}, "top_k"), ({"top_p": 0}, "top_p"), ({"top_p": 2}, "top_p")],
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 2}, "top_p"),
+    ],
 )
 def test_bad_settings_name_their_key(values: dict, key: str) -> None:
     with pytest.raises(UserError, match=f"warp.{key}"):
@@ -88,16 +104,26 @@ def test_pick_never_takes_an_impossible_token(total: float) -> None:
 @pytest.mark.parametrize("vocab", [2, 255, 256, 257, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_pool_picks_what_the_cumulative_sum_says(vocab: int, dtype: torch.dtype) -> None:
-    """Also after tokens were taken out, down to the last; the law itself is left as it is."""
+    """Also after tokens were taken out, down to the last; the distribution itself is left as it
+    is."""
     generator = torch.Generator().manual_seed(vocab)
-    probs = torch.rand(vocab, generator=generator, dtype=dtype) * (torch.rand(vocab, generator=generator) < 0.6)
+    probs = torch.rand(vocab, generator=generator, dtype=dtype) * (
+        torch.rand(vocab, generator=generator) < 0.6
+    )
     probs[-1] = 0.5
     before, left, pool = probs.clone(), probs.clone(), Pool(probs)
     for _ in range(int(probs.count_nonzero())):
-        numbers = [0.0, *torch.rand(20, generator=generator, dtype=torch.float64).tolist(), 1 - 2.0**-53]
+        numbers = [
+            0.0,
+            *torch.rand(20, generator=generator, dtype=torch.float64).tolist(),
+            1 - 2.0**-53,
+        ]
         picked = [pool.pick(number) for number in numbers]
-        assert picked == pick(left.expand(22, vocab), torch.tensor(numbers, dtype=torch.float64)).tolist()
-        assert torch.equal(pool.law(), left) and not pool.empty
+        assert (
+            picked
+            == pick(left.expand(22, vocab), torch.tensor(numbers, dtype=torch.float64)).tolist()
+        )
+        assert torch.equal(pool.distribution(), left) and not pool.empty
         pool.take(picked[3])
         left[picked[3]] = 0
     assert pool.empty and torch.equal(probs, before)
@@ -110,15 +136,15 @@ def test_pick_in_two_steps_is_the_inverse_of_the_whole_sum(vocab: int, dtype: to
     probs = torch.rand(3, 40, vocab, dtype=torch.float64, generator=generator) ** 8
     probs[..., vocab // 3 : vocab // 3 + 260] = 0  # a block without mass
     probs[0, 0] = torch.eye(vocab)[-1]
-    law = (probs + torch.eye(vocab)[0] * 1e-3).to(dtype)
+    distribution = (probs + torch.eye(vocab)[0] * 1e-3).to(dtype)
     uniform = torch.rand(3, 40, dtype=torch.float64, generator=generator)
     uniform[0, :2], uniform[1, 0] = 1 - 2.0**-53, 0.0
-    cumulative = law.cumsum(-1, dtype=torch.float64)
+    cumulative = distribution.cumsum(-1, dtype=torch.float64)
     point = uniform[..., None] * cumulative[..., -1:]
-    found = pick(law, uniform)
-    assert (law.gather(-1, found[..., None]) > 0).all()
+    found = pick(distribution, uniform)
+    assert (distribution.gather(-1, found[..., None]) > 0).all()
     above = cumulative.gather(-1, found[..., None]) - point
-    below = point - (cumulative - law).gather(-1, found[..., None])
+    below = point - (cumulative - distribution).gather(-1, found[..., None])
     slack = 1e-6 if dtype == torch.float32 else 1e-12
     assert (above > -slack * vocab).all() and (below > -slack * vocab).all()
     assert (found == (cumulative <= point).sum(-1).clamp(max=vocab - 1)).float().mean() > 0.98
@@ -132,7 +158,7 @@ def test_largest_takes_the_lowest_of_tied_tokens() -> None:
     assert largest(torch.full((5,), -math.inf)) == 0
 
 
-def test_draws_follow_the_law() -> None:
+def test_draws_follow_the_distribution() -> None:
     probs = torch.tensor([0.1, 0.0, 0.6, 0.3])
     drawn = draw(probs.expand(40_000, 4), torch.Generator().manual_seed(0))
     assert (torch.bincount(drawn, minlength=4) / 40_000 - probs).abs().max() < 0.01
@@ -146,7 +172,7 @@ def test_sampler_is_one_stream() -> None:
     assert 0.2 < sum(one.accept(0.1, 0.4) for _ in range(2000)) / 2000 < 0.3
 
 
-def test_sibling_laws() -> None:
+def test_sibling_distributions() -> None:
     q, sampler = torch.tensor([0.1, 0.6, 0.0, 0.3]), Sampler.seeded(0)
     assert sorted(without_replacement(q, sampler)) == [0, 1, 3]
     assert list(top_tokens(q, sampler)) == [1, 3, 0]
@@ -154,4 +180,6 @@ def test_sibling_laws() -> None:
     assert set(pairs) == {(0, 1), (3, 1), (1, 0), (1, 3)}
     certain = torch.tensor([0.0, 1.0])
     assert list(hub_pair(certain, sampler)) == list(without_replacement(certain, sampler)) == [1]
-    assert q.tolist() == pytest.approx([0.1, 0.6, 0.0, 0.3]), "the law itself is left as it is"
+    assert q.tolist() == pytest.approx([0.1, 0.6, 0.0, 0.3]), (
+        "the distribution itself is left as it is"
+    )

@@ -1,4 +1,5 @@
-"""Sequoia's acceptance vector against enumeration, its dynamic programme against every tree there is, its artefact."""
+"""Sequoia's acceptance vector against enumeration, its dynamic programme against every tree there
+is, its artefact."""
 
 import json
 from collections.abc import Iterator
@@ -11,20 +12,34 @@ import torch
 
 from decoding.cost import MeasuredCost, measure_cost
 from decoding.draft import Draft
+from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Sampler, without_replacement
 from decoding.structures.sequoia import Sequoia, write_artefact
-from decoding.table_lm import TableLM, random_table
-from decoding.tree_search import Plan, Programme, best_plans, expected_tokens, layer_rows, sibling_acceptance
 from decoding.verifiers.rrsw import RrswVerifier
-from predictors.errors import UserError
-from tests.contract.enumeration import dirichlet, law_of
+from evaluation.replay.tree_search import (
+    Plan,
+    Programme,
+    best_plans,
+    expected_tokens,
+    layer_rows,
+    sibling_acceptance,
+)
+from runtime.errors import UserError
+from tests.contract.enumeration import dirichlet, distribution_of
 
-VECTORS = [[0.7, 0.15, 0.05], [0.5, 0.3, 0.1, 0.05], [0.3, 0.6], [0.9], [0.7, 0.0, 0.2], [0.5, 0.0, 0.0]]
+VECTORS = [
+    [0.7, 0.15, 0.05],
+    [0.5, 0.3, 0.1, 0.05],
+    [0.3, 0.6],
+    [0.9],
+    [0.7, 0.0, 0.2],
+    [0.5, 0.0, 0.0],
+]
 Shape = tuple["Shape", ...]
 """A tree as the tuple of its root's subtrees."""
 
 
-# Trees ---------------------------------------------------------------------------------------------------------------
+# Trees --------------------------------------------------------------------------------------------
 
 
 @cache
@@ -33,7 +48,10 @@ def forests(nodes: int) -> tuple[Shape, ...]:
     if nodes == 0:
         return ((),)
     return tuple(
-        (first, *rest) for size in range(nodes) for first in forests(size) for rest in forests(nodes - 1 - size)
+        (first, *rest)
+        for size in range(nodes)
+        for first in forests(size)
+        for rest in forests(nodes - 1 - size)
     )
 
 
@@ -58,7 +76,9 @@ def deepest(parents: list[int]) -> int:
 
 
 def direct_sum(shape: Shape, acceptance: list[float]) -> float:
-    return 1 + sum(a * direct_sum(child, acceptance) for a, child in zip(acceptance, shape, strict=False))
+    return 1 + sum(
+        a * direct_sum(child, acceptance) for a, child in zip(acceptance, shape, strict=False)
+    )
 
 
 @pytest.mark.parametrize("acceptance", VECTORS)
@@ -75,20 +95,33 @@ def test_programme_finds_the_best_of_all_trees(acceptance: list[float]) -> None:
                 for depth in range(deepest(parents), 5):
                     found[depth] = max(found.get(depth, 0.0), value)
         for depth in range(1, 5):
-            assert programme.value[rows, depth] == pytest.approx(found.get(depth, -np.inf), abs=1e-12)
+            assert programme.value[rows, depth] == pytest.approx(
+                found.get(depth, -np.inf), abs=1e-12
+            )
             if depth in found:
                 tree = programme.tree(rows, depth)
-                assert len(tree) == rows - 1 and deepest(tree) <= depth and widest(tree) <= len(acceptance)
+                assert (
+                    len(tree) == rows - 1
+                    and deepest(tree) <= depth
+                    and widest(tree) <= len(acceptance)
+                )
                 assert expected_tokens(tree, acceptance) == pytest.approx(found[depth], abs=1e-12)
     print(f"{trees} trees")
 
 
 def test_nodes_beyond_the_support_are_still_planned() -> None:
-    """A greedy draft has one candidate: the others are worth nothing, but a tree of that size exists."""
+    """A greedy draft has one candidate: the others are worth nothing, but a tree of that size
+    exists."""
     programme = Programme([0.5, 0.0, 0.0], 6, 2)
     assert programme.value[2:, 2].tolist() == pytest.approx([1.5, 1.75, 1.75, 1.75, 1.75])
     assert programme.value[4, 1] == 1.5 and programme.tree(4, 1) == [0, 0, 0]
-    assert [plan.nodes for plan in best_plans(programme, lambda rows: 1.0, lambda rows: 1.0)] == [1, 2, 3, 4, 5]
+    assert [plan.nodes for plan in best_plans(programme, lambda rows: 1.0, lambda rows: 1.0)] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def test_trees_come_depth_first() -> None:
@@ -126,7 +159,10 @@ def test_plans_minimise_modelled_seconds_per_token() -> None:
 def test_each_layer_is_priced_by_the_rows_the_draft_runs_on() -> None:
     """A layer that is drawn from n rows costs 1 + n."""
     programme = Programme([0.6, 0.2], 7, 2)
-    plans = {plan.nodes: plan for plan in best_plans(programme, lambda rows: 1.0 + rows, lambda rows: 3.0)}
+    plans = {
+        plan.nodes: plan
+        for plan in best_plans(programme, lambda rows: 1.0 + rows, lambda rows: 3.0)
+    }
     by_hand = {
         1: ([0], 2 + 3, 1.6),
         2: ([0, 0], 2 + 3, 1.8),  # the chain: 2 + 2 + 3 for 1.96
@@ -135,24 +171,28 @@ def test_each_layer_is_priced_by_the_rows_the_draft_runs_on() -> None:
         6: ([0, 1, 1, 0, 4, 4], 2 + 3 + 3, 2.44),
     }
     for nodes, (parents, seconds, tokens) in by_hand.items():
-        assert plans[nodes].parents == parents and plans[nodes].expected_tokens == pytest.approx(tokens)
+        assert plans[nodes].parents == parents and plans[nodes].expected_tokens == pytest.approx(
+            tokens
+        )
         assert plans[nodes].seconds_per_token == pytest.approx(seconds / tokens)
 
 
-# Acceptance ----------------------------------------------------------------------------------------------------------
+# Acceptance ---------------------------------------------------------------------------------------
 
 
 def exact_acceptance(p: torch.Tensor, q: torch.Tensor, width: int) -> list[float]:
     """Every draw of siblings and every verdict of the rule they are verified by."""
 
     def accepted(sampler: Sampler) -> int:
-        tokens = [token for token, _ in zip(without_replacement(q, sampler), range(width), strict=False)]
+        tokens = [
+            token for token, _ in zip(without_replacement(q, sampler), range(width), strict=False)
+        ]
         rows = torch.stack([q, *torch.zeros(len(tokens), len(q)).double()])
         draft = Draft([0] * len(tokens), tokens, rows)
         return RrswVerifier().verify(draft, p.expand(len(tokens) + 1, -1), sampler).row
 
-    law = law_of(accepted)
-    return [law.get(row, 0.0) for row in range(1, width + 1)]
+    distribution = distribution_of(accepted)
+    return [distribution.get(row, 0.0) for row in range(1, width + 1)]
 
 
 def instances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -169,7 +209,9 @@ def instances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def test_acceptance_of_each_sibling(case: int) -> None:
     p, q = list(instances())[case]
     n = 20_000
-    found = sibling_acceptance(p.expand(n, -1), q.expand(n, -1), 4, torch.Generator().manual_seed(case))
+    found = sibling_acceptance(
+        p.expand(n, -1), q.expand(n, -1), 4, torch.Generator().manual_seed(case)
+    )
     exact = torch.tensor(exact_acceptance(p, q, 4), dtype=torch.float64)
     assert found[:, 0].max() - found[:, 0].min() < 1e-12
     noise = 4.5 * found.std(0) / n**0.5 + 1e-12
@@ -177,7 +219,7 @@ def test_acceptance_of_each_sibling(case: int) -> None:
     assert found.sum(1).max() <= 1 + 1e-9 and not found.isnan().any()
 
 
-# Costs ---------------------------------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
 
 
 def test_cost_is_linear_between_measurements() -> None:
@@ -192,18 +234,23 @@ def test_measuring_leaves_one_context_and_counts_every_forward() -> None:
     assert cost.rows == [1, 2, 5] and min(cost.seconds) > 0
 
 
-# The artefact --------------------------------------------------------------------------------------------------------
+# The artefact -------------------------------------------------------------------------------------
 
 
 def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
     path = tmp_path / "new" / "tree.json"
     write_artefact(path, {"parents": [0, 0, 0, 1]})
     assert Sequoia(path).max_siblings == 3
-    assert json.loads(path.read_text())["format_version"] == 1 and len(list(path.parent.iterdir())) == 1
+    assert (
+        json.loads(path.read_text())["format_version"] == 1
+        and len(list(path.parent.iterdir())) == 1
+    )
 
 
 def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"structure\.tree: no tree in .*: python scripts/tune_tree\.py"):
+    with pytest.raises(
+        UserError, match=r"structure\.tree: no tree in .*: python scripts/tune_tree\.py"
+    ):
         Sequoia(tmp_path / "tree.json")
 
 
@@ -223,6 +270,8 @@ def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
 def test_malformed_artefact_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "tree.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"structure\.tree: .*python scripts/tune_tree\.py") as error:
+    with pytest.raises(
+        UserError, match=r"structure\.tree: .*python scripts/tune_tree\.py"
+    ) as error:
         Sequoia(path)
     assert "\n" not in str(error.value)

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_gen import dataset, ledger, shards
-from data_gen.sealed import write_sealed
-from predictors.errors import UserError
-from predictors.storage import file_hash
+from data_gen.storage import chunks, dataset, shards
+from runtime.checksums import write_checksummed
+from runtime.errors import UserError
+from runtime.files import file_hash
 from tests.harvests import DIM, PROMPTS, write_harvest
 
 SHARD = "rounds-00000.parquet"
@@ -30,23 +30,34 @@ def test_records_by_split(folder: Path) -> None:
     assert records["draft_q"].shape == (rows, 3) and records["draft_q"].dtype == torch.float32
     assert records["rollout_features"].shape == (rows, 3, DIM)
     assert records["accepted"].shape == (rows,) and records["accepted"].dtype == torch.int64
-    assert records["group"].tolist() == [group for group in range(PROMPTS["train"]) for _ in range(5)]
+    assert records["group"].tolist() == [
+        group for group in range(PROMPTS["train"]) for _ in range(5)
+    ]
 
 
 def test_all_splits_together_number_their_prompts(folder: Path) -> None:
     records = dataset.read_records(folder, "rounds", "all", ["accepted"])
     assert torch.bincount(records["group"]).tolist() == [5] * sum(PROMPTS.values())
-    parts = [dataset.read_records(folder, "rounds", split, ["accepted"])["accepted"] for split in shards.SPLITS]
+    parts = [
+        dataset.read_records(folder, "rounds", split, ["accepted"])["accepted"]
+        for split in shards.SPLITS
+    ]
     assert torch.equal(records["accepted"], torch.cat(parts))
 
 
 def test_one_value_per_round_keeps_its_axis(tmp_path: Path) -> None:
     folder = write_harvest(tmp_path / "short", rows=2, gamma=1)
-    assert dataset.read_records(folder, "rounds", "test")["accept_prob"].shape == (2 * PROMPTS["test"], 1)
+    assert dataset.read_records(folder, "rounds", "test")["accept_prob"].shape == (
+        2 * PROMPTS["test"],
+        1,
+    )
 
 
 def test_columns_are_read_on_demand(folder: Path) -> None:
-    assert dataset.read_records(folder, "rounds", "test", ["accepted"]).keys() == {"accepted", "group"}
+    assert dataset.read_records(folder, "rounds", "test", ["accepted"]).keys() == {
+        "accepted",
+        "group",
+    }
     everything = dataset.read_records(folder, "rounds", "test")
     some = dataset.read_records(folder, "rounds", "test", ["draft_q", "rollout_features"])
     assert all(torch.equal(everything[name], values) for name, values in some.items())
@@ -54,23 +65,35 @@ def test_columns_are_read_on_demand(folder: Path) -> None:
 
 def test_a_harvest_without_features_reads_the_rest(folder: Path) -> None:
     manifest = dataset.read_manifest(folder)
-    write_sealed(folder / "manifest.json", {**manifest, "features_stored": False})
+    write_checksummed(folder / "manifest.json", {**manifest, "features_stored": False})
     records = dataset.read_records(folder, "rounds", "test")
-    assert not records.keys() & set(shards.FEATURES) and len(records["group"]) == 5 * PROMPTS["test"]
+    assert (
+        not records.keys() & set(shards.FEATURES) and len(records["group"]) == 5 * PROMPTS["test"]
+    )
 
 
 def test_features_survive_as_bfloat16(folder: Path) -> None:
     values = torch.tensor([[1.0, -2.5], [3.14159, 1e30]])
-    row = {"prompt_id": "a", "dataset": "d", "split": "test", "features": shards.pack_features(values)}
+    row = {
+        "prompt_id": "a",
+        "dataset": "d",
+        "split": "test",
+        "features": shards.pack_features(values),
+    }
     row |= {name: torch.zeros(2) for name in shards.SCHEMAS["specdecpp"].names if name not in row}
     shards.write_shard(folder, "specdecpp", 7, [row])
     stored = pq.read_table(folder / "specdecpp-00007.parquet")["features"][0].as_py()
-    assert torch.equal(torch.tensor(stored, dtype=torch.int16).view(torch.bfloat16).view(2, 2), values.bfloat16())
+    assert torch.equal(
+        torch.tensor(stored, dtype=torch.int16).view(torch.bfloat16).view(2, 2), values.bfloat16()
+    )
 
 
 def test_the_datasets_package_reads_shards(folder: Path, tmp_path: Path) -> None:
     loaded = datasets.load_dataset(
-        "parquet", data_files=str(folder / "rounds-*.parquet"), split="train", cache_dir=str(tmp_path / "cache")
+        "parquet",
+        data_files=str(folder / "rounds-*.parquet"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
     )
     assert len(loaded) == sum(PROMPTS.values()) and len(loaded[0]["features"]) == 5 * DIM
 
@@ -87,7 +110,9 @@ def test_damaged_shard_is_named_with_the_remedy(folder: Path, damage: str) -> No
         middle = len(content) // 3
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         path.write_bytes({"truncated": content[:middle], "empty": b"", "flipped": flipped}[damage])
-    with pytest.raises(UserError, match=rf"^data: shard .*{SHARD} is (missing|damaged).*Run the harvest again"):
+    with pytest.raises(
+        UserError, match=rf"^data: shard .*{SHARD} is (missing|damaged).*Run the harvest again"
+    ):
         dataset.read_records(folder, "rounds", "train")
 
 
@@ -115,9 +140,11 @@ def test_full_disk_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is no harvested dataset\. Run: python scripts/gen_data\.py out="):
+    with pytest.raises(
+        UserError, match=r"is no harvested dataset\. Run: python scripts/gen_data\.py out="
+    ):
         dataset.read_manifest(tmp_path / "none")
-    ledger.claim(tmp_path / "half", {"gamma": 4}, others=False)
+    chunks.claim(tmp_path / "half", {"gamma": 4}, others=False)
     with pytest.raises(UserError, match="is only half harvested"):
         dataset.read_manifest(tmp_path / "half")
 
@@ -125,14 +152,14 @@ def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
 def test_a_manifest_whose_shards_were_deleted_is_forgotten(folder: Path) -> None:
     for path in folder.glob("*.parquet"):
         path.unlink()
-    ledger.claim(folder, {"gamma": 4}, others=False)
+    chunks.claim(folder, {"gamma": 4}, others=False)
     with pytest.raises(UserError, match="is only half harvested"):
         dataset.read_manifest(folder)
 
 
 def test_another_schema_version_is_refused(folder: Path) -> None:
     manifest = dataset.read_manifest(folder)
-    write_sealed(folder / "manifest.json", {**manifest, "schema_version": 0})
+    write_checksummed(folder / "manifest.json", {**manifest, "schema_version": 0})
     with pytest.raises(UserError, match="schema version 0"):
         dataset.read_manifest(folder)
 
@@ -146,7 +173,9 @@ def test_another_schema_version_is_refused(folder: Path) -> None:
         ('{"pair": {}}', "is damaged .its checksum does not fit"),
     ],
 )
-def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: str, says: str) -> None:
+def test_a_manifest_that_is_none_is_refused_in_one_line(
+    folder: Path, content: str, says: str
+) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(UserError, match=f"^data: .*manifest.json {says}"):
         dataset.read_manifest(folder)
@@ -156,9 +185,22 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: s
     ("changed", "names"),
     [
         ({"gamma": "4", "prompts": None}, "prompts.count, gamma"),
-        ({"warp": {"top_p": 2}, "features": {"hrad": []}}, "warp, features.specdecpp, features.hrad"),
         (
-            {"shards": [{"name": "/rounds-00000.parquet", "kind": "rounds", "rows": 1, "bytes": 1, "sha256": ""}]},
+            {"warp": {"top_p": 2}, "features": {"hrad": []}},
+            "warp, features.specdecpp, features.hrad",
+        ),
+        (
+            {
+                "shards": [
+                    {
+                        "name": "/rounds-00000.parquet",
+                        "kind": "rounds",
+                        "rows": 1,
+                        "bytes": 1,
+                        "sha256": "",
+                    }
+                ]
+            },
             "shards",
         ),
         ({"splits": {"train": 1, "calibration": 1, "test": 1}}, "splits"),
@@ -166,9 +208,13 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(folder: Path, content: s
         ({"warp": {"top_k": 0, "top_p": 1.0}}, "warp"),
     ],
 )
-def test_a_manifest_of_other_values_is_refused(folder: Path, changed: dict[str, Any], names: str) -> None:
-    write_sealed(folder / "manifest.json", {**dataset.read_manifest(folder), **changed})
-    with pytest.raises(UserError, match=rf"^data: .*manifest.json is damaged \(no valid {names}\)\. Run: "):
+def test_a_manifest_of_other_values_is_refused(
+    folder: Path, changed: dict[str, Any], names: str
+) -> None:
+    write_checksummed(folder / "manifest.json", {**dataset.read_manifest(folder), **changed})
+    with pytest.raises(
+        UserError, match=rf"^data: .*manifest.json is damaged \(no valid {names}\)\. Run: "
+    ):
         dataset.read_manifest(folder)
 
 
@@ -186,11 +232,15 @@ def at(table: pa.Table) -> int:
             "column accepted is of type list<.*float",
         ),
         (
-            lambda table: table.set_column(at(table), "accepted", pa.array([[1, None]] * 20, shards.INTEGERS)),
+            lambda table: table.set_column(
+                at(table), "accepted", pa.array([[1, None]] * 20, shards.INTEGERS)
+            ),
             "accepted has holes",
         ),
         (
-            lambda table: table.set_column(at(table), "accepted", pa.array([[1]] * 20, shards.INTEGERS)),
+            lambda table: table.set_column(
+                at(table), "accepted", pa.array([[1]] * 20, shards.INTEGERS)
+            ),
             "accepted has not 1 values for",
         ),
     ],
@@ -202,22 +252,24 @@ def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(
     pq.write_table(change(pq.read_table(path)), path)
     entry = next(entry for entry in manifest["shards"] if entry["name"] == path.name)
     entry["bytes"], entry["sha256"] = path.stat().st_size, file_hash(path)
-    write_sealed(folder / "manifest.json", manifest)
+    write_checksummed(folder / "manifest.json", manifest)
     with pytest.raises(UserError, match=f"^data: .*{says}"):
         dataset.read_records(folder, "rounds", "all", ["accepted"])
 
 
 def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
-    ledger.claim(tmp_path, {"gamma": 3}, others=False)  # no shard was made: may be changed
+    chunks.claim(tmp_path, {"gamma": 3}, others=False)  # no shard was made: may be changed
     plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
-    ledger.claim(tmp_path, plan, others=False)
+    chunks.claim(tmp_path, plan, others=False)
     write_harvest(tmp_path, rows=1)
-    ledger.claim(tmp_path, plan, others=False)
+    chunks.claim(tmp_path, plan, others=False)
     with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, here 0\.5"):
-        ledger.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
+        chunks.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
 
 
 def test_shards_without_a_plan_are_not_adopted(tmp_path: Path) -> None:
     write_harvest(tmp_path / "toy", rows=1)
-    with pytest.raises(UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"):
-        ledger.claim(tmp_path / "toy", {"gamma": 4}, others=False)
+    with pytest.raises(
+        UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"
+    ):
+        chunks.claim(tmp_path / "toy", {"gamma": 4}, others=False)

@@ -1,4 +1,5 @@
-"""The overlapped step and the memory of branches, measured on a pair small enough to know what must come out."""
+"""The overlapped step and the memory of branches, measured on a pair small enough to know what must
+come out."""
 
 import gc
 from collections.abc import Iterator
@@ -6,8 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from decoding.models import ModelPair
-from decoding.side_by_side import StepSeconds, branch_bytes, measure_step, model_bytes, tensor_bytes
+from decoding.models.loading import ModelPair
+from evaluation.side_by_side import (
+    StepSeconds,
+    branch_bytes,
+    measure_step,
+    model_bytes,
+    tensor_bytes,
+)
 from tests.tiny_pair import VOCAB, tiny_pair
 
 CONTEXT = torch.arange(1, 13)
@@ -40,7 +47,8 @@ def test_slowdown_is_over_the_slower_worker() -> None:
 
 
 def test_every_branch_holds_its_rows(pair: ModelPair) -> None:
-    """At least the logits (float64 here) and the cache rows of gamma - 1 forwards for every branch, in proportion."""
+    """At least the logits (float64 here) and the cache rows of gamma - 1 forwards for every branch,
+    in proportion."""
     found = branch_bytes(pair, CONTEXT, 4, [1, 2, 8])
     assert pair.draft.row_bytes == 2 * 4 * 2 * 6 * 8  # keys and values, layers, heads, size, bytes
     assert found[1] >= 3 * (VOCAB * 8 + pair.draft.row_bytes)
@@ -56,4 +64,6 @@ def test_shared_storage_counts_once() -> None:
 
 
 def test_bytes_of_a_model(pair: ModelPair) -> None:
-    assert model_bytes(pair.target) == 8 * sum(weight.numel() for weight in pair.target.model.parameters())
+    assert model_bytes(pair.target) == 8 * sum(
+        weight.numel() for weight in pair.target.model.parameters()
+    )

@@ -1,4 +1,5 @@
-"""Two sources: which tokens are copied, which are drawn, and that the draft model catches up on copied ones."""
+"""Two sources: which tokens are copied, which are drawn, and that the draft model catches up on
+copied ones."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
-from decoding.growth import DraftStep
+from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.lookup import longest_match
 from decoding.structures.sources import Sources
-from decoding.table_lm import TableLM
 from decoding.verifiers.token import TokenVerifier
-from predictors.errors import UserError
+from runtime.errors import UserError
 from tests.checkpoints import write_checkpoint, write_copies
 from tests.contract.engines import write_lengths
 from tests.unit.test_structures import EOS, TABLE, grown
@@ -66,7 +67,9 @@ def test_the_draft_reads_accepted_copies_when_it_draws_again() -> None:
     for seed in range(20):
         rounds = engine.decode([1, 2, 3, 1, 2], 24, Sampler.seeded(seed)).rounds
         for before, after in zip(rounds, rounds[1:], strict=False):
-            copied_then_drawn += before.draft_forwards == 0 < before.accepted and after.draft_forwards > 0
+            copied_then_drawn += (
+                before.draft_forwards == 0 < before.accepted and after.draft_forwards > 0
+            )
         drawn = [(q, p) for r in rounds for q, p in zip(r.draft_q, r.draft_p, strict=True) if q < 1]
         assert all(q == pytest.approx(p) for q, p in drawn), "the same model after the same text"
     assert copied_then_drawn > 0
@@ -74,12 +77,18 @@ def test_the_draft_reads_accepted_copies_when_it_draws_again() -> None:
 
 def learned(folder: Path, gamma: int = 5, **thresholds: float) -> Sources:
     """Copies 0, 2, 3 tokens after matches of 1, 2, 3, unless the thresholds say otherwise."""
-    return Sources(gamma, 3, 1, 9, write_lengths(folder), **{"first": 0.5, "eps": 0.3, **thresholds})
+    return Sources(
+        gamma, 3, 1, 9, write_lengths(folder), **{"first": 0.5, "eps": 0.3, **thresholds}
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "copied"),
-    [([1, 2, 3, 4, 0, 1, 2, 3], [4, 0, 1]), ([1, 2, 3, 4, 0, 2, 3], [4, 0]), ([3, 1, 1, 1], [1, 1])],
+    [
+        ([1, 2, 3, 4, 0, 1, 2, 3], [4, 0, 1]),
+        ([1, 2, 3, 4, 0, 2, 3], [4, 0]),
+        ([3, 1, 1, 1], [1, 1]),
+    ],
 )
 def test_copies_are_as_long_as_learned(text: list[int], copied: list[int], tmp_path: Path) -> None:
     stop = Counting(1)
@@ -91,7 +100,9 @@ def test_copies_are_as_long_as_learned(text: list[int], copied: list[int], tmp_p
 def test_a_match_that_says_too_little_does_not_count(tmp_path: Path) -> None:
     stop = Counting(1)
     tree, draft = grown(learned(tmp_path), stop=stop, committed=torch.tensor([3, 1, 2, 3]))
-    assert tree.forwards == 1 and stop.seen[0] == [] and draft.q[0].max() < 1, "drawn under the stop rule, as elsewhere"
+    assert tree.forwards == 1 and stop.seen[0] == [] and draft.q[0].max() < 1, (
+        "drawn under the stop rule, as elsewhere"
+    )
 
 
 def test_the_thresholds_decide_whether_and_how_far(tmp_path: Path) -> None:
@@ -111,23 +122,32 @@ def test_learned_copies_at_the_edges(tmp_path: Path) -> None:
     text = torch.tensor([1, 4, 3, 1, 4, 3, 1])
     for max_new, expected in ((1, []), (2, [4]), (3, [4, 3]), (20, [4, 3, 1])):
         assert grown(learned(tmp_path), committed=text, max_new=max_new)[1].token == expected
-    assert grown(learned(tmp_path), committed=text, eos_ids=EOS)[1].token == [4], "nothing behind EOS"
+    assert grown(learned(tmp_path), committed=text, eos_ids=EOS)[1].token == [4], (
+        "nothing behind EOS"
+    )
     tree, draft = grown(learned(tmp_path, gamma=1), stop=Counting(1), committed=torch.tensor([2]))
     assert len(draft) == 1 == tree.forwards, "one token has no match"
 
 
 def test_a_checkpoint_that_is_none_of_copies_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "specdecpp", "specdecpp", 3)
-    with pytest.raises(UserError, match=r"^structure\.copies: .* holds 'specdecpp'.*python train.py predictor=copies$"):
+    with pytest.raises(
+        UserError,
+        match=r"^structure\.copies: .* holds 'specdecpp'.*python train.py predictor=copies$",
+    ):
         Sources(4, 3, 1, 2, tmp_path / "specdecpp")
     with pytest.raises(UserError, match=r"^structure\.copies: no checkpoint in .*nowhere"):
         Sources(4, 3, 1, 2, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(("longest", "shortest"), [(4, 2), (2, 2), (3, 1)])
-def test_a_checkpoint_of_other_matches_is_refused(longest: int, shortest: int, tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_matches_is_refused(
+    longest: int, shortest: int, tmp_path: Path
+) -> None:
     folder = write_copies(tmp_path, [0.0, 0.0, 0.0], 0.0, ngram_max=3, ngram_min=2, longest=4)
-    with pytest.raises(UserError, match=r"^structure\.copies: .* trained with n-grams of 2 to 3 tokens.*ngram_max="):
+    with pytest.raises(
+        UserError, match=r"^structure\.copies: .* trained with n-grams of 2 to 3 tokens.*ngram_max="
+    ):
         Sources(4, longest, shortest, 2, folder)
     assert Sources(4, 3, 3, 2, folder).length(3) == 3, "fewer sizes are fine"
 

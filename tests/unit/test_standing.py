@@ -1,4 +1,4 @@
-"""Paired ratios, their intervals, and the modelled roofline, on known input."""
+"""Paired ratios, their intervals, and the modelled speedup_bound, on known input."""
 
 import math
 from itertools import product
@@ -6,10 +6,16 @@ from itertools import product
 import pytest
 import torch
 
-from decoding.roofline import expected_rounds, match, roofline
 from decoding.sampling import Warp
-from decoding.standing import fastest, median_ratio, speed_of_prompts, standings, standings_table
-from decoding.timeline import Devices
+from evaluation.paired_comparison import (
+    fastest,
+    median_ratio,
+    paired_comparisons,
+    paired_table,
+    speed_of_prompts,
+)
+from evaluation.speedup_bound import expected_rounds, match, speedup_bound
+from evaluation.timeline import Devices
 from tests.evaluations import chain, plain, trace
 from tests.tiny_pair import tiny_pair
 
@@ -17,10 +23,18 @@ from tests.tiny_pair import tiny_pair
 def test_a_median_of_ratios_and_its_interval() -> None:
     theirs = [10.0, 20, 40, 80, 160]
     same = median_ratio([2 * value for value in theirs], theirs)
-    assert (same.value, same.low, same.high) == (2, 2, 2)  # paired: however different the prompts are
-    found = median_ratio([a * b for a, b in zip((1, 1.1, 1.2, 1.3, 9), theirs, strict=True)], theirs)
+    assert (same.value, same.low, same.high) == (
+        2,
+        2,
+        2,
+    )  # paired: however different the prompts are
+    found = median_ratio(
+        [a * b for a, b in zip((1, 1.1, 1.2, 1.3, 9), theirs, strict=True)], theirs
+    )
     assert found.value == pytest.approx(1.2) and found.low is not None and found.high is not None
-    assert found.low == pytest.approx(1.0) and found.high == pytest.approx(9)  # three of five draws are the last: 6 %
+    assert found.low == pytest.approx(1.0) and found.high == pytest.approx(
+        9
+    )  # three of five draws are the last: 6 %
     assert median_ratio([3.0], [2.0]) == (1.5, None, None)
 
 
@@ -28,7 +42,10 @@ def test_an_interval_covers_as_often_as_it_says() -> None:
     generator = torch.Generator().manual_seed(0)
     sets = torch.rand(200, 40, generator=generator).exp().tolist()
     found = [median_ratio(ratios, [1.0] * 40, seed) for seed, ratios in enumerate(sets)]
-    inside = sum(one.low is not None and one.high is not None and one.low < math.exp(0.5) < one.high for one in found)
+    inside = sum(
+        one.low is not None and one.high is not None and one.low < math.exp(0.5) < one.high
+        for one in found
+    )
     assert 0.9 <= inside / len(found) <= 0.99
 
 
@@ -36,11 +53,11 @@ def test_methods_stand_by_prompts_with_their_repeats_pooled() -> None:
     slow = [[plain(8, 4.0), plain(6, 6.0)], [plain(8, 4.0), plain(6, 6.0)]]
     fast = [[trace([chain(3, 1)] * 4, 1.0), trace([chain(3, 2)] * 2, 2.0)]] * 2
     assert speed_of_prompts(slow) == [2, 1] and speed_of_prompts(fast) == [8, 3]
-    found = standings({"slow": slow, "fast": fast}, {"slow": "slow"}, ["fast"])
+    found = paired_comparisons({"slow": slow, "fast": fast}, {"slow": "slow"}, ["fast"])
     assert found["fast"].tokens_per_second == 5.5 and found["fast"].ratios["slow"].value == 3.5
     assert found["fast"].accepted == pytest.approx(8 / 6) and found["slow"].outside is None
     assert fastest({"slow": slow, "fast": fast}, ["slow", "fast"], "slow") == "fast"
-    assert "| 3.50x (3.00-4.00)" in standings_table(found)
+    assert "| 3.50x (3.00-4.00)" in paired_table(found)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
@@ -50,28 +67,36 @@ def test_expected_rounds_is_the_mean_over_all_coins(gamma: int) -> None:
     def rounds(coins: tuple[bool, ...]) -> int:
         place = count = 0
         while place < len(coins):
-            kept = next((n for n, coin in enumerate(coins[place : place + gamma]) if not coin), gamma)
+            kept = next(
+                (n for n, coin in enumerate(coins[place : place + gamma]) if not coin), gamma
+            )
             place, count = place + kept + 1, count + 1
         return count
 
     expected = sum(
-        rounds(coins) * math.prod(a if coin else 1 - a for a, coin in zip(chance, coins, strict=True))
+        rounds(coins)
+        * math.prod(a if coin else 1 - a for a, coin in zip(chance, coins, strict=True))
         for coins in product((False, True), repeat=len(chance))
     )
     assert expected_rounds([chance], gamma) == pytest.approx(expected)
 
 
 def test_a_later_token_of_a_draft_has_its_own_chance() -> None:
-    chance = [[1.0] * 6, [0.0] * 6]  # the first token of a draft is always the target's, the second never is
+    chance = [
+        [1.0] * 6,
+        [0.0] * 6,
+    ]  # the first token of a draft is always the target's, the second never is
     assert [expected_rounds(chance, gamma) for gamma in (1, 2, 5)] == [3, 3, 3]
 
 
 def test_the_roofline_takes_the_best_length() -> None:
     devices = Devices(lambda rows: 0.1, lambda rows: 1.0)
-    best = roofline([torch.ones(1, 40)], devices, 3)
+    best = speedup_bound([torch.ones(1, 40)], devices, 3)
     assert (best.gamma, best.tokens_per_round) == (3, 4) and best.speedup == pytest.approx(4 / 1.3)
-    worst = roofline([torch.zeros(1, 40)], devices, 3)
-    assert (worst.gamma, worst.tokens_per_round) == (1, 1) and worst.speedup == pytest.approx(1 / 1.1)
+    worst = speedup_bound([torch.zeros(1, 40)], devices, 3)
+    assert (worst.gamma, worst.tokens_per_round) == (1, 1) and worst.speedup == pytest.approx(
+        1 / 1.1
+    )
 
 
 def test_a_draft_matches_itself_and_greedy_chances_are_agreements() -> None:
@@ -83,7 +108,9 @@ def test_a_draft_matches_itself_and_greedy_chances_are_agreements() -> None:
         text = torch.cat([prompt, torch.tensor(response, dtype=torch.long)])
         response.append(int(pair.target.forward(text).logits[-1].argmax()))
     found = match(pair, prompt, response, greedy, greedy)
-    assert found.chance[0].tolist() == found.greedy.double().tolist() and 0 < found.chance.mean() < 1
+    assert (
+        found.chance[0].tolist() == found.greedy.double().tolist() and 0 < found.chance.mean() < 1
+    )
     sampled = match(pair, prompt, response, warp, warp)
     assert ((sampled.overlap > 0) & (sampled.overlap < 1)).all() and sampled.chance.max() <= 1
     pair.draft = pair.target

@@ -8,27 +8,27 @@ import torch
 
 from decoding.draft import RoundContext, Verdict
 from decoding.engines.serial import SerialEngine
+from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
+from decoding.stopping.adaedl import AdaEDL, entropy
 from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
-from decoding.stopping.entropy import AdaEDL, entropy
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.stop_loss import StopLoss
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
-from decoding.table_lm import TableLM, mixed_table, random_table
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from predictors.errors import UserError
+from runtime.errors import UserError
 from tests.costs import write_cost
 
 
 class Step:
-    """A DraftStep whose next law and last drawn token are given."""
+    """A DraftStep whose next distribution and last drawn token are given."""
 
-    def __init__(self, count: int, belief: list[float], drawn: float = 1.0) -> None:
+    def __init__(self, count: int, unwarped_q: list[float], drawn: float = 1.0) -> None:
         self.count = count
-        self.belief = lambda: torch.tensor(belief)
-        self.drawn_belief = lambda: drawn
+        self.unwarped_q = lambda: torch.tensor(unwarped_q)
+        self.drawn_unwarped_q = lambda: drawn
 
 
 def context(round_: int = 0) -> RoundContext:
@@ -44,14 +44,21 @@ def ada_edl() -> AdaEDL:
 
 
 def test_fixed_counts() -> None:
-    assert [Fixed(2).should_stop(Step(count, [1.0])) for count in range(4)] == [False, False, True, True]
+    assert [Fixed(2).should_stop(Step(count, [1.0])) for count in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_confidence_after_the_draw() -> None:
     rule = DrawnConfidence(0.3)
     rule.begin_round(context())
     assert not rule.should_stop(Step(0, [1.0], drawn=0.1))
-    assert rule.should_stop(Step(1, [1.0], drawn=0.29)) and not rule.should_stop(Step(1, [1.0], drawn=0.3))
+    assert rule.should_stop(Step(1, [1.0], drawn=0.29)) and not rule.should_stop(
+        Step(1, [1.0], drawn=0.3)
+    )
     assert rule.predicted == [0.29, 0.3]
     rule.begin_round(context(1))
     assert rule.predicted == []
@@ -73,7 +80,9 @@ def test_ada_edl_stops_where_its_bound_is_low() -> None:
     uniform = [1 / 6] * 6  # 1 - sqrt(0.2 log 6) = 0.4014
     assert not rule.should_stop(Step(0, uniform))
     assert rule.should_stop(Step(0, [1 / 7] * 7))
-    assert rule.predicted == pytest.approx([1 - math.sqrt(0.2 * math.log(n)) for n in (6, 7)], abs=1e-6)
+    assert rule.predicted == pytest.approx(
+        [1 - math.sqrt(0.2 * math.log(n)) for n in (6, 7)], abs=1e-6
+    )
 
 
 def test_ada_edl_threshold_follows_the_acceptance_rate() -> None:
@@ -103,15 +112,20 @@ class Recorded(AdaEDL):
 
 
 def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted() -> None:
-    """The draft is the target: the chain and the first leaf are always accepted, the other two never can be."""
+    """The draft is the target: the chain and the first leaf are always accepted, the other two
+    never can be."""
     same = random_table(5, seed=1)
     pair = SimpleNamespace(target=TableLM(same), draft=TableLM(same))
-    stop = Recorded(0.4, kappa=0.2, target_rate=0.9, step=0.01, rate_memory=0.5, threshold_memory=0.9)
+    stop = Recorded(
+        0.4, kappa=0.2, target_rate=0.9, step=0.01, rate_memory=0.5, threshold_memory=0.9
+    )
     stop.seen = []
     trace = SerialEngine(pair, BranchPoint(4, 3), stop, RrswVerifier(), Warp(), Warp()).decode(
         [1, 2], 200, Sampler.seeded(0)
     )
-    assert len(trace.rounds) >= 40 and sum(len(r.tokens) == r.accepted for r in trace.rounds) == len(trace.rounds)
+    assert len(trace.rounds) >= 40 and sum(
+        len(r.tokens) == r.accepted for r in trace.rounds
+    ) == len(trace.rounds)
     assert max(stop.seen) <= 0.4 and {len(r.draft_tokens) for r in trace.rounds} >= {7}
 
 
@@ -121,8 +135,8 @@ def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted() -> None:
         (lambda: Fixed(0), "stop.gamma"),
         (lambda: Chain(0), "structure.gamma_max"),
         (lambda: Chain(2.5), "structure.gamma_max"),
-        (lambda: DrawnConfidence(1.5), "stop.eps"),
-        (lambda: PredictableConfidence(-0.1), "stop.eps"),
+        (lambda: DrawnConfidence(1.5), "stop.threshold"),
+        (lambda: PredictableConfidence(-0.1), "stop.threshold"),
         (lambda: AdaEDL(0.4, 0.0, 0.9, 0.01, 0.5, 0.9), "stop.kappa"),
     ],
 )
@@ -131,7 +145,7 @@ def test_bad_settings_name_their_key(make, key: str) -> None:
         make()
 
 
-# Stop loss -----------------------------------------------------------------------------------------------------------
+# Stop loss ----------------------------------------------------------------------------------------
 
 
 def stop_loss(folder: Path, draft: float, loss: float) -> StopLoss:
@@ -139,12 +153,17 @@ def stop_loss(folder: Path, draft: float, loss: float) -> StopLoss:
 
 
 @pytest.mark.parametrize(("weight", "pays"), [(0.0, False), (1.0, True)])
-def test_a_request_is_given_up_once_it_is_behind_and_loses_no_more(weight: float, pays: bool, tmp_path: Path) -> None:
+def test_a_request_is_given_up_once_it_is_behind_and_loses_no_more(
+    weight: float, pays: bool, tmp_path: Path
+) -> None:
     target, draft, loss = random_table(8, 1, concentration=0.3), 0.3, 0.05
     pair = SimpleNamespace(
-        target=TableLM(target), draft=TableLM(mixed_table(target, random_table(8, 2, concentration=0.3), weight))
+        target=TableLM(target),
+        draft=TableLM(mixed_table(target, random_table(8, 2, concentration=0.3), weight)),
     )
-    engine = SerialEngine(pair, Chain(9), stop_loss(tmp_path, draft, loss), TokenVerifier(), Warp(), Warp())
+    engine = SerialEngine(
+        pair, Chain(9), stop_loss(tmp_path, draft, loss), TokenVerifier(), Warp(), Warp()
+    )
     for seed in range(8):
         rounds = engine.decode([1, 2, 3], 60, Sampler.seeded(seed)).rounds
         drafting = [bool(round_.draft_tokens) for round_ in rounds]
@@ -153,7 +172,9 @@ def test_a_request_is_given_up_once_it_is_behind_and_loses_no_more(weight: float
         costs = [1 + draft * round_.draft_forwards - len(round_.tokens) for round_ in rounds]
         assert sum(costs) <= loss * 60 + 3 * draft, "what it may lose, and a round"
         assert pays or (sum(costs[: given_up - 1]) <= loss * 60 < sum(costs[:given_up]))
-        assert not any(drafting[given_up:-1]) and not sum(round_.draft_forwards for round_ in rounds[given_up:])
+        assert not any(drafting[given_up:-1]) and not sum(
+            round_.draft_forwards for round_ in rounds[given_up:]
+        )
 
 
 def test_every_request_has_an_account_of_its_own(tmp_path: Path) -> None:
@@ -171,5 +192,7 @@ def test_a_loss_that_is_no_share_is_refused(loss: Any, tmp_path: Path) -> None:
 
 
 def test_without_measured_costs_there_is_no_account(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^stop\.cost: no measured cost in .*python scripts/tune\.py cost=measure"):
+    with pytest.raises(
+        UserError, match=r"^stop\.cost: no measured cost in .*python scripts/tune\.py cost=measure"
+    ):
         StopLoss(Fixed(3), tmp_path / "none.json", 0.02)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from predictors.errors import UserError
-from predictors.storage import checked_folder, only_writer, write_atomically, write_json
+from runtime.errors import UserError
+from runtime.files import checked_folder, only_writer, write_atomically, write_json
 from tests.processes import die, end, forked, wait_for
 
 
@@ -26,7 +26,9 @@ def test_two_writers_of_one_file_never_break_each_other(tmp_path: Path) -> None:
     assert len(set(json.loads(path.read_text()))) == 1 and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.json"
 
     def slow(temporary: Path) -> None:
@@ -57,7 +59,9 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
 
     child = forked(hold)
     wait_for(tmp_path, "begun")
-    with pytest.raises(UserError, match=r"^out: another process is making \S+/out\. Wait for it, or choose another"):
+    with pytest.raises(
+        UserError, match=r"^out: another process is making \S+/out\. Wait for it, or choose another"
+    ):
         with only_writer(tmp_path / "out"):
             pass
     with only_writer(tmp_path / "other"):
@@ -69,21 +73,28 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ELOOP, errno.ESTALE, None])
-def test_what_cannot_be_written_names_its_key_and_a_remedy(tmp_path: Path, code: int | None) -> None:
+def test_what_cannot_be_written_names_its_key_and_a_remedy(
+    tmp_path: Path, code: int | None
+) -> None:
     def failing(temporary: Path) -> None:
         raise OSError(code, "broken") if code else OSError("broken")
 
     remedy = "Free some space" if code == errno.ENOSPC else "Choose another place, or mend this one"
-    with pytest.raises(UserError, match=rf"^cost.file: \S+/a.json cannot be written \(broken\)\. {remedy}"):
+    with pytest.raises(
+        UserError, match=rf"^cost.file: \S+/a.json cannot be written \(broken\)\. {remedy}"
+    ):
         write_atomically(tmp_path / "a.json", failing, key="cost.file")
     (tmp_path / "file").touch()
     with pytest.raises(
-        UserError, match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another"
+        UserError,
+        match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another",
     ):
         write_json(tmp_path / "file" / "a.json", 1, key="cost.file")
 
 
 @pytest.mark.parametrize("value", ["/", "//", "/x/.."])
 def test_the_root_is_no_folder_to_replace(value: str) -> None:
-    with pytest.raises(UserError, match=rf"^out: {value} is no folder of its own\. Choose another out=<folder>$"):
+    with pytest.raises(
+        UserError, match=rf"^out: {value} is no folder of its own\. Choose another out=<folder>$"
+    ):
         checked_folder("out", value)

@@ -1,11 +1,21 @@
-"""Each structure builds what it says, with the forwards it says, and stops where the output would."""
+"""Each structure builds what it says, with the forwards it says, and stops where the output
+would."""
 
 import pytest
 import torch
 
 from decoding.draft import Draft, RoundContext
-from decoding.growth import DraftStructure, DraftTree, StopRule
-from decoding.sampling import Sampler, SiblingLaw, Warp, hub_pair, iid, top_tokens, without_replacement
+from decoding.draft_tree import DraftStructure, DraftTree, StopRule
+from decoding.models.table_lm import Table, TableLM, random_table
+from decoding.sampling import (
+    Sampler,
+    SiblingSampler,
+    Warp,
+    hub_pair,
+    iid,
+    top_tokens,
+    without_replacement,
+)
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
@@ -13,10 +23,15 @@ from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap, DySpecLayers
 from decoding.structures.lookup import Lookup
 from decoding.structures.sources import Sources
-from decoding.structures.static_tree import ParallelPaths, SpecInfer, StaticTree, WidthTree, width_parents
-from decoding.table_lm import Table, TableLM, random_table
+from decoding.structures.static_tree import (
+    ParallelPaths,
+    SpecInfer,
+    StaticTree,
+    WidthTree,
+    width_parents,
+)
 from decoding.trace import Stopwatch
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 COMMITTED = torch.tensor([1, 0, 2, 1, 0])
 TABLE = random_table(5, seed=3)
@@ -25,7 +40,7 @@ EOS = frozenset({4})
 
 def grown(
     structure: DraftStructure,
-    siblings: SiblingLaw = without_replacement,
+    siblings: SiblingSampler = without_replacement,
     stop: StopRule | None = None,
     *,
     table: Table = TABLE,
@@ -75,9 +90,11 @@ TREES = {
 @pytest.mark.parametrize("name", TREES)
 def test_no_path_is_too_long_and_nothing_follows_eos(name: str, max_new: int) -> None:
     structure, ended = TREES[name], 0
-    law = iid if name == "specinfer" else without_replacement
+    distribution = iid if name == "specinfer" else without_replacement
     for seed in range(15):
-        tree, draft = grown(structure, law, Fixed(4), max_new=max_new, eos_ids=EOS, seed=seed)
+        tree, draft = grown(
+            structure, distribution, Fixed(4), max_new=max_new, eos_ids=EOS, seed=seed
+        )
         check_sound(draft, max_new - (name != "branch_point"), EOS)
         ended += bool(set(draft.token) & EOS)
         if max_new == 1 and name != "branch_point":
@@ -85,7 +102,7 @@ def test_no_path_is_too_long_and_nothing_follows_eos(name: str, max_new: int) ->
     assert ended or max_new == 1 or name == "lookup"
 
 
-def test_siblings_of_a_law_without_replacement_differ() -> None:
+def test_siblings_of_a_distribution_without_replacement_differ() -> None:
     for name in ("tree", "static", "heap", "layers", "branch_point"):
         _, draft = grown(TREES[name], without_replacement, Fixed(3))
         for rows in draft.children():
@@ -93,7 +110,7 @@ def test_siblings_of_a_law_without_replacement_differ() -> None:
             assert len(set(tokens)) == len(tokens)
 
 
-# Branch point --------------------------------------------------------------------------------------------------------
+# Branch point -------------------------------------------------------------------------------------
 
 
 def test_branch_point_is_a_chain_with_open_leaves() -> None:
@@ -105,10 +122,12 @@ def test_branch_point_is_a_chain_with_open_leaves() -> None:
 
 def test_branch_point_at_the_limits() -> None:
     assert grown(BranchPoint(2, 2), iid, Fixed(4))[1].parent == [0, 1, 2, 2]
-    last = grown(BranchPoint(9, 2), iid, Fixed(4), max_new=1)[1]  # candidates stand where the bonus token would
+    last = grown(BranchPoint(9, 2), iid, Fixed(4), max_new=1)[
+        1
+    ]  # candidates stand where the bonus token would
     assert last.parent == [0, 0] and last.open == 2
     everything = grown(BranchPoint(1, 9), without_replacement, Fixed(1))[1]
-    assert everything.open == 5, "the law has no more candidates than tokens"
+    assert everything.open == 5, "the distribution has no more candidates than tokens"
 
 
 def test_branch_point_has_no_candidates_after_eos() -> None:
@@ -118,7 +137,7 @@ def test_branch_point_has_no_candidates_after_eos() -> None:
         assert draft.open == (0 if set(closed) & EOS else 2)
 
 
-# Static trees --------------------------------------------------------------------------------------------------------
+# Static trees -------------------------------------------------------------------------------------
 
 
 def test_widths_and_parents() -> None:
@@ -127,7 +146,7 @@ def test_widths_and_parents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("structure", "law", "nodes", "layers"),
+    ("structure", "distribution", "nodes", "layers"),
     [
         (WidthTree([2, 2, 1]), hub_pair, [2, 4, 4], 3),
         (WidthTree([3, 2]), top_tokens, [3, 6], 2),
@@ -138,10 +157,12 @@ def test_widths_and_parents() -> None:
     ],
 )
 def test_static_trees_cost_one_forward_per_layer(
-    structure: StaticTree, law: SiblingLaw, nodes: list[int], layers: int
+    structure: StaticTree, distribution: SiblingSampler, nodes: list[int], layers: int
 ) -> None:
-    tree, draft = grown(structure, law)
-    assert [depths(draft).count(layer + 1) for layer in range(len(nodes))] == nodes and len(draft) == sum(nodes)
+    tree, draft = grown(structure, distribution)
+    assert [depths(draft).count(layer + 1) for layer in range(len(nodes))] == nodes and len(
+        draft
+    ) == sum(nodes)
     assert tree.forwards == layers
 
 
@@ -151,7 +172,7 @@ def test_the_bth_candidate_gets_the_bth_subtree() -> None:
     lm = TableLM(TABLE)
 
     def ranked(*context: int) -> list[int]:
-        return lm.law(context).argsort(descending=True).tolist()
+        return lm.distribution(context).argsort(descending=True).tolist()
 
     first, second = ranked(0)[:2] if lm.order == 1 else ranked(1, 0)[:2]
     assert draft.parent == [0, 0, 2, 2, 4]
@@ -165,9 +186,11 @@ def test_paths_share_the_root_only_and_keep_duplicates() -> None:
     assert draft.parent == [0, 1, 0, 3, 0, 5] and draft.token == [1] * 6
 
 
-def test_an_exhausted_law_leaves_the_rest_of_the_plan_out() -> None:
+def test_an_exhausted_distribution_leaves_the_rest_of_the_plan_out() -> None:
     table = random_table(2, seed=1)
-    tree, draft = grown(WidthTree([3, 3]), without_replacement, table=table, committed=torch.tensor([1, 0]))
+    tree, draft = grown(
+        WidthTree([3, 3]), without_replacement, table=table, committed=torch.tensor([1, 0])
+    )
     assert draft.parent == [0, 1, 1, 0, 4, 4] and tree.forwards == 2
     _, greedy = grown(WidthTree([3, 3]), without_replacement, warp=Warp(0.0))
     assert greedy.parent == [0, 1]
@@ -175,11 +198,12 @@ def test_an_exhausted_law_leaves_the_rest_of_the_plan_out() -> None:
     assert pair.parent == [0, 1, 0, 3]
 
 
-# DySpec --------------------------------------------------------------------------------------------------------------
+# DySpec -------------------------------------------------------------------------------------------
 
 
 def values(draft: Draft) -> list[float]:
-    """The value each node's draw had, literally: v R[y] for a child, v (1 - R[y]) for a sibling, R renormalised."""
+    """The value each node's draw had, literally: v R[y] for a child, v (1 - R[y]) for a sibling, R
+    renormalised."""
     worth = [0.0] * (len(draft) + 1)
     first = [1.0] + [0.0] * len(draft)  # of the first draw below each row
     for row, children in enumerate(draft.children()):
@@ -195,7 +219,8 @@ def values(draft: Draft) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_heap_always_takes_the_most_valuable_draw(seed: int) -> None:
-    """So no draw it left out is worth more than one it took: neither a next sibling nor a first child."""
+    """So no draw it left out is worth more than one it took: neither a next sibling nor a first
+    child."""
     sizes = [len(grown(DySpecHeap(budget), seed=seed)[1]) for budget in (1, 2, 7, 12)]
     assert sizes == [1, 2, 7, 12]
     tree, draft = grown(DySpecHeap(12), seed=seed)
@@ -227,7 +252,9 @@ def test_layers_take_every_draw_above_the_threshold(seed: int) -> None:
     tree, draft = grown(DySpecLayers(0.05, 1000), seed=seed)
     worth, children = values(draft), draft.children()
     assert min(worth) > 0.05
-    assert tree.forwards == 1 + max(len(draft.rows_to(row)) for row, rows in enumerate(children) if rows)
+    assert tree.forwards == 1 + max(
+        len(draft.rows_to(row)) for row, rows in enumerate(children) if rows
+    )
     deeper, _ = grown(DySpecLayers(0.01, 1000), seed=seed)
     assert len(deeper.token) > len(draft)
 
@@ -247,14 +274,19 @@ def test_a_binding_cap_serves_the_more_valuable_row() -> None:
     likely = torch.tensor([0.3, 0.7], dtype=torch.float64)
     firsts = set()
     for seed in range(20):
-        tree, _ = grown(DySpecLayers(0.05, 3), table=lambda context: likely, committed=torch.tensor([1, 0]), seed=seed)
+        tree, _ = grown(
+            DySpecLayers(0.05, 3),
+            table=lambda context: likely,
+            committed=torch.tensor([1, 0]),
+            seed=seed,
+        )
         assert sorted(tree.token[:2]) == [0, 1] and len(tree.token) == 3
         assert tree.parent[2] == 1 + tree.token.index(1)
         firsts.add(tree.token[0])
     assert firsts == {0, 1}
 
 
-# Bad settings --------------------------------------------------------------------------------------------------------
+# Bad settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

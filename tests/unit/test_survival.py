@@ -4,17 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from predictors.errors import UserError
 from predictors.metrics import log_loss
 from predictors.reliability import two_columns
 from predictors.survival import Prefixes, Survival, binary_nll, by_depth, fit_survival, prefixes
+from runtime.errors import UserError
 
 GAMMA = 6
 
 
 def rollouts(spread: float, prompts: int = 60, rows: int = 20, hard: bool = False) -> Prefixes:
-    """Each rollout is easy or hard as a whole (log-odds shifted by `spread` * normal), which f does not know: tokens
-    are accepted together, and the product of their marginal probabilities is too small."""
+    """Each rollout is easy or hard as a whole (log-odds shifted by `spread` * normal), which f does
+    not know: tokens are accepted together, and the product of their marginal probabilities is too
+    small."""
     generator = torch.Generator().manual_seed(0)
     count = prompts * rows
     seen = 1 + 0.5 * torch.randn(count, GAMMA, generator=generator, dtype=torch.float64)
@@ -36,7 +37,9 @@ def test_dependent_tokens_are_seen_in_the_product(hard: bool) -> None:
     found = fit_survival(rows)
     assert not found.is_product and not found.note
     calibrated = found.of_prefixes(rows)
-    for (name, part), (_, served) in zip(by_depth(rows), by_depth(rows._replace(product=calibrated)), strict=True):
+    for (name, part), (_, served) in zip(
+        by_depth(rows), by_depth(rows._replace(product=calibrated)), strict=True
+    ):
         if name in ("3", "4", "5-8"):
             after = float(served.product.mean() - part.accepted.mean())
             assert abs(after) < abs(float(part.product.mean() - part.accepted.mean())) / 3
@@ -57,9 +60,12 @@ def test_it_rises_with_the_product_at_every_depth() -> None:
     assert found.of_products(product[:, None].expand(-1, 20)).diff(dim=0).min() > 0
 
 
-@pytest.mark.parametrize("survival", [Survival(depth=2.0), Survival(0.5, 0.1, 0.01), Survival(depth=-0.1)])
+@pytest.mark.parametrize(
+    "survival", [Survival(depth=2.0), Survival(0.5, 0.1, 0.01), Survival(depth=-0.1)]
+)
 def test_a_longer_prefix_is_never_more_likely(survival: Survival) -> None:
-    """A positive weight of the depth lifts long prefixes, and products below `CLIP` count as `CLIP`."""
+    """A positive weight of the depth lifts long prefixes, and products below `CLIP` count as
+    `CLIP`."""
     f = torch.tensor([[0.9, 0.99, 0.99, 0.99], [1e-7, 0.5, 0.5, 1.0]])
     assert survival(f).diff(dim=-1).max() <= 0
     rows = prefixes(f, f, torch.tensor([3, 4]), torch.tensor([0, 1]))
@@ -73,7 +79,9 @@ def test_one_way_of_reading_it() -> None:
         batch = survival(f)
         assert batch.shape == (5, 4) and batch.dtype == torch.float64
         for row, expected in zip(f, batch, strict=True):
-            assert torch.equal(torch.stack([survival(row[: k + 1])[-1] for k in range(4)]), expected)
+            assert torch.equal(
+                torch.stack([survival(row[: k + 1])[-1] for k in range(4)]), expected
+            )
         rows = prefixes(f, f, torch.full((5,), 4), torch.arange(5))
         assert torch.equal(survival.of_prefixes(rows), batch.flatten())
     assert torch.equal(Survival()(f), f.double().cumprod(1))
@@ -81,7 +89,10 @@ def test_one_way_of_reading_it() -> None:
 
 
 def test_prefixes_end_where_the_draft_does_and_are_labelled_with_the_joint_probability() -> None:
-    f, accept = torch.tensor([[0.5, 0.4, 0.9], [0.2, 0.5, 1.0]]), torch.tensor([[1.0, 0.5, 0.5], [0.5, 0.0, 1.0]])
+    f, accept = (
+        torch.tensor([[0.5, 0.4, 0.9], [0.2, 0.5, 1.0]]),
+        torch.tensor([[1.0, 0.5, 0.5], [0.5, 0.0, 1.0]]),
+    )
     rows = prefixes(f, accept, torch.tensor([3, 2]), torch.tensor([7, 9]))
     assert rows.k.tolist() == [1, 2, 3, 1, 2] and rows.group.tolist() == [7, 7, 7, 9, 9]
     assert rows.product.tolist() == pytest.approx([0.5, 0.2, 0.18, 0.2, 0.1])

@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 
 from decoding.cost import cost_table
-from decoding.policies import Policy, acceptance, classes, drawn_confidence, fixed, lowest, policy_of
-from decoding.replay import Replayer
-from decoding.rollouts import RolloutTable, build
-from decoding.stopping.entropy import AdaEDL
-from decoding.tuning import choose, hindsight, sweep
+from decoding.stopping.adaedl import AdaEDL
+from evaluation.replay.policies import (
+    Policy,
+    acceptance,
+    classes,
+    drawn_confidence,
+    fixed,
+    lowest,
+    policy_of,
+)
+from evaluation.replay.simulate import Replayer
+from evaluation.replay.table import RolloutTable, build
+from evaluation.replay.tuning import choose, hindsight, sweep
 
 PROMPTS, POSITIONS, GAMMA = 500, 100, 20
 
@@ -20,11 +28,21 @@ def table() -> RolloutTable:
     rng, shape = np.random.default_rng(0), (POSITIONS, GAMMA)
     rows = []
     for number in range(PROMPTS):
-        facts = {"prompt_id": str(number), "length": POSITIONS, "max_new": POSITIONS, "drawn": [GAMMA] * POSITIONS}
+        facts = {
+            "prompt_id": str(number),
+            "length": POSITIONS,
+            "max_new": POSITIONS,
+            "drawn": [GAMMA] * POSITIONS,
+        }
         values = {name: rng.random(shape) for name in ("accept", "confidence", "max_q")}
         values |= {"tokens": np.ones(shape), "entropy": 5 * rng.random(shape)}
-        values |= {"survival": np.cumprod(rng.random(shape), -1), "outcome": rng.integers(0, 3, POSITIONS)}
-        values["accepted"] = np.logical_and.accumulate(rng.random(shape) < values["accept"], axis=-1).sum(-1)
+        values |= {
+            "survival": np.cumprod(rng.random(shape), -1),
+            "outcome": rng.integers(0, 3, POSITIONS),
+        }
+        values["accepted"] = np.logical_and.accumulate(
+            rng.random(shape) < values["accept"], axis=-1
+        ).sum(-1)
         rows.append(facts | values)
     return build(rows, greedy=False)
 
@@ -43,7 +61,9 @@ def test_a_thousand_combinations_on_five_hundred_prompts_in_a_minute() -> None:
         "hrad": classes(recorded, 3, confidence),
     }
     replayer = Replayer(recorded, GAMMA)
-    grid = {name: np.linspace(0, 1, 37).tolist() for name in policies} | {"fixed": list(range(1, GAMMA + 1))}
+    grid = {name: np.linspace(0, 1, 37).tolist() for name in policies} | {
+        "fixed": list(range(1, GAMMA + 1))
+    }
     candidates = sweep(replayer, policies, grid)
     costs = [cost_table(1.0, float(ratio)) for ratio in (2, 4, 5, 10, 15)]
     for cost in costs:

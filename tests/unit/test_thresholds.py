@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from decoding import thresholds
-from predictors.errors import UserError
+from evaluation.replay import thresholds
+from runtime.errors import UserError
 
-STOP = {"_target_": "decoding.stopping.entropy.AdaEDL", "threshold": 0.4, "kappa": 0.2}
+STOP = {"_target_": "decoding.stopping.adaedl.AdaEDL", "threshold": 0.4, "kappa": 0.2}
 PAIR, WARP = {"name": "toy", "target": "aa"}, {"temperature": 0.0}
 RUN = {"pair": PAIR, "warp": WARP, "draft_warp": WARP}
 CHOICE = {"threshold": 0.25, "speculate": True, "speedup": 1.5, "interval": [None, None]}
@@ -23,7 +23,9 @@ FOUND: dict[str, Any] = {
     "measured_on": None,
     "data": {"folder": "data/toy", "sha256": "00"},
     "command": "python scripts/tune.py",
-    "rules": {"adaedl": {"setting": "threshold", "stop": {**STOP, "threshold": None}, "checkpoint": None}},
+    "rules": {
+        "adaedl": {"setting": "threshold", "stop": {**STOP, "threshold": None}, "checkpoint": None}
+    },
     "results": {"chosen": {"advice": "adaedl", "rules": {"adaedl": CHOICE}}},
 }
 METHOD = {
@@ -33,7 +35,10 @@ METHOD = {
 }
 
 
-PLAIN = {"_target_": "decoding.engines.autoregressive.AutoregressiveEngine", "warp": {"temperature": 0.0}}
+PLAIN = {
+    "_target_": "decoding.engines.autoregressive.AutoregressiveEngine",
+    "warp": {"temperature": 0.0},
+}
 HERE = {
     "hardware": {"target": "Xeon", "draft": "Xeon"},
     "dtypes": {"target": "torch.float32", "draft": "torch.float32"},
@@ -57,7 +62,10 @@ def config(**changed: Any) -> DictConfig:
 
 
 def test_a_method_like_the_tuned_one_gets_its_threshold() -> None:
-    assert applied() == (0.25, "adaedl: method.adaedl.stop.threshold=0.25, tuned: 1.500x (-) modelled")
+    assert applied() == (
+        0.25,
+        "adaedl: method.adaedl.stop.threshold=0.25, tuned: 1.500x (-) modelled",
+    )
     assert applied(stop=STOP | {"threshold": 0.9})[0] == 0.25
     assert applied(structure=METHOD["structure"] | {"gamma_max": 20})[0] == 0.25
 
@@ -73,7 +81,10 @@ def test_a_method_like_the_tuned_one_gets_its_threshold() -> None:
     ],
 )
 def test_another_method_is_left_as_it_is(changed: dict[str, Any]) -> None:
-    assert applied(**changed) == (0.4, "adaedl: built otherwise than it was tuned, thresholds left out")
+    assert applied(**changed) == (
+        0.4,
+        "adaedl: built otherwise than it was tuned, thresholds left out",
+    )
 
 
 def test_what_does_not_pay_becomes_plain_decoding_unless_it_is_asked_for() -> None:
@@ -85,16 +96,21 @@ def test_what_does_not_pay_becomes_plain_decoding_unless_it_is_asked_for() -> No
     cfg = config()
     said = thresholds.apply(cfg, found, [], HERE)
     assert said[0].endswith("whose advice is: do not speculate")
-    assert said[1] == f"adaedl: do not speculate, tuned: the best, {key}=0.25, is 0.900x (-) modelled"
+    assert (
+        said[1] == f"adaedl: do not speculate, tuned: the best, {key}=0.25, is 0.900x (-) modelled"
+    )
     assert cfg.method.adaedl == cfg.method.autoregressive == {"engine": PLAIN}
     cfg = config()
     assert thresholds.apply(cfg, found, [f"{key}=0.4"], HERE)[1].endswith("as given")
     assert cfg.method.adaedl == METHOD
 
 
-def test_thresholds_are_for_a_pair_and_its_laws() -> None:
+def test_thresholds_are_for_a_pair_and_its_distributions() -> None:
     renamed = {"name": "mine", "target": "aa"}
-    assert thresholds.misfit(FOUND, RUN) is None and thresholds.misfit(FOUND, RUN | {"pair": renamed}) is None
+    assert (
+        thresholds.misfit(FOUND, RUN) is None
+        and thresholds.misfit(FOUND, RUN | {"pair": renamed}) is None
+    )
     assert thresholds.misfit(FOUND, RUN | {"pair": {"name": "toy", "target": "bb"}}) == "pair"
     assert thresholds.misfit(FOUND, RUN | {"draft_warp": {"temperature": 1.0}}) == "draft_warp"
 
@@ -116,7 +132,9 @@ def test_thresholds_of_this_machine_come_without_a_warning(same: dict[str, Any])
         ),
     ],
 )
-def test_thresholds_of_another_machine_are_used_with_a_warning(there: dict[str, Any], words: str) -> None:
+def test_thresholds_of_another_machine_are_used_with_a_warning(
+    there: dict[str, Any], words: str
+) -> None:
     cfg = config()
     found = FOUND | {
         "measured_on": HERE | there,
@@ -131,7 +149,13 @@ def test_thresholds_of_another_machine_are_used_with_a_warning(there: dict[str, 
 @pytest.mark.parametrize(
     "missing",
     [
-        *(["cost"], ["gamma"], ["measured_on"], ["rules", "adaedl", "stop"], ["results", "chosen", "advice"]),
+        *(
+            ["cost"],
+            ["gamma"],
+            ["measured_on"],
+            ["rules", "adaedl", "stop"],
+            ["results", "chosen", "advice"],
+        ),
         ["results", "chosen", "rules", "adaedl", "speculate"],
     ],
 )

@@ -2,28 +2,42 @@
 
 import pytest
 
-from decoding.timeline import Devices, branch_rows, modelled_seconds, modelled_speedup
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
+from evaluation.timeline import Devices, branch_rows, modelled_seconds, modelled_speedup
 
 C5 = Devices.of_ratio(5)
 
 
 def trace(*rounds: RoundTrace) -> Trace:
-    return Trace(3, [token for round_ in rounds for token in round_.tokens], list(rounds), 9.0, 99.0)
+    return Trace(
+        3, [token for round_ in rounds for token in round_.tokens], list(rounds), 9.0, 99.0
+    )
 
 
 def chain(drafted: int, committed: int) -> RoundTrace:
     """A round in turn; prefill and measured seconds must not matter."""
     tokens = list(range(drafted))
     return RoundTrace(
-        tokens, list(range(drafted)), [0.5] * drafted, 0, 0, [7] * committed, [], drafted, dict.fromkeys(STAGES, 1.0)
+        tokens,
+        list(range(drafted)),
+        [0.5] * drafted,
+        0,
+        0,
+        [7] * committed,
+        [],
+        drafted,
+        dict.fromkeys(STAGES, 1.0),
     )
 
 
-def overlapped(pending: int, alone: int, beside: int, branches: int, committed: int = 1) -> RoundTrace:
+def overlapped(
+    pending: int, alone: int, beside: int, branches: int, committed: int = 1
+) -> RoundTrace:
     round_ = chain(pending, committed)
     round_.draft_forwards = alone + beside
-    round_.overlap = StageTrace("draft", 1, pending, alone + beside, alone, [[1]] * branches, 0, 0, [])
+    round_.overlap = StageTrace(
+        "draft", 1, pending, alone + beside, alone, [[1]] * branches, 0, 0, []
+    )
     return round_
 
 
@@ -44,10 +58,16 @@ def test_rows_are_priced() -> None:
     devices = Devices(draft=lambda rows: rows / 10, target=lambda rows: 10.0 + rows)
     assert modelled_seconds(trace(chain(3, 1)), devices) == pytest.approx(3 * 0.1 + 14)
     round_ = overlapped(2, 1, 3, 0)
-    round_.overlap.branches = [[1, 2, 3], [1], [1, 2]]  # the tip's own forward, then two that grow, then one
+    round_.overlap.branches = [
+        [1, 2, 3],
+        [1],
+        [1, 2],
+    ]  # the tip's own forward, then two that grow, then one
     assert branch_rows(round_.overlap, 3) == [1, 2, 1]
     assert modelled_seconds(trace(round_), devices) == pytest.approx(0.1 + 13)
-    assert modelled_seconds(trace(round_), Devices(devices.draft, lambda rows: 0.0)) == pytest.approx(0.1 + 0.4)
+    assert modelled_seconds(
+        trace(round_), Devices(devices.draft, lambda rows: 0.0)
+    ) == pytest.approx(0.1 + 0.4)
 
 
 def test_rows_beyond_the_draft_are_priced() -> None:
@@ -73,5 +93,7 @@ def test_a_pipelined_target_leaves_halves_to_the_draft(forwards: int, seconds: f
 def test_speedup_is_per_token() -> None:
     plain = trace(*[chain(0, 1)] * 6)
     assert modelled_speedup([plain], [plain], C5) == 1
-    assert modelled_speedup([trace(overlapped(3, 0, 4, 1, committed=4))], [plain], C5) == pytest.approx(4)
+    assert modelled_speedup(
+        [trace(overlapped(3, 0, 4, 1, committed=4))], [plain], C5
+    ) == pytest.approx(4)
     assert modelled_speedup([trace()], [plain], C5) == 0

@@ -5,16 +5,32 @@ from pathlib import Path
 import pytest
 
 from decoding.trace import RoundTrace, Stopwatch, Trace, read_traces, write_traces
-from predictors.errors import UserError
+from runtime.errors import UserError
 
 
 def trace() -> Trace:
-    seconds = {"draft": 0.1, "target": 0.5, "sample": 0.0, "verify": 0.01, "stop": 0.02, "other": 0.03}
+    seconds = {
+        "draft": 0.1,
+        "target": 0.5,
+        "sample": 0.0,
+        "verify": 0.01,
+        "stop": 0.02,
+        "other": 0.03,
+    }
     rounds = [
         RoundTrace([4, 5], [0, 1], [0.5, 0.25], 1, 1, [4, 7], [0.9], 2, seconds),
         RoundTrace([], [], [], 0, 0, [1], [], 0, seconds),
     ]
-    return Trace(3, [4, 7, 1], rounds, prefill_seconds=0.2, seconds=1.6, prompt_id="a/1", dataset="a", method="fixed")
+    return Trace(
+        3,
+        [4, 7, 1],
+        rounds,
+        prefill_seconds=0.2,
+        seconds=1.6,
+        prompt_id="a/1",
+        dataset="a",
+        method="fixed",
+    )
 
 
 def test_traces_survive_a_file(tmp_path: Path) -> None:
@@ -28,7 +44,13 @@ def test_traces_survive_a_file(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
     line = json.dumps(trace().to_dict())
-    for bad in (line[:40].encode(), b"\xff", b"[" * 100_000, b"3", line.replace("1.6", "NaN").encode()):
+    for bad in (
+        line[:40].encode(),
+        b"\xff",
+        b"[" * 100_000,
+        b"3",
+        line.replace("1.6", "NaN").encode(),
+    ):
         path.write_bytes(line.encode() + b"\n" + bad + b"\n")
         with pytest.raises(UserError, match="traces.jsonl:2"):
             read_traces(path)

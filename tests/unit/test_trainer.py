@@ -5,13 +5,20 @@ import pytest
 import torch
 from torch import nn
 
-from predictors.batches import Items
-from predictors.errors import UserError
-from predictors.losses import Pairs, smoothed_cross_entropy
-from predictors.resume import ResumeFile
-from predictors.trainer import Trainer, cosine, logits_in_chunks
+from predictors.training.batches import Items
+from predictors.training.losses import Pairs, smoothed_cross_entropy
+from predictors.training.resume import ResumeFile
+from predictors.training.trainer import Trainer, cosine, logits_in_chunks
+from runtime.errors import UserError
 
-SETTINGS = {"epochs": 5, "batch_size": 3, "lr": 0.05, "schedule": "cosine", "accumulate": 2, "warmup_ratio": 0.1}
+SETTINGS = {
+    "epochs": 5,
+    "batch_size": 3,
+    "lr": 0.05,
+    "schedule": "cosine",
+    "accumulate": 2,
+    "warmup_ratio": 0.1,
+}
 
 
 def problem() -> tuple[Items, Items]:
@@ -36,11 +43,15 @@ def fit(trainer: Trainer, module: nn.Module | None = None) -> nn.Module:
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(left, right) for left, right in zip(a.parameters(), b.parameters(), strict=True))
+    return all(
+        torch.equal(left, right) for left, right in zip(a.parameters(), b.parameters(), strict=True)
+    )
 
 
 def test_items_are_all_rows_of_a_prompt() -> None:
-    items = Items(torch.arange(6.0)[:, None].bfloat16(), torch.arange(6), torch.tensor([7, 9, 7, 9, 9, 3]))
+    items = Items(
+        torch.arange(6.0)[:, None].bfloat16(), torch.arange(6), torch.tensor([7, 9, 7, 9, 9, 3])
+    )
     assert len(items) == 3
     x, y = items.__getitems__([2, 0])
     assert y.tolist() == [1, 3, 4, 5] and x.dtype == torch.float32
@@ -122,14 +133,20 @@ def test_early_stopping_keeps_the_best_weights() -> None:
 def test_plateau_halves_the_rate_after_three_epochs_without_progress() -> None:
     train, held_out = problem()
     trainer = Trainer(epochs=6, batch_size=3, lr=0.1, schedule="plateau", patience=9)
-    trainer.train(model(), train, held_out, cross_entropy, lambda logits, y: (torch.ones(1), torch.ones(1)))
+    trainer.train(
+        model(), train, held_out, cross_entropy, lambda logits, y: (torch.ones(1), torch.ones(1))
+    )
     assert [row["lr"] for row in trainer.history] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05]
 
 
-def test_accumulation_takes_one_step_per_group_of_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulation_takes_one_step_per_group_of_micro_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     steps = []
     step = torch.optim.AdamW.step
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a, **k: steps.append(1) or step(self, *a, **k))
+    monkeypatch.setattr(
+        torch.optim.AdamW, "step", lambda self, *a, **k: steps.append(1) or step(self, *a, **k)
+    )
     fit(Trainer(**{**SETTINGS, "epochs": 1, "accumulate": 3}))  # 12 prompts = 4 micro-batches of 3
     assert len(steps) == 2
 
@@ -143,11 +160,17 @@ def test_a_diverging_run_says_so() -> None:
     with pytest.raises(UserError, match="trainer.lr"):
         train, held_out = problem()
         Trainer(**SETTINGS).train(
-            model(), train, held_out, lambda logits, y: (logits.sum()[None] * math.nan, torch.ones(1)), cross_entropy
+            model(),
+            train,
+            held_out,
+            lambda logits, y: (logits.sum()[None] * math.nan, torch.ones(1)),
+            cross_entropy,
         )
 
 
-@pytest.mark.parametrize("change", [{"schedule": "linear"}, {"epochs": 0}, {"lr": 0.0}, {"validation_fraction": 1.0}])
+@pytest.mark.parametrize(
+    "change", [{"schedule": "linear"}, {"epochs": 0}, {"lr": 0.0}, {"validation_fraction": 1.0}]
+)
 def test_bad_settings_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(UserError, match="trainer"):
         Trainer(**{**SETTINGS, **change})

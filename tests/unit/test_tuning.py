@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from decoding.cost import CostTable, cost_table, observed_cost, read_cost, regress, regress_traces
-from decoding.policies import fixed, policy_of
-from decoding.replay import Counts, Replayer
-from decoding.rollouts import RolloutTable, build
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.hrad import HRADStop
 from decoding.trace import STAGES, RoundTrace, Trace
-from decoding.tuning import (
+from evaluation.replay.policies import fixed, policy_of
+from evaluation.replay.simulate import Counts, Replayer
+from evaluation.replay.table import RolloutTable, build
+from evaluation.replay.tuning import (
     Candidate,
     best,
     choose,
@@ -32,7 +32,7 @@ from decoding.tuning import (
     speedup,
     sweep,
 )
-from predictors.errors import UserError
+from runtime.errors import UserError
 from tests.checkpoints import write_checkpoint
 
 GAMMA = 6
@@ -43,12 +43,21 @@ def table_of(differs: list[list[bool]], gamma: int = GAMMA) -> RolloutTable:
     rows = []
     for number, misses in enumerate(differs):
         padded = [*misses, *[True] * gamma]
-        right = np.array([[not miss for miss in padded[start : start + gamma]] for start in range(len(misses))])
+        right = np.array(
+            [[not miss for miss in padded[start : start + gamma]] for start in range(len(misses))]
+        )
         accept = np.logical_and.accumulate(right, axis=1)
         shape = (len(misses), gamma)
-        facts = {"prompt_id": str(number), "length": len(misses), "max_new": len(misses), "drawn": [gamma] * shape[0]}
+        facts = {
+            "prompt_id": str(number),
+            "length": len(misses),
+            "max_new": len(misses),
+            "drawn": [gamma] * shape[0],
+        }
         values = {name: np.full(shape, 0.5) for name in ("confidence", "max_q", "entropy")}
-        rows.append(facts | values | {"tokens": np.ones(shape), "accept": accept, "accepted": accept.sum(1)})
+        rows.append(
+            facts | values | {"tokens": np.ones(shape), "accept": accept, "accepted": accept.sum(1)}
+        )
     return build(rows, greedy=True)
 
 
@@ -56,23 +65,29 @@ def random_misses(seed: int, length: int = 40, prompts: int = 4) -> list[list[bo
     return (np.random.default_rng(seed).random((prompts, length)) < 0.3).tolist()
 
 
-# Costs ---------------------------------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
 
 
 def test_regression_recovers_known_costs() -> None:
     forwards = np.random.default_rng(0).integers(1, 60, (30, 2)).astype(float)
     exact = regress(forwards, forwards @ [0.0234, 0.112])
-    assert (exact.draft, exact.target) == pytest.approx((0.0234, 0.112)) and exact.r2 == pytest.approx(1)
+    assert (exact.draft, exact.target) == pytest.approx(
+        (0.0234, 0.112)
+    ) and exact.r2 == pytest.approx(1)
     noise = np.random.default_rng(1).normal(0, 0.1, 30)
     rough = regress(forwards, forwards @ [0.0234, 0.112] + noise)
-    assert (rough.draft, rough.target) == pytest.approx((0.0234, 0.112), rel=0.1) and 0.95 < rough.r2 < 1
+    assert (rough.draft, rough.target) == pytest.approx(
+        (0.0234, 0.112), rel=0.1
+    ) and 0.95 < rough.r2 < 1
     assert "23.40 ms N_draft + 112.00 ms N_target over 30 generations" in str(exact)
 
 
 def round_of(drafted: int, forwards: int, calls: int, **seconds: float) -> RoundTrace:
     parts = {stage: seconds.get(stage, 0.0) for stage in STAGES}
     tokens = [1] * drafted
-    return RoundTrace(tokens, list(range(drafted)), [1.0] * drafted, 0, 0, [1], [0.5] * calls, forwards, parts)
+    return RoundTrace(
+        tokens, list(range(drafted)), [1.0] * drafted, 0, 0, [1], [0.5] * calls, forwards, parts
+    )
 
 
 def trace_of(rounds: list[RoundTrace]) -> Trace:
@@ -81,8 +96,14 @@ def trace_of(rounds: list[RoundTrace]) -> Trace:
 
 
 def test_costs_are_read_off_real_decodes() -> None:
-    short = [round_of(1, 2, 2, draft=0.2, sample=0.02, target=1.0, verify=0.1, stop=0.06) for _ in range(3)]
-    long = [round_of(4, 4, 4, draft=0.4, sample=0.04, target=2.0, verify=0.2, stop=0.12) for _ in range(3)]
+    short = [
+        round_of(1, 2, 2, draft=0.2, sample=0.02, target=1.0, verify=0.1, stop=0.06)
+        for _ in range(3)
+    ]
+    long = [
+        round_of(4, 4, 4, draft=0.4, sample=0.04, target=2.0, verify=0.2, stop=0.12)
+        for _ in range(3)
+    ]
     rare = [round_of(9, 9, 9, draft=0.9, sample=0.09, target=99.0, stop=0.27)]
     plain = [trace_of([round_of(0, 0, 0, target=0.8, sample=0.1)] * 4)]
     found = observed_cost({"confidence": [trace_of(short + long + rare)]}, plain)
@@ -92,21 +113,31 @@ def test_costs_are_read_off_real_decodes() -> None:
     )
     assert found.calls["confidence"] == pytest.approx(0.03)
     fit = regress_traces([trace_of(short), trace_of(long)])
-    assert fit.draft * 6 + fit.target * 3 == pytest.approx(sum(sum(r.seconds.values()) for r in short))
+    assert fit.draft * 6 + fit.target * 3 == pytest.approx(
+        sum(sum(r.seconds.values()) for r in short)
+    )
 
 
 def test_a_price_is_a_sum_over_rounds(tmp_path: Path) -> None:
     by_length = np.zeros((1, GAMMA + 1))
     by_length[0, [0, 2]] = 1, 3  # a round without a draft and three of two tokens
-    counts = Counts(*(np.array([value]) for value in (8.0, 6.0, 4.0, 9.0, 8.0)), by_length=by_length)
+    counts = Counts(
+        *(np.array([value]) for value in (8.0, 6.0, 4.0, 9.0, 8.0)), by_length=by_length
+    )
     table = cost_table(0.1, {1: 1.0, 3: 1.5}, 0.9, {"entropy": 0.01})
     assert table.price(counts, "entropy") == pytest.approx(0.8 + 1.0 + 3 * 1.5 + 0.09)
     assert table.price(counts, "fixed") == pytest.approx(0.8 + 1.0 + 3 * 1.5)
     assert table.plain(counts) == pytest.approx(7.2)
     file = tmp_path / "cost.json"
-    with pytest.raises(UserError, match=r"cost\.file: no measured cost in .*python scripts/tune\.py cost=measure"):
+    with pytest.raises(
+        UserError, match=r"cost\.file: no measured cost in .*python scripts/tune\.py cost=measure"
+    ):
         read_cost(file)
-    file.write_text(json.dumps({"seconds": table.to_dict(), "pair": {"target": "aa"}, "measured_on": {"threads": 3}}))
+    file.write_text(
+        json.dumps(
+            {"seconds": table.to_dict(), "pair": {"target": "aa"}, "measured_on": {"threads": 3}}
+        )
+    )
     assert read_cost(file) == replace(table, pair={"target": "aa"}, measured_on={"threads": 3})
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pair": "aa"}))
     with pytest.raises(UserError, match=r"^cost\.file: no measured cost in .*cost=measure"):
@@ -139,7 +170,7 @@ def test_too_few_rounds_are_no_measurement() -> None:
         observed_cost({"fixed 1": [trace_of([round_of(1, 1, 0, draft=0.1, target=1.0)])]}, plain)
 
 
-# Bounds --------------------------------------------------------------------------------------------------------------
+# Bounds -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +185,8 @@ def test_too_few_rounds_are_no_measurement() -> None:
     ],
 )
 def test_oracle_counts_calls_at_the_edges(differs: list[bool], calls: tuple[int, int]) -> None:
-    """Decoding with a draft as long as the text shows them: nothing is discarded, the calls add up to the tokens."""
+    """Decoding with a draft as long as the text shows them: nothing is discarded, the calls add up
+    to the tokens."""
     assert oracle_calls(differs) == calls
     assert sum(calls) == len(differs)
     cost = cost_table(1.0, 10.0)
@@ -166,7 +198,9 @@ def test_hindsight_is_the_oracle_where_drafting_pays() -> None:
     misses = random_misses(0)
     replayer = Replayer(table_of(misses, gamma=40), 40)
     for draft, target in ((1.0, 4.0), (0.0234, 0.112)):
-        assert oracle_totals(replayer.table) == tuple(map(sum, zip(*map(oracle_calls, misses), strict=True)))
+        assert oracle_totals(replayer.table) == tuple(
+            map(sum, zip(*map(oracle_calls, misses), strict=True))
+        )
         wanted = [np.dot(oracle_calls(row), (draft, target)) for row in misses]
         assert hindsight(replayer, cost_table(draft, target)) == pytest.approx(wanted)
 
@@ -186,7 +220,7 @@ def test_below_hrad_only_a_confidence_rule_is_replayed(tmp_path: Path) -> None:
         policy_of(stop, table_of([[False]]))
 
 
-# Choosing ------------------------------------------------------------------------------------------------------------
+# Choosing -----------------------------------------------------------------------------------------
 
 
 def candidate(rule: str, threshold: float, discarded: float, rounds: float) -> Candidate:
@@ -241,15 +275,23 @@ def test_the_rule_to_advise_is_the_best_where_thresholds_are_chosen() -> None:
 
 def test_a_rule_speculates_where_it_pays_beyond_the_noise() -> None:
     replayers = [Replayer(table_of(random_misses(seed)), GAMMA) for seed in (3, 4)]
-    first, second = (sweep(r, {"fixed": fixed(GAMMA)}, {"fixed": range(1, GAMMA + 1)}) for r in replayers)
+    first, second = (
+        sweep(r, {"fixed": fixed(GAMMA)}, {"fixed": range(1, GAMMA + 1)}) for r in replayers
+    )
     found = {}
     for price in np.arange(0.1, 2.0, 0.05):  # of a draft token; a target call is 1
         cost = cost_table(float(price), 1.0)
         (choice,) = choose(first, second, cost, np.ones(1))
-        found[price] = (choice.expected, interval(*priced(first, choice.threshold, cost))[0], choice.speculate)
+        found[price] = (
+            choice.expected,
+            interval(*priced(first, choice.threshold, cost))[0],
+            choice.speculate,
+        )
     assert all(speculates == (low > 1) for _, low, speculates in found.values())
     assert {speculates for *_, speculates in found.values()} == {True, False}
-    assert any(expected > 1 and not speculates for expected, _, speculates in found.values()), "not beyond the noise"
+    assert any(expected > 1 and not speculates for expected, _, speculates in found.values()), (
+        "not beyond the noise"
+    )
 
 
 def priced(candidates: list[Candidate], threshold: float, cost: CostTable) -> tuple[Any, Any]:
@@ -259,7 +301,11 @@ def priced(candidates: list[Candidate], threshold: float, cost: CostTable) -> tu
 
 def test_one_prompt_has_no_interval() -> None:
     ends = interval(np.ones(1), np.ones(1))
-    assert all(map(math.isnan, ends)) and span(ends) == span([None, None]) == "-" and span((1.0, 2.0)) == "1.000-2.000"
+    assert (
+        all(map(math.isnan, ends))
+        and span(ends) == span([None, None]) == "-"
+        and span((1.0, 2.0)) == "1.000-2.000"
+    )
 
 
 def test_interval_covers_the_ratio_of_sums() -> None:

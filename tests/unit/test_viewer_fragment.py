@@ -1,4 +1,5 @@
-"""What the viewer's fragment of HTML holds. Whether it works is for a browser to say (tests/e2e/test_viewer.py)."""
+"""What the viewer's fragment of HTML holds. Whether it works is for a browser to say
+(tests/e2e/test_viewer.py)."""
 
 import json
 import re
@@ -6,10 +7,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from decoding.figures.evidence import Evaluation
-from decoding.figures.viewer import PROMPT_END, PROMPTS, fragment
 from decoding.trace import Trace
-from decoding.vocabulary import Vocabulary
+from evaluation.token_texts import Vocabulary
+from reports.artifacts import Evaluation
+from reports.viewer.viewer import PROMPT_END, PROMPTS, fragment
 from tests.traces import chain, plain
 
 NASTY = "</script><script>alert(1)</script><!-- \u2028 &amp; \"'"
@@ -29,7 +30,9 @@ def evaluation(name: str = "x", prompts: int = 2, repeats: int = 1) -> Evaluatio
 
 
 def data(html: str) -> Any:
-    found = re.search(r'<script type="application/json" id="viewer-data">(.*?)</script>', html, re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" id="viewer-data">(.*?)</script>', html, re.DOTALL
+    )
     assert found
     return json.loads(found[1])
 
@@ -39,12 +42,18 @@ def test_tokens_cannot_leave_the_data() -> None:
     html = fragment([one], {one.folder: Vocabulary({4: NASTY}, {"a/p0": NASTY})})
     assert html.count("<script") == html.count("</script>") == 2
     run = data(html)["runs"][0]
-    assert run["texts"]["4"] == NASTY and run["prompts"][0] == ["a p0", NASTY] and run["texts"]["5"] == "[5]"
+    assert (
+        run["texts"]["4"] == NASTY
+        and run["prompts"][0] == ["a p0", NASTY]
+        and run["texts"]["5"] == "[5]"
+    )
 
 
 def test_the_numbers_of_a_round() -> None:
     run = data(fragment([evaluation()], {}))["runs"][0]
-    assert [method["name"] for method in run["methods"]] == ["confidence", "autoregressive"], "what drafts first"
+    assert [method["name"] for method in run["methods"]] == ["confidence", "autoregressive"], (
+        "what drafts first"
+    )
     text, class_, drafted, committed, _, start, long = run["methods"][0]["requests"][0]["rounds"][0]
     assert text.startswith("Round 1 of 1: 2 drafted: 1 accepted, 1 rejected") and class_ is None
     assert drafted == [[4, 1, 0, 0, 0.5, None, None], [5, 2, 0, 1, 0.5, None, None]]
@@ -54,9 +63,13 @@ def test_the_numbers_of_a_round() -> None:
 
 def test_few_prompts_of_the_first_repeat() -> None:
     many = evaluation(prompts=PROMPTS + 3, repeats=2)
-    assert [name for name, _ in data(fragment([many], {}))["runs"][0]["prompts"]] == [f"a p{i}" for i in range(PROMPTS)]
+    assert [name for name, _ in data(fragment([many], {}))["runs"][0]["prompts"]] == [
+        f"a p{i}" for i in range(PROMPTS)
+    ]
     few = data(fragment([evaluation(prompts=3, repeats=2)], {}))["runs"][0]
-    assert len(few["prompts"]) == 3 and {len(method["requests"]) for method in few["methods"]} == {3}
+    assert len(few["prompts"]) == 3 and {len(method["requests"]) for method in few["methods"]} == {
+        3
+    }
 
 
 def test_many_evaluations_share_the_page() -> None:
@@ -66,7 +79,9 @@ def test_many_evaluations_share_the_page() -> None:
 
 def test_a_long_prompt_is_shown_from_its_end() -> None:
     one = evaluation(prompts=1)
-    shown = data(fragment([one], {one.folder: Vocabulary({}, {"a/p0": "a" * 1000 + "b" * PROMPT_END})}))
+    shown = data(
+        fragment([one], {one.folder: Vocabulary({}, {"a/p0": "a" * 1000 + "b" * PROMPT_END})})
+    )
     assert shown["runs"][0]["prompts"][0][1] == "b" * PROMPT_END
 
 

@@ -4,27 +4,35 @@ from dataclasses import replace
 
 import pytest
 
-from decoding.figures.rounds import MARKS
-from decoding.figures.terminal import WIDTH, lines, wants_colour
 from decoding.trace import STAGES, RoundTrace, Trace
-from decoding.vocabulary import Vocabulary
+from evaluation.token_texts import Vocabulary
+from reports.viewer.rounds import MARKS
+from reports.viewer.terminal import WIDTH, lines, wants_colour
 from tests.traces import chain, plain, tree
 
 ZERO = dict.fromkeys(STAGES, 0.0)
 TEXTS = Vocabulary({4: " the", 5: "\n", 6: " cat", 9: " dog", 8: "\x1b[2J"}, {"a/1": "Say:"})
 
 
-def printed(*found: RoundTrace, colour: bool = False, rule: str = "", vocabulary: Vocabulary = TEXTS) -> list[str]:
+def printed(
+    *found: RoundTrace, colour: bool = False, rule: str = "", vocabulary: Vocabulary = TEXTS
+) -> list[str]:
     tokens = [token for round_ in found for token in round_.tokens]
     trace = Trace(3, tokens, list(found), 1.0, 9.0, prompt_id="1", dataset="a", method="fixed")
     return list(lines(trace, vocabulary, colour, rule))
 
 
 def test_a_round() -> None:
-    round_ = replace(chain([4, 5, 6], accepted=1, last=9), draft_p=[0.75, 0.125, None], predicted=[0.25])
-    text = printed(replace(round_, seconds=ZERO | {"draft": 0.25, "target": 0.75}), rule="AcceptanceStop")
+    round_ = replace(
+        chain([4, 5, 6], accepted=1, last=9), draft_p=[0.75, 0.125, None], predicted=[0.25]
+    )
+    text = printed(
+        replace(round_, seconds=ZERO | {"draft": 0.25, "target": 0.75}), rule="SpecDecPPStop"
+    )
     found = text[text.index("") + 1 :]
-    assert text[0] == "a 1, fixed: 2 tokens in 1 rounds" and found[0].startswith("Round 1 of 1: 3 drafted: 1 accepted")
+    assert text[0] == "a 1, fixed: 2 tokens in 1 rounds" and found[0].startswith(
+        "Round 1 of 1: 3 drafted: 1 accepted"
+    )
     assert found[1].split() == ["drafted", "✓␣the", "✗↵", "↩␣cat"]
     assert found[2].strip() == "q 0.5 p 0.75 predicted acceptance 0.25; q 0.5 p 0.125; q 0.5"
     assert found[3].split() == ["committed", "✓␣the", "◆␣dog"]
@@ -55,7 +63,12 @@ def test_a_token_cannot_drive_the_terminal() -> None:
 
 @pytest.mark.parametrize(
     ("tty", "environment", "expected"),
-    [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+    ],
 )
 def test_colour_is_for_terminals_that_want_it(
     tty: bool, environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch

@@ -6,13 +6,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from decoding.vocabulary import FILE, Vocabulary, of_traces, prompt_key, read, write
-from predictors.errors import UserError
+from evaluation.token_texts import FILE, Vocabulary, of_traces, prompt_key, read, write
+from runtime.errors import UserError
 from tests.tiny_pair import tiny_tokenizer
 
 
 def trace() -> Trace:
-    stages = StageTrace("draft", 1, 1, 3, 1, [[5, 6], [7]], 0, 0, [Span("target", "verify", 0.1, 0.2, 2)])
+    stages = StageTrace(
+        "draft", 1, 1, 3, 1, [[5, 6], [7]], 0, 0, [Span("target", "verify", 0.1, 0.2, 2)]
+    )
     seconds = dict.fromkeys(STAGES, 0.1)
     rounds = [
         RoundTrace([4, 5, 7], [0, 1, 1], [0.5] * 3, 2, 2, [4, 5], [1.0], 3, seconds, stages),
@@ -32,7 +34,9 @@ def test_every_token_that_occurs_is_saved(tmp_path: Path) -> None:
 
 def test_texts_keep_their_spaces() -> None:
     """Where decoding a token alone drops them, too."""
-    backend = Tokenizer(models.WordLevel({"▁a": 4, "▁b": 5, "c": 6, "▁d": 7, "e": 9}, unk_token="c"))
+    backend = Tokenizer(
+        models.WordLevel({"▁a": 4, "▁b": 5, "c": 6, "▁d": 7, "e": 9}, unk_token="c")
+    )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)

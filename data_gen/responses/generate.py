@@ -1,0 +1,240 @@
+"""Target responses, a batch of prompts at a time, with the draft reading along; the random numbers
+of the harvest.
+
+Target and draft advance together, so every token of prompt and response runs through each model
+exactly once and the distributions p and q of each response position meet while they are at hand.
+
+Every number drawn for a prompt comes from a stream seeded with (seed, prompt id, purpose), so a
+response does not depend on which prompts share its batch. One reservation: matrix products of
+different batch sizes round differently, so a draw that falls on the boundary between two tokens may
+now and then come out differently."""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from data_gen.labels import acceptance, entropy, overlap
+from decoding.models.batched_lm import BatchedLM
+from decoding.models.cached_lm import CachedLM
+from decoding.sampling import Warp, largest, pick
+from predictors.inputs import FeatureSpec, extract
+
+# Distributions worked on at once on a CPU: so many fit a core's cache, a whole batch takes three
+# times as long.
+ROWS_AT_ONCE = 4
+# Share of unfinished sequences at which the finished ones leave the batch (a copy of the cache).
+COMPACT_BELOW = 0.75
+
+
+def uniforms(seed: int, prompt_id: str, purpose: str, *shape: int) -> Tensor:
+    """Numbers in [0, 1), float64, of the stream that belongs to this prompt and purpose."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{prompt_id}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+    return torch.rand(*shape, dtype=torch.float64, generator=generator)
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """What both models say at n positions. response: [n] int64, drawn from p; candidate: [n] int64,
+    drawn from q; q, accept: [n], the candidate's draft probability and min(1, p / q); overlap: [n],
+    sum(min(p, q)); max_q, entropy: [n], of the draft at temperature 1 without filters (as stop
+    rules read it)."""
+
+    response: Tensor
+    candidate: Tensor
+    q: Tensor
+    accept: Tensor
+    overlap: Tensor
+    max_q: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response of T tokens to prompt `index`. distributions: at positions 0..T-1; features: [A,
+    D] of the target at the last verified position (that of the token before the last committed one)
+    when 0, stride, 2 stride, ... tokens are out."""
+
+    index: int
+    distributions: Distributions
+    features: Tensor
+
+
+@dataclass(frozen=True)
+class ResponseSettings:
+    """How to answer. max_new: most tokens of a response, itself cut after the first of eos_ids;
+    stride, features: as in `Answer`."""
+
+    max_new: int
+    eos_ids: Collection[int]
+    warp: Warp
+    draft_warp: Warp
+    stride: int
+    features: FeatureSpec
+
+
+def read_answers(
+    target: CachedLM,
+    draft: CachedLM,
+    prompts: Sequence[Tensor],
+    uniform: Tensor,
+    reading: ResponseSettings,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> Iterator[Answer]:
+    """Answer the prompts and yield each answer when it ends.
+
+    prompts: token ids, [P_b >= 2] each; uniform: [2, B, max_new], for responses and for candidates;
+    advance is told after each step how many tokens it brought. While an answer is out, `target` and
+    `draft` hold its prompt and response without the last token. Raises UserError when a model
+    returns NaN logits."""
+    batch = _Batch(target, draft, prompts, uniform, reading)
+    ends = torch.tensor(sorted(reading.eos_ids))
+    live = torch.ones(len(prompts), dtype=torch.bool)
+    for position in range(reading.max_new):
+        drawn = batch.step(position)
+        advance(int(live.sum()))
+        ended = live & (torch.isin(drawn, ends) | (position + 1 == reading.max_new))
+        for place in ended.nonzero()[:, 0].tolist():
+            yield batch.answer(place, position + 1)
+        live &= ~ended
+        if not live.any():
+            return
+        if live.float().mean() <= COMPACT_BELOW:
+            batch.keep(live.nonzero()[:, 0])
+            live = live[live]
+
+
+class _Batch:
+    """The unfinished sequences, and what was noted so far about all of them."""
+
+    def __init__(
+        self,
+        target: CachedLM,
+        draft: CachedLM,
+        prompts: Sequence[Tensor],
+        uniform: Tensor,
+        reading: ResponseSettings,
+    ) -> None:
+        self._embed, self._uniform, self._reading = target.embed, uniform, reading
+        self._rows = torch.arange(len(prompts))  # the prompt each sequence of the batch belongs to
+        self._distributions: dict[str, Tensor] = {}  # [B, max_new] each
+        self._features: list[Tensor] = []  # [B, D] each, one per multiple of the stride
+        known, room = [prompt[:-2] for prompt in prompts], reading.max_new + 1
+        self._target = BatchedLM(target, known, room)
+        self._draft = BatchedLM(draft, known, room, self._target)
+        before_last, self._tokens = (
+            torch.stack([prompt[index] for prompt in prompts]) for index in (-2, -1)
+        )
+        hidden = self._target.step(before_last, hidden=True).hidden
+        self._draft.step(before_last)
+        self._note_features(hidden)
+
+    def step(self, position: int) -> Tensor:
+        """Draw the response tokens of one position. Returns them, int64 [b] on the CPU."""
+        reading = self._reading
+        ours = self._target.step(self._tokens, hidden=(position + 1) % reading.stride == 0)
+        theirs = self._draft.step(self._tokens)
+        uniform = self._uniform[:, self._rows, position].T
+        distributions = blockwise(
+            partial(compare, reading.warp, reading.draft_warp), ours.logits, theirs.logits, uniform
+        )
+        self._tokens = distributions.response.cpu()
+        for field in fields(Distributions):
+            values = getattr(distributions, field.name)
+            column = self._distributions.setdefault(
+                field.name, values.new_zeros(self._uniform.shape[1:])
+            )
+            column[self._rows, position] = values
+        if ours.hidden is not None:
+            self._note_features(ours.hidden)
+        return self._tokens
+
+    def answer(self, place: int, length: int) -> Answer:
+        """The finished answer of the sequence at `place` of the batch; both models take over its
+        cached rows."""
+        self._target.hand_over(place)
+        self._draft.hand_over(place)
+        row = int(self._rows[place])
+        distributions = Distributions(
+            **{name: column[row, :length] for name, column in self._distributions.items()}
+        )
+        read = self._features[: -(-length // self._reading.stride)]
+        return Answer(row, distributions, torch.stack([features[row] for features in read]))
+
+    def keep(self, places: Tensor) -> None:
+        """Drop all other sequences from the batch."""
+        self._target.keep(places)
+        self._draft.keep(places)
+        self._rows, self._tokens = self._rows[places], self._tokens[places]
+
+    def _note_features(self, hidden: Tensor | None) -> None:
+        """hidden: of the token before self._tokens, which are the next committed ones."""
+        assert hidden is not None
+        embedding = torch.stack([self._embed(token) for token in self._tokens.tolist()])
+        features = extract(hidden, self._reading.features, embedding)
+        noted = features.new_zeros(self._uniform.shape[1], features.shape[1])
+        noted[self._rows] = features
+        self._features.append(noted)
+
+
+Columns = TypeVar("Columns")
+
+
+def blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few rows of each at a time. rows: [n, ...] each."""
+    size = ROWS_AT_ONCE if rows[0].device.type == "cpu" else max(1, len(rows[0]))
+    return zip(*(each.split(size) for each in rows), strict=True)
+
+
+def blockwise(distribution: Callable[..., Columns], *rows: Tensor) -> Columns:
+    """`distribution(*rows)`, a dataclass of columns [n, ...], worked out a few rows at a time."""
+    parts = [distribution(*block) for block in blocks(*rows)]
+    names = vars(parts[0])
+    return type(parts[0])(
+        **{name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    )
+
+
+def compare(
+    warp: Warp,
+    draft_warp: Warp,
+    p_logits: Tensor,
+    q_logits: Tensor,
+    uniform: Tensor,
+    given: Tensor | None = None,
+) -> Distributions:
+    """Warp both models' logits [n, V] and draw a response token and a candidate per row. uniform:
+    [n, 2].
+
+    given: [n], taken instead of the draw where the warped target may say it.
+    """
+    p, q = warp.probs(p_logits), draft_warp.probs(q_logits)
+    unwarped_q = q if draft_warp == Warp() else Warp().probs(q_logits)
+    response, candidate = draw_from(warp, p, uniform[:, 0]), draw_from(draft_warp, q, uniform[:, 1])
+    if given is not None:
+        response = torch.where(at(p, given) > 0, given, response)
+    p_drawn, q_drawn = at(p, candidate), at(q, candidate)
+    return Distributions(
+        response=response,
+        candidate=candidate,
+        q=q_drawn,
+        accept=acceptance(p_drawn, q_drawn),
+        overlap=overlap(p, q),
+        max_q=unwarped_q.amax(-1),
+        entropy=entropy(unwarped_q),
+    )
+
+
+def draw_from(warp: Warp, probs: Tensor, uniform: Tensor) -> Tensor:
+    """The tokens that `uniform` [n] stands for under distributions [n, V] of `warp`: int64 [n]."""
+    return largest(probs) if warp.temperature == 0 else pick(probs, uniform.to(probs.device))
+
+
+def at(probs: Tensor, tokens: Tensor) -> Tensor:
+    """probs [..., V] at tokens [...]."""
+    return probs.gather(-1, tokens[..., None]).squeeze(-1)

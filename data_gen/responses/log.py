@@ -1,0 +1,145 @@
+"""Responses as they arrive: a JSONL file that a killed run leaves whole, but for its last line
+perhaps."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_gen.prompts import Prompt
+from data_gen.responses.external import FORM, ExternalResponse, response_from_row
+from runtime.compatibility import differences
+from runtime.errors import UserError
+from runtime.json_lines import parse_object
+
+NAME = "answers.jsonl"
+DAMAGED = "is damaged (its checksum does not fit)"
+
+
+@contextmanager
+def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["AnswerLog"]:
+    """The log of a dataset. Another process that opens it waits until this one is done: no prompt
+    is answered twice.
+
+    asked: settings that decide what a response is like. Raises UserError where lines are damaged,
+    or answer other settings."""
+    path = folder / NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+    except OSError as error:
+        raise UserError(
+            f"out: {path} cannot be written ({error.strerror}). Choose another out=..."
+        ) from error
+    with file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield AnswerLog(path, file, asked)
+
+
+class AnswerLog:
+    """One line per answered prompt: what `AnswerFile` reads, what was `asked` for, a hash of the
+    prompt, and one of the line."""
+
+    def __init__(self, path: Path, file: BinaryIO, asked: Mapping[str, Any]) -> None:
+        self.path, self.asked = path, dict(asked)
+        self.given: dict[str, ExternalResponse] = {}
+        self._digests: dict[str, str | None] = {}
+        self._file, self._lines = file, 0
+        file.seek(0)
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        for line in content[:whole].splitlines():
+            self._take(line)
+        self._refuse_foreign(content[whole:])
+        file.truncate(whole)  # what follows was being written when a run was killed
+
+    def missing(self, prompts: list[Prompt]) -> list[Prompt]:
+        """Those without an answer. Raises UserError where the log answers another text."""
+        for prompt in prompts:
+            if prompt.id in self.given and self._digests[prompt.id] != digest(prompt):
+                raise UserError(
+                    f"{self.given[prompt.id].place} answers another text of the prompt {prompt.id}."
+                    " Choose another out=... or remove that line"
+                )
+        return [prompt for prompt in prompts if prompt.id not in self.given]
+
+    def append(self, prompt: Prompt, answer: Mapping[str, Any]) -> None:
+        """Write one line, and be sure that it is on disk. Raises UserError, and writes nothing,
+        where it could not be read again."""
+        row = {"asked": self.asked, "id": prompt.id, **answer, "prompt": digest(prompt)}
+        line = with_checksum(json.dumps(row).encode()[:-1])
+        self._take(line)
+        self._file.write(line + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _refuse_foreign(self, torn: bytes) -> None:
+        """Raise UserError where a last line without an end is not the beginning of one that this
+        run could write."""
+        own = json.dumps({"asked": self.asked}).encode()[:-1]
+        if not (torn.startswith(own) or own.startswith(torn)):
+            raise UserError(
+                f"out: {self.path} ends with what is none of its lines. Choose another out=..."
+            )
+
+    def _take(self, line: bytes) -> None:
+        self._lines += 1
+        place = f"responses.url: {self.path} line {self._lines}"
+        row = parse_object(line, place, FORM)
+        given, asked = response_from_row(row, place), row.get("asked", {})
+        if not (is_whole(line) and isinstance(asked, dict)):
+            raise UserError(f"{place} {DAMAGED}. Remove that line, or choose another out=...")
+        if changed := differences(asked, self.asked):
+            raise UserError(
+                f"out: {self.path} was asked for with {changed}. Choose another out=..."
+            )
+        if given.prompt_id in self.given:
+            raise UserError(f"{place} answers {given.prompt_id} again. Remove that line")
+        self.given[given.prompt_id] = given
+        self._digests[given.prompt_id] = row.get("prompt")
+
+
+def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
+    """What is wrong with the log in `folder`. harvested: ids of the prompts whose answers became
+    records."""
+    path = folder / NAME
+    try:
+        *lines, torn = path.read_bytes().split(b"\n")
+    except OSError as error:
+        return [f"{path} cannot be read ({error.strerror})"]
+    bad, names = [], Counter[str]()
+    for number, line in enumerate([*lines, torn] if torn else lines, 1):
+        place = f"{path} line {number}"
+        try:
+            names[response_from_row(parse_object(line, place, FORM), place).prompt_id] += 1
+        except UserError as error:
+            bad.append(str(error))
+        else:
+            bad += [] if number <= len(lines) and is_whole(line) else [f"{place} {DAMAGED}"]
+    lost = [name for name in harvested if name not in names]
+    bad += [f"{path} answers {name} {count} times" for name, count in names.items() if count > 1]
+    return bad + (
+        [f"{path} has lost the answers to {len(lost)} prompts, {lost[0]} is one"] if lost else []
+    )
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether not a byte of it has changed since it was written."""
+    return line == with_checksum(line.rpartition(b', "checksum"')[0])
+
+
+def with_checksum(line: bytes) -> bytes:
+    """`line`: a JSON object without its closing brace."""
+    return line + f', "checksum": "{hashlib.sha256(line).hexdigest()[:16]}"}}'.encode()
+
+
+def digest(prompt: Prompt) -> str:
+    """Of what is asked."""
+    return hashlib.sha256(
+        json.dumps([prompt.instruction, prompt.text, prompt.chat]).encode()
+    ).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""The harvest on disk."""

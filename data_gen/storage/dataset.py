@@ -1,0 +1,160 @@
+"""Reading a finished harvest: its manifest, its records by split, its responses."""
+
+import math
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from data_gen.storage import schema
+from data_gen.storage.chunks import MANIFEST, PLAN
+from data_gen.storage.shards import FEATURES, INTEGERS, PROMPT, SCHEMA_VERSION, SCHEMAS, read_shard
+from runtime.checksums import digest, read_checksummed
+from runtime.errors import UserError
+
+WRITTEN = (
+    "command",
+    "versions",
+    "responses_from",
+    "shards",
+    "bytes",
+)  # how and as what its records were written
+
+
+def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
+    """The manifest of a finished harvest. Raises UserError when there is none, saying which command
+    makes it.
+
+    key: config key named in errors.
+    """
+    folder = Path(folder)
+    path = folder / MANIFEST
+    remedy = f"Run: python scripts/gen_data.py out={folder}"
+    if not path.exists():
+        state = "is only half harvested" if (folder / PLAN).exists() else "is no harvested dataset"
+        raise UserError(f"{key}: {folder} {state}. {remedy}")
+    manifest = read_checksummed(path, key, f"{remedy} (and its settings): it writes the file again")
+    if (version := manifest.get("schema_version")) != SCHEMA_VERSION:
+        raise UserError(
+            f"{key}: {path} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest"
+            " again"
+        )
+    schema.refuse_misfits(manifest, schema.MANIFEST, f"{key}: {path}", remedy)
+    return manifest
+
+
+def identity(manifest: dict[str, Any]) -> str:
+    """Digest of what a harvest holds and of the settings it was made with; not of the command, the
+    versions of packages or the bytes of its files, which change when the same records are written
+    again."""
+    aside = WRITTEN if "content" in manifest else ()
+    return digest({name: value for name, value in manifest.items() if name not in aside})
+
+
+def read_records(
+    folder: str | Path, kind: str, split: str, columns: Collection[str] | None = None
+) -> dict[str, Tensor]:
+    """All samples of one kind ("specdecpp" or "rounds") and split ("train", "calibration", "test"
+    or "all").
+
+    Returns one tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample
+    first: integers int64, floats float32, [N], or [N, gamma] in `rounds` where every token of a
+    round has a value; `features` bfloat16 [N, D], `rollout_features` bfloat16 [N, gamma, D]; and
+    `group` int64 [N], the number of the prompt a sample came from (to check or make splits by
+    prompt). Features are left out where the harvest stored none. Raises UserError naming the shard
+    when one is missing or damaged, or when the split is empty."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    stored = [
+        name for name in SCHEMAS[kind].names if name not in FEATURES or manifest["features_stored"]
+    ]
+    names = [name for name in stored if name not in PROMPT and (columns is None or name in columns)]
+    counted = "anchor" if kind == "rounds" else "position"  # one value per sample
+    entries = [entry for entry in manifest["shards"] if entry["kind"] == kind]
+    tables = [read_shard(folder, entry, ["split", counted, *names]) for entry in entries]
+    parts = [part for table in tables if len(part := _of_split(table, split))]
+    counts = np.concatenate(
+        [np.zeros(0, int), *(pc.list_value_length(part[counted]).to_numpy() for part in parts)]
+    )
+    if counts.sum() == 0:
+        raise UserError(
+            f"data: {folder} has no {kind} records in split {split}. Harvest more prompts"
+        )
+    table = pa.concat_tables(parts)
+    try:
+        values = {
+            name: _shaped(table[name], name, kind, counts, manifest["gamma"]) for name in names
+        }
+    except ValueError as error:
+        raise UserError(
+            f"data: {folder} is damaged ({error}). Harvest again with another out=..."
+        ) from error
+    return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
+
+
+def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
+    """`prompt_id`, `dataset`, `split`, `prompt_tokens` and `response_tokens` of the prompts of a
+    split, in the order of the groups of `read_records`."""
+    folder = Path(folder)
+    entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
+    tables = [read_shard(folder, entry, SCHEMAS["responses"].names) for entry in entries]
+    return [row for table in tables for row in _of_split(table, split).to_pylist()]
+
+
+def read_prompts(
+    folder: str | Path, kind: str, split: str, columns: Collection[str]
+) -> Iterator[dict[str, Tensor]]:
+    """Per prompt of a split, in the order of `read_records`, some columns of one kind: int64 or
+    float32, as stored."""
+    folder = Path(folder)
+    dtypes = {
+        name: torch.int64 if SCHEMAS[kind].field(name).type == INTEGERS else torch.float32
+        for name in columns
+    }
+    for entry in read_manifest(folder)["shards"]:
+        if entry["kind"] == kind:
+            table = read_shard(folder, entry, ["split", *columns])
+            for row in _of_split(table, split).select(list(columns)).to_pylist():
+                yield {
+                    name: torch.tensor(values, dtype=dtypes[name]) for name, values in row.items()
+                }
+
+
+def _of_split(table: pa.Table, split: str) -> pa.Table:
+    return table if split == "all" else table.filter(pc.equal(table["split"], split))
+
+
+def _shaped(
+    column: pa.ChunkedArray, name: str, kind: str, counts: np.ndarray, gamma: int
+) -> Tensor:
+    """counts: [rows], samples of each row. Raises ValueError where a row has not as many values as
+    its samples need."""
+    each_token = kind == "rounds" and (
+        name.startswith("draft_") or name in ("accept_prob", "rollout_features")
+    )
+    values, shape = _values(column), [int(counts.sum()), *([gamma] if each_token else [])]
+    if name in FEATURES:
+        values = values.view(torch.bfloat16)
+        shape.append(len(values) // math.prod(shape))
+    per_sample = math.prod(shape[1:])
+    if per_sample == 0 or not np.array_equal(
+        pc.list_value_length(column).to_numpy(), counts * per_sample
+    ):
+        raise ValueError(
+            f"column {name} has not {per_sample or 'any'} values for each of the {kind} records"
+        )
+    return values.view(shape)
+
+
+def _values(column: pa.ChunkedArray) -> Tensor:
+    values = np.concatenate(
+        [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    )
+    return torch.from_numpy(
+        values if values.dtype in (np.int16, np.float32) else values.astype(np.int64)
+    )

@@ -1,0 +1,254 @@
+"""One shard of a harvested dataset: a parquet file of known hash.
+
+Chunk i of the prompts is three shards, `responses-0000i.parquet`, `specdecpp-0000i.parquet` and
+`rounds-0000i.parquet`, one row per prompt, readable by the `datasets` package.
+`data_gen.storage.chunks` says what else lies in the folder.
+
+`responses` holds token ids. `specdecpp` has one sample per response position whose candidate was
+kept by token mixing (2405.19715, section 3.2). `rounds` has one sample per anchor t = 0, stride, 2
+stride, ... below the length T of the response, its last positions included: the round that starts
+when t tokens are committed, gamma draft tokens long, drawn on past any stop point and any end
+token.
+
+- `drafted`: tokens up to and including the first drafted end token, at most gamma. Beyond it values
+mean nothing.
+- `accepted`: of those, by token-wise verification with coins of the harvest (exact for a greedy
+target).
+- `accept_prob`: min(1, p / q) of each token given that those before it were accepted; 0 where that
+  is out of the question: after a token that the coins reject, once all tokens so far have a
+  probability below 0.001 of being accepted (the target is not run there), and behind an end token.
+  Greedy: 1 while the rollout is what the target says, then 0.
+- `known`: tokens whose verdict is known: gamma, except near the end of a greedy response that was
+  cut at max_new_tokens. What the target would have said next was never computed there: it is T - t,
+  and `accept_prob` is 0 beyond. A decode of T tokens drafts at most T - t - 1 tokens from t, so
+  replaying it needs nothing else; training leaves rounds out whose length is not known.
+- `draft_q`: of the drawn token under the distribution it was drawn from; `draft_max_q`,
+  `draft_entropy` (nats): of the draft at temperature 1 without filters at the same place, as stop
+  rules read it.
+- `features`: of the target at the last verified position before the round.
+- `rollout_features`: of the draft at each drawn token.
+
+Per-sample values are lists, flattened row by row where a sample has several (`features`: n * D
+bfloat16 numbers kept as int16 bits; draft columns and `accept_prob`: n * gamma; `rollout_features`:
+n * gamma * D). With `features=recompute` feature lists are empty and the manifest says
+`"features_stored": false`."""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from predictors.base import UNREADABLE
+from runtime.errors import UserError
+from runtime.files import file_hash, write_atomically
+
+SCHEMA_VERSION = 3
+SPLITS = ("train", "calibration", "test")
+INTEGERS, FLOATS, BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
+PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
+SCHEMAS = {
+    "responses": pa.schema({**PROMPT, "prompt_tokens": INTEGERS, "response_tokens": INTEGERS}),
+    "specdecpp": pa.schema(
+        {
+            **PROMPT,
+            "position": INTEGERS,
+            "token_ids": INTEGERS,
+            "soft_label": FLOATS,
+            "overlap": FLOATS,
+            "q_token": FLOATS,
+            "draft_max_q": FLOATS,
+            "draft_entropy": FLOATS,
+            "features": BITS,
+        }
+    ),
+    "rounds": pa.schema(
+        {
+            **PROMPT,
+            "anchor": INTEGERS,
+            "known": INTEGERS,
+            "drafted": INTEGERS,
+            "accepted": INTEGERS,
+            "draft_tokens": INTEGERS,
+            "draft_q": FLOATS,
+            "draft_max_q": FLOATS,
+            "draft_entropy": FLOATS,
+            "accept_prob": FLOATS,
+            "features": BITS,
+            "rollout_features": BITS,
+        }
+    ),
+}
+FEATURES = ("features", "rollout_features")
+
+
+def shard_name(kind: str, index: int) -> str:
+    """File name of chunk `index` of one kind of record ("responses", "specdecpp" or "rounds")."""
+    return f"{kind}-{index:05d}.parquet"
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write one shard: `rows` has one dict per prompt with the columns of ``SCHEMAS[kind]``.
+
+    Returns its entry: name, kind, rows, bytes, sha256 of the file, and a digest of every row.
+    Raises UserError when a
+    number is NaN or infinite: such a shard is never written.
+    """
+    table = pa.Table.from_pylist(
+        [{key: _plain(value) for key, value in row.items()} for row in rows], SCHEMAS[kind]
+    )
+    path = folder / shard_name(kind, index)
+    if problem := _not_finite(table):
+        raise UserError(
+            f"pair: {problem} while making {path.name}. Check the models, or set pair.dtype=float32"
+        )
+    sink = pa.BufferOutputStream()
+    # Values are close to random bits: dictionaries would only cost time.
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    content = sink.getvalue()
+    write_atomically(path, lambda temporary: _write(temporary, content))
+    return {
+        "name": path.name,
+        "kind": kind,
+        "rows": len(rows),
+        "bytes": content.size,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "records": record_digests(table, kind),
+    }
+
+
+def record_digests(table: pa.Table, kind: str) -> list[str]:
+    """One digest per row, of its values: the parquet encoding and the rows beside it do not
+    matter."""
+    columns = {
+        name: table[name].to_pylist() if name in PROMPT else _slices(table[name])
+        for name in table.schema.names
+    }
+    rows = zip(*columns.values(), strict=True)
+    return [_record_digest(kind, zip(columns, row, strict=True)) for row in rows]
+
+
+def _record_digest(kind: str, values: Iterable[tuple[str, Any]]) -> str:
+    found = hashlib.sha256(kind.encode())
+    for name, value in values:
+        content = value.encode() if isinstance(value, str) else value.tobytes()
+        found.update(f"/{name}/{len(content)}/".encode())
+        found.update(content)
+    return found.hexdigest()[:32]
+
+
+def _slices(column: pa.ChunkedArray) -> list[np.ndarray]:
+    """The list of every row, as an array."""
+    return [row.values.to_numpy(zero_copy_only=False) for chunk in column.chunks for row in chunk]
+
+
+def pack_features(features: Tensor) -> np.ndarray:
+    """[..., D] floats -> [... * D] int16, the bits of the values rounded to bfloat16."""
+    return features.to(torch.bfloat16).contiguous().view(torch.int16).flatten().cpu().numpy()
+
+
+def _plain(value: Any) -> Any:
+    return value.flatten().cpu().numpy() if isinstance(value, Tensor) else value
+
+
+def _write(path: Path, content: pa.Buffer) -> None:
+    path.write_bytes(content)
+
+
+def _not_finite(table: pa.Table) -> str | None:
+    for name in table.column_names:
+        for chunk in table[name].chunks:
+            if pa.types.is_list(chunk.type) and not _all_finite(
+                name, chunk.flatten().to_numpy(zero_copy_only=False)
+            ):
+                return f"NaN or infinite values in column {name}"
+    return None
+
+
+def _all_finite(name: str, values: np.ndarray) -> bool:
+    if name in FEATURES:
+        return bool(
+            ((values & 0x7F80) != 0x7F80).all()
+        )  # bfloat16: exponent all ones = infinite or NaN
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def read_shard(folder: Path, entry: dict[str, Any], columns: Collection[str]) -> pa.Table:
+    """Some columns of the shard of a manifest's entry. Raises UserError naming it when it is not
+    the file that the entry describes: no damaged byte reaches the parquet reader."""
+    path = folder / entry["name"]
+    if problem := fault(path, entry, _known_hash):
+        raise UserError(
+            f"data: shard {path} {problem}. Run the harvest again with out={folder}: it remakes bad"
+            " shards"
+        )
+    try:
+        return _checked(pq.read_table(path, columns=list(dict.fromkeys(columns))), entry)
+    except UNREADABLE as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(
+            f"data: shard {path} cannot be read ({said}). Delete it and run the harvest again with"
+            f" out={folder}"
+        ) from error
+
+
+def _checked(table: pa.Table, entry: dict[str, Any]) -> pa.Table:
+    """`table`, if its columns are of the types of ``SCHEMAS``, whole, and as long as the entry
+    says; else a ValueError."""
+    table.validate(full=True)
+    schema = SCHEMAS[entry["kind"]]
+    if table.num_rows != entry["rows"]:
+        raise ValueError(f"{table.num_rows} rows instead of {entry['rows']}")
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.type != schema.field(name).type:
+            raise ValueError(
+                f"column {name} is of type {column.type} instead of {schema.field(name).type}"
+            )
+        if column.null_count or (
+            pa.types.is_list(column.type) and pc.list_flatten(column).null_count
+        ):
+            raise ValueError(f"column {name} has holes")
+    return table
+
+
+def fault(
+    path: Path, entry: dict[str, Any], hashing: Callable[[Path], str] | None = None
+) -> str | None:
+    """What is wrong with the file of an entry, None where nothing is. hashing: instead of
+    `file_hash`."""
+    try:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            return f"is damaged: {size} bytes instead of {entry['bytes']}"
+        right = (hashing or file_hash)(path) == entry["sha256"]
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return (
+        None if right else "is damaged, or another than the one that was written: its hash differs"
+    )
+
+
+def _known_hash(path: Path) -> str:
+    """`file_hash`, once per process as long as the file is not replaced."""
+    stat = path.stat()
+    return _hash_of(path.absolute(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@cache
+def _hash_of(path: Path, *identity: int) -> str:
+    return file_hash(path)

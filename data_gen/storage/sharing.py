@@ -1,0 +1,189 @@
+"""Several processes, on one machine or on several with a shared folder, make one dataset.
+
+They never wait for a message: a chunk is taken by locking one byte of a file in the folder, and the
+lock of a process that dies is free again. So nothing is lost with a process but the chunk it was
+making, and the others make that, or the next run does (`accelerate launch` then stops the others,
+too). Any launcher will do that sets the usual variables (`accelerate launch`, `torchrun`,
+`mpirun`)."""
+
+import errno
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from data_gen.storage import chunks
+from runtime.errors import UserError
+from runtime.launcher import launched
+
+POLL = 0.2  # seconds between two looks at chunks that others are making
+_TAKEN = (errno.EACCES, errno.EAGAIN)
+_PLAN, _PRESENCE, _FIRST_CHUNK = 0, 2**40, 1  # bytes to lock
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Which of `size` processes this one is (`runtime.launcher`), `local_size` of them on this
+    machine. Process 0 checks what an earlier run has left and writes the manifest."""
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+
+    @staticmethod
+    def of_launcher() -> "Worker":
+        return Worker(*launched())
+
+    def share_cores(self) -> None:
+        """Launchers give each process one thread, or all of them; here the processes of a machine
+        divide its cores."""
+        if self.local_size > 1:
+            torch.set_num_threads(max(1, _cores() // self.local_size))
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Say which of several processes an error ended, and that it is only its open chunk that is
+        lost."""
+        try:
+            yield
+        except BaseException:
+            if self.size > 1:
+                which = f"process {self.rank + 1} of {self.size}"
+                print(
+                    f"{which} stops. Finished chunks are kept: run the same command again",
+                    file=sys.stderr,
+                )
+            raise
+
+
+ALONE = Worker()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Locks:
+    """Locks on the dataset in `folder`, freed when the process ends: exclusive ones on its plan and
+    on each chunk, and one that all processes at work in the folder share."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(
+                f"out: {folder} is no folder and cannot become one. Choose another out=..."
+            ) from error
+        self._folder = folder
+        self._file = (folder / ".lock").open("a+b")
+
+    @contextmanager
+    def plan(self) -> Iterator[None]:
+        """Waits until it is free."""
+        self._lock(_PLAN, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            self._free(_PLAN)
+
+    def enter(self) -> bool:
+        """Be one of the processes at work until the end; whether there are others. Call it while
+        `plan` is held."""
+        alone = self._lock(_PRESENCE, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock(_PRESENCE, fcntl.LOCK_SH)
+        return not alone
+
+    @contextmanager
+    def chunk(self, index: int) -> Iterator[bool]:
+        """Whether it could be taken; freed when the block ends."""
+        taken = self._lock(_FIRST_CHUNK + index, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._free(_FIRST_CHUNK + index)
+
+    def _lock(self, byte: int, mode: int) -> bool:
+        try:
+            fcntl.lockf(self._file, mode, 1, byte)
+            return True
+        except OSError as error:
+            if error.errno in _TAKEN:
+                return False
+            raise UserError(
+                f"out: {self._folder} takes no locks ({error.strerror}). Choose another out=..."
+            ) from error
+
+    def _free(self, byte: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+
+    def __enter__(self) -> "Locks":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+Marker = dict[str, Any]
+
+
+def open_chunks(
+    folder: Path,
+    plan: dict[str, Any],
+    place: Worker,
+    earlier: Callable[[Marker], object],
+    elsewhere: Callable[[Marker], object],
+) -> Iterator[int]:
+    """The chunks this process is to make and marker, each locked while it is out. Ends when all of
+    them have a marker.
+
+    earlier, elsewhere: told of each chunk that a run before this one, or another process of it, has
+    made. Raises UserError when the folder holds a dataset made with other settings, or cannot be
+    locked."""
+    identity, waiting = chunks.plan_id(plan), set(range(chunks.chunk_count(plan)))
+    with Locks(folder) as locks:
+        with locks.plan():
+            chunks.claim(folder, plan, others=locks.enter())
+        if place.rank == 0:
+            for index in sorted(waiting):
+                if marker := _checked(folder, index, identity, locks):
+                    waiting.remove(index)
+                    earlier(marker)
+        while waiting:
+            before = len(waiting)
+            for index in sorted(waiting):
+                with locks.chunk(index) as taken:
+                    marker = chunks.marker_of(folder, index, identity)
+                    if marker is None and not taken:
+                        continue
+                    if marker is None:
+                        yield index
+                    else:
+                        elsewhere(marker)
+                    waiting.remove(index)
+            if len(waiting) == before:
+                time.sleep(POLL)
+
+
+def _checked(folder: Path, index: int, plan: str, locks: Locks) -> Marker | None:
+    """The marker of a chunk every byte of which is right. A marker that is not is removed, so that
+    some process makes the chunk again."""
+    if (marker := chunks.marker_of(folder, index, plan)) and not chunks.faults(folder, index, plan):
+        return marker
+    with locks.chunk(index) as taken:
+        if taken and chunks.faults(folder, index, plan):
+            chunks.remove_marker(folder, index)
+    return None

@@ -1,0 +1,353 @@
+"""The draft of one round as it grows, and the two policies that grow it: a structure and a stop
+rule."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft, RoundContext, Shape, Verdict
+from decoding.models.lm import LM
+from decoding.sampling import Sampler, SiblingSampler, Warp
+from decoding.trace import Stopwatch
+
+PLAIN = Warp()
+
+
+class DraftTree:
+    """Tokens drawn so far and the draft model's view of them. Nothing is ever taken out.
+
+    Row 0 is the last committed token, node i is row i + 1 in the order of `add`. Whatever needs the
+    draft model at a row runs it there, once; `run` does several rows in one forward.
+
+    token, parent: of each node, as in `Draft`; drawn: q of each node under the distribution it was
+    drawn from; depth: of each row; open: how many of the last nodes are open leaves"""
+
+    def __init__(
+        self, lm: LM, committed: Tensor, warp: Warp, watch: Stopwatch, keep_hidden: bool = False
+    ) -> None:
+        self.token: list[int] = []
+        self.parent: list[int] = []
+        self.drawn: list[float] = []
+        self.depth: list[int] = [0]
+        self.open = 0
+        self.forwards = 0
+        self.watch = watch
+        self._lm = lm
+        self._committed = committed
+        self._warp = warp
+        self._keep_hidden = keep_hidden
+        self._logits: dict[int, Tensor] = {}
+        self._hidden: dict[int, Tensor] = {}
+        self._unwarped: dict[int, Tensor] = {}
+        self._distributions: dict[int, Tensor] = {}
+        self._cached: dict[
+            int, int
+        ] = {}  # node row -> row among those this round added to the draft's cache
+
+    def add(self, row: int, token: int) -> int:
+        """Keep `token`, drawn from `q(row)` (or given by `set_q`), as a child of `row`; returns its
+        row."""
+        q = self._distributions[row][token].item()
+        assert q > 0, "a drawn token has q > 0"
+        self.token.append(token)
+        self.parent.append(row)
+        self.drawn.append(q)
+        self.depth.append(self.depth[row] + 1)
+        return len(self.token)
+
+    def copy(self, row: int, token: int) -> int:
+        """Keep `token`, which nobody drew, as the only child of `row`: a point mass, so its q is
+        one-hot."""
+        distribution = torch.zeros(self._lm.vocab_size, dtype=self.zero_q().dtype)
+        distribution[token] = 1
+        self.set_q(row, distribution)
+        return self.add(row, token)
+
+    def draw(self, row: int, candidates: Iterator[int]) -> int | None:
+        """Keep the next of `candidates`, the sibling distribution of `q(row)`, as a child of `row`;
+        None where it has ended."""
+        with self.watch.stage("sample"):
+            token = next(candidates, None)
+        return None if token is None else self.add(row, token)
+
+    def may_grow(self, row: int, context: RoundContext) -> bool:
+        """Whether `row` may have children: it is no EOS, and they are not too deep."""
+        ended = row > 0 and self.token[row - 1] in context.eos_ids
+        return not ended and self.depth[row] < context.max_depth
+
+    def run(self, rows: Iterable[int]) -> None:
+        """One draft forward over those of `rows` it has not run on yet; their parents must have
+        been run before."""
+        new = [row for row in rows if row not in self._logits]
+        if 0 in new:
+            with self.watch.stage("draft"):
+                output = self._lm.forward(
+                    self._committed[self._lm.length :], hidden=self._keep_hidden, logits="last"
+                )
+            self._note([0], output.logits, None if output.hidden is None else output.hidden[:, -1:])
+            new.remove(0)
+        if not new:
+            return
+        tokens = torch.tensor([self.token[row - 1] for row in new])
+        parents = torch.tensor([self._cached.get(self.parent[row - 1], -1) for row in new])
+        with self.watch.stage("draft"):
+            output = self._lm.forward(
+                tokens, parents, extend=bool(self._cached), hidden=self._keep_hidden
+            )
+        self._cached |= {row: len(self._cached) + i for i, row in enumerate(new)}
+        self._note(new, output.logits, output.hidden)
+
+    def q(self, row: int) -> Tensor:
+        """[V], the distribution the children of `row` are drawn from: the draft after its warp. Ask
+        for it right before drawing: one row of a large vocabulary fits a core's cache, a whole
+        layer does not and takes more than twice the time."""
+        if row not in self._distributions:
+            self.run([row])
+            with self.watch.stage("sample"):
+                self._distributions[row] = self._warp.probs(self._logits[row])
+        return self._distributions[row]
+
+    def set_q(self, row: int, q: Tensor) -> None:
+        """Children of `row` are drawn from `q` [V], which does not come from the draft model."""
+        self._distributions[row] = q
+
+    def zero_q(self) -> Tensor:
+        """[V] zeros, the distribution of a row without children, which nobody may write to."""
+        return zeros(
+            self._lm.vocab_size,
+            (
+                next(iter(self._distributions.values())).dtype
+                if self._distributions
+                else torch.float32
+            ),
+        )
+
+    def unwarped_q(self, row: int) -> Tensor:
+        """[V], what the draft thinks follows `row`, at temperature 1, unfiltered. Equal to `q` for
+        the default warp.
+
+        Confidence and entropy are read here: a greedy q is always certain.
+        """
+        if self._warp == PLAIN:
+            return self.q(row)
+        if row not in self._unwarped:
+            self.run([row])
+            self._unwarped[row] = PLAIN.probs(self._logits[row])
+        return self._unwarped[row]
+
+    def hidden(self, row: int) -> Tensor:
+        """[n_layers + 1, H], the draft's hidden states at `row`. The stop rule must have
+        reads_hidden = "draft"."""
+        self.run([row])
+        return self._hidden[row]
+
+    def has_run(self, row: int) -> bool:
+        return row in self._logits
+
+    def draft(self) -> Draft:
+        """Everything drawn, in depth-first order with siblings in draw order."""
+        self._order = depth_first(self.parent)
+        place = {row: number for number, row in enumerate(self._order)}
+        nodes = self._order[1:]
+        none = self.zero_q()
+        drawn_from = set(self.parent)
+        q = [self._distributions[row] if row in drawn_from else none for row in self._order]
+        return Draft(
+            [place[self.parent[row - 1]] for row in nodes],
+            [self.token[row - 1] for row in nodes],
+            q,
+            self.open,
+        )
+
+    def drawn_q(self) -> list[float]:
+        """q of each node of `draft()`, under the distribution it was drawn from."""
+        return [self.drawn[row - 1] for row in self._order[1:]]
+
+    def settle(self, rows: Sequence[int], committed: int) -> None:
+        """Wind the draft's cache back to `committed` - 1 tokens along the accepted path `rows` (of
+        `draft()`).
+
+        Nodes the draft has not run on are missing there; the next round catches up.
+        """
+        self.wind_back([self._order[row] for row in rows], committed - 1)
+
+    def wind_back(self, path: Sequence[int], length: int) -> None:
+        """Of this tree the draft's cache keeps `path` (rows in order of `add`, from the root on),
+        `length` tokens at most in all."""
+        if self._cached:
+            self._lm.keep_path([self._cached[row] for row in path if row in self._cached])
+        self._lm.crop(min(self._lm.length, length))
+
+    def reroot(self, path: Sequence[int], kept: Sequence[int], committed: Tensor) -> "DraftTree":
+        """The tree that goes on from `path`, whose tokens end `committed` now, with the nodes
+        `kept` below it as its rows 1, 2, ...: nothing the draft has computed for them is computed
+        again."""
+        self.wind_back([*path, *kept], len(committed) + len(kept))
+        tree = DraftTree(self._lm, committed, self._warp, self.watch, self._keep_hidden)
+        for new, old in enumerate([path[-1], *kept]):
+            if new:
+                tree.token.append(self.token[old - 1])
+                tree.drawn.append(self.drawn[old - 1])
+                tree.parent.append(new - 1)
+                tree.depth.append(new)
+            for theirs, ours in zip(tree._known(), self._known(), strict=True):
+                theirs |= {new: ours[old]} if old in ours else {}
+        return tree
+
+    def _known(self) -> tuple[dict[int, Tensor], ...]:
+        return self._logits, self._hidden, self._unwarped, self._distributions
+
+    def _note(self, rows: Sequence[int], logits: Tensor, hidden: Tensor | None) -> None:
+        self._logits |= dict(zip(rows, logits, strict=True))
+        if hidden is not None:
+            self._hidden |= dict(zip(rows, hidden.unbind(1), strict=True))
+        self.forwards += 1
+
+
+@cache
+def zeros(count: int, dtype: torch.dtype) -> Tensor:
+    """[count], one number seen as many."""
+    return torch.zeros(1, dtype=dtype).expand(count)
+
+
+def depth_first(parents: Sequence[int]) -> list[int]:
+    """Rows of a tree in pre-order, children as they were added. parents: of rows 1, 2, ...; row 0
+    comes first.
+
+    Close to the heavy-path order of DySpec, Appendix C: the accepted path and every subtree are
+    contiguous, which keeps the attention mask of the target call in few blocks."""
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for row, parent in enumerate(parents, 1):
+        children[parent].append(row)
+    order, waiting = list[int](), [0]
+    while waiting:
+        row = waiting.pop()
+        order.append(row)
+        waiting += reversed(children[row])
+    return order
+
+
+class DraftStep:
+    """The tip of one path of a `DraftTree`: what a stop rule sees before each draw.
+
+    Everything that needs the draft model at the tip is lazy: it runs the forward that the next draw
+    would run anyway. A rule that only counts, or looks at tokens already drawn, therefore costs
+    nothing.
+
+    row: the tip; tokens: drawn and kept on this path
+    """
+
+    def __init__(self, tree: DraftTree, row: int = 0) -> None:
+        self.row = row
+        self.tokens: list[int] = []
+        self._tree = tree
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def forwards(self) -> int:
+        """Of the draft, so far this round."""
+        return self._tree.forwards
+
+    def q(self) -> Tensor:
+        """[V], the distribution of the next draw: the draft after its warp."""
+        return self._tree.q(self.row)
+
+    def unwarped_q(self) -> Tensor:
+        """[V], what the draft thinks of the next token at temperature 1, unfiltered
+        (`DraftTree.unwarped_q`)."""
+        return self._tree.unwarped_q(self.row)
+
+    def drawn_unwarped_q(self) -> float:
+        """`unwarped_q` in the last drawn token at the moment it was drawn; never a forward."""
+        assert self.tokens, "no token drawn yet"
+        return self._tree.unwarped_q(self._before())[self.tokens[-1]].item()
+
+    def hidden(self) -> Tensor:
+        """[n_layers + 1, H], the draft's hidden states at the last drawn token (the last committed
+        one at first)."""
+        return self._tree.hidden(self.row)
+
+    def previous_hidden(self) -> Tensor:
+        """[n_layers + 1, H], the same at the last token the draft has already run on: never a
+        forward."""
+        row = self.row if self._tree.has_run(self.row) or not self.tokens else self._before()
+        assert self._tree.has_run(row), "the draft has not run on anything yet"
+        return self._tree.hidden(row)
+
+    def stopped_by(self, stop: "StopRule") -> bool:
+        """Ask the rule; its own time is counted apart from the forwards it causes."""
+        with self._tree.watch.stage("stop"):
+            return stop.should_stop(self)
+
+    def draw(self, siblings: SiblingSampler, sampler: Sampler) -> int:
+        """Draw the next token from `q()` as the verifier demands, and keep it."""
+        q = self.q()
+        with self._tree.watch.stage("sample"):
+            token = next(siblings(q, sampler))
+        self.push(token)
+        return token
+
+    def push(self, token: int) -> None:
+        """Keep `token`, drawn from `q()`."""
+        self.q()
+        self.row = self._tree.add(self.row, token)
+        self.tokens.append(token)
+
+    def _before(self) -> int:
+        return self._tree.parent[self.row - 1]
+
+
+class StopRule(Protocol):
+    """Ends drafting; never withdraws a drawn token.
+
+    reads_hidden: whose hidden states the rule reads, so that only those are kept
+    predicted: what the rule computed this round, one number per decision, for the trace
+    """
+
+    predicted: list[float]
+
+    @property
+    def reads_hidden(self) -> Literal["draft", "target"] | None: ...
+
+    def begin_round(self, context: RoundContext) -> None: ...
+
+    def should_stop(self, step: DraftStep) -> bool:
+        """Asked before each draw, the first included."""
+        ...
+
+    def end_round(self, verdict: Verdict) -> None: ...
+
+
+class DraftStructure(Protocol):
+    """Decides which candidates are drawn, and adds them to the round's tree.
+
+    shape: what it builds; a verifier says which shapes it is exact for
+    sibling_samplers: the distributions it may draw siblings with; None for any
+    max_siblings: most children one node can get; None for any number
+    asks_stop: whether it asks the stop rule; one that does not takes stop=never
+    uses_draft: whether it runs the draft model
+    """
+
+    shape: Shape
+    sibling_samplers: Collection[SiblingSampler] | None
+    max_siblings: int | None
+    asks_stop: bool
+    uses_draft: bool
+
+    def grow(
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
+    ) -> None:
+        """Add this round's candidates to `tree`: no path longer than `context.max_depth`, nothing
+        after an EOS."""
+        ...

@@ -1,0 +1,123 @@
+"""Who runs a model: a thread of its own, or, in turn, the thread that asks."""
+
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from decoding.models.lm import LM
+from decoding.trace import Span
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Owns one model: its jobs run one after another, in the order they were given.
+
+    threaded: on a thread of its own, with `threads` CPU threads for torch (None: as they are) and,
+    on a GPU, a stream of its own; otherwise at once, in the caller's thread. Jobs exchange finished
+    values only."""
+
+    def __init__(
+        self,
+        name: Literal["target", "draft"],
+        lm: LM,
+        begin: float,
+        threaded: bool,
+        threads: int | None,
+    ) -> None:
+        self.name: Literal["target", "draft"] = name
+        self.lm, self.begin = lm, begin
+        self.spans: list[Span] = []
+        self._stream: Any = nullcontext()
+        device = getattr(lm, "device", None)
+        if threaded and device is not None and device.type == "cuda":
+            self._stream = torch.cuda.stream(torch.cuda.Stream(device))
+        self._pool = ThreadPoolExecutor(1, name, _divide, (threads,)) if threaded else None
+
+    def submit(self, job: str, run: Callable[..., T], *arguments: Any) -> Future[T]:
+        if self._pool:
+            return self._pool.submit(self._timed, job, run, *arguments)
+        done = Future[T]()
+        done.set_result(self._timed(job, run, *arguments))
+        return done
+
+    def stop(self, wait: bool) -> None:
+        if self._pool:
+            self._pool.shutdown(wait=wait, cancel_futures=True)
+
+    def _timed(self, job: str, run: Callable[..., T], *arguments: Any) -> T:
+        before, start = self.lm.length, perf_counter()
+        with torch.inference_mode(), self._stream:
+            result = run(*arguments)
+        tokens = self.lm.length - before
+        if tokens > 0:
+            self.spans.append(
+                Span(self.name, job, start - self.begin, perf_counter() - self.begin, tokens)
+            )
+        return result
+
+
+class Workers:
+    """One worker per model for the time of one request; none of their threads outlives it.
+
+    Only an interrupt does not wait for the forwards in progress: `join` does, before the models are
+    used again. draft_threads: of torch's CPU threads, those of the draft; the target has the
+    others, the thread that asks has one. None: all for everyone."""
+
+    def __init__(
+        self, target: LM, draft: LM, begin: float, overlap: bool, draft_threads: int | None = None
+    ) -> None:
+        self._threads = torch.get_num_threads()
+        ours = None if draft_threads is None else max(1, self._threads - draft_threads)
+        self.target = Worker("target", target, begin, overlap, ours)
+        self.draft = Worker("draft", draft, begin, overlap, draft_threads)
+        self._divided = overlap and draft_threads is not None
+
+    def __enter__(self) -> "Workers":
+        if self._divided:  # idle helpers of the asking thread would spin on the workers' cores
+            _divide(1)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for worker in (self.target, self.draft):
+            worker.stop(wait=kind is None or issubclass(kind, Exception))
+        if self._divided:
+            torch.set_num_threads(self._threads)
+
+    def spans(self) -> list[Span]:
+        """Of all jobs since the last call, by their start. Call it while both are idle."""
+        found = sorted([*self.target.spans, *self.draft.spans], key=lambda span: span.start)
+        self.target.spans.clear()
+        self.draft.spans.clear()
+        return found
+
+    def join(self) -> None:
+        self.target.stop(wait=True)
+        self.draft.stop(wait=True)
+
+
+def both(first: Future[Any], second: Future[T]) -> None:
+    """Wait until both are done, or raise the error of one that failed, the first argument's before
+    the second's."""
+    done, _ = wait((first, second), return_when=FIRST_EXCEPTION)
+    for future in (first, second):
+        if future in done:
+            future.result()
+
+
+def _divide(threads: int | None) -> None:
+    """Give the calling thread `threads` of torch's. Asking first makes it take in the process's
+    number, which otherwise happens in its first operation and undoes what was set."""
+    if threads is not None:
+        torch.get_num_threads()
+        torch.set_num_threads(threads)

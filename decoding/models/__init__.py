@@ -1,0 +1,1 @@
+"""Models behind one interface: loading, caches, CPU kernels, EAGLE-style drafts."""

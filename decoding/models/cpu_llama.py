@@ -1,0 +1,221 @@
+"""The forward of a Llama on the CPU, one matrix product after another.
+
+With weights packed (`decoding.models.packing`) the products of a small model's layer take no longer
+than what surrounds them: wrappers, hooks, masks, norms in six steps. Here the products of one input
+are one (queries, keys and values; gate and up), a norm is three steps and a rotation three. Numbers
+are those of transformers up to rounding: in bfloat16 it rounds in between where this does not."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
+
+from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
+from decoding.models.lm import LogitsFor
+from decoding.models.packing import PackedLinear
+
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)  # the same layers, but for biases
+FIXED_ROTATIONS = {
+    "default",
+    "linear",
+    "llama3",
+    "yarn",
+}  # of the others the angles depend on the context's length
+
+
+class Forward(Protocol):
+    """A causal model's forward, as `CachedLM` and `BatchedLM` call it."""
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: BufferCache,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
+        added: Tensor | None = None,
+    ) -> tuple[Tensor, Sequence[Tensor] | None]:
+        """tokens: [B, n]; positions: [B or 1, n]; mask: [B or 1, 1, n, L], added to the scores of
+        the n rows with all L rows of the cache, these included; None: one row sees everything,
+        several begin an empty cache and are causal; added: [B, n, H], to the embeddings of the
+        tokens.
+
+        Returns logits [B, m, V] of the rows asked for and, if asked, n_layers + 1 hidden states [B,
+        n, H]: the embedding, what each layer but the last gives, and what the output layer reads.
+        """
+        ...
+
+
+class LlamaForward:
+    """The `Forward` of a model that `fits`."""
+
+    def __init__(self, model: PreTrainedModel, max_length: int) -> None:
+        """max_length: positions lie below it. The model's linear layers share their weights with
+        this forward."""
+        body: Any = model.model
+        self._model: Any = model
+        self._embedding: nn.Embedding = body.embed_tokens
+        self._norm = RMSNorm(body.norm)
+        self._layers = [DecoderLayer(layer) for layer in body.layers]
+        self._rotation = rotations(body.rotary_emb, max_length, model.dtype)
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: BufferCache,
+        hidden: bool = False,
+        logits: LogitsFor = "all",
+        added: Tensor | None = None,
+    ) -> tuple[Tensor, Sequence[Tensor] | None]:
+        """See `Forward`."""
+        x = F.embedding(tokens, self._embedding.weight)
+        x = x if added is None else x + added
+        cos, sin = self._rotation[:, positions].unsqueeze(2)
+        mask = None if mask is None else folded(mask, self._layers[0].groups)
+        states = []
+        for index, layer in enumerate(self._layers):
+            states.append(x)
+            x = layer(x, cos, sin, cache.layer(index), mask)
+        if hidden:
+            x = self._norm(x)
+            states.append(x)
+        x = picked(x, logits)
+        return self._model.lm_head(x if hidden else self._norm(x)), states if hidden else None
+
+
+class DecoderLayer:
+    """One Llama layer: attention with rotated queries and keys, then a gated MLP, each after a norm
+    and added to what came in."""
+
+    def __init__(self, layer: Any) -> None:
+        """layer: as transformers has it. Queries, keys and values, and gate and up, become views of
+        joined weights."""
+        attention, mlp = layer.self_attn, layer.mlp
+        self.dim: int = attention.head_dim
+        self.heads = attention.q_proj.out_features // self.dim
+        self.kv_heads = attention.k_proj.out_features // self.dim
+        self.groups = self.heads // self.kv_heads
+        self._norms = RMSNorm(layer.input_layernorm), RMSNorm(layer.post_attention_layernorm)
+        self._qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._gate_up = joined(mlp.gate_proj, mlp.up_proj)
+        self._out: nn.Linear = attention.o_proj
+        self._down: nn.Linear = mlp.down_proj
+
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, cache: BufferLayer, mask: Tensor | None
+    ) -> Tensor:
+        """x: [B, n, H]; cos, sin: [B or 1, 1, n, d], see `rotations`; mask: `folded`, [B or 1, 1,
+        groups * n, L].
+
+        The n rows are appended to `cache`. Returns [B, n, H], a new tensor.
+        """
+        x = x + self._out.forward(self._attend(self._norms[0](x), cos, sin, cache, mask))
+        gate, up = self._gate_up.forward(self._norms[1](x)).chunk(2, -1)
+        return x + self._down.forward(F.silu(gate).mul_(up))
+
+    def _attend(
+        self, x: Tensor, cos: Tensor, sin: Tensor, cache: BufferLayer, mask: Tensor | None
+    ) -> Tensor:
+        states = self._qkv.forward(x).view(*x.shape[:2], -1, self.dim).transpose(1, 2)
+        turned = self.heads + self.kv_heads
+        rotated, values = (
+            rotate(states.narrow(1, 0, turned), cos, sin),
+            states.narrow(1, turned, self.kv_heads),
+        )
+        queries, keys = (
+            rotated.narrow(1, 0, self.heads),
+            rotated.narrow(1, self.heads, self.kv_heads),
+        )
+        return attend(queries, *cache.update(keys, values), mask).flatten(2)
+
+
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension [H], in float32 inside.
+
+    Computed as the layer norm of a row followed by its negative, whose mean is 0: torch has a
+    kernel for that."""
+
+    def __init__(self, norm: Any) -> None:
+        self._weight: Tensor = norm.weight
+        self._eps: float = norm.variance_epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        size = x.shape[-1]
+        return (
+            F.layer_norm(torch.cat([x, -x], -1), (2 * size,), eps=self._eps)[..., :size]
+            * self._weight
+        )
+
+
+def rotations(rotary: Any, length: int, dtype: torch.dtype) -> Tensor:
+    """cos and sin of the positions up to `length` as the model's own `rotary` module gives them,
+    [2, length, d]; the first half of sin negated, as `rotate` needs it."""
+    positions = torch.arange(length, device=rotary.inv_freq.device)
+    cos, sin = rotary(torch.empty((), dtype=dtype, device=positions.device), positions[None])
+    first, second = sin[0].chunk(2, -1)
+    return torch.stack([cos[0], torch.cat([-first, second], -1)])
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (2104.09864, in the half-split layout of transformers). x: [B,
+    heads, n, d]."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def joined(*linears: nn.Linear) -> nn.Linear:
+    """Linear layers of one input as one, [..., in] -> [..., sum of out]. Packed if they are, which
+    they are no longer.
+
+    Their parameters become views of the joined ones, so that each weight is there once.
+    """
+    with torch.device("meta"):
+        whole = nn.Linear(
+            linears[0].in_features, sum(linear.out_features for linear in linears), bias=False
+        )
+    whole.weight = _joined([linear.weight for linear in linears])
+    if linears[0].bias is not None:
+        whole.bias = _joined([linear.bias for linear in linears])
+    packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
+    for linear in packed:
+        linear.unpack()
+    return PackedLinear(whole) if packed else whole
+
+
+def _joined(parameters: Sequence[Tensor]) -> nn.Parameter:
+    whole = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(
+        parameters, whole.split([len(parameter) for parameter in parameters]), strict=True
+    ):
+        parameter.data = part
+    return nn.Parameter(whole, requires_grad=False)
+
+
+def picked(x: Tensor, logits: LogitsFor) -> Tensor:
+    """Of the rows x [B, n, H] those that logits are wanted for."""
+    if logits == "all":
+        return x
+    if logits == "last":
+        return x[:, -1:]
+    return x[:, :0] if logits == "none" else x[:, list(logits)]
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether `LlamaForward` does what `model` does: a Llama or alike with plain weights on the
+    CPU, of one dtype."""
+    if type(model) not in FAMILY or model.config.hidden_act != "silu":
+        return False
+    if model.config.rope_parameters["rope_type"] not in FIXED_ROTATIONS:
+        return False
+    plain = all(
+        type(p) is nn.Parameter and p.device.type == "cpu" and p.dtype == model.dtype
+        for p in model.parameters()
+    )
+    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
+    linears = {type(module) for module in model.modules() if isinstance(module, nn.Linear)}
+    return plain and not hooked and linears <= {nn.Linear, PackedLinear}

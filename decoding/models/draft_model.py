@@ -1,0 +1,60 @@
+"""A small draft for a Llama target: a few transformer layers of its own, everything else taken from
+the target.
+
+What is trained and shipped is a dict of tensors named as in the draft itself: ``model.layers.0.*``
+... ``model.layers.{n-1}.*`` and ``model.norm.weight``. Embeddings and head are the target's, tied
+where it ties them."""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from runtime.errors import UserError
+
+LAYERS = "model.layers."
+NORM = "model.norm.weight"
+
+
+def copied_layers(target: LlamaForCausalLM, sources: Sequence[int]) -> dict[str, Tensor]:
+    """The target's layers `sources`, renumbered 0, 1, ..., and its final norm: where distillation
+    starts."""
+    layers = {NORM: target.model.norm.weight.detach().clone()}
+    for number, source in enumerate(sources):
+        for name, tensor in target.model.layers[source].state_dict().items():
+            layers[f"{LAYERS}{number}.{name}"] = tensor.clone()
+    return layers
+
+
+def own_layers(draft: LlamaForCausalLM) -> dict[str, Tensor]:
+    """What a draft does not share with its target: the dict `draft_from_layers` takes."""
+    return {name: tensor for name, tensor in draft.state_dict().items() if is_own(name)}
+
+
+def draft_from_layers(target: LlamaForCausalLM, layers: Mapping[str, Tensor]) -> LlamaForCausalLM:
+    """A LlamaForCausalLM with `layers` between the target's embeddings and head, in the target's
+    dtype and device.
+
+    Raises UserError when `layers` does not fit the target (wrong names or shapes).
+    """
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = len(
+        {name.split(".")[2] for name in layers if name.startswith(LAYERS)}
+    )
+    with target.device:
+        draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    shared = {name: tensor for name, tensor in target.state_dict().items() if not is_own(name)}
+    try:
+        draft.load_state_dict(shared | dict(layers))
+    except RuntimeError as error:
+        raise UserError(
+            f"draft_layers: these layers do not fit the target: {error}. Distill them again"
+        ) from error
+    draft.generation_config = copy.deepcopy(target.generation_config)
+    return draft
+
+
+def is_own(name: str) -> bool:
+    """Whether a tensor of a draft is its own, not its target's."""
+    return name == NORM or name.startswith(LAYERS)

@@ -1,0 +1,127 @@
+"""A draft that proposes some tokens only: those its target says most often.
+
+With a few layers, most of a draft's forward is its output layer: one row of weights for each token.
+FR-Spec (2502.14856) leaves rare tokens out, EAGLE-3 (2503.01840) trains its drafts so. Nothing else
+knows of it: the logits of all other tokens are -inf, so q is the distribution the tokens are drawn
+from, and every verification rule is as exact as before. What the draft cannot say, the target says:
+after a rejection, or as the bonus token."""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import align_module_device
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from decoding.models.packing import PackedLinear
+from runtime.errors import UserError
+from runtime.files import write_atomically
+
+KEY = "pair.draft_vocabulary"
+FILE = (  # beside a draft made for it: what pair.draft_vocabulary=auto takes
+    "draft_vocabulary.safetensors"
+)
+_REMEDY = "Make one: python scripts/draft_vocabulary.py, or set pair.draft_vocabulary=null"
+_NARROW = 1 << 16  # ids below it are stored in 16 bits
+
+
+def write_vocabulary(path: Path, tokens: Tensor, facts: Mapping[str, Any]) -> None:
+    """tokens: [k] ids, the most frequent first; facts: what was counted."""
+    dtype = torch.uint16 if int(tokens.max()) < _NARROW else torch.int32
+    metadata = {name: json.dumps(value) for name, value in facts.items()}
+    write_atomically(
+        path, lambda partial: save_file({"tokens": tokens.to(dtype)}, partial, metadata=metadata)
+    )
+
+
+def read_vocabulary(path: Path, vocab_size: int, key: str = KEY) -> Tensor:
+    """The tokens of a file, [k] int64, the most frequent first. key: config key named in errors.
+
+    Raises UserError where it is missing or damaged, or does not hold distinct tokens of a
+    vocabulary of `vocab_size`."""
+    remedy = f"Make one: python scripts/draft_vocabulary.py, or set {key}=null"
+    if not path.is_file():
+        raise UserError(f"{key}: no file {path}. {remedy}")
+    try:
+        with safe_open(path, "pt") as file:
+            tokens = file.get_tensor("tokens")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{key}: {path} holds no draft vocabulary ({error}). {remedy}") from error
+    if fault := _fault(tokens, vocab_size):
+        raise UserError(f"{key}: {path} {fault}. {remedy}")
+    return tokens.long()
+
+
+def own_vocabulary(draft: str | Path) -> Path | None:
+    """The vocabulary in the folder of a draft; None: there is none, or `draft` is no folder."""
+    path = Path(draft).expanduser() / FILE
+    return path if path.is_file() else None
+
+
+def _fault(tokens: Tensor, vocab_size: int) -> str | None:
+    if tokens.dim() != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        return f"holds {tokens.dtype} of shape {list(tokens.shape)}, not a list of token ids"
+    tokens = tokens.long()
+    if not len(tokens):
+        return "holds no tokens"
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab_size:
+        return (
+            f"holds token {low if low < 0 else high}, the pair's vocabulary ends at"
+            f" {vocab_size - 1}"
+        )
+    seen, times = tokens.unique(return_counts=True)
+    return (
+        f"holds token {int(seen[times.argmax()])} {int(times.max())} times"
+        if len(seen) < len(tokens)
+        else None
+    )
+
+
+def with_ends(tokens: Tensor, eos_ids: Collection[int]) -> Tensor:
+    """`tokens` [k] and the tokens that end a response, without which no draft would propose an end;
+    increasing."""
+    return torch.cat([tokens, torch.tensor(sorted(eos_ids), dtype=torch.long)]).unique()
+
+
+def digest(tokens: Tensor) -> str:
+    """What a pair's identity says of a vocabulary [k]."""
+    ids = json.dumps(sorted(tokens.tolist()))
+    return f"{len(tokens)} tokens {hashlib.sha256(ids.encode()).hexdigest()[:16]}"
+
+
+def keep_rows(model: PreTrainedModel, tokens: Tensor) -> None:
+    """Give `model` an output layer for `tokens` [k] alone, in this order. Raises UserError if it
+    has no plain one."""
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise UserError(
+            f"{KEY}: pair.draft is on several devices. Set pair.draft_device to one, or {KEY}=null"
+        )
+    head = model.get_output_embeddings()
+    if (
+        not isinstance(head, nn.Linear)
+        or type(head.weight) is not nn.Parameter
+        or not head.weight.is_floating_point()
+    ):
+        raise UserError(
+            f"{KEY}: the output layer of pair.draft is a {type(head).__name__}. {_REMEDY}"
+        )
+    model.set_output_embeddings(rows_of(head, tokens))
+
+
+def rows_of(head: nn.Linear, tokens: Tensor) -> nn.Linear:
+    """The part of an output layer that is about `tokens` [k], with weights of its own; packed where
+    the layer is."""
+    with align_module_device(head):  # what is kept in CPU memory or on disk is read
+        index = tokens.to(head.weight.device)
+        part = nn.Linear(head.in_features, len(tokens), head.bias is not None, device="meta")
+        part.weight = nn.Parameter(head.weight.detach()[index])
+        if head.bias is not None:
+            part.bias = nn.Parameter(head.bias.detach()[index])
+    return (PackedLinear(part) if isinstance(head, PackedLinear) else part).eval()

@@ -1,0 +1,221 @@
+"""Preallocated key/value buffers and the attention function that reads them without copying."""
+
+import torch
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from runtime.errors import UserError
+
+ATTENTION = "grouped_heads"
+FIRST_CAPACITY = 256
+FEW_ROWS = 16  # more are faster in two products, as far as these are
+
+
+class BufferLayer(CacheLayerMixin):
+    """Keys and values of one layer: ``[batch, kv_heads, capacity, head_dim]``, the first ``length``
+    rows are in use.
+
+    Appending writes in place and doubles the capacity when full; dropping rows only changes
+    ``length``."""
+
+    is_sliding = False
+    keys: torch.Tensor  # allocated on first use
+    values: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.keys = _buffer(key_states, FIRST_CAPACITY)
+        self.values = _buffer(value_states, FIRST_CAPACITY)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, n = self.length, key_states.shape[-2]
+        end = start + n
+        if end > self.keys.shape[-2]:
+            self.keys = _grown(self.keys, start, end)
+            self.values = _grown(self.values, start, end)
+        self.keys.narrow(2, start, n).copy_(key_states)
+        self.values.narrow(2, start, n).copy_(value_states)
+        self.length = end
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+
+    def keep(self, start: int, rows: torch.Tensor) -> None:
+        """Move the rows ``start + rows`` to the front of the block at ``start`` and drop what
+        follows."""
+        if self.is_initialized:
+            self.length = start + len(rows)
+            source = (start + rows).to(self.keys.device)
+            self.keys[:, :, start : self.length] = self.keys[:, :, source]
+            self.values[:, :, start : self.length] = self.values[:, :, source]
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class BufferCache(Cache):
+    """The ``past_key_values`` of a causal model with full attention; layers appear on the first
+    forward."""
+
+    layers: list[BufferLayer]  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=BufferLayer)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(layer_idx).update(key_states, value_states)
+
+    def layer(self, index: int) -> BufferLayer:
+        while len(self.layers) <= index:
+            self.layers.append(BufferLayer())
+        return self.layers[index]
+
+    def set_length(self, length: int) -> None:
+        """Forget every row from ``length`` on."""
+        for layer in self.layers:
+            layer.length = length
+
+    def keep(self, start: int, rows: list[int]) -> None:
+        """Of the rows from ``start`` on keep only ``start + rows``, in that order."""
+        index = torch.tensor(rows, dtype=torch.long)
+        for layer in self.layers:
+            layer.keep(start, index)
+
+
+def _buffer(like: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Zeros; an ordinary tensor even in inference mode, so that the cache may be written outside of
+    it later."""
+    batch, heads, _, dim = like.shape
+    with torch.inference_mode(False):
+        return torch.zeros(batch, heads, capacity, dim, dtype=like.dtype, device=like.device)
+
+
+def _grown(old: torch.Tensor, used: int, needed: int) -> torch.Tensor:
+    new = _buffer(old, max(needed, 2 * old.shape[-2]))
+    new[:, :, :used] = old[:, :, :used]
+    return new
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention that folds grouped query heads into rows, so keys and values are never repeated in
+    memory.
+
+    query ``[B, heads, n, d]``, key and value ``[B, kv_heads, L, d]``, mask ``[B, 1, n, L]``
+    (additive or boolean) or None: one row sees everything, several rows start at an empty cache and
+    are causal. Returns ``[B, n, heads, d]``."""
+    if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
+        raise UserError(
+            "pair: attention sinks and position biases are not supported. Choose a Llama, Qwen2 or"
+            " Gemma"
+        )
+    groups = query.shape[1] // key.shape[1]
+    if attention_mask is None and query.shape[2] > 1 and softcap is not None:
+        shape = 1, 1, query.shape[2], key.shape[2]
+        attention_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
+    mask = None if attention_mask is None else folded(attention_mask, groups)
+    return attend(query, key, value, mask, scaling, softcap, dropout), None
+
+
+def folded(mask: torch.Tensor, groups: int) -> torch.Tensor:
+    """[B, 1, n, L] -> [B, 1, groups * n, L]: for the rows of `groups` query heads one after
+    another."""
+    return mask if groups == 1 or mask.shape[2] == 1 else mask.repeat(1, 1, groups, 1)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """As `grouped_sdpa`, with the mask `folded` before. Returns ``[B, n, heads, d]``."""
+    batch, heads, n, dim = query.shape
+    groups = heads // key.shape[1]
+    if mask is None and n > 1:
+        out = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=groups > 1,
+        )
+        return out.transpose(1, 2).contiguous()
+    if groups > 1:
+        query = query.reshape(batch, key.shape[1], groups * n, dim)
+    scaling = scaling or dim**-0.5
+    if softcap is not None:
+        out = _softcapped(query, key, value, mask, scaling, softcap)
+    elif mask is not None and not dropout and _in_two_products(query, mask, n):
+        scores = torch.baddbmm(mask[0], query[0], key[0].transpose(1, 2), alpha=scaling)
+        out = torch.bmm(torch.softmax(scores, dim=-1), value[0])
+    else:
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout
+        )
+    return out.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous()
+
+
+def _in_two_products(query: torch.Tensor, mask: torch.Tensor, n: int) -> bool:
+    """Whether torch's own attention is slower: in bfloat16 on a CPU it takes as long as in
+    float32."""
+    many = n > FEW_ROWS and len(query) == 1 and query.device.type == "cpu"
+    return many and query.dtype == mask.dtype == torch.bfloat16
+
+
+def _softcapped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scaling / softcap)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype) @ value
+
+
+AttentionInterface.register(ATTENTION, grouped_sdpa)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)

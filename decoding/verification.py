@@ -1,0 +1,104 @@
+"""What a verification rule says: where the accepted path ends, and the distribution of the token
+that follows it."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from decoding.draft import Draft, Shape, Verdict
+from decoding.sampling import Sampler, SiblingSampler, Warp
+
+
+@dataclass(frozen=True)
+class VerdictDistribution:
+    """The distribution of one round's outcome, without a random number.
+
+    end_prob: [n + 1] float64, probability that the accepted path ends at each row of the draft;
+    sums to 1.
+    residual: row -> [V], distribution of the token committed after that row; None where nothing
+    follows."""
+
+    end_prob: Tensor
+    residual: Callable[[int], Tensor | None]
+
+
+class Verifier(Protocol):
+    """A verification rule. `lossless` is what its author claims; the contract tests hold it to
+    that.
+
+    siblings: the distribution the candidates of one position must be drawn from
+    shapes: of drafts it is exact for
+    max_siblings: most candidates it takes at one position; None for any number
+    """
+
+    lossless: bool
+    siblings: SiblingSampler
+    shapes: Collection[Shape]
+    max_siblings: int | None
+
+    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
+        """p: [closed + 1, V], target distribution after each row the target was run on (all but
+        open leaves)."""
+        ...
+
+    def verify(self, draft: Draft, p: "Rows", sampler: Sampler) -> Verdict:
+        """Draw one verdict from `distribution(draft, p)`, reading only the rows it needs."""
+        ...
+
+
+class WarpedRows:
+    """Target distributions [V] after each row of a draft, warped when they are first read: a walk
+    down a tree reads few.
+
+    Logits that are no numbers are noticed there, so in rows that nothing depends on they are not.
+    """
+
+    def __init__(self, logits: Tensor, warp: Warp) -> None:
+        """logits: [closed + 1, V]."""
+        self._logits = logits
+        self._warp = warp
+        self._distributions: dict[int, Tensor] = {}
+
+    def __getitem__(self, row: int) -> Tensor:
+        if row not in self._distributions:
+            self._distributions[row] = self._warp.probs(self._logits[row])
+        return self._distributions[row]
+
+    def drawn(self, parents: Sequence[int], tokens: Sequence[int]) -> list[float | None]:
+        """p of each token after its parent's row; None where that row was not read: nothing is
+        warped for the record alone."""
+        distributions = [self._distributions.get(row) for row in parents]
+        return [
+            distribution if distribution is None else distribution[token].item()
+            for distribution, token in zip(distributions, tokens, strict=True)
+        ]
+
+
+Rows = Tensor | WarpedRows
+"""p, by row."""
+
+
+def sample_verdict(draft: Draft, distribution: VerdictDistribution, sampler: Sampler) -> Verdict:
+    """The plain way to verify: draw the end of the path, then the token after it."""
+    row = sampler.draw(distribution.end_prob)
+    residual = distribution.residual(row)
+    return verdict_at(draft, row, residual, sampler)
+
+
+def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler) -> Verdict:
+    """The verdict that ends at `row`, its last token drawn from `residual` [V]."""
+    token = None if residual is None else sampler.draw(residual)
+    return Verdict(row, draft.path(row), token, draft.closed + bool(draft.open))
+
+
+def residual_distribution(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
+    """norm([scale * p - q]+), [V]. No mass left means the row is never reached: p itself stands
+    in."""
+    short = torch.sub(q, p, alpha=scale).clamp_(
+        max=0
+    )  # fused: p * scale alone may be subnormal, which is slow
+    mass = -short.sum().item()  # all of one sign, so nothing cancels
+    return short.div_(-mass) if mass > 0 else p

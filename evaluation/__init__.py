@@ -1,0 +1,1 @@
+"""Is it lossless, is it faster, which threshold."""

@@ -1,0 +1,111 @@
+"""What a long comparison has decoded so far, on disk: an interrupted run goes on where it was."""
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from decoding.trace import Trace
+from runtime.errors import UserError
+from runtime.files import file_hash
+
+
+class Journal:
+    """One line per turn: a request of one repeat, decoded by every method. Turns are the unit, so
+    that the methods that are compared on a request always ran next to each other, in one process.
+
+    A line that was not finished is dropped. The path must name everything the traces depend on
+    (`journal_path`). A journal without turns leaves no file behind.
+
+    turns: key -> method -> trace; resumed: how many of them an earlier run has decoded
+    Raises UserError when the file is damaged, or when another process writes to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.turns: dict[str, dict[str, Trace]] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.truncate(self._read())
+        except BlockingIOError as error:
+            self._file.close()
+            raise UserError(
+                f"out: another run with these settings writes {path}. Wait, or set out=..."
+            ) from error
+        except UserError:
+            self._file.close()
+            raise
+        self.resumed = len(self.turns)
+
+    def add(self, key: str, traces: dict[str, Trace]) -> None:
+        self.turns[key] = traces
+        line = json.dumps(
+            {"key": key, "traces": {name: trace.to_dict() for name, trace in traces.items()}}
+        )
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def remove(self) -> None:
+        """Everything it holds is saved elsewhere."""
+        self.turns.clear()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.turns:
+            self.path.unlink(missing_ok=True)
+        self._file.close()
+
+    def _read(self) -> int:
+        """Take in every whole line; returns their length in bytes."""
+        whole = 0
+        self._file.seek(0)
+        for line in self._file:
+            if line.endswith(b"\n"):
+                self._take(line)
+                whole += len(line)
+        return whole
+
+    def _take(self, line: bytes) -> None:
+        try:
+            turn = json.loads(line)
+            self.turns[turn["key"]] = {
+                name: Trace.from_dict(trace) for name, trace in turn["traces"].items()
+            }
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"out: {self.path} is damaged ({error}). Delete it to start over"
+            ) from error
+
+
+def journal_path(out: Path, facts: Any) -> Path:
+    """Beside `out`, named after `facts` (what JSON holds): an interrupted run of exactly these."""
+    out = out.resolve()
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    return out.with_name(f".{out.name}-{digest}.resume")
+
+
+def file_hashes(settings: Any) -> list[str]:
+    """Of every file that `settings` names, those in folders it names (checkpoints) included."""
+    if isinstance(settings, str):
+        named = [Path(settings), *Path(settings).glob("*")] if settings else []
+        return [file_hash(path) for path in sorted(named) if path.is_file()]
+    inner = (
+        settings.values()
+        if isinstance(settings, Mapping)
+        else settings
+        if isinstance(settings, list)
+        else []
+    )
+    return [digest for one in inner for digest in file_hashes(one)]

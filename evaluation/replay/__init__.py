@@ -1,0 +1,1 @@
+"""What decoding would have counted, read off a harvest."""

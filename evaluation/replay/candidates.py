@@ -1,0 +1,142 @@
+"""What scripts that replay a harvest share: checks of their settings, the harvest as replays, rules
+at thresholds."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from data_gen.storage.shards import SPLITS
+from decoding.cost import CostTable
+from decoding.draft_tree import StopRule
+from decoding.stopping.fixed import Fixed
+from evaluation.replay.policies import policy_of
+from evaluation.replay.read import read_table
+from evaluation.replay.simulate import Replayer
+from evaluation.replay.tuning import Candidate, sweep
+from predictors.base import read_config, refuse_mismatch
+from predictors.inputs import FeatureSpec, refuse_unharvested
+from runtime.errors import UserError, checked_count
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def check_sizes(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
+    """The harvest must hold what is to be replayed."""
+    for key in (
+        "points",
+        *(key for key in ("gamma_max", "max_new_tokens") if cfg[key] is not None),
+    ):
+        checked_count(key, cfg[key])
+    for key in ("gamma_max", "max_new_tokens"):
+        harvested = manifest["gamma" if key == "gamma_max" else key]
+        if cfg[key] is not None and cfg[key] > harvested:
+            raise UserError(
+                f"{key}: {cfg[key]} is more than the {harvested} harvested in {cfg.data}. Lower it"
+            )
+
+
+def check_splits(cfg: DictConfig) -> None:
+    """Thresholds are judged on prompts that had no part in choosing them."""
+    for key in ("choose", "judge"):
+        if cfg[key] not in SPLITS:
+            raise UserError(
+                f"{key}: {cfg[key]!r} is no split that leaves another. Use one of"
+                f" {', '.join(SPLITS)}"
+            )
+    if cfg.choose == cfg.judge:
+        raise UserError(
+            f"judge: {cfg.judge} is what thresholds are chosen on, they would look too good. Use"
+            " another"
+        )
+
+
+def check_out(out: Path) -> None:
+    """Make the folder of a file to be written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"out: {out.parent} cannot be made ({error.strerror}). Choose another out=<file>"
+        ) from error
+    if out.is_dir():
+        raise UserError(f"out: {out} is a folder. Choose another out=<file>")
+
+
+def refuse_foreign_checkpoint(
+    folder: Path, manifest: Mapping[str, Any], key: str, gamma_max: int
+) -> None:
+    """Raise UserError where it was trained for another pair, other distributions or other features
+    than the harvest's (some of its layers will do), or for longer drafts than are replayed."""
+    config = read_config(folder, key)
+    trained = {name: manifest[name] for name in ("pair", "warp", "draft_warp")}
+    harvested = manifest["features"].get(config["predictor"])
+    if harvested is None:
+        raise UserError(
+            f"{key}: {folder} holds {config['predictor']!r}, which stops no drafts. Train specdecpp"
+            " or hrad"
+        )
+    features = {"features": {name: harvested[name] for name in ("side", "embedding")}}
+    refuse_mismatch(config, trained | features, f"{key}: {folder}")
+    read = FeatureSpec.from_dict(config["features"])
+    refuse_unharvested(
+        FeatureSpec.from_dict(harvested), read, f"{key}: {folder} reads layers that replay lacks"
+    )
+    if (config.get("gamma") or 0) > gamma_max:
+        raise UserError(
+            f"{key}: {folder} drafts gamma={config['gamma']} tokens, rounds of {gamma_max} are"
+            " replayed. Train it with a smaller predictor.gamma, raise gamma_max, or harvest"
+            " longer rounds"
+        )
+
+
+def refuse_other_pair(identity: Mapping[str, Any], manifest: Mapping[str, Any], where: str) -> None:
+    """Raise UserError where it is not the harvest's but for its name. where: config key and what
+    belongs to it."""
+    harvested = manifest["pair"]
+    if other := [
+        part for part in harvested if part != "name" and identity.get(part) != harvested[part]
+    ]:
+        raise UserError(
+            f"{where} belongs to another {other[0]} than the harvest of {harvested['name']}. Give"
+            " the pair that was harvested, or harvest this one: python scripts/gen_data.py"
+        )
+
+
+def given_cost(cost: DictConfig, manifest: Mapping[str, Any]) -> CostTable:
+    """The table of a config that holds one. Raises UserError for one that was measured with another
+    pair."""
+    table: CostTable = instantiate(cost)
+    if table.pair is not None:
+        refuse_other_pair(table.pair, manifest, f"cost.file: {cost.file}")
+    return table
+
+
+# Replaying ----------------------------------------------------------------------------------------
+
+
+def replayer(
+    cfg: DictConfig, manifest: Mapping[str, Any], split: str, stops: Mapping[str, StopRule]
+) -> Replayer:
+    """One split of `cfg.data`, with what the predictors of `stops` say of it."""
+    table = read_table(cfg.data, split, stops.values(), cfg.pair)
+    if cfg.max_new_tokens is not None:
+        table = table.shortened(cfg.max_new_tokens)
+    return Replayer(table, cfg.gamma_max or manifest["gamma"])
+
+
+def candidates_of(
+    cfg: DictConfig,
+    stops: Mapping[str, StopRule],
+    replayer: Replayer,
+    thresholds: Sequence[float] | None = None,
+) -> list[Candidate]:
+    """Every rule at every threshold, or at those given: the same ones for every split."""
+    policies = {name: policy_of(stop, replayer.table) for name, stop in stops.items()}
+    levels = np.linspace(0, 1, cfg.points + 1).tolist() if thresholds is None else list(thresholds)
+    lengths = range(1, replayer.gamma_max + 1)
+    grid = {name: lengths if isinstance(stop, Fixed) else levels for name, stop in stops.items()}
+    return sweep(replayer, policies, grid)

@@ -1,0 +1,189 @@
+"""What decoding with a stop rule would have counted, read off recorded rollouts: no model runs.
+
+Greedy target and draft: exact. The rollout from position t is what a decode drafts there, so start
+at t = 0, draft the length the rule says, accept min(a(t), length), go on behind the token that
+follows: the path of the decode, round by round (near ties of logits apart).
+
+Sampled target: in expectation, over the paths a decode may take. v(t) is the probability that a
+round starts at t: v(0) = 1 and v(t + n + 1) += v(t) P(n | length), with the distribution of
+token-wise verification. The committed text has the distribution of the recorded response, whatever
+the rule. What is approximated is that text and jump are treated as independent given
+t: in a decode the accepted tokens *are* the text, so that rounds which go far also go on from text
+that was easy to draft."""
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoding.stopping.adaedl import AdaEDL
+from evaluation.replay.policies import Lengths, Policy, lengths, stop_at
+from evaluation.replay.table import RolloutTable
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+WALKS = 8  # paths drawn per response where an adaptive rule meets a sampled target
+
+
+class Step(NamedTuple):
+    """One round of every response, [B] each: the position it starts at, draft tokens, those
+    accepted, the threshold in force, and whether the response still goes on (otherwise the rest
+    means nothing)."""
+
+    start: Ints
+    drafted: Ints
+    accepted: Ints
+    threshold: Array
+    live: NDArray[np.bool_]
+
+    def of(self, prompt: int) -> tuple[int, int, int]:
+        """Start, drafted and accepted of one response."""
+        return int(self.start[prompt]), int(self.drafted[prompt]), int(self.accepted[prompt])
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Per response, [B] each; whole numbers where replay is exact.
+
+    forwards: of the draft; drafted, accepted: draft tokens; calls: numbers the stop rule computed;
+    tokens: of the response; by_length: [B, G + 1], rounds (one target forward each) by the length
+    of their draft"""
+
+    forwards: Array
+    drafted: Array
+    accepted: Array
+    calls: Array
+    tokens: Array
+    by_length: Array
+
+    @property
+    def rounds(self) -> Array:
+        return self.by_length.sum(1)
+
+    @property
+    def discarded(self) -> Array:
+        return self.drafted - self.accepted
+
+    def of(self, prompt: int) -> dict[str, float]:
+        """One response's numbers by name."""
+        names = ("forwards", "drafted", "accepted", "discarded", "calls", "tokens", "rounds")
+        return {name: float(getattr(self, name)[prompt]) for name in names}
+
+
+class Replayer:
+    """A table prepared for many policies: what does not depend on them is computed once.
+
+    gamma_max: the structure's, at most the recorded number of tokens.
+    """
+
+    def __init__(self, table: RolloutTable, gamma_max: int) -> None:
+        assert gamma_max <= table.gamma, "rollouts are shorter than the drafts to replay"
+        self.table, self.gamma_max = table, gamma_max
+        self.limit = table.limit(gamma_max)
+        batch, positions, gamma = table.tokens.shape
+        self._survival = np.ones(
+            (batch, positions, gamma + 1)
+        )  # P(the first n tokens are accepted)
+        np.cumprod(table.accept, axis=-1, out=self._survival[..., 1:])
+        self._ends = (
+            self._survival[..., :-1] - self._survival[..., 1:]
+        )  # P(exactly n, another one is rejected)
+        self._mean = np.zeros_like(self._survival)  # expected accepted of n drafted
+        np.cumsum(self._survival[..., 1:], axis=-1, out=self._mean[..., 1:])
+        self._inside = np.arange(positions) < table.length[:, None]
+
+    def replay(self, policy: Policy, threshold: float) -> Counts:
+        """The counts of decoding every prompt with this rule."""
+        if policy.adaptive:
+            return self._mean_walk(policy, threshold)
+        return self._expected(lengths(policy, threshold, self.limit))
+
+    def _expected(self, found: Lengths) -> Counts:
+        visits = self._visits(found.drafted)
+        batch, width = len(visits), self._survival.shape[-1]
+        cells = (np.arange(batch)[:, None] * width + found.drafted).ravel()
+        by_length: Array = (
+            np.bincount(cells, visits.ravel(), batch * width).reshape(batch, width).astype(float)
+        )
+        sums = {
+            name: (visits * getattr(found, name)).sum(1)
+            for name in ("forwards", "drafted", "calls")
+        }
+        accepted = (
+            visits * np.take_along_axis(self._mean, found.drafted[..., None], -1)[..., 0]
+        ).sum(1)
+        return Counts(
+            **sums, accepted=accepted, tokens=self.table.length.astype(float), by_length=by_length
+        )
+
+    def _visits(self, drafted: Ints) -> Array:
+        """v, [B, T]: the probability that a round starts at each position."""
+        batch, positions = drafted.shape
+        gamma = self._ends.shape[-1]
+        jump = np.zeros((batch, positions, gamma + 1))  # P(n accepted)
+        np.multiply(self._ends, np.arange(gamma) < drafted[..., None], out=jump[..., :-1])
+        last = np.take_along_axis(self._survival, drafted[..., None], -1)
+        np.put_along_axis(jump, drafted[..., None], last, -1)
+        visits = np.zeros((batch, positions + gamma + 1))
+        visits[:, 0] = 1
+        for start in range(positions):
+            visits[:, start + 1 : start + gamma + 2] += visits[:, start, None] * jump[:, start]
+        return visits[:, :positions] * self._inside
+
+    def _mean_walk(self, policy: Policy, threshold: float) -> Counts:
+        """Over many draws of the verdicts where these are random."""
+        walks = 1 if self.table.greedy else WALKS
+        found = [self.walk(policy, threshold, seed)[0] for seed in range(walks)]
+        means = {
+            f.name: np.mean([getattr(counts, f.name) for counts in found], axis=0)
+            for f in fields(Counts)
+        }
+        return Counts(**means)
+
+    def walk(self, policy: Policy, threshold: float, seed: int = 0) -> tuple[Counts, list[Step]]:
+        """One path per response: its counts, and the rounds, all responses together. seed: of
+        random verdicts."""
+        accepted = self.table.accepted if self.table.greedy else self._verdicts(seed)
+        batch, rows = len(accepted), np.arange(len(accepted))
+        place, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), list[Step]()
+        level, rate = np.full(batch, float(threshold)), np.full(batch, 1.0)
+        if policy.adaptive:
+            rate[:] = policy.adaptive.target_rate
+        sums = {name: np.zeros(batch) for name in ("forwards", "drafted", "calls", "accepted")}
+        by_length = np.zeros((batch, self._survival.shape[-1]))
+        reach = np.broadcast_to(policy.reach, self.table.accept.shape)
+        limit = np.minimum(self.limit, policy.most)
+        while live.any():
+            willing = (reach[rows, place] >= policy.sign * level[:, None]).sum(-1)
+            found = stop_at(policy, willing, limit[rows, place])
+            right = np.minimum(accepted[rows, place], found.drafted)
+            for name, values in zip(
+                sums, (found.forwards, found.drafted, found.calls, right), strict=True
+            ):
+                sums[name] += live * values
+            by_length[rows, found.drafted] += live
+            steps.append(Step(place, found.drafted, right, level, live))
+            if policy.adaptive:
+                level, rate = adapt(policy.adaptive, level, rate, found.drafted, right)
+            following = place + right + 1
+            live = live & (following < self.table.length)
+            place = np.where(live, following, 0)
+        return Counts(**sums, tokens=self.table.length.astype(float), by_length=by_length), steps
+
+    def _verdicts(self, seed: int) -> Ints:
+        """[B, T], accepted tokens of each rollout in one draw of the coins."""
+        uniform = np.random.default_rng(seed).random(self.table.accept.shape)
+        return np.logical_and.accumulate(uniform < self.table.accept, axis=-1).sum(-1)
+
+
+def adapt(
+    rule: AdaEDL, threshold: Array, rate: Array, drafted: Ints, accepted: Ints
+) -> tuple[Array, Array]:
+    """`AdaEDL.end_round` of many rounds at once: the thresholds and acceptance rates after them."""
+    tested = drafted > 0
+    share = accepted / np.maximum(drafted, 1)
+    rate = np.where(tested, rate + (1 - rule.rate_memory) * (share - rate), rate)
+    step = (1 - rule.threshold_memory) * rule.step
+    up, down = tested & (rate < rule.target_rate), tested & (accepted < drafted)
+    return np.where(up, threshold + step, np.where(down, threshold - step, threshold)), rate

@@ -1,0 +1,231 @@
+"""Tables in words and Markdown from metrics."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from evaluation.lossless import Difference
+from evaluation.metrics import Metrics, OverlapMetrics, Spread
+
+BASELINE = "autoregressive"
+
+
+def page(cfg: DictConfig, results: Mapping[str, Any], fixed: str) -> str:
+    """Everything a comparison of methods says. cfg: of scripts/evaluate.py; fixed: the best fixed
+    length's name."""
+    parts = [f"# {cfg.pair.name}: {cfg.dataset.name}, {setting(cfg)}"]
+    for name, metrics in results["metrics"].items():
+        parts += [
+            f"## {name}: {metrics[BASELINE].requests // cfg.repeats} prompts, {cfg.repeats} repeats"
+        ]
+        parts += [speed_table(metrics, fixed), summary(metrics, cfg.repeats), draft_table(metrics)]
+    if results["resumed"]:
+        parts += [
+            f"Decoded in more than one sitting ({results['resumed']} turns before the last one)."
+            " The methods of a turn ran next to each other; tokens/s mix the sittings."
+        ]
+    if len(results["fixed_grid"]) > 1:
+        grid = ", ".join(f"{gamma}: {speed:.1f}" for gamma, speed in results["fixed_grid"].items())
+        parts += [f"Fixed draft lengths, tokens/s in the one pass that chose among them: {grid}"]
+    if results["overlap"]:
+        parts += ["## Draft and target side by side", overlap_table(results["overlap"])]
+    if cfg.modelled:
+        parts += [
+            "## Speed-up, modelled: a device for each model",
+            modelled_table(results["modelled"]),
+        ]
+    parts += ["## Lossless", *results["lossless"]]
+    if cfg.profile:
+        parts += ["## Share of decode time", profile_table(results["profile"])]
+    return "\n\n".join(parts)
+
+
+def setting(cfg: DictConfig) -> str:
+    draft = "" if cfg.draft_warp == cfg.warp else f" (draft {cfg.draft_warp.temperature})"
+    filters = (
+        f", top-k {cfg.warp.top_k}, top-p {cfg.warp.top_p}"
+        if cfg.warp.top_k or cfg.warp.top_p < 1
+        else ""
+    )
+    return f"temperature {cfg.warp.temperature}{draft}{filters}, up to {cfg.max_new_tokens} tokens"
+
+
+def speed_table(metrics: Mapping[str, Metrics], fixed: str | None) -> str:
+    """tokens/s and speed-up as median (lowest-highest over repeats), the latter over the baseline
+    of the same run."""
+    header = [
+        "method",
+        "tokens/s",
+        "speed-up, measured",
+        "vs best fixed",
+        "tokens/target call",
+        "predictor time",
+        "verdict",
+    ]
+    rows = [
+        [
+            name,
+            _spread(m.tokens_per_second, ".1f"),
+            _spread(m.speedup, ".2f", "x"),
+            _versus(m, metrics.get(fixed or "")),
+            f"{m.tokens_per_target_call:.2f}",
+            f"{m.predictor_share:.1%}",
+            verdict(name, m),
+        ]
+        for name, m in metrics.items()
+    ]
+    return markdown(header, rows)
+
+
+def draft_table(metrics: Mapping[str, Metrics]) -> str:
+    """How much was drafted, and what became of it."""
+    header = [
+        "method",
+        "drafted/round",
+        "acceptance",
+        "per request",
+        "accepted run M",
+        "discard",
+        "verification",
+        "rollback RB",
+    ]
+    rows = [
+        [
+            name,
+            f"{m.drafted_per_round:.2f}",
+            f"{m.acceptance:.3f}",
+            f"{m.acceptance_per_request:.3f} ± {m.acceptance_per_request_std:.3f}",
+            f"{m.accepted_run:.2f}",
+            f"{m.discard_rate:.3f}",
+            f"{m.verification_rate:.3f}",
+            f"{m.rollback_rate:.3f}",
+        ]
+        for name, m in metrics.items()
+        if name != BASELINE
+    ]
+    return markdown(header, rows)
+
+
+def overlap_table(metrics: Mapping[str, OverlapMetrics]) -> str:
+    """How draft and target shared the work."""
+    header = ["method", "waste", "target idle", "draft idle", "draft stages", "class none/some/all"]
+    rows = [
+        [
+            name,
+            f"{m.waste_rate:.3f}",
+            *(f"{x:.1%}" for x in (m.target_bubbles, m.draft_bubbles, m.draft_stages)),
+            " / ".join(f"{x:.0%}" for x in m.classes),
+        ]
+        for name, m in metrics.items()
+    ]
+    return markdown(header, rows)
+
+
+def modelled_table(speedups: Mapping[str, Mapping[str, float]]) -> str:
+    """Speed-ups over the first method, by cost table."""
+    tables = list(next(iter(speedups.values())))
+    header = ["method", *(table if table.isalpha() else f"c = {table}" for table in tables)]
+    rows = [
+        [name, *(f"{found[table]:.2f}x" for table in tables)] for name, found in speedups.items()
+    ]
+    note = (
+        "Modelled: the counts of this run, priced; prefill, drawing, verification and the stop rule"
+        " cost nothing; what runs side by side takes as long as the slower one. measured: seconds"
+        " per forward on this machine, each model alone; pipeline: the same with the target split"
+        " over two devices and the draft on the one that is idle; c: a target forward costs c draft"
+        " forwards, however many rows it has."
+    )
+    return f"{markdown(header, rows)}\n\n{note}"
+
+
+def profile_table(shares: Mapping[str, Mapping[str, float]]) -> str:
+    """Where decode time goes. overhead: everything outside the two models' forwards."""
+    stages = list(next(iter(shares.values())))
+    return markdown(
+        ["method", *stages],
+        [[name, *(f"{share[stage]:.1%}" for stage in stages)] for name, share in shares.items()],
+    )
+
+
+def verdict(name: str, metrics: Metrics) -> str:
+    """Whether the method beats the baseline in every repeat, in none, or in some; one repeat
+    decides nothing."""
+    if metrics.speedup is None:
+        return "baseline"
+    if metrics.drafted_per_round == 0:
+        return "does not speculate"
+    if metrics.repeats < 2:
+        return "one repeat"
+    if metrics.speedup.low > 1:
+        return "faster"
+    return "SLOWER" if metrics.speedup.high < 1 else "no clear difference"
+
+
+def summary(metrics: Mapping[str, Metrics], repeats: int) -> str:
+    """One sentence on where speculation pays and where it does not."""
+    groups: dict[str, list[str]] = {}
+    for name, m in metrics.items():
+        if m.speedup is not None:
+            groups.setdefault(verdict(name, m), []).append(f"{name} ({m.speedup.median:.2f}x)")
+    words = {
+        "faster": "Faster than autoregressive decoding in every repeat",
+        "no clear difference": "Neither faster nor slower beyond the spread",
+        "SLOWER": "Speculation LOSES against autoregressive decoding with",
+        "does not speculate": "Without a draft, so plain decoding",
+        "one repeat": "Measured once, so without a verdict",
+    }
+    said = [f"{text}: {', '.join(groups[key])}." for key, text in words.items() if key in groups]
+    return " ".join(
+        [*said, f"Speed-ups are measured in this run, {repeats} interleaved repeat(s)."]
+    )
+
+
+def lossless_lines(
+    differences: Mapping[str, Sequence[Difference]],
+    prompts: int,
+    baseline: str = "autoregressive decoding",
+) -> list[str]:
+    """Greedy decoding: who equals the baseline token for token, and how near a tie every difference
+    is."""
+    lines = []
+    for name, found in differences.items():
+        wrong = sum(not difference.excused for difference in found)
+        state = (
+            "equal"
+            if not found
+            else f"NOT LOSSLESS on {wrong}"
+            if wrong
+            else "equal up to near ties"
+        )
+        lines.append(
+            f"{name}: {prompts - len(found)} of {prompts} outputs equal {baseline} ({state})"
+        )
+        lines += [
+            f"  {d.prompt_id}, token {d.position}: {d.token} instead of {d.baseline_token}, logit"
+            f" gap {d.gap:.1e} ({'near tie' if d.excused else 'too large'}, limit {d.limit:.0e})"
+            for d in found
+        ]
+    return lines
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns also line up in a terminal."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def _versus(metrics: Metrics, fixed: Metrics | None) -> str:
+    if fixed is None:
+        return "-"
+    return f"{metrics.tokens_per_second.median / fixed.tokens_per_second.median:.2f}x"
+
+
+def _spread(spread: Spread | None, form: str, unit: str = "") -> str:
+    if spread is None:
+        return "1"
+    return f"{spread.median:{form}}{unit} ({spread.low:{form}}-{spread.high:{form}})"

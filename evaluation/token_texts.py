@@ -1,0 +1,77 @@
+"""Texts of the tokens in traces, saved with them: whoever shows a trace needs no tokenizer."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from decoding.trace import RoundTrace, Trace
+from runtime.errors import UserError
+from runtime.files import write_json
+
+FILE = "vocabulary.json"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """tokens: id -> text of every token that occurs in the traces; prompts: "<dataset>/<prompt id>"
+    -> the rendered prompt. Empty where nothing was saved: a token is then shown by its id."""
+
+    tokens: Mapping[int, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self, token: int) -> str:
+        return self.tokens.get(token, f"[{token}]")
+
+    def prompt(self, trace: Trace) -> str:
+        """Empty where it was not saved."""
+        return self.prompts.get(prompt_key(trace.dataset, trace.prompt_id), "")
+
+
+def prompt_key(dataset: str, prompt_id: str) -> str:
+    return f"{dataset}/{prompt_id}"
+
+
+def of_traces(tokenizer: Any, traces: Iterable[Trace], prompts: Mapping[str, Any]) -> Vocabulary:
+    """tokenizer: of transformers; prompts: key -> token ids [n].
+
+    A token's text is what it adds to a text: alone, some tokenizers drop its leading space. Part of
+    a character is shown as the replacement character."""
+    used = sorted(
+        {token for trace in traces for round_ in trace.rounds for token in tokens_of(round_)}
+    )
+    whole = [token for token in used if "\ufffd" not in tokenizer.decode([token])][:1]
+    before = len(tokenizer.decode(whole))
+    texts = {token: tokenizer.decode([*whole, token])[before:] for token in used}
+    return Vocabulary(texts, {key: tokenizer.decode(ids) for key, ids in prompts.items()})
+
+
+def tokens_of(round_: RoundTrace) -> list[int]:
+    """Drafted or committed."""
+    branches = round_.overlap.branches if round_.overlap else []
+    return [
+        *round_.tokens,
+        *round_.draft_tokens,
+        *(token for branch in branches for token in branch),
+    ]
+
+
+def write(folder: Path, found: Vocabulary) -> None:
+    write_json(folder / FILE, {"tokens": found.tokens, "prompts": found.prompts})
+
+
+def read(folder: Path) -> Vocabulary:
+    """Empty where the folder has none. Raises UserError naming a file that is damaged."""
+    path = folder / FILE
+    if not path.is_file():
+        return Vocabulary()
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Vocabulary(
+            {int(token): text for token, text in values["tokens"].items()}, dict(values["prompts"])
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"run: {path} is damaged ({error}). Run scripts/evaluate.py again, or delete it"
+        ) from error

@@ -1,0 +1,1 @@
+"""How a predictor is fitted: trainer, batches, losses, resampling, resuming."""

@@ -1,0 +1,104 @@
+"""Where an interrupted training is kept: a safetensors file, replaced after every epoch, gone when
+training is done."""
+
+import glob
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from predictors.base import UNREADABLE
+from runtime.compatibility import differences
+from runtime.errors import UserError
+from runtime.files import write_atomically
+
+Tensors = dict[str, torch.Tensor]
+
+
+class ResumeFile:
+    """The state of a training that is to end up in the folder `out`.
+
+    run: what decides the result (settings, seed, data; plain values). It is part of the file and of
+    its name, so trainings with other settings keep files of their own, and a file never continues
+    another run."""
+
+    def __init__(self, out: Path, run: Mapping[str, Any]) -> None:
+        text = json.dumps(run, sort_keys=True)
+        self.run: dict[str, Any] = json.loads(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        self.path = out.with_name(f".{out.name}-{digest}.resume")
+        self.others = f".{glob.escape(out.name)}-{'[0-9a-f]' * 12}.resume"
+
+    def write(self, tensors: Tensors, progress: Mapping[str, Any]) -> None:
+        """Replace the file. progress: plain values."""
+        contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        text = json.dumps({"run": self.run, **progress})
+        metadata = {"progress": text, "sha256": _digest(contents, text)}
+        write_atomically(
+            self.path, lambda temporary: save_file(contents, temporary, metadata=metadata)
+        )
+
+    def read(self) -> tuple[Tensors, dict[str, Any]] | None:
+        """(tensors, progress) as written; None where there is nothing to continue.
+
+        Raises UserError where the file is damaged or another run's. Says what else was interrupted
+        on its way to `out`."""
+        for path in sorted(self.path.parent.glob(self.others)):
+            if path != self.path:
+                print(
+                    f"out: {path} holds {self._other(path)}. It is not used here; delete it if"
+                    " nobody continues it"
+                )
+        if not self.path.exists():
+            return None
+        try:
+            tensors, progress = _read(self.path)
+        except UNREADABLE as error:
+            raise UserError(
+                f"out: {self.path} is damaged ({_line(error)}). Delete it to train from the start"
+            ) from error
+        if progress["run"] != self.run:
+            said = differences(progress["run"], self.run)
+            raise UserError(
+                f"out: {self.path} is of another run ({said}). Delete it to train from the start"
+            )
+        return tensors, progress
+
+    def forget(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    def _other(self, path: Path) -> str:
+        try:
+            with safe_open(path, framework="pt") as file:
+                run = json.loads(file.metadata()["progress"])["run"]
+            return f"an interrupted training with other settings ({differences(run, self.run)})"
+        except UNREADABLE:
+            return "something unreadable"
+
+
+def _read(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    with safe_open(path, framework="pt") as file:
+        tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}
+        metadata = file.metadata()
+    if _digest(tensors, metadata["progress"]) != metadata["sha256"]:
+        raise ValueError("its checksum is wrong")
+    return tensors, json.loads(metadata["progress"])
+
+
+def _digest(tensors: Tensors, progress: str) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    found = hashlib.sha256(progress.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,303 @@
+"""The one training loop, run through `accelerate`: schedule, clipping, early stopping, resume after
+an interruption."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import broadcast, broadcast_object_list
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from predictors.training.batches import Items, Part, RowDropout, part_of
+from predictors.training.losses import Pairs, mean_loss
+from predictors.training.resampling import EpochSampler
+from predictors.training.resume import ResumeFile, Tensors
+from runtime.errors import UserError
+from runtime.processes import this_process
+
+Loss = Callable[[torch.Tensor, torch.Tensor], Pairs]
+CHUNK = 8192
+
+
+class Logger(Protocol):
+    def log(self, values: dict[str, float], step: int) -> None: ...
+
+
+@dataclass
+class Trainer:
+    """AdamW with gradient clipping; the weights of the epoch with the lowest validation loss are
+    kept.
+
+    batch_size: items per micro-batch (`Items`), of all processes together. accumulate:
+    micro-batches per optimiser step. schedule: ``"cosine"`` (per step, after `warmup_ratio` of the
+    steps) or ``"plateau"`` (ReduceLROnPlateau, factor 0.5, patience 2 epochs). patience: epochs
+    without a lower validation loss before training ends.
+    validation_fraction: share of the training prompts held out for that; no other split is looked
+    at. state: the file the run can continue from, written every epoch. logger: of the main process.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+    schedule: str
+    accumulate: int = 1
+    weight_decay: float = 0.0
+    warmup_ratio: float = 0.0
+    clip: float = 1.0
+    patience: int = 5
+    validation_fraction: float = 0.1
+    seed: int = 0
+    logger: Logger | None = None
+    state: ResumeFile | None = None
+    history: list[dict[str, float]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("cosine", "plateau"):
+            raise UserError(
+                f"trainer.schedule: {self.schedule!r} is unknown. Use cosine or plateau"
+            )
+        if min(self.epochs, self.batch_size, self.accumulate, self.patience) < 1:
+            raise UserError(
+                "trainer: epochs, batch_size, accumulate and patience must be at least 1"
+            )
+        if self.lr <= 0 or not 0 < self.validation_fraction < 1:
+            raise UserError("trainer: lr must be above 0 and validation_fraction between 0 and 1")
+
+    def train(
+        self,
+        module: torch.nn.Module,
+        items: Items,
+        held_out: Items,
+        loss: Loss,
+        held_out_loss: Loss,
+        weights: torch.Tensor | None = None,
+    ) -> torch.nn.Module:
+        """Train `module` in place and return it, on the CPU, in eval mode, with its best weights.
+
+        weights: [len(items)] draw items by weight with replacement instead of once each.
+        `self.history` then holds one dict per epoch."""
+        run = _Run(self, module, EpochSampler(len(items), self.seed, weights), items)
+        self.history, best = run.resume(self.state)
+        for row in self.history:
+            self._log(row)
+        with _progress(self, run) as bar:
+            for epoch in range(len(self.history), self.epochs):
+                if _since_best(self.history) >= self.patience:
+                    break
+                row = {
+                    "epoch": epoch + 1,
+                    "train_loss": run.epoch(epoch, loss, bar.update),
+                    "lr": run.lr(),
+                }
+                row["validation_loss"] = run.held_out(held_out, held_out_loss)
+                run.end_epoch(row["validation_loss"])
+                self.history.append(row)
+                if _since_best(self.history) == 0:
+                    best = run.weights()
+                if self.state is not None and run.accelerator.is_main_process:
+                    self.state.write(*run.state(best, self.history))
+                bar.set_postfix(
+                    train=f"{row['train_loss']:.4f}", validation=f"{row['validation_loss']:.4f}"
+                )
+                self._log(row)
+        module = run.module.cpu()
+        module.load_state_dict(best)
+        return module.eval()
+
+    def _log(self, row: dict[str, float]) -> None:
+        if self.logger is not None:
+            self.logger.log(
+                {f"train/{name}": value for name, value in row.items()}, step=int(row["epoch"])
+            )
+
+    def forget(self) -> None:
+        """Remove the resume file; call it once the trained model is saved."""
+        if self.state is not None:
+            self.state.forget()
+
+
+class _Run:
+    """Everything that changes while training. Every process holds the same."""
+
+    def __init__(
+        self, trainer: Trainer, module: torch.nn.Module, sampler: EpochSampler, items: Items
+    ) -> None:
+        self.clip, self.seed, self.sampler = trainer.clip, trainer.seed, sampler
+        this_process()
+        self.accelerator = Accelerator(gradient_accumulation_steps=trainer.accumulate)
+        self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
+        self.dropouts = [layer for layer in module.modules() if isinstance(layer, RowDropout)]
+        optimizer = torch.optim.AdamW(
+            module.parameters(), lr=trainer.lr, weight_decay=trainer.weight_decay
+        )
+        self.prepared, self.optimizer = self.accelerator.prepare(module, optimizer)
+        part = Part(items, self.rank, self.processes)
+        loader = DataLoader(
+            part, batch_size=trainer.batch_size, sampler=sampler, collate_fn=_already_a_batch
+        )
+        self.loader = prepare_data_loader(
+            loader, self.accelerator.device, 1, 0, put_on_device=True
+        )  # divided by `Part`
+        self.steps = trainer.epochs * math.ceil(len(self.loader) / trainer.accumulate)
+        self.scheduler: LambdaLR | ReduceLROnPlateau
+        if trainer.schedule == "cosine":
+            warmup = math.ceil(trainer.warmup_ratio * self.steps)
+            self.scheduler = LambdaLR(optimizer, lambda step: cosine(step, warmup, self.steps))
+        else:
+            self.scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=2)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        unwrapped: torch.nn.Module = self.accelerator.unwrap_model(self.prepared)
+        return unwrapped
+
+    def epoch(self, epoch: int, loss: Loss, advance: Callable[[], Any]) -> float:
+        """One pass over the items; returns the mean micro-batch loss."""
+        torch.manual_seed(
+            self.seed * 1_000_003 + epoch
+        )  # dropout depends on the epoch alone: resumable
+        self.sampler.epoch = epoch
+        self.prepared.train()
+        total = torch.zeros((), device=self.accelerator.device)
+        for x, y, before, rows in self.loader:
+            for layer in self.dropouts:
+                layer.part = before, rows
+            total += self.step(loss, x, y)
+            advance()
+        return _finite(float(self.accelerator.reduce(total)) / len(self.loader))
+
+    def step(self, loss: Loss, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Returns what this process adds to the loss of the micro-batch."""
+        with self.accelerator.accumulate(self.prepared):
+            sums, counts = loss(self.prepared(x), y)
+            value = mean_loss(sums, self.accelerator.reduce(counts))
+            self.accelerator.backward(
+                value * self.processes
+            )  # gradients are averaged over processes
+            if self.accelerator.sync_gradients:
+                self.accelerator.clip_grad_norm_(self.prepared.parameters(), self.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        if self.accelerator.sync_gradients and isinstance(self.scheduler, LambdaLR):
+            self.scheduler.step()
+        return value.detach()
+
+    def held_out(self, items: Items, loss: Loss) -> float:
+        """The loss of all rows of `items`, to the bit the same in every process: what follows from
+        it is too."""
+        part = part_of(len(items.x), self.rank, self.processes)
+        pairs = torch.stack(loss(logits_in_chunks(self.module, items.x[part]), items.y[part]))
+        value = mean_loss(*self.accelerator.reduce(pairs.to(self.accelerator.device)))
+        return _finite(float(broadcast(value)))
+
+    def end_epoch(self, validation_loss: float) -> None:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(validation_loss)
+
+    def lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def weights(self) -> Tensors:
+        return {
+            name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()
+        }
+
+    def state(
+        self, best: Tensors, history: list[dict[str, float]]
+    ) -> tuple[Tensors, dict[str, Any]]:
+        """(tensors, plain values) from which `resume` goes on. Generators are seeded anew in each
+        epoch."""
+        moments = self.optimizer.state_dict()["state"]
+        tensors = {
+            f"optimizer.{i}.{name}": value
+            for i, state in moments.items()
+            for name, value in state.items()
+        }
+        tensors |= {f"module.{name}": value for name, value in self.weights().items()}
+        if _since_best(history):  # else they are the weights
+            tensors |= {f"best.{name}": value for name, value in best.items()}
+        scheduler = {
+            name: value
+            for name, value in self.scheduler.state_dict().items()
+            if name != "lr_lambdas"
+        }
+        return tensors, {"history": history, "scheduler": scheduler, "lr": self.lr()}
+
+    def resume(self, file: ResumeFile | None) -> tuple[list[dict[str, float]], Tensors]:
+        """(history, best weights) of an interrupted run after going to where it stopped; else an
+        empty history."""
+        found = [file.read() if file is not None and self.accelerator.is_main_process else None]
+        (state,) = broadcast_object_list(found)  # the others may not see the file
+        if file is None or state is None:
+            return [], self.weights()
+        tensors, progress = state
+        self.module.load_state_dict(_part(tensors, "module."))
+        moments: dict[int, Tensors] = {}
+        for name, tensor in _part(tensors, "optimizer.").items():
+            index, key = name.split(".")
+            moments.setdefault(int(index), {})[key] = tensor
+        groups = [
+            {**group, "lr": progress["lr"]} for group in self.optimizer.state_dict()["param_groups"]
+        ]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.scheduler.load_state_dict({**self.scheduler.state_dict(), **progress["scheduler"]})
+        print(f"resuming after epoch {len(progress['history'])} from {file.path}")
+        return progress["history"], _part(tensors, "best.") or self.weights()
+
+
+def cosine(step: int, warmup: int, total: int) -> float:
+    """Factor of the learning rate at `step`: linear from 0 to 1 over `warmup` steps, then half a
+    cosine to 0."""
+    if step < warmup:
+        return step / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+@torch.no_grad()
+def logits_in_chunks(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """module(x) in eval mode, on the module's device, `CHUNK` rows at a time. Returns it on the
+    CPU."""
+    device = next(module.parameters()).device
+    module.eval()
+    return torch.cat([module(rows.to(device).float()).cpu() for rows in x.split(CHUNK)])
+
+
+def _already_a_batch(batch: Any) -> Any:
+    return batch  # `Part.__getitems__` has put the rows together
+
+
+def _since_best(history: list[dict[str, float]]) -> int:
+    """Epochs since the lowest validation loss; the last epoch itself is 0."""
+    losses = [row["validation_loss"] for row in history]
+    return len(losses) - 1 - losses.index(min(losses)) if losses else 0
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise UserError("trainer.lr: the loss became NaN or infinite. Lower it, or check the data")
+    return value
+
+
+@contextmanager
+def _progress(trainer: Trainer, run: _Run) -> Iterator[tqdm]:
+    done = len(trainer.history) * len(run.loader)
+    total, hidden = trainer.epochs * len(run.loader), not run.accelerator.is_main_process
+    with tqdm(
+        total=total, initial=done, desc="train", unit="batch", mininterval=1, disable=hidden
+    ) as bar:
+        yield bar
+
+
+def _part(tensors: Tensors, prefix: str) -> Tensors:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,1 @@
+"""A page of figures and tables made from what other programs saved."""

@@ -1,0 +1,71 @@
+"""What figures are made from, as found on disk: evaluations with their traces, harvests,
+checkpoints, tunings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from decoding.trace import Trace
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One run of scripts/evaluate.py.
+
+    results: its results.json; traces: method -> every request of every repeat, in the order they
+    were decoded (method names as in `results["metrics"]["all"]`)."""
+
+    folder: Path
+    results: Json
+    traces: Mapping[str, Sequence[Trace]]
+
+    @property
+    def config(self) -> Json:
+        config: Json = self.results["run"]["config"]
+        return config
+
+    @property
+    def temperature(self) -> float:
+        return float(self.config["warp"]["temperature"])
+
+    @property
+    def datasets(self) -> list[str]:
+        return sorted({trace.dataset for found in self.traces.values() for trace in found})
+
+
+@dataclass(frozen=True)
+class Harvest:
+    """A dataset of scripts/gen_data.py; its records are read where they are needed
+    (`data_gen.storage.dataset`)."""
+
+    folder: Path
+    manifest: Json
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder of train.py; config: its config.json, with provenance, and its metrics.json under
+    `metrics`."""
+
+    folder: Path
+    config: Json
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is reported on. thresholds: files of scripts/tune.py; costs: what cost=measure
+    wrote, each with its `file`; left_alone: what was found besides, and why it is not read."""
+
+    evaluations: Sequence[Evaluation] = ()
+    harvests: Sequence[Harvest] = ()
+    checkpoints: Sequence[Checkpoint] = ()
+    thresholds: Sequence[Json] = ()
+    costs: Sequence[Json] = ()
+    left_alone: Mapping[Path, str] = field(default_factory=dict)

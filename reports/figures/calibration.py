@@ -1,0 +1,215 @@
+"""Whether predicted probabilities mean what they say: reliability before and after calibration, and
+across datasets."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.figure import Figure as Canvas
+from torch import Tensor
+
+from predictors.metrics import log_loss, one_column
+from predictors.reliability import mass_bins, reliability
+from reports.drawing import Record, distinct, panels, reach, records
+from reports.estimates import cells, mean
+from reports.figure import Cell, Figure, Missing
+from runtime.intervals import METHOD
+from runtime.intervals import columns as estimate_columns
+
+NEEDS = (
+    "needs a checkpoint and the harvest it was trained on (python train.py), and for other datasets"
+    " harvests of the same pair and temperatures"
+)
+STAGES = ("as trained", "calibrated")
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a predictor says of prompts it was not trained on.
+
+    checkpoint, predictor: names; temperature: of the target; trained_on, dataset: harvests;
+    in_domain: whether they are one, of which these are the test prompts; as_trained, calibrated,
+    targets: [n, C] distributions; group: [n] prompts"""
+
+    checkpoint: str
+    predictor: str
+    temperature: float
+    trained_on: str
+    dataset: str
+    in_domain: bool
+    as_trained: Tensor
+    calibrated: Tensor
+    targets: Tensor
+    group: Tensor
+
+    @property
+    def where(self) -> str:
+        return f"{self.dataset}, test split" if self.in_domain else self.dataset
+
+    @property
+    def prompts(self) -> int:
+        return len(self.group.unique())
+
+
+# Reliability --------------------------------------------------------------------------------------
+
+
+def diagrams(found: Sequence[Predicted]) -> Figure:
+    """Predictions of one checkpoint against what happened, in bins of equal mass, a panel for every
+    dataset."""
+    if not found:
+        raise Missing(NEEDS)
+    first = found[0]
+    columns = [
+        "prompts of",
+        "probabilities",
+        "bin",
+        "rows",
+        "mean prediction",
+        *estimate_columns("outcome"),
+    ]
+    rows = [row for one in found for stage in STAGES for row in _bin_rows(one, stage)]
+    what = (
+        "acceptance of a draft token"
+        if first.targets.shape[1] == 2
+        else "the class predicted most likely"
+    )
+    return Figure(
+        name=f"reliability-{first.checkpoint}",
+        title=f"Reliability of {first.checkpoint}, trained on {first.trained_on}",
+        source="Reliability diagrams",
+        kind="measured",
+        n=_counted(found),
+        interval=f"{METHOD} in every bin",
+        reading=(
+            f"Probability of {what}: on the diagonal, predictions happen as often as they say."
+            " Points below it promise too much. Calibration was fitted on the calibration split of"
+            " the harvest trained on."
+        ),
+        columns=columns,
+        rows=rows,
+        draw=partial(_draw_diagrams, records(columns, rows)),
+    )
+
+
+def _bin_rows(one: Predicted, stage: str) -> Iterator[list[Cell]]:
+    predicted, outcome = one_column(_probs(one, stage).double(), one.targets.double())
+    place = mass_bins(predicted)
+    for number in place.unique().tolist():
+        rows = place == number
+        about = [one.where, stage, number + 1, int(rows.sum()), float(predicted[rows].mean())]
+        yield [*about, *mean(outcome[rows], one.group[rows])]
+
+
+def _draw_diagrams(found: Sequence[Record], canvas: Canvas) -> None:
+    names = distinct(found, "prompts of")
+    for name, axes in zip(names, panels(canvas, names, most=3, size=(3.4, 3.2)), strict=True):
+        axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
+        for stage, marker, colour, dash in zip(
+            STAGES, "so", ("tab:orange", "tab:blue"), ("--", "-"), strict=True
+        ):
+            part = [
+                record
+                for record in found
+                if (record["prompts of"], record["probabilities"]) == (name, stage)
+            ]
+            x, y = (
+                [record[column] for record in part] for column in ("mean prediction", "outcome")
+            )
+            axes.errorbar(
+                x,
+                y,
+                yerr=reach(part, "outcome"),
+                fmt=f"{marker}{dash}",
+                color=colour,
+                label=stage,
+                capsize=2,
+            )
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean prediction", ylabel="how often it happened")
+    canvas.axes[0].legend(loc="upper left", fontsize=8)
+
+
+# Drift --------------------------------------------------------------------------------------------
+
+
+def drift(found: Sequence[Predicted]) -> Figure:
+    """Calibration error and log loss of checkpoints of one kind on every dataset, after calibration
+    at home."""
+    if not found:
+        raise Missing(NEEDS)
+    columns = ["checkpoint", "trained on", "prompts of", "prompts", "rows"]
+    columns += [*estimate_columns("calibration error"), *estimate_columns("log loss"), "base rate"]
+    rows = [_drift_row(one) for one in found]
+    return Figure(
+        name=f"drift-{found[0].predictor}-T{found[0].temperature:g}",
+        title=f"{found[0].predictor}: calibration on other datasets, T = {found[0].temperature:g}",
+        source="Drift matrix",
+        kind="measured",
+        n=_counted(found),
+        interval=f"{METHOD}, pivotal",
+        reading=(
+            "Expected calibration error in ten bins of equal mass; boxed: the test prompts of the"
+            " harvest trained on, elsewhere all prompts it does not hold. Base rate: log loss of"
+            " the classes' own shares there. A log loss above it says that the predictor knows less"
+            " than that."
+        ),
+        columns=columns,
+        rows=rows,
+        draw=partial(
+            _draw_matrix,
+            records(columns, rows),
+            {(one.checkpoint, one.where) for one in found if one.in_domain},
+        ),
+    )
+
+
+def _drift_row(one: Predicted) -> list[Cell]:
+    scores = reliability(one.calibrated, one.targets, one.group)
+    about: list[Cell] = [one.checkpoint, one.trained_on, one.where, one.prompts, len(one.group)]
+    return [*about, *cells(scores["ece"]), *cells(scores["log_loss"]), base_rate(one.targets)]
+
+
+def base_rate(targets: Tensor) -> float:
+    """Log loss of always predicting the mean of the targets [n, C]."""
+    targets = targets.double()
+    return float(log_loss(targets.mean(0).expand_as(targets), targets).mean())
+
+
+def _draw_matrix(found: Sequence[Record], at_home: set[tuple[str, str]], canvas: Canvas) -> None:
+    rows, places = distinct(found, "checkpoint"), distinct(found, "prompts of")
+    canvas.set_size_inches(max(5, 1.7 * len(places) + 1.6), 0.8 * len(rows) + 1.6)
+    axes = canvas.subplots()
+    table = [[float("nan")] * len(places) for _ in rows]
+    for record in found:
+        y, x = rows.index(record["checkpoint"]), places.index(record["prompts of"])
+        table[y][x] = record["calibration error"]
+        text = f"{record['calibration error']:.3f}"
+        if record["calibration error low"] is not None:
+            text += (
+                f"\n{record['calibration error low']:.3f}-{record['calibration error high']:.3f}"
+            )
+        box = (
+            {"edgecolor": "black", "facecolor": "white"}
+            if (rows[y], places[x]) in at_home
+            else None
+        )
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box)
+    image = axes.imshow(table, cmap="Oranges", vmin=0, vmax=0.15, aspect="auto")
+    axes.set_xticks(
+        range(len(places)), [place.replace(", ", ",\n") for place in places], fontsize=8
+    )
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_xlabel("prompts of")
+    axes.set_ylabel("checkpoint")
+    canvas.colorbar(image, label="calibration error", extend="max")
+
+
+def _probs(one: Predicted, stage: str) -> Tensor:
+    return one.as_trained if stage == "as trained" else one.calibrated
+
+
+def _counted(found: Sequence[Predicted]) -> str:
+    return (
+        f"{sum(one.prompts for one in found)} prompts, {sum(len(one.group) for one in found):,}"
+        " rows"
+    )

@@ -1,0 +1,90 @@
+"""Energy per token by method, where the machine that decoded counts it."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from matplotlib.figure import Figure as Canvas
+
+from decoding.trace import Trace
+from reports.artifacts import Evaluation
+from reports.drawing import Record, bars, legend, panels, records
+from reports.figure import Cell, Figure, Missing
+from runtime.intervals import METHOD, compared, counted, divided, ratio
+from runtime.intervals import columns as estimate_columns
+
+PLAIN = "autoregressive"
+JOULES = "energy per token (J)"
+
+
+def energy(evaluation: Evaluation) -> Figure:
+    """Joules per token of every method and dataset, prefill included, and their share of plain
+    decoding's."""
+    traces = evaluation.traces
+    if any(trace.joules is None for found in traces.values() for trace in found):
+        raise Missing(f"needs an energy counter where it is decoded: {_reason(evaluation)}")
+    columns = [
+        "prompts of",
+        "method",
+        *estimate_columns(JOULES),
+        *estimate_columns("of plain decoding"),
+        "power (W)",
+    ]
+    rows = [
+        _row(name, dataset, of_dataset(found, dataset), of_dataset(traces.get(PLAIN, ()), dataset))
+        for dataset in evaluation.datasets
+        for name, found in traces.items()
+        if of_dataset(found, dataset)
+    ]
+    requests = max(len(found) for found in traces.values())
+    return Figure(
+        name=f"energy-{evaluation.folder.name}",
+        title=f"Energy per token: {evaluation.folder.name}",
+        source="SpecBranch, tables 10 and 11",
+        kind="measured",
+        n=f"{requests} requests a method",
+        interval=METHOD,
+        reading=(
+            f"Counted by {_reason(evaluation)} around each request, whatever else runs there. Fewer"
+            " joules than plain decoding where the share is below 1."
+        ),
+        columns=columns,
+        rows=rows,
+        draw=partial(_draw, records(columns, rows)),
+    )
+
+
+def _reason(evaluation: Evaluation) -> str:
+    """The counters, or why there were none."""
+    return str(evaluation.results["run"].get("energy", "decode again: python scripts/evaluate.py"))
+
+
+def of_dataset(traces: Sequence[Trace], dataset: str) -> list[Trace]:
+    return [trace for trace in traces if trace.dataset == dataset]
+
+
+def _row(name: str, dataset: str, traces: Sequence[Trace], plain: Sequence[Trace]) -> list[Cell]:
+    ours, theirs = (counted(found, _joules, _tokens) for found in (traces, plain))
+    shared = set(ours) & set(theirs)
+    share: Sequence[Cell] = [None] * 3
+    if shared:
+        share = compared(
+            ours, theirs, lambda a, b: divided(a[..., 0] * b[..., 1], a[..., 1] * b[..., 0])
+        )
+    power = sum(map(_joules, traces)) / sum(trace.seconds for trace in traces)
+    return [dataset, name, *ratio(traces, _joules, _tokens), *share, power]
+
+
+def _joules(trace: Trace) -> float:
+    return trace.joules or 0.0
+
+
+def _tokens(trace: Trace) -> int:
+    return len(trace.tokens)
+
+
+def _draw(found: Sequence[Record], canvas: Canvas) -> None:
+    axes = panels(canvas, [""])[0]
+    bars(axes, found, "prompts of", JOULES, "method")
+    axes.set_xlabel("prompts of")
+    axes.set_ylim(bottom=0)
+    legend(canvas, axes)

@@ -1,0 +1,108 @@
+"""The attention mask of a tree before and after depth-first reordering, and the blocks a kernel has
+to visit."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from random import Random
+
+import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure as Canvas
+from torch import Tensor
+
+from decoding.draft import RoundContext
+from decoding.draft_tree import DraftTree, depth_first
+from decoding.models.table_lm import TableLM, random_table
+from decoding.sampling import Sampler, Warp, without_replacement
+from decoding.stopping.never import Never
+from decoding.structures.dyspec import DySpecHeap
+from decoding.structures.mask_blocks import filled, tree_mask
+from decoding.trace import Stopwatch
+from reports.figure import Cell, Figure
+
+NODES, PREFIX, BLOCK = 768, 128, 32
+SHADE = ListedColormap(["white", "peachpuff"])
+Trees = Mapping[str, Sequence[int]]
+"""Name -> parent rows of rows 1, 2, ... as they were drawn."""
+
+
+def trees() -> Trees:
+    """As large as the paper's: one that DySpec grows over a peaky toy distribution, and one whose
+    parents are random."""
+    random = Random(0)
+    return {
+        "DySpec": dyspec_parents(NODES),
+        "random": [random.randrange(row) for row in range(1, NODES + 1)],
+    }
+
+
+def dyspec_parents(nodes: int) -> list[int]:
+    committed = torch.tensor([0, 1])
+    lm = TableLM(random_table(30, seed=0, concentration=0.1))
+    lm.forward(committed[:-1])
+    tree = DraftTree(lm, committed, Warp(), Stopwatch())
+    context = RoundContext(committed, max_new=nodes)
+    DySpecHeap(nodes).grow(tree, context, Never(), without_replacement, Sampler.seeded(0))
+    return tree.parent
+
+
+def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
+    """Blocks that are not empty, in the order nodes are drawn and depth first; by default of
+    `trees`."""
+    found = trees() if found is None else found
+    masks = {name: _masks(parents, prefix) for name, parents in found.items()}
+    rows: list[list[Cell]] = [
+        [
+            name,
+            order,
+            len(mask),
+            prefix,
+            int(filled(mask, BLOCK).sum()),
+            filled(mask, BLOCK).numel(),
+        ]
+        for name, orders in masks.items()
+        for order, mask in orders.items()
+    ]
+    return Figure(
+        name="mask-order",
+        title="Attention mask of a tree before and after reordering",
+        source="DySpec, figures 6 and 7",
+        kind="exact",
+        n=f"{len(found)} trees of {max(map(len, found.values()))} nodes behind {prefix} tokens",
+        interval="no interval: counted",
+        reading=(
+            f"An attention kernel skips {BLOCK} x {BLOCK} blocks that are empty. Depth first, every"
+            " subtree is a run of rows, and fewer blocks are touched; who sees whom is the same."
+            " Shaded: the blocks of the first tree."
+        ),
+        columns=[
+            "tree",
+            "order",
+            "rows",
+            "prefix (tokens)",
+            f"non-empty {BLOCK} x {BLOCK} blocks",
+            "blocks",
+        ],
+        rows=rows,
+        draw=partial(_draw, next(iter(masks.values())), [row[4] for row in rows]),
+    )
+
+
+def _masks(parents: Sequence[int], prefix: int) -> dict[str, Tensor]:
+    orders = {"as drawn": range(len(parents) + 1), "depth first": depth_first(parents)}
+    return {name: tree_mask(parents, order, prefix) for name, order in orders.items()}
+
+
+def _draw(masks: Mapping[str, Tensor], counts: Sequence[Cell], canvas: Canvas) -> None:
+    canvas.set_size_inches(8.4, 4.2)
+    for axes, (order, mask), count in zip(
+        canvas.subplots(1, 2, sharey=True), masks.items(), counts, strict=False
+    ):
+        blocks = filled(mask, BLOCK).repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        axes.imshow(blocks.numpy(), cmap=SHADE, aspect="auto", interpolation="nearest")
+        y, x = mask.nonzero(as_tuple=True)
+        axes.plot(x.numpy(), y.numpy(), ",", color="black")
+        axes.set(xlim=(0, mask.shape[1]), ylim=(mask.shape[0], 0))
+        axes.set_title(f"{order}: {count} blocks", fontsize=10)
+        axes.set_xlabel("seen: prefix and tree (tokens)")
+    canvas.axes[0].set_ylabel("row of the target's call (tokens)")

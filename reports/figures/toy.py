@@ -1,0 +1,185 @@
+"""How often one of two candidates is accepted: every rule on small distributions, each probability
+computed exactly."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure as Canvas
+from torch import Tensor
+
+from decoding.draft import Draft
+from decoding.verifiers.oracles import transport_optimum
+from decoding.verifiers.rrs import RrsVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.spechub import SpecHubVerifier
+from decoding.verifiers.tree_walk import TreeVerifier
+from reports.drawing import COLOURS, MARKERS, Record, distinct
+from reports.figure import Figure
+
+SETTINGS = [(temperature, alike) for temperature in (0.1, 0.25, 0.5) for alike in (0.7, 0.5)]
+VOCABULARY, PAIRS, SEED = 8, 8, 0
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """Pairs (p, q), [V] float64 each, that a row of the table is the mean over."""
+
+    name: str
+    pairs: Sequence[tuple[Tensor, Tensor]]
+
+
+# Acceptance ---------------------------------------------------------------------------------------
+
+
+def single(p: Tensor, q: Tensor) -> float:
+    """Of one candidate."""
+    return float(torch.minimum(p, q).sum())
+
+
+def of_rule(
+    verifier: TreeVerifier, pair_distribution: Callable[[Tensor], Tensor], p: Tensor, q: Tensor
+) -> float:
+    """Of a rule with the candidates it is exact for, over every pair."""
+    drawn = pair_distribution(q)
+    found = 0.0
+    for first, second in drawn.nonzero().tolist():
+        draft = Draft([0, 0], [first, second], [q, 0 * q, 0 * q])
+        end_prob = verifier.distribution(draft, p.expand(3, -1)).end_prob
+        found += float(drawn[first, second]) * (1 - float(end_prob[0]))
+    return found
+
+
+def independent(q: Tensor) -> Tensor:
+    """[V, V], the distribution of two i.i.d. candidates."""
+    return torch.outer(q, q)
+
+
+def distinct_pair(q: Tensor) -> Tensor:
+    """[V, V], of two drawn without replacement."""
+    pairs = torch.outer(q / (1 - q), q)
+    return pairs.fill_diagonal_(0)
+
+
+def hub_pair(q: Tensor) -> Tensor:
+    """[V, V], of SpecHub's: a token and the hub, or the hub and a token."""
+    pairs, hub = torch.zeros(len(q), len(q), dtype=q.dtype), int(q.argmax())
+    pairs[:, hub] = q
+    pairs[hub] = q[hub] * q / (1 - q[hub])
+    pairs[hub, hub] = 0
+    return pairs
+
+
+RULES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
+    "one candidate": single,
+    "RRS": partial(of_rule, RrsVerifier(), independent),
+    "RRSw": partial(of_rule, RrswVerifier(), distinct_pair),
+    "SpecHub": partial(of_rule, SpecHubVerifier(), hub_pair),
+    "OTM, i.i.d. pairs": lambda p, q: transport_optimum(p, independent(q)),
+    "OTM, distinct pairs": lambda p, q: transport_optimum(p, distinct_pair(q)),
+}
+
+# Distributions ------------------------------------------------------------------------------------
+
+
+def toy_distributions() -> list[Distributions]:
+    """Two distributions of three tokens, then softmaxes of Gaussian logits: those of the draft are
+    `alike` times the target's and the rest of others, so that a low temperature makes both peaky
+    and `alike` sets how well they agree."""
+    small = [([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]), ([0.2, 0.5, 0.3], [0.5, 0.3, 0.2])]
+    fixed = [
+        Distributions(f"p = {p}, q = {q}", [(_distribution(p), _distribution(q))]) for p, q in small
+    ]
+    return [
+        *fixed,
+        *(Distributions(f"T = {t}, λ = {alike}", gaussian(t, alike)) for t, alike in SETTINGS),
+    ]
+
+
+def gaussian(temperature: float, alike: float) -> list[tuple[Tensor, Tensor]]:
+    """The same logits for every setting."""
+    generator = torch.Generator().manual_seed(SEED)
+    u, other = (
+        torch.randn(PAIRS, VOCABULARY, dtype=torch.float64, generator=generator) for _ in range(2)
+    )
+    p, q = (torch.softmax(z / temperature, -1) for z in (u, alike * u + (1 - alike) * other))
+    return list(zip(p, q, strict=True))
+
+
+def _distribution(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# Figure -------------------------------------------------------------------------------------------
+
+
+def toy_acceptance(distributions: Sequence[Distributions] | None = None) -> Figure:
+    """Mean acceptance of every rule on every set of distributions; by default those of
+    `toy_distributions`."""
+    distributions = toy_distributions() if distributions is None else distributions
+    columns = [
+        "distributions",
+        "pairs (p, q)",
+        *(f"{rule}, probability of acceptance" for rule in RULES),
+    ]
+    found: list[Record] = [
+        {
+            "distributions": one.name,
+            "rule": name,
+            "acceptance": mean(rule(p, q) for p, q in one.pairs),
+        }
+        for one in distributions
+        for name, rule in RULES.items()
+    ]
+    rows = [
+        [
+            one.name,
+            len(one.pairs),
+            *(record["acceptance"] for record in found if record["distributions"] == one.name),
+        ]
+        for one in distributions
+    ]
+    return Figure(
+        name="toy-acceptance",
+        title="Acceptance of two candidates on toy distributions",
+        source="SpecHub, table 4 (distributions of our own)",
+        kind="exact",
+        n=(
+            f"{sum(len(one.pairs) for one in distributions)} pairs of distributions, {VOCABULARY}"
+            f" tokens where Gaussian (seed {SEED})"
+        ),
+        interval=(
+            "no interval: nothing is sampled, each pair of candidates and each verdict is"
+            " enumerated"
+        ),
+        reading=(
+            "OTM is the most any lossless rule can accept with such pairs, by linear programming."
+            " SpecHub draws pairs of its own, so that it may pass the OTM of either."
+        ),
+        columns=columns,
+        rows=rows,
+        draw=partial(_draw, found),
+    )
+
+
+def _draw(found: Sequence[Record], canvas: Canvas) -> None:
+    names, rules = distinct(found, "distributions"), distinct(found, "rule")
+    canvas.set_size_inches(8, 0.4 * len(names) + 1.4)
+    axes = canvas.subplots()
+    for place, rule in enumerate(rules):
+        values = [record["acceptance"] for record in found if record["rule"] == rule]
+        style: dict[str, Any] = {
+            "color": COLOURS[place],
+            "marker": MARKERS[place],
+            "markerfacecolor": "none",
+        }
+        axes.plot(values, range(len(names)), linestyle="", markersize=8, label=rule, **style)
+    axes.set_yticks(range(len(names)), [name.replace(", q", "\nq") for name in names], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.02)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_xlabel("probability that one of the candidates is accepted")
+    canvas.legend(loc="outside upper center", ncols=len(rules), fontsize=8)

@@ -1,0 +1,201 @@
+"""Finding what a report is made from: evaluations, harvests, checkpoints, tunings and costs, in
+folders of any depth.
+
+What is of another program or of another version of this one is left alone; what is damaged is
+refused by name."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_gen.storage.chunks import MANIFEST, PLAN
+from data_gen.storage.dataset import read_manifest
+from data_gen.storage.shards import SCHEMA_VERSION
+from decoding.cost import read_cost
+from decoding.models.machine import DECIDES_COSTS
+from decoding.trace import Trace, read_traces
+from evaluation.metrics import Metrics
+from evaluation.replay import thresholds
+from evaluation.tables import BASELINE
+from predictors.base import FORMAT_VERSION, damaged, read_config, refuse_changed
+from reports.artifacts import Checkpoint, Evaluation, Evidence, Harvest, Json
+from runtime.errors import UserError
+
+KEY = "run"
+RESULTS, WEIGHTS, REPORT = "results.json", "model.safetensors", "report.json"
+OF_EVALUATION = {"metrics", "overlap", "modelled", "profile", "checkpoints", "run"}
+OF_RUN = {"command", "config", "pair", "date", "versions", *DECIDES_COSTS}
+OF_TUNING = {"format_version", "results", "frontier", "rules"}
+OF_COSTS = {"seconds", "regression", "pair", "measured_on", "command"}
+
+
+class Foreign(Exception):
+    """Not made by this version of this toolkit. The message says what it is instead."""
+
+
+def gather(folders: Sequence[Path]) -> Evidence:
+    """Everything in `folders` and the folders in them, in the order of their names; hidden folders
+    are passed over.
+
+    Raises UserError for a folder that is not there, for what is damaged, and where there is nothing
+    to report on."""
+    found: dict[str, list[Any]] = {kind: [] for kind in ("evaluations", "harvests", "checkpoints")}
+    found |= {kind: [] for kind in ("thresholds", "costs")}
+    left: dict[Path, str] = {}
+    for path in _markers(folders):
+        try:
+            kind, thing = _read(path)
+            found[kind].append(thing)
+        except Foreign as reason:
+            left[path] = str(reason)
+    if not any(found.values()):
+        where = ", ".join(map(str, folders)) or "runs, data or checkpoints"
+        raise UserError(
+            f"{KEY}: nothing to report on in {where}. Decode something: python scripts/evaluate.py"
+        )
+    return Evidence(**found, left_alone=left)
+
+
+def _markers(folders: Sequence[Path]) -> Iterator[Path]:
+    """One path for each thing there may be: of a folder that is one thing its marker, else every
+    JSON file."""
+    seen = set[Path]()
+    for top in folders:
+        if not top.is_dir():
+            raise UserError(
+                f"{KEY}: there is no folder {top}. Write {KEY}=<folder of runs, harvests or"
+                " checkpoints>"
+            )
+        for parent, inner, names in os.walk(top, followlinks=True):
+            folder = Path(parent)
+            if folder.resolve() in seen:  # links may lead in a circle
+                inner.clear()
+                continue
+            seen.add(folder.resolve())
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            yield from (
+                [] if REPORT in names else (folder / name for name in _of_folder(sorted(names)))
+            )
+
+
+def _of_folder(names: Sequence[str]) -> list[str]:
+    marker = next(
+        (marker for marker in (RESULTS, MANIFEST, PLAN, WEIGHTS) if marker in names), None
+    )
+    return (
+        [marker]
+        if marker
+        else [name for name in names if name.endswith(".json") and not name.startswith(".")]
+    )
+
+
+def _read(path: Path) -> tuple[str, Any]:
+    """Its kind, a field of `Evidence`, and what is there."""
+    readers: dict[str, tuple[str, Callable[[Path], Any]]] = {
+        RESULTS: ("evaluations", read_evaluation),
+        MANIFEST: ("harvests", read_harvest),
+        PLAN: ("harvests", _unfinished),
+        WEIGHTS: ("checkpoints", read_checkpoint),
+    }
+    if path.name in readers:
+        kind, reader = readers[path.name]
+        return kind, reader(path.parent)
+    return _read_file(path)
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """Raises Foreign where results.json is of another program or version, UserError where it or a
+    trace is damaged."""
+    results = _json(folder / RESULTS, "Run scripts/evaluate.py again, or move it away")
+    if not (results.keys() >= OF_EVALUATION and OF_RUN <= set(results["run"] or ())):
+        raise Foreign("not written by this version of scripts/evaluate.py")
+    try:
+        command, methods = results["run"]["command"], list(results["metrics"]["all"])
+        for metrics in results["metrics"].values():
+            _ = [Metrics.from_dict(values) for values in metrics.values()]
+        _ = [metrics[BASELINE] for metrics in results["metrics"].values()]
+        _ = results["run"]["config"]["warp"]["temperature"] + results["run"]["config"]["repeats"]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{KEY}: {folder / RESULTS} is damaged ({type(error).__name__}: {error}). Run"
+            " scripts/evaluate.py again, or move it away"
+        ) from error
+    traces = _traces(folder)
+    if lacking := [method for method in methods if method not in traces]:
+        raise UserError(
+            f"{KEY}: {folder} has no traces of {', '.join(lacking)}. Run again: {command}"
+        )
+    return Evaluation(folder, results, {method: traces[method] for method in methods})
+
+
+def _traces(folder: Path) -> dict[str, list[Trace]]:
+    """By method, whatever the file is called."""
+    found: dict[str, list[Trace]] = {}
+    for path in sorted(folder.glob("traces-*.jsonl")):
+        try:
+            for trace in read_traces(path):
+                found.setdefault(trace.method, []).append(trace)
+        except UserError as error:
+            raise UserError(f"{KEY}: {error}") from error
+    return found
+
+
+def read_harvest(folder: Path) -> Harvest:
+    """Raises Foreign where manifest.json is of another program or version, UserError where it is
+    damaged."""
+    found = _json(folder / MANIFEST, "Run the command that harvested it again, or move it away")
+    if found.get("schema_version") != SCHEMA_VERSION:
+        raise Foreign("not a dataset of this version of scripts/gen_data.py")
+    return Harvest(folder, read_manifest(folder, KEY))
+
+
+def _unfinished(folder: Path) -> Harvest:
+    raise Foreign(f"a harvest that is not finished: run its command again, out={folder}")
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Raises Foreign where the folder holds another kind of model, UserError where it is
+    damaged."""
+    path = folder / "config.json"
+    found = (
+        _json(path, "Train it again: python train.py, or move it away") if path.is_file() else {}
+    )
+    if "predictor" not in found or found.get("format_version") != FORMAT_VERSION:
+        raise Foreign("a model, but no predictor of this version of train.py")
+    config = read_config(folder, KEY)
+    try:
+        refuse_changed(folder, config)
+        return Checkpoint(
+            folder, {**config, "metrics": json.loads((folder / "metrics.json").read_text())}
+        )
+    except (OSError, ValueError) as error:
+        raise damaged(folder, KEY, config["predictor"], error) from error
+
+
+def _read_file(path: Path) -> tuple[str, Json]:
+    """A file of scripts/tune.py: thresholds or costs."""
+    try:
+        found = _json(path, "")
+    except UserError:
+        raise Foreign("no JSON object") from None
+    try:
+        if found.keys() >= OF_TUNING and found["format_version"] == thresholds.FORMAT_VERSION:
+            return "thresholds", {**thresholds.read(path), "file": str(path)}
+        if found.keys() >= OF_COSTS:
+            read_cost(path)
+            return "costs", {**found, "file": str(path)}
+    except UserError as error:
+        raise UserError(f"{KEY}: {str(error).partition(': ')[2]}") from error
+    raise Foreign("nothing a report reads")
+
+
+def _json(path: Path, remedy: str) -> Json:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{KEY}: {path} is damaged ({error}). {remedy}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{KEY}: {path} is damaged (it holds a {type(found).__name__}). {remedy}")
+    return found

@@ -1,0 +1,1 @@
+"""Rounds of a decode, step by step."""

@@ -1,0 +1,1 @@
+"""What every program stands on; it knows nothing of models."""

@@ -1,0 +1,226 @@
+"""What every script shares: Hydra composition, and errors that fit on one line."""
+
+import functools
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runtime.errors import UserError
+from runtime.files import remedy
+from runtime.launcher import launched
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+SILENT = (
+    "hydra.run.dir=.",
+    "hydra.output_subdir=null",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
+_UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
+
+
+def hydra_script(
+    config_name: str, *, several: bool = False
+) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Turn ``main(cfg)`` into a command line program configured by ``conf/<config_name>.yaml``.
+
+    The ``conf`` folder is looked for beside the script and in the folders above it. Bad input
+    (`UserError`, an unknown or missing key, a full disk, a folder without access) ends with one
+    line on stderr and exit code 2, Ctrl-C with exit code 130; anything else is a bug and keeps its
+    traceback. The working directory stays where the user is.
+
+    several: whether it may be one of several processes of `accelerate launch`, of which only the
+    first prints and keeps a run folder. A sweep (``-m``) goes on after a job that failed, and ends
+    with its exit code."""
+
+    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+        job = Job(main)
+
+        def program() -> None:
+            share_the_terminal(several)
+            if {"-h", "--help"} & set(sys.argv):
+                print(inspect.getdoc(sys.modules[main.__module__]))  # Hydra then adds the options
+            folder = _conf_folder(main, config_name)
+            hydra.main(version_base="1.3", config_path=str(folder), config_name=config_name)(job)()
+
+        @functools.wraps(main)
+        def run() -> None:
+            run_reporting_errors(program)
+
+        run.job = job  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+class Job:
+    """``main(cfg)`` as Hydra calls it, in this process or in a worker of a launcher, which loads
+    the script's file."""
+
+    def __init__(self, main: Callable[[DictConfig], None]) -> None:
+        functools.update_wrapper(self, main)
+        self.main = main
+
+    def __call__(self, cfg: DictConfig) -> None:
+        reporting = (
+            run_in_sweep if HydraConfig.get().mode == RunMode.MULTIRUN else run_reporting_errors
+        )
+        reporting(lambda: self.checked(cfg))
+
+    def checked(self, cfg: DictConfig) -> None:
+        refuse_missing(cfg)
+        self.main(cfg)
+
+    def __reduce__(self) -> tuple[Callable[[str], "Job"], tuple[str]]:
+        return job_of, (str(Path(inspect.getfile(self.main)).resolve()),)
+
+
+def job_of(script: str) -> Job:
+    """The job of the program in the file `script`."""
+    spec = importlib.util.spec_from_file_location(Path(script).stem, script)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    job: Job = module.main.job
+    return job
+
+
+def refuse_missing(cfg: DictConfig) -> None:
+    """Raise `UserError` naming every key whose value is still ``???``."""
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise UserError(
+            f"{', '.join(missing)}: no value given. Add {' '.join(key + '=...' for key in missing)}"
+        )
+
+
+def run_reporting_errors(program: Callable[[], Any]) -> None:
+    """Run `program`; exit with one line on stderr where the user, not the code, is at fault."""
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # Hydra then raises instead of printing a page and exiting with 1
+    )
+    try:
+        program()
+    except KeyboardInterrupt:
+        _exit(
+            "interrupted. Run the same command again: jobs that save as they go continue",
+            INTERRUPTED,
+        )
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        _exit(message, BAD_INPUT)
+
+
+def run_in_sweep(program: Callable[[], Any]) -> None:
+    """Run one job of a sweep. A failure is printed at once and raised, in a form that survives the
+    way back from a worker; Hydra raises it again when all jobs have had their turn."""
+    try:
+        program()
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            traceback.print_exc()
+        name = " ".join(HydraConfig.get().overrides.task)
+        print(f"failed: {name}: {message or type(error).__name__}", file=sys.stderr)
+        if message is None:
+            raise
+        raise UserError(message) from error
+
+
+def share_the_terminal(several: bool) -> None:
+    """Silence every process but the first, and keep it from writing a run folder. Errors are still
+    said.
+
+    Raises UserError where there are several and may not be.
+    """
+    process = launched()
+    if process.size > 1 and not several:
+        raise UserError(
+            "WORLD_SIZE: this script is one process. Run it without accelerate launch, or unset"
+            " WORLD_SIZE"
+        )
+    if process.size > 1 and {"-m", "--multirun"} & set(sys.argv):
+        raise UserError(
+            "-m: a sweep runs its jobs in one process each. Run it without accelerate launch"
+        )
+    if process.rank > 0:
+        sys.argv += SILENT
+        sys.stdout = open(os.devnull, "w")
+
+
+def explain(error: Exception) -> str | None:
+    """One line for the user, or None when `error` is a bug that deserves its traceback."""
+    place = ""  # in the config, of what could not be made
+    for cause in _causes(error):
+        if isinstance(cause, InstantiationException):
+            place = str(cause).partition("full_key: ")[2]
+        if isinstance(cause, UserError):
+            return as_set(_one_line(str(cause)), place)
+        if told := remedy(cause):
+            where = isinstance(cause, OSError) and cause.filename
+            return (
+                f"{_one_line(str(cause))}{'' if where else ': a file could not be written'}. {told}"
+            )
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        said = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
+        return _one_line(
+            said.split("Config search path:")[0].replace(
+                "To append to your config use", _UNKNOWN_KEY
+            )
+        )
+    return None
+
+
+def as_set(message: str, place: str) -> str:
+    """`message` with the key as the user sets it. A class names its settings after its group, as
+    ``warp.top_k``, and may be made elsewhere in the config: at "draft_warp", or
+    "method.specdecpp.engine.stop", an engine's parts being set beside it."""
+    group, setting = message.split(": ")[0].partition(".")[::2]
+    if not (place and setting and group in ("warp", "features", "stop")):
+        return message
+    parts = [part for part in place.split(".") if part != "engine"]
+    return message.replace(f"{group}.{setting}", ".".join([*parts, setting]))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _exit(message: str, code: int) -> None:
+    rank = 0
+    with suppress(UserError):  # it may be the error
+        rank = launched().rank
+    print(f"error in process {rank}: {message}" if rank else f"error: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _conf_folder(main: Callable[[DictConfig], None], config_name: str) -> Path:
+    script = Path(inspect.getfile(main)).resolve()
+    for folder in script.parents:
+        if (folder / "conf" / f"{config_name}.yaml").is_file():
+            return folder / "conf"
+    raise UserError(
+        f"conf/{config_name}.yaml: not found above {script}. Run the script from a source checkout"
+    )

@@ -1,0 +1,239 @@
+"""Files and folders that are written completely or not at all, and what is said where they cannot
+be."""
+
+import errno
+import fcntl
+import glob
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from runtime.errors import UserError
+
+_FULL = "Free some space, or choose another folder, and run the same command again"
+_OTHERWISE = "Choose another place, or mend this one, and run the same command again"
+_LOCKED = "Make it writable, or choose another folder"
+_REMEDIES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "Raise the limit on file sizes, or choose another folder",
+    errno.EIO: "Check the disk and run the same command again",
+    errno.EROFS: _LOCKED,
+    errno.EACCES: _LOCKED,
+    errno.EPERM: _LOCKED,
+}
+LONGEST_NAME = 180  # of a folder, in bytes; file systems take 255, and names are made from it
+_HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
+
+
+def write_json(path: Path, value: Any, key: str = "out") -> None:
+    """Write `value` as readable JSON, atomically. NaN, which JSON does not have, becomes null."""
+    text = json.dumps(without_nan(value), indent=2) + "\n"
+    write_atomically(path, lambda temporary: _write_text(temporary, text), key)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def write_atomically(path: Path, write: Callable[[Path], None], key: str = "out") -> None:
+    """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left
+    when it fails.
+
+    The temporary file is this process's own, so of several writers the last one's file is there,
+    whole. What one that was killed has left goes with the next write on the same machine. key:
+    config key named in errors."""
+    temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
+    with _said(path, key):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _clear(path)
+        try:
+            write(temporary)
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _clear(path: Path) -> None:
+    """Remove the temporary files of dead processes of this machine."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.tmp"):
+        pid = left.name.removesuffix(".tmp").rpartition("-")[2]
+        if pid.isdecimal() and not _alive(int(pid)):
+            left.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
+
+
+@contextmanager
+def _said(path: Path, key: str = "out") -> Iterator[None]:
+    """What keeps `path` from being written, in one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        what = remedy(error) or _OTHERWISE
+        raise UserError(f"{key}: {path} cannot be written ({_reason(error)}). {what}") from error
+
+
+def remedy(error: BaseException) -> str:
+    """What the user can do about an error of the storage; empty where that is unknown."""
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        return _REMEDIES[error.errno]
+    return next((text for code, text in _REMEDIES.items() if os.strerror(code) in str(error)), "")
+
+
+def _reason(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def without_nan(value: Any) -> Any:
+    """`value` with null, as JSON has it, in place of NaN."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, a few megabytes at a time."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            found.update(block)
+    return found.hexdigest()
+
+
+def checked_folder(key: str, value: object, kind: str = "folder") -> Path:
+    """`value`, if it can name a folder (or other `kind` of path), and files beside it that are
+    named after it; else a UserError naming `key`."""
+    if not (isinstance(value, str) and value):
+        raise UserError(f"{key}: {value!r} is no {kind}. Write {key}=<{kind}>")
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(value).parts):
+        raise UserError(
+            f"{key}: a name in {value[:40]}... is longer than {LONGEST_NAME} bytes. Choose a"
+            " shorter one"
+        )
+    if not Path(value).resolve().name:
+        raise UserError(f"{key}: {value} is no {kind} of its own. Choose another {key}=<{kind}>")
+    return Path(value)
+
+
+def refuse_foreign(folder: Path, marker: str) -> None:
+    """Raise UserError when `folder` has content but no file `marker` (replacing it would destroy
+    something else), or when it cannot be made."""
+    parent = next(above for above in folder.resolve().parents if above.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UserError(
+            f"out: {folder} cannot be made, {parent} is no folder to write in. Choose another"
+            " out=<folder>"
+        )
+    _put_back(folder.resolve())
+    if folder.exists() and not (
+        folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))
+    ):
+        raise UserError(
+            f"out: {folder} holds something else, which would be lost. Choose another out=<folder>"
+        )
+    if folder.exists() and not os.access(folder, os.W_OK):
+        raise UserError(
+            f"out: {folder} is read-only. Make it writable or choose another out=<folder>"
+        )
+
+
+@contextmanager
+def replaced_folder(folder: Path, marker: str) -> Iterator[Path]:
+    """Write into a new folder that takes `folder`'s place when the block ends without an error, and
+    is on disk.
+
+    marker: a file by which a folder written earlier is known (`refuse_foreign`). Killed at the
+    worst moment, between the two renames, it leaves the earlier folder as ``.<name>.old``, and the
+    next call puts it back."""
+    refuse_foreign(folder, marker)
+    folder = folder.resolve()
+    fresh, old = folder.with_name(f".{folder.name}.writing"), _old(folder)
+    with _said(folder):
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        with _said(folder):
+            for path in (*fresh.iterdir(), fresh):
+                _sync(path)
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                folder.rename(old)
+            fresh.rename(folder)
+            _sync(folder.parent)
+    except BaseException:
+        _put_back(folder)
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Refuse to go on while another process is in this block for the same `folder`. A lock file
+    beside it, free again when its process dies, says so."""
+    path = folder.resolve().with_name(f".{folder.resolve().name}.lock")
+    with _said(folder):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = path.exists() and os.path.samestat(
+                os.fstat(file.fileno()), path.stat()
+            )  # not removed meanwhile
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise UserError(
+                    f"out: {path} takes no locks ({error.strerror}). Choose another out=<folder>"
+                ) from error
+            mine = False
+        if not mine:
+            raise UserError(
+                f"out: another process is making {folder}. Wait for it, or choose another"
+                " out=<folder>"
+            )
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _put_back(folder: Path) -> None:
+    if _old(folder).is_dir() and not folder.exists():
+        with suppress(FileNotFoundError):  # another process has done it
+            _old(folder).rename(folder)

@@ -1,0 +1,98 @@
+"""The one wrapper around Weights & Biases. It never asks, never needs a network, and can be left
+out."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class WandbLogger:
+    """Logs to W&B: to the user's account when they are logged in and it answers, else to a folder
+    `wandb sync` reads.
+
+    folder: where run files are kept. timeout: seconds to wait for the server before going offline.
+    `WANDB_MODE`, where set, decides."""
+
+    def __init__(self, project: str, folder: str = "outputs", timeout: float = 15) -> None:
+        self.project, self.folder, self.timeout = project, folder, timeout
+        self.run: Any = None
+
+    def start(self, job: str, config: Mapping[str, Any]) -> None:
+        """Begin a run of kind `job` ("train", "evaluate") with its full configuration."""
+        import wandb
+
+        settings = wandb.Settings(silent=True, init_timeout=self.timeout)
+        wandb.setup(settings=settings)
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        arguments: dict[str, Any] = {
+            "project": self.project,
+            "job_type": job,
+            "config": dict(config),
+        }
+        arguments |= {"dir": self.folder, "settings": settings}
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
+        try:
+            self.run = wandb.init(mode=mode, **arguments)
+        except wandb.Error as error:
+            print(f"W&B: no answer ({type(error).__name__}), logging offline")
+            self.run = wandb.init(mode="offline", **arguments)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Values of one step (curves), or of the whole run when `step` is None (summary)."""
+        if step is None:
+            self.run.summary.update(dict(values))
+        else:
+            self.run.log(dict(values), step=step)
+
+    def image(self, name: str, path: Path, caption: str) -> None:
+        """A picture, a PNG."""
+        import wandb
+
+        self.run.log({name: wandb.Image(str(path), caption=caption)})
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """rows: numbers, text and None, which need not be the same in a whole column."""
+        import wandb
+
+        rows = [list(row) for row in rows]
+        self.run.log({name: wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)})
+
+    def artifact(self, name: str, kind: str, folder: Path) -> None:
+        """Keep a copy of `folder` with the run, e.g. a checkpoint."""
+        import wandb
+
+        artifact = wandb.Artifact(name, type=kind)
+        artifact.add_dir(str(folder))
+        self.run.log_artifact(artifact)
+
+    def finish(self) -> None:
+        if self.run is not None:
+            self.run.finish()
+            if self.run.settings.mode == "offline":
+                print(f"W&B: offline run, to upload it: wandb sync {Path(self.run.dir).parent}")
+
+
+class NullLogger:
+    """Logs nothing (`logger=none`)."""
+
+    def start(self, job: str, config: Mapping[str, Any]) -> None: ...
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
+
+    def image(self, name: str, path: Path, caption: str) -> None: ...
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
+
+    def artifact(self, name: str, kind: str, folder: Path) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def _logged_in() -> bool:
+    import wandb
+
+    try:
+        return bool(wandb.login(prompt=False, verify=False))
+    except (wandb.Error, TypeError):  # TypeError: a release whose login() cannot be told not to ask
+        return False
