@@ -14,7 +14,6 @@ from data_gen.prompts.prompt import select
 from data_gen.prompts.render import prompt_ids
 from data_gen.storage.shards import SPLITS
 from decoding.models.loading import ModelPair
-from evaluation import interleaving
 from runtime.errors import UserError
 from runtime.files import file_hash
 
@@ -23,9 +22,10 @@ AnyRequest = TypeVar("AnyRequest")
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt ready for the target. tokens: [P >= 2] int64; split: "train", "calibration" or
-    "test"; response: [T >= 1] int64, what the target has answered elsewhere (`data_gen.responses`),
-    or None."""
+    """A prompt ready for the models, to be harvested or decoded. tokens: [P] int64, at least 2 of
+    them for a harvest; split: "train", "calibration" or "test", or "all" where no split was asked
+    for; response: [T >= 1] int64, what the target has answered elsewhere (`data_gen.responses`), or
+    None."""
 
     prompt_id: str
     dataset: str
@@ -67,7 +67,7 @@ def requests_of_split(
     calibration: float,
     test: float,
     limit: int | None,
-) -> list[interleaving.Request]:
+) -> list[Request]:
     """`limit` prompts of a split ("all": of the whole set), evenly spaced, ready to be decoded.
 
     Raises UserError for an unknown split, and as `assign_splits`.
@@ -79,7 +79,7 @@ def requests_of_split(
         prompts = [prompt for prompt in prompts if splits[prompt.id] == split]
     room = min(pair.target.max_length, pair.draft.max_length) - new_tokens
     return [
-        interleaving.Request(prompt.id, prompt.dataset, prompt_ids(prompt, pair.tokenizer, room))
+        Request(prompt.id, prompt.dataset, prompt_ids(prompt, pair.tokenizer, room), split)
         for prompt in select(prompts, limit)
     ]
 

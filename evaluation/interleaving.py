@@ -3,11 +3,11 @@ of them alike."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from data_gen.requests import Request
 from decoding.sampling import Sampler
 from decoding.trace import Trace
 from evaluation import energy
@@ -18,15 +18,6 @@ WARM_UP_TOKENS = 12
 
 class Engine(Protocol):
     def decode(self, prompt_ids: Tensor, max_new_tokens: int, sampler: Sampler) -> Trace: ...
-
-
-@dataclass(frozen=True)
-class Request:
-    """tokens: [n] int64, the rendered prompt."""
-
-    prompt_id: str
-    dataset: str
-    tokens: Tensor
 
 
 Traces = dict[str, list[list[Trace]]]

@@ -15,12 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
-from data_gen.requests import refuse_other_shares, requests_of_split
+from data_gen.requests import Request, refuse_other_shares, requests_of_split
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.trace import Trace
 from evaluation import energy
-from evaluation.interleaving import Engine, Request, Traces, run, warm_up
+from evaluation.interleaving import Engine, Traces, run, warm_up
 from evaluation.journal import Journal, file_hashes, journal_path
 from evaluation.methods import (
     FIXED,

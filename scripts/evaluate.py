@@ -20,10 +20,11 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from data_gen.requests import Request
 from decoding.models.loading import ModelPair
 from decoding.trace import write_traces
 from evaluation import tables, token_texts
-from evaluation.interleaving import Request, Traces, of_dataset
+from evaluation.interleaving import Traces, of_dataset
 from evaluation.lossless import broken_invariants, greedy_differences
 from evaluation.methods import FIXED, engine, is_lossless
 from evaluation.metrics import Metrics, measure, measure_overlap, profile

@@ -24,13 +24,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
-from data_gen.requests import requests_of_split
+from data_gen.requests import Request, requests_of_split
 from decoding.cost import MeasuredCost, measure_cost
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
 from decoding.structures.sequoia import Sequoia, write_artefact
-from evaluation.interleaving import Request, request_seed
+from evaluation.interleaving import request_seed
 from evaluation.replay.tree_search import Plan, Programme, best_plans, sibling_acceptance
 from runtime.cli import hydra_script
 from runtime.errors import UserError, checked_count, is_count

@@ -17,12 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from data_gen.requests import spread
+from data_gen.requests import Request, spread
 from decoding.models.loading import ModelPair, load_plain
 from decoding.models.machine import in_words, setup_facts
 from evaluation import tables
 from evaluation.baselines.generate_engine import GenerateEngine, compiled_settings, not_compiled
-from evaluation.interleaving import Engine, Request, Traces, of_dataset
+from evaluation.interleaving import Engine, Traces, of_dataset
 from evaluation.journal import file_hashes
 from evaluation.lossless import greedy_differences
 from evaluation.methods import FIXED, engine

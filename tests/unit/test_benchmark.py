@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+from data_gen.requests import Request
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from evaluation.interleaving import Request, Traces, of_dataset, request_seed, run
+from evaluation.interleaving import Traces, of_dataset, request_seed, run
 from evaluation.journal import Journal
 from evaluation.lossless import TOLERANCE, Difference, greedy_differences, near_tie
 from evaluation.metrics import Metrics, Spread
 from evaluation.tables import draft_table, lossless_lines, markdown, speed_table, summary
 from runtime.errors import UserError
 
-REQUESTS = [Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n])) for n in range(3)]
+REQUESTS = [
+    Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n]), "test") for n in range(3)
+]
 
 
 class Recorder:
