@@ -16,7 +16,7 @@ from data_gen.responses import log
 from data_gen.storage.chunks import PLAN, plan_id
 from data_gen.storage.dataset import read_responses
 from data_gen.storage.shards import SPLITS
-from data_gen.storage.sharing import ALONE, Place
+from data_gen.storage.sharing import ALONE, Worker
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from predictors.inputs import FeatureSpec
@@ -58,7 +58,7 @@ def make_dataset(
     count: int = 9,
     recipe: HarvestSettings = RECIPE,
     progress: Progress | None = None,
-    place: Place = ALONE,
+    place: Worker = ALONE,
 ) -> dict[str, Any]:
     """Harvest `count` prompts and write the manifest, which is returned."""
     requests = some_requests(count)

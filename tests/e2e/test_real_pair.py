@@ -21,7 +21,7 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from evaluation.lossless import greedy_differences
-from tests.unit.test_overlapped import ByTarget
+from tests.unit.decoding.engines.test_overlapped import ByTarget
 
 ROOT = Path(__file__).resolve().parents[2]
 

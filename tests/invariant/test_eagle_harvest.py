@@ -16,8 +16,14 @@ from decoding.sampling import Warp
 from predictors.hrad import HRAD
 from predictors.inputs import extract
 from predictors.specdecpp import SpecDecPP
-from tests.invariant import test_follow, test_harvest, test_one_by_one, test_recompute, test_replay
-from tests.invariant.test_feature_draft import LAYERS, eagle_pair, maps
+from tests.invariant import (
+    test_harvest,
+    test_plain_harvest,
+    test_recompute,
+    test_replay,
+    test_teacher_forcing,
+)
+from tests.invariant.test_eagle_draft import LAYERS, eagle_pair, maps
 
 WARPS = [
     (Warp(), Warp()),
@@ -36,8 +42,8 @@ def pair() -> ModelPair:
 def test_labels_are_those_of_one_round_at_a_time(
     monkeypatch: pytest.MonkeyPatch, warps: tuple[Warp, Warp]
 ) -> None:
-    monkeypatch.setattr(test_one_by_one, "tiny_pair", eagle_pair)
-    test_one_by_one.test_all_positions_at_once_give_the_labels_of_one_at_a_time(*warps)
+    monkeypatch.setattr(test_plain_harvest, "tiny_pair", eagle_pair)
+    test_plain_harvest.test_all_positions_at_once_give_the_labels_of_one_at_a_time(*warps)
 
 
 @pytest.mark.parametrize("together", [1, 512])
@@ -80,7 +86,7 @@ def test_features_of_candidates_are_those_of_the_first_drafted_token(pair: Model
 
 
 @pytest.mark.parametrize(
-    "recipe", [test_follow.SAMPLED, test_follow.GREEDY], ids=["sampled", "greedy"]
+    "recipe", [test_teacher_forcing.SAMPLED, test_teacher_forcing.GREEDY], ids=["sampled", "greedy"]
 )
 def test_given_responses_make_the_same_records(
     pair: ModelPair,
@@ -88,7 +94,7 @@ def test_given_responses_make_the_same_records(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    test_follow.test_records_are_those_of_generated_responses(
+    test_teacher_forcing.test_records_are_those_of_generated_responses(
         pair, recipe, 1, tmp_path, monkeypatch
     )
 

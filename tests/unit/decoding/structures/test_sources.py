@@ -18,7 +18,7 @@ from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from tests.checkpoints import write_checkpoint, write_copies
 from tests.contract.engines import write_lengths
-from tests.unit.test_structures import EOS, TABLE, grown
+from tests.unit.decoding.structures.test_structures import EOS, TABLE, grown
 
 
 class Counting(Fixed):

@@ -12,7 +12,7 @@ from data_gen.responses.external import ExternalResponse, Generated, response_id
 from data_gen.responses.file import AnswerFile
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
-from tests.invariant.test_follow import SAMPLED
+from tests.invariant.test_teacher_forcing import SAMPLED
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
 
 PROMPTS = [

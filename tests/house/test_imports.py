@@ -1,5 +1,5 @@
-"""Imports point one way: predictors <- decoding <- data_gen <- scripts; train.py reads shards and
-nothing else."""
+"""Imports point one way: runtime <- predictors <- decoding <- data_gen <- drafts <-
+evaluation <- reports <- scripts; train.py reads shards and nothing else."""
 
 import ast
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
 from decoding.structures.lookup import Lookup, continuation
 from decoding.verifiers.token import TokenVerifier
-from tests.unit.test_structures import EOS, TABLE, grown
+from tests.unit.decoding.structures.test_structures import EOS, TABLE, grown
 
 
 @pytest.mark.parametrize(

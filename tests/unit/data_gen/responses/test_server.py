@@ -20,7 +20,7 @@ from data_gen.responses.server import Server, pause
 from decoding.sampling import Warp
 from runtime.errors import UserError
 from tests.answer_stub import Behaviour, stub_server
-from tests.invariant.test_follow import GREEDY, SAMPLED
+from tests.invariant.test_teacher_forcing import GREEDY, SAMPLED
 
 PROMPTS = [Prompt(f"p{number}", "toy", "", f"w{number + 1} w2", chat=False) for number in range(20)]
 NUCLEUS = HarvestSettings(**{**vars(SAMPLED), "warp": Warp(0.7, top_p=0.9)})

@@ -83,7 +83,7 @@ def test_what_dropout_may_leave_out_is_looked_at(tmp_path: Path, whole: dict[str
 def test_for_as_long_as_asked(
     tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """FUZZ_SECONDS=600 pytest -m slow tests/unit/test_checkpoint_fuzz.py"""
+    """FUZZ_SECONDS=600 pytest -m slow tests/unit/predictors/test_checkpoint_fuzz.py"""
     for_as_long_as_asked("checkpoints", lambda seed: loads(tmp_path, whole, seed), capsys)
 
 

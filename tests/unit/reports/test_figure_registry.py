@@ -11,7 +11,7 @@ from reports.figure import Figure, Missing
 from reports.figure_registry import Entry, by_setting, figure_registry
 from tests.evaluations import chain, evaluation, method, plain, trace
 
-GUIDE = " ".join((Path(__file__).parents[2] / "docs/guide.md").read_text().split())
+GUIDE = " ".join((Path(__file__).parents[3] / "docs/guide.md").read_text().split())
 ENTRIES = figure_registry(Evidence())
 WITHOUT_EVIDENCE = {
     "Acceptance of two candidates on toy distributions",

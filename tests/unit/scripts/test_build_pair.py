@@ -319,7 +319,7 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
 def test_the_shipped_record_lists_the_runs_before_it(tmp_path: Path) -> None:
     """So that a training that starts from the built draft tells of all of them."""
     shutil.copyfile(
-        Path(__file__).parents[2] / "pairs" / "smollm2" / PROVENANCE, tmp_path / "provenance.json"
+        Path(__file__).parents[3] / "pairs" / "smollm2" / PROVENANCE, tmp_path / "provenance.json"
     )
     runs = earlier_runs(tmp_path)
     assert len(runs) == 2 and all("command" in run and "earlier_runs" not in run for run in runs)

@@ -9,8 +9,8 @@ from reports.artifacts import Checkpoint, Evidence, Harvest
 from reports.figure import Figure, Missing
 from reports.harvest_figures import Entry, entries, one_of_each
 from tests.harvests import FEATURES, PAIR, PROMPTS, write_harvest
-from tests.unit.test_figure_data import checkpoint, harvest
-from tests.unit.test_figures_theory import COST, FOUND
+from tests.unit.reports.figures.test_theory import COST, FOUND
+from tests.unit.reports.test_figure_data import checkpoint, harvest
 
 SCORED = {"reliability": {"train": {"token": {"calibrated": {"log_loss": [0.6, 0.5, 0.7]}}}}}
 
