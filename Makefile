@@ -1,13 +1,16 @@
 # make demo    from a fresh clone: environment, model pair, data, both predictors, the table, the report
-# make test    the default tests
+# make test    the default tests, a process for each core
 # make check   lint, format, types, tests
+# make docs    the documentation as a site, in site/
 # make setup   only the environment; does nothing when it is up to date
 # make browser a Chromium for the tests that open pages, where there is none (Debian and the like, as root)
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
+# Several processes of one thread each: threads would wait for one another.
+TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test check setup browser
+.PHONY: demo test check docs setup browser
 
 demo: setup
 	$(RUN) scripts/build_pair.py
@@ -18,13 +21,16 @@ demo: setup
 	$(RUN) scripts/report.py
 
 test: setup
-	$(RUN) -m pytest
+	$(TEST)
 
 check: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest
+	$(TEST)
+
+docs: $(VENV)/.docs-installed
+	$(RUN) -m mkdocs build --strict
 
 setup: $(VENV)/.installed
 
@@ -35,4 +41,8 @@ browser:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(RUN) -m pip install --constraint constraints.txt --editable ".[docs]"
 	touch $@
