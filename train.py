@@ -2,7 +2,6 @@
 
     python train.py predictor=specdecpp
     python train.py predictor=hrad data=data/starter
-    python train.py predictor=copies
     python train.py draft=eagle
     python train.py calibration=platt drift=[data/gsm8k]
     python train.py -m predictor.depth=0,1,2 predictor.w_rej=1,6 hydra/launcher=joblib
@@ -32,7 +31,7 @@ from data_gen.samples import features_of, of_prompts, read_rounds, read_samples,
 from data_gen.storage.dataset import identity, read_manifest, read_prompts
 from data_gen.storage.shards import SPLITS
 from predictors.base import Predictor, Records, load_predictor, read_config, save_predictor
-from predictors.baselines import CONFIDENCES, base_rate, confidence, constant, rate_by
+from predictors.baselines import CONFIDENCES, base_rate, confidence, constant
 from predictors.calibration import Fit, balanced, calibrate
 from predictors.card import (
     DECISION,
@@ -242,10 +241,6 @@ def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str
     if len(predictor.classes) > 2:
         probs[f"{predictor.name}, {DECISION}"] = balanced(
             calibrated, predictor.calibration.log_prior
-        )
-    if "stretch" in test:
-        probs["base rate by tokens copied per token matched"] = rate_by(
-            train["stretch"], known, test["stretch"]
         )
     for column in CONFIDENCES:
         if column in test:

@@ -8,12 +8,10 @@ from typing import Any
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.copies import copied_tokens
 from data_gen.storage.dataset import read_manifest, read_records
 from data_gen.storage.shards import FEATURES
 from predictors.base import Predictor, Records
-from predictors.copies import Copies
-from predictors.inputs import TEXT, FeatureSpec, narrowed, refuse_unharvested
+from predictors.inputs import FeatureSpec, narrowed, refuse_unharvested
 from runtime.errors import UserError
 
 ROLLOUT = ("known", "drafted", "accept_prob", "rollout_features")
@@ -49,7 +47,7 @@ def read_rounds(
 ) -> Records | None:
     """The rounds of one split, for prefix survival; None where `predictor` does not score single
     draft tokens."""
-    if len(predictor.classes) > 2 or isinstance(predictor, Copies):
+    if len(predictor.classes) > 2:
         return None
     return records_of(folder, predictor, "rounds", split, ROLLOUT, pair)
 
@@ -63,8 +61,6 @@ def of_prompts(records: Records, prompts: Tensor) -> Records:
 def features_of(manifest: Mapping[str, Any], predictor: Predictor) -> FeatureSpec:
     """What `predictor` reads of a harvest: all that was harvested for it, or its own choice of
     layers."""
-    if isinstance(predictor, Copies):
-        return TEXT
     harvested = FeatureSpec.from_dict(manifest["features"][predictor.name])
     wanted = harvested if predictor.layers is None else replace(harvested, layers=predictor.layers)
     refuse_unharvested(harvested, wanted)
@@ -79,9 +75,7 @@ def records_of(
     columns: Collection[str],
     pair: DictConfig | None,
 ) -> Records:
-    """`records_with_features`, of the layers that `predictor` reads; of copies `copied_tokens`."""
-    if isinstance(predictor, Copies):
-        return copied_tokens(folder, split, predictor.ngrams, predictor.longest)
+    """`records_with_features`, of the layers that `predictor` reads."""
     manifest = read_manifest(folder)
     harvested, wanted = (
         FeatureSpec.from_dict(manifest["features"][predictor.name]),

@@ -80,24 +80,20 @@ def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
         folder = OmegaConf.select(cfg, key)
         if not folder:
             raise UserError(
-                f"{key}: no folder given. Train one: python train.py predictor=specdecpp (or hrad,"
-                " copies)"
+                f"{key}: no folder given. Train one: python train.py predictor=specdecpp (or hrad)"
             )
         found[key] = read_config(checked_folder(key, folder), key)
     return found
 
 
 def checkpoint_keys(cfg: DictConfig, name: str) -> list[str]:
-    """Where the method names checkpoints: of its stop rule, or of the rule that this one holds; of
-    its structure, which need not have one."""
+    """Where the method names checkpoints: of its stop rule, or of the rule that this one holds."""
     rules = [f"method.{name}.stop", f"method.{name}.stop.rule"]
-    keys = [
+    return [
         f"{rule}.checkpoint"
         for rule in rules
         if "checkpoint" in (OmegaConf.select(cfg, rule) or {})
     ][:1]
-    copies = f"method.{name}.structure.copies"
-    return keys if OmegaConf.select(cfg, copies) is None else [*keys, copies]
 
 
 def check_checkpoints(

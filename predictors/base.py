@@ -164,13 +164,13 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
     """`config.json` of a checkpoint folder."""
     path = folder / "config.json"
     if not path.is_file():
-        train = f"python train.py predictor=specdecpp (or hrad, copies) out={folder}"
+        train = f"python train.py predictor=specdecpp (or hrad) out={folder}"
         raise UserError(f"{key}: no checkpoint in {folder}. Train one: {train}")
     try:
         config: dict[str, Any] = json.loads(path.read_text())
         version, name = config["format_version"], config["predictor"]
     except UNREADABLE as error:
-        raise damaged(folder, key, "specdecpp (or hrad, copies)", error) from error
+        raise damaged(folder, key, "specdecpp (or hrad)", error) from error
     if version != FORMAT_VERSION or not _is_predictor(name):
         raise UserError(
             f"{key}: {folder} holds predictor {name!r} in format {version}, this version reads"

@@ -17,16 +17,6 @@ def base_rate(targets: torch.Tensor, n: int) -> torch.Tensor:
     return targets.mean(0).expand(n, -1)
 
 
-def rate_by(train_key: torch.Tensor, targets: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """[n, C]: the mean of the training targets [m, C] among rows with the same integer, train_key
-    [m]; key: [n]. Where there are none, that of all rows."""
-    probs = base_rate(targets, len(key)).clone()
-    for value in key.unique():
-        if (same := train_key == value).any():
-            probs[key == value] = targets[same].mean(0)
-    return probs
-
-
 def confidence(train_q: torch.Tensor, targets: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """[n, C]: logistic regression of the targets [m, C] on log-odds of one draft probability,
     train_q [m]; q: [n].

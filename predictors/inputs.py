@@ -17,8 +17,7 @@ from runtime.errors import UserError, checked_switch
 class FeatureSpec:
     """Where a feature vector comes from.
 
-    side: model whose hidden states are read, ``"draft"`` or ``"target"``; or ``"text"``: no
-    model's, and no layers.
+    side: model whose hidden states are read, ``"draft"`` or ``"target"``.
     layers: indices into `hidden_states`, all negative (-1 = after the final norm), in the order of
     concatenation.
     embedding: append the target's input embedding of the next committed token.
@@ -31,8 +30,6 @@ class FeatureSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(int(layer) for layer in self.layers))
         checked_switch("features.embedding", self.embedding)
-        if self.side == "text" and not (self.layers or self.embedding):
-            return
         if self.side not in ("draft", "target"):
             raise UserError(f"features.side: {self.side!r} is no model. Use draft or target")
         if not self.layers or max(self.layers) >= 0:
@@ -51,10 +48,6 @@ class FeatureSpec:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "FeatureSpec":
         return cls(**values)
-
-
-TEXT = FeatureSpec("text", ())
-"""Of a predictor that reads token ids alone."""
 
 
 def checked_layers(layers: Any) -> tuple[int, ...] | None:

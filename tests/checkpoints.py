@@ -1,7 +1,7 @@
 """Small predictor checkpoints, written with the real writer."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,8 @@ import torch
 
 from predictors.base import Predictor, checksums, save_predictor
 from predictors.calibration import Calibration
-from predictors.copies import Copies
 from predictors.hrad import HRAD
-from predictors.inputs import TEXT, FeatureSpec
+from predictors.inputs import FeatureSpec
 from predictors.specdecpp import SpecDecPP
 
 ONE_STATE = {"specdecpp": FeatureSpec("draft", [-1]), "hrad": FeatureSpec("target", [-1], True)}
@@ -46,22 +45,6 @@ def write_logistic(folder: Path, calibration: Calibration = AS_TRAINED) -> Path:
         {"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)}
     )
     return save(predictor, folder, None)
-
-
-def write_copies(
-    folder: Path,
-    weights: Sequence[float],
-    bias: float,
-    context: Mapping[str, Any] | None = None,
-    **settings: int,
-) -> Path:
-    """Of copied tokens: acceptance with log-odds weights . features + bias. settings: of the
-    predictor."""
-    predictor = Copies(**settings)
-    predictor.features, predictor.head = TEXT, predictor.build(len(weights))
-    columns = torch.tensor([[0.0] * len(weights), list(weights)])
-    predictor.head.load_state_dict({"weight": columns, "bias": torch.tensor([0.0, bias])})
-    return save(predictor, folder, context)
 
 
 def save(predictor: Predictor, folder: Path, context: Mapping[str, Any] | None) -> Path:

@@ -24,7 +24,7 @@ from decoding.structures.sequoia import write_artefact
 from decoding.trace import Trace
 from decoding.verification import Verifier
 from runtime.errors import UserError
-from tests.checkpoints import ONE_STATE, write_checkpoint, write_copies
+from tests.checkpoints import ONE_STATE, write_checkpoint
 from tests.contract.enumeration import (
     Distribution,
     autoregressive_distribution,
@@ -58,9 +58,6 @@ STOP_CASES = [(name, values) for name in STOPS for values in ACTING.get(name, [{
 RULES: dict[str, list[dict]] = {"parallel": [{"rule": "token"}, {"rule": "block"}]}
 
 
-LEARNED = "learned"  # the checkpoint of `write_lengths`
-
-
 class Size(NamedTuple):
     """Small enough to enumerate. values: of the structure."""
 
@@ -88,18 +85,6 @@ SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as it
     "sources": [
         Size(2, 4, {"gamma_max": 2, "stretch": 1}),
         Size(3, 4, {"gamma_max": 1, "ngram_min": 1, "stretch": 1}),
-        Size(
-            2,
-            4,
-            {
-                "gamma_max": 2,
-                "ngram_max": 3,
-                "ngram_min": 1,
-                "first": 0.5,
-                "eps": 0.3,
-                "copies": LEARNED,
-            },
-        ),
     ],
 }
 LARGER: dict[str, list[Size]] = {
@@ -120,18 +105,6 @@ LARGER: dict[str, list[Size]] = {
     "sources": [
         Size(2, 5, {"gamma_max": 2, "stretch": 2}),
         Size(3, 4, {"gamma_max": 2, "stretch": 1}),
-        Size(
-            3,
-            4,
-            {
-                "gamma_max": 2,
-                "ngram_max": 3,
-                "ngram_min": 1,
-                "first": 0.5,
-                "eps": 0.3,
-                "copies": LEARNED,
-            },
-        ),
     ],
 }
 SEQUOIA = [0, 1, 0, 3]  # the tree of the artefact: two children, each with one of its own
@@ -187,15 +160,7 @@ def structure(name: str, folder: Path, values: dict) -> DraftStructure:
     if "tree" in config:
         config.tree = str(folder / "tree.json")
         write_artefact(Path(config.tree), {"parents": SEQUOIA})
-    if values.get("copies") == LEARNED:
-        values = {**values, "copies": str(write_lengths(folder / LEARNED))}
     return instantiate(OmegaConf.merge(config, values))
-
-
-def write_lengths(folder: Path) -> Path:
-    """A predictor of copies with which first=0.5 and eps=0.3 copy nothing after one matched token,
-    two tokens after two, three after three."""
-    return write_copies(folder, [2.5, -1.0, 0.0], -1.0, ngram_max=3, ngram_min=1, longest=3)
 
 
 def fits(rule: Verifier, drafts: DraftStructure) -> bool:

@@ -31,7 +31,6 @@ from tests.contract.engines import (
     stop_rule,
     toy_pair,
     verifier,
-    write_lengths,
 )
 from tests.contract.enumeration import distribution_of
 
@@ -77,37 +76,6 @@ def test_engine_distribution_of_copies_behind_drawn_tokens(name: str) -> None:
     )
     kinds = {tuple(q == 1 for q in round_.draft_q) for trace in traces for round_ in trace.rounds}
     assert {(True,), (False,), (False, True), (True, True)} <= kinds
-
-
-@pytest.mark.parametrize(
-    ("vocab", "length", "gamma", "eos"),
-    [
-        (2, 4, 2, []),
-        (2, 4, 1, [1]),
-        (2, 4, 2, [0]),
-        (3, 4, 1, []),
-        (3, 4, 1, [1]),
-        (2, 2, 2, []),
-        (3, 1, 2, []),
-    ],
-)
-@pytest.mark.parametrize("name", ["token", "block"])
-def test_engine_distribution_of_copies_as_long_as_learned(
-    name: str, vocab: int, length: int, gamma: int, eos: list[int], tmp_path: Path
-) -> None:
-    drafts = Sources(gamma, 3, 1, 1, write_lengths(tmp_path), first=0.5, eps=0.3)
-    pair = toy_pair(vocab, 31)
-    traces = checked(
-        SerialEngine(pair, drafts, Fixed(gamma), verifier(name), OFF, OFF, frozenset(eos)), length
-    )
-    rounds = [round_ for trace in traces for round_ in trace.rounds]
-    copied = {sum(q == 1 for q in round_.draft_q) for round_ in rounds}
-    assert max(copied) == min(1 if eos == [1] else 2, length - 1), (
-        "as far as learned, as there is room for, to EOS"
-    )
-    assert not eos or any(
-        round_.draft_q[-1:] == [1] and round_.draft_tokens[-1] in eos for round_ in rounds
-    )
 
 
 @pytest.mark.parametrize("case", ALONE)

@@ -50,7 +50,7 @@ def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
 @pytest.fixture(scope="module")
 def dim(trained: Predictor, harvest: Path) -> int:
     found = read_samples(harvest, trained, "train")["features"].shape[1]
-    assert found == (3 if trained.name == "copies" else DIM)
+    assert found == DIM
     return found
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import train
 from data_gen.storage.dataset import read_manifest
 from scripts import evaluate, gen_data
-from tests.checkpoints import write_checkpoint, write_copies
+from tests.checkpoints import write_checkpoint
 from tests.harvests import PAIR
 from tests.tiny_pair import save_tiny_pair
 
@@ -44,10 +44,6 @@ SCRIPTS: dict[str, ModuleType] = {
         for path in ROOT.glob("scripts/*.py")
     },
 }
-
-
-SOURCES = ("methods=[custom]", "structure=sources", "stop=confidence")
-COPIES = (*SOURCES, "structure.copies=checkpoints/copies")
 
 
 class Case(NamedTuple):
@@ -199,18 +195,7 @@ CASES = [
     ),
     Case("a checkpoint of another pair", EVALUATE, [], lambda: checkpoint(Path(), pair=PAIR)),
     Case("a checkpoint for another temperature", EVALUATE, ["warp.temperature=0.5"]),
-    Case("no such checkpoint of copies", EVALUATE, [*SOURCES, "structure.copies=checkpoints/none"]),
-    Case("a checkpoint that is a number", EVALUATE, [*SOURCES, "structure.copies=5"]),
-    Case(
-        "copies by a checkpoint of something else",
-        EVALUATE,
-        [*SOURCES, "structure.copies=checkpoints/specdecpp"],
-    ),
-    Case("copies of another pair", EVALUATE, [*COPIES], lambda: copies(pair=PAIR)),
-    Case(
-        "copies after other matches", EVALUATE, [*COPIES, "structure.ngram_max=5"], lambda: copies()
-    ),
-    Case("a threshold of copies that is none", EVALUATE, [*SOURCES, "structure.eps=2"]),
+    Case("a checkpoint that is a number", EVALUATE, ["method.specdecpp.stop.checkpoint=5"]),
     Case("no repeats", EVALUATE, ["repeats=0"]),
     Case("no prompts", EVALUATE, ["limit=0"]),
     Case("no such split", EVALUATE, ["split=dev"]),
@@ -345,13 +330,6 @@ def checkpoint(folder: Path, **changes: object) -> None:
     manifest = read_manifest(folder / "data" / "toy")
     context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")} | changes
     write_checkpoint(folder / "checkpoints" / "specdecpp", "specdecpp", 24, context=context)
-
-
-def copies(**changes: object) -> None:
-    """As `checkpoint`, of copies, in the working directory."""
-    manifest = read_manifest("data/toy")
-    context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")} | changes
-    write_copies(Path("checkpoints/copies"), [1.0, 0.0, 0.0], 0.0, context)
 
 
 SMALL = ("gamma=4", "features.specdecpp.layers=[-1]")

@@ -9,7 +9,6 @@ from hydra.core.global_hydra import GlobalHydra
 
 import train
 from data_gen.storage.dataset import read_manifest
-from decoding.structures.sources import Sources
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
 from runtime.checksums import write_checksummed
@@ -67,36 +66,6 @@ def test_checkpoint_folder(
     )
     assert all(row in printed and row in (folder / "README.md").read_text() for row in rows)
     assert ("accuracy" in printed) == (name == "hrad")
-
-
-def test_copies_learn_from_responses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_harvest(tmp_path / "data" / "toy")
-    write_harvest(tmp_path / "data" / "other", names="other")
-    run(
-        monkeypatch,
-        "predictor=copies",
-        "data=data/toy",
-        "drift=[data/other]",
-        "trainer.batch_size=8",
-        "logger=none",
-    )
-    folder = tmp_path / "checkpoints" / "copies"
-    config = json.loads((folder / "config.json").read_text())
-    assert (
-        config["features"] == {"side": "text", "layers": [], "embedding": False}
-        and config["gamma"] is None
-    )
-    assert config["provenance"]["data"]["splits"]["train"]["prompts"] <= 12
-    metrics = json.loads((folder / "metrics.json").read_text())
-    for name in ("base rate", "base rate by tokens copied per token matched"):
-        assert metrics["test"]["copies"]["kl"] < metrics["test"][name]["kl"]
-    assert [list(found) for found in metrics["reliability"].values()] == [["token"], ["token"]]
-    assert "| copies " in capsys.readouterr().out and "label" in (folder / "README.md").read_text()
-    found = load_predictor(folder, expect={"pair": PAIR, "warp": WARP, "draft_warp": WARP})
-    assert found.all_accepted(2)[0] < found.all_accepted(5)[0]
-    assert Sources(4, 8, 2, 2, folder).length(8)
 
 
 def test_the_rollouts_recipe_trains_on_rounds(
