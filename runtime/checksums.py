@@ -1,8 +1,11 @@
-"""JSON files that know their name and checksum: a changed byte, or a file in another's place, is
-noticed."""
+"""JSON files that know their name and checksum, and what they must hold.
+
+A changed byte, a file in another's place, or a value of another kind is found where the file is
+read, not where the value is used."""
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,10 @@ from runtime.errors import UserError
 from runtime.files import write_atomically
 
 CHECKSUM = "checksum"
+
+Form = Mapping[str, Any]
+"""What a JSON object must hold: key -> a form, or a function that says whether a value is right.
+Keys that the form does not name are left alone."""
 
 
 def write_checksummed(path: Path, value: dict[str, Any]) -> None:
@@ -56,3 +63,38 @@ def _text(name: str, value: dict[str, Any]) -> str:
 
 def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
+
+
+def refuse_misfits(found: Mapping[str, Any], form: Form, where: str, remedy: str) -> None:
+    """Raise UserError naming the keys whose values are missing or of another kind. where: config
+    key and file."""
+    if names := list(misfits(found, form)):
+        raise UserError(f"{where} is damaged (no valid {', '.join(names)}). {remedy}")
+
+
+def misfits(found: Any, form: Form, prefix: str = "") -> Iterator[str]:
+    """The keys (dotted) whose values are missing or of another kind."""
+    for key, kind in form.items():
+        value = found.get(key) if isinstance(found, dict) else None
+        if isinstance(kind, Mapping):
+            yield from misfits(value, kind, f"{prefix}{key}.")
+        elif not kind(value):
+            yield f"{prefix}{key}"
+
+
+def is_size(value: Any) -> bool:
+    """A whole number from 0 on, in 64 bits."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def is_length(value: Any) -> bool:
+    """A whole number from 1 on, in 32 bits."""
+    return type(value) is int and 1 <= value < 2**31
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))

@@ -30,9 +30,8 @@ from data_gen.requests import Request, assign_splits, make_requests
 from data_gen.responses.external import Generated, Source, with_responses
 from data_gen.statistics import estimate, statistics, summary
 from data_gen.storage import chunks
-from data_gen.storage.dataset import read_manifest
-from data_gen.storage.sharing import Worker
-from data_gen.storage.verify import verify
+from data_gen.storage.dataset import read_manifest, verify
+from data_gen.storage.sharing import Worker, refuse_others
 from decoding.models.loading import ModelPair, load_pair
 from runtime.checksums import write_checksummed
 from runtime.cli import hydra_script
@@ -58,7 +57,7 @@ def main(cfg: DictConfig) -> None:
     source = instantiate(cfg.responses)
     known = known_settings(cfg, prompts, recipe, source)
     if not estimating:
-        chunks.refuse_others(out, known)
+        refuse_others(out, known)
     given = source.fetch(prompts, recipe, out, ask=not estimating)  # a server may need the memory
     place.share_cores()
     pair = load_pair(cfg.pair)

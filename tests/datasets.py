@@ -58,12 +58,12 @@ def make_dataset(
     count: int = 9,
     recipe: HarvestSettings = RECIPE,
     progress: Progress | None = None,
-    place: Worker = ALONE,
+    worker: Worker = ALONE,
 ) -> dict[str, Any]:
     """Harvest `count` prompts and write the manifest, which is returned."""
     requests = some_requests(count)
-    harvest(pair, requests, recipe, folder, progress or Progress(), place)
-    return finish(pair, requests, recipe, folder, SETTINGS) if place.rank == 0 else {}
+    harvest(pair, requests, recipe, folder, progress or Progress(), worker)
+    return finish(pair, requests, recipe, folder, SETTINGS) if worker.rank == 0 else {}
 
 
 def answered_dataset(

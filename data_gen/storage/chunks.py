@@ -1,14 +1,14 @@
 """What lies in the folder of a harvest, and which chunks of it are done.
 
 - `plan.json`: the settings every shard is made with.
-- three shards per chunk of prompts (`data_gen.storage.shards`) and, written after them, its marker
-  `chunk-0000i.json`: the plan, the hash of each shard, a digest of every record. A chunk is done
-  when it has a marker that fits.
+- three shards per chunk of prompts (`data_gen.storage.shards`) and, written after them, the
+  completion marker `chunk-0000i.json`: the plan, the hash of each shard, a digest of every record.
+  A chunk is done when it has a marker that fits its shards and the plan.
 - `manifest.json`, written last: it makes the folder a dataset.
 
 Every file appears under its name only when it is complete and on disk, and every JSON file carries
-its own checksum, so a harvest can be killed at any moment, and damage is found
-(`data_gen.storage.verify`). Only bad chunks are made again."""
+its own checksum. So a harvest can be killed at any moment, damage is found
+(`data_gen.storage.dataset.verify`), and only bad chunks are made again."""
 
 import hashlib
 import re
@@ -16,97 +16,40 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_gen.storage import schema
 from data_gen.storage.shards import SCHEMAS, fault, shard_name, write_shard
-from runtime.checksums import digest, read_checksummed, write_checksummed
-from runtime.compatibility import differences, leaves
+from runtime.checksums import (
+    Form,
+    are_texts,
+    digest,
+    is_size,
+    is_text,
+    misfits,
+    read_checksummed,
+    refuse_misfits,
+    write_checksummed,
+)
 from runtime.errors import UserError
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
 _FILE = re.compile(rf"(?:{'|'.join(SCHEMAS)})-[0-9]{{5,}}\.parquet|chunk-[0-9]{{5,}}\.json")
-_AGAIN = "Choose another out=... or delete the folder"
 
 
 def marker_name(index: int) -> str:
+    """File name of the completion marker of chunk `index`."""
     return f"chunk-{index:05d}.json"
 
 
 def plan_id(plan: Mapping[str, Any]) -> str:
-    """What a marker says about the settings its shards were made with."""
+    """16 hex digits that stand for the settings in a marker."""
     return digest(plan)[:16]
 
 
 def chunk_count(plan: Mapping[str, Any]) -> int:
-    """Also of a manifest, which holds the plan."""
+    """How many chunks a plan has. A manifest holds the plan, so it will do too."""
     return -(-plan["prompts"]["count"] // plan["batch_size"])
 
 
 # Writing ------------------------------------------------------------------------------------------
-
-
-def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
-    """Make `folder` the home of `plan`'s dataset, or check that it already is. One process at a
-    time.
-
-    others: whether other processes work in the folder, which then has a plan before it has shards.
-    A plan that was lost or damaged is written again if the markers are those of `plan`. Raises
-    UserError naming the settings that differ from those the shards in the folder were made with, or
-    where a file that is no harvest's would be lost."""
-    path = folder / PLAN
-    if not others and not any(folder.glob("*.parquet")):  # nothing made yet, or deleted
-        _refuse_foreign(folder)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        write_checksummed(path, plan)
-        return
-    try:
-        made_with = read_checksummed(
-            path, "out", f"The shards beside it may have other settings. {_AGAIN}"
-        )
-    except UserError:
-        if {str(marker.get("plan")) for marker in _readable_markers(folder)} != {plan_id(plan)}:
-            raise
-        write_checksummed(path, plan)
-        return
-    _refuse_changes(folder, made_with, plan)
-
-
-def refuse_others(folder: Path, known: dict[str, Any]) -> None:
-    """Raise UserError where the shards in `folder` were made with other settings than the `known`
-    ones of a plan, whose responses are "generated" or "given". A plan that cannot be read is left
-    to `claim`."""
-    try:
-        plan = read_checksummed(folder / PLAN, "out", "")
-    except UserError:
-        return
-    if any(folder.glob("*.parquet")):
-        kind = "generated" if plan.get("responses") == "generated" else "given"
-        before = leaves({**plan, "responses": kind})
-        _refuse_changes(folder, {key: before.get(key) for key in leaves(known)}, leaves(known))
-
-
-def _refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    if changed := differences(before, now):
-        raise UserError(f"out: {folder} was made with {changed}. {_AGAIN}")
-
-
-def _refuse_foreign(folder: Path) -> None:
-    for name in (PLAN, MANIFEST):
-        try:
-            if (folder / name).exists():
-                read_checksummed(folder / name, "out", "")
-        except UserError as error:
-            raise UserError(
-                f"out: {folder / name} holds something else, which would be lost. Choose another"
-                " out=<folder>"
-            ) from error
-
-
-def _readable_markers(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in folder.glob("chunk-*.json"):
-        try:
-            yield read_checksummed(path, "out", "")
-        except UserError:
-            continue
 
 
 def save_chunk(
@@ -132,16 +75,16 @@ def save_chunk(
 
 
 def remove_marker(folder: Path, index: int) -> None:
-    """The chunk is to be made again."""
+    """Say that the chunk is to be made again."""
     (folder / marker_name(index)).unlink(missing_ok=True)
 
 
-# Checking -----------------------------------------------------------------------------------------
+# Done or not --------------------------------------------------------------------------------------
 
 
 def marker_of(folder: Path, index: int, plan: str) -> dict[str, Any] | None:
-    """The marker of a chunk whose files are there, in full length; None where the chunk is to be
-    made. Hashes are not looked at."""
+    """The marker of a chunk whose files are there, in full length; None where the chunk is still to
+    be made. Hashes are not computed."""
     try:
         marker = read_marker(folder, index, plan)
     except UserError:
@@ -155,7 +98,7 @@ def marker_of(folder: Path, index: int, plan: str) -> dict[str, Any] | None:
 
 
 def marked_chunks(folder: Path) -> list[int]:
-    """Those that have a marker of whatever kind."""
+    """Numbers of the chunks that have a marker, a fitting one or not."""
     return [
         int(path.stem.removeprefix("chunk-"))
         for path in folder.glob("chunk-*.json")
@@ -168,10 +111,19 @@ def read_marker(folder: Path, index: int, plan: str | None) -> dict[str, Any]:
     any."""
     path = folder / marker_name(index)
     marker = read_checksummed(path, "data", "")
-    schema.refuse_misfits(marker, schema.marker(index), f"data: {path}", "")
+    refuse_misfits(marker, marker_form(index), f"data: {path}", "")
     if plan not in (None, marker["plan"]):
         raise UserError(f"data: {path} belongs to another dataset. ")
     return marker
+
+
+def readable_markers(folder: Path) -> Iterator[dict[str, Any]]:
+    """The markers in the folder that are not damaged, of whatever plan."""
+    for path in folder.glob("chunk-*.json"):
+        try:
+            yield read_checksummed(path, "out", "")
+        except UserError:
+            continue
 
 
 def faults(folder: Path, index: int, plan: str | None) -> list[tuple[str, str]]:
@@ -213,3 +165,40 @@ def strangers(folder: Path, count: int) -> list[str]:
         for path in folder.iterdir()
         if _FILE.fullmatch(path.name) and path.name not in own
     )
+
+
+# What a marker holds ------------------------------------------------------------------------------
+
+
+def are_entries(value: Any) -> bool:
+    """Of shards, as a manifest lists them."""
+    return isinstance(value, list) and all(map(_is_entry, value))
+
+
+def _is_entry(entry: Any) -> bool:
+    return not any(misfits(entry, _ENTRY)) and bool(
+        re.fullmatch(rf"{entry['kind']}-[0-9]{{5,}}\.parquet", entry["name"])
+    )
+
+
+def marker_form(index: int) -> Form:
+    """Of the completion marker of chunk `index`."""
+    names = [shard_name(kind, index) for kind in SCHEMAS]
+
+    def its_entries(value: Any) -> bool:
+        return (
+            are_entries(value)
+            and names == [entry["name"] for entry in value]
+            and all(are_texts(entry.get("records")) for entry in value)
+        )
+
+    return {"plan": is_text, "prompts": is_size, "tokens": is_size, "shards": its_entries}
+
+
+_ENTRY = {
+    "name": is_text,
+    "kind": lambda value: is_text(value) and value in SCHEMAS,
+    "rows": is_size,
+    "bytes": is_size,
+    "sha256": is_text,
+}

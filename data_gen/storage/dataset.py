@@ -1,7 +1,8 @@
-"""Reading a finished harvest: its manifest, its records by split, its responses."""
+"""Reading a finished harvest: its manifest, its records by split, its responses; whether it is
+whole."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from data_gen.storage import schema
+from data_gen.storage import chunks
 from data_gen.storage.chunks import MANIFEST, PLAN
-from data_gen.storage.shards import FEATURES, INTEGERS, PROMPT, SCHEMA_VERSION, SCHEMAS, read_shard
-from runtime.checksums import digest, read_checksummed
+from data_gen.storage.shards import (
+    FEATURES,
+    INTEGERS,
+    PROMPT,
+    SCHEMA_VERSION,
+    SCHEMAS,
+    SPLITS,
+    read_shard,
+)
+from decoding.sampling import Warp
+from predictors.base import UNREADABLE
+from predictors.inputs import FeatureSpec
+from runtime.checksums import (
+    Form,
+    digest,
+    is_length,
+    is_size,
+    is_text,
+    read_checksummed,
+    refuse_misfits,
+)
 from runtime.errors import UserError
 
 WRITTEN = (
@@ -24,6 +45,40 @@ WRITTEN = (
     "shards",
     "bytes",
 )  # how and as what its records were written
+
+
+def _spells_out(kind: Any) -> Callable[[Any], bool]:
+    """Whether a dict gives all settings of the dataclass `kind`, and right ones."""
+
+    def right(value: Any) -> bool:
+        try:
+            return bool(kind.from_dict(value).to_dict().keys() == value.keys())
+        except UNREADABLE:
+            return False
+
+    return right
+
+
+_WARP = _spells_out(Warp)
+_SPEC = _spells_out(FeatureSpec)
+PLAN_FORM: Form = {
+    "prompts": {"count": is_length},
+    "batch_size": is_length,
+    "splits": dict.fromkeys(SPLITS, is_size),
+}
+MANIFEST_FORM: Form = {
+    **PLAN_FORM,
+    "pair": dict.fromkeys(("name", "target", "draft", "tokenizer"), is_text),
+    "warp": _WARP,
+    "draft_warp": _WARP,
+    "gamma": is_length,
+    "max_new_tokens": is_length,
+    "anchors": {"stride": is_length},
+    "features": {"specdecpp": _SPEC, "hrad": _SPEC},
+    "features_stored": lambda value: isinstance(value, bool),
+    "responses_from": lambda value: value is None or isinstance(value, dict),
+    "shards": chunks.are_entries,
+}
 
 
 def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
@@ -44,7 +99,7 @@ def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
             f"{key}: {path} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest"
             " again"
         )
-    schema.refuse_misfits(manifest, schema.MANIFEST, f"{key}: {path}", remedy)
+    _refuse_misfits(manifest, MANIFEST_FORM, f"{key}: {path}", remedy)
     return manifest
 
 
@@ -158,3 +213,79 @@ def _values(column: pa.ChunkedArray) -> Tensor:
     return torch.from_numpy(
         values if values.dtype in (np.int16, np.float32) else values.astype(np.int64)
     )
+
+
+# Whole or damaged ---------------------------------------------------------------------------------
+
+
+def verify(folder: Path) -> list[str]:
+    """One line per file that is missing, damaged, out of date or does not belong; none for a
+    dataset that is whole. Reads every byte.
+
+    Raises UserError where `folder` holds no harvest at all.
+    """
+    if not any((folder / name).exists() for name in (PLAN, MANIFEST)) and not any(
+        folder.glob("chunk-*")
+    ):
+        raise UserError(f"out: {folder} is no harvested dataset. Give the folder of one: out=...")
+    (plan, manifest), bad = _settings_files(folder)
+    known = plan or manifest
+    count = (
+        chunks.chunk_count(known) if known else max(chunks.marked_chunks(folder), default=-1) + 1
+    )
+    identity = chunks.plan_id(plan) if plan else None
+    for index in tqdm(range(count), desc="verify", unit=" chunks", leave=False, mininterval=1):
+        bad += [
+            f"{folder / name} {problem}" for name, problem in chunks.faults(folder, index, identity)
+        ]
+    if known:
+        bad += [
+            f"{folder / name} belongs to no chunk. Delete it"
+            for name in chunks.strangers(folder, count)
+        ]
+    if plan and manifest and not bad and not _describes(manifest, plan, folder):
+        path = folder / MANIFEST
+        bad.append(f"{path} is out of date: it does not describe the shards beside it")
+    if manifest and "url" in (manifest.get("responses_from") or {}):  # asked of a server
+        from data_gen.responses import log  # loads code that runs models, which no reader needs
+
+        bad += log.faults(folder, [] if bad else _harvested(folder, bad))
+    return bad
+
+
+def _settings_files(folder: Path) -> tuple[list[dict[str, Any] | None], list[str]]:
+    """Plan and manifest, None where one cannot be read, and what is wrong with them."""
+    found: list[dict[str, Any] | None] = []
+    bad = []
+    for name, form in ((PLAN, PLAN_FORM), (MANIFEST, MANIFEST_FORM)):
+        try:
+            value = read_checksummed(folder / name, "out", "")
+            _refuse_misfits(value, form, f"out: {folder / name}", "")
+            found.append(value)
+        except UserError as error:
+            found.append(None)
+            bad.append(str(error).removeprefix("out: ").rstrip(". "))
+    return found, bad
+
+
+def _refuse_misfits(found: dict[str, Any], form: Form, where: str, remedy: str) -> None:
+    """As `runtime.checksums.refuse_misfits`, also where the splits do not add up to the prompts."""
+    refuse_misfits(found, form, where, remedy)
+    if sum(found["splits"].values()) != found["prompts"]["count"]:
+        raise UserError(f"{where} is damaged (no valid splits). {remedy}")
+
+
+def _harvested(folder: Path, bad: list[str]) -> list[str]:
+    """Ids of the prompts whose responses were harvested. A shard that cannot be read is added to
+    `bad`."""
+    try:
+        return [row["prompt_id"] for row in read_responses(folder, "all")]
+    except UserError as error:
+        bad.append(str(error).removeprefix("data: ").removeprefix("shard ").rstrip(". "))
+        return []
+
+
+def _describes(manifest: dict[str, Any], plan: dict[str, Any], folder: Path) -> bool:
+    """Whether the manifest says what plan and markers say."""
+    expected = {**plan, **chunks.inventory(folder, plan)}
+    return all(manifest.get(key) == value for key, value in expected.items())

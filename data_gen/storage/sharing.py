@@ -1,4 +1,5 @@
-"""Several processes, on one machine or on several with a shared folder, make one dataset.
+"""Several processes, on one machine or on several with a shared folder, make one dataset: whose
+folder it is, and who makes which chunk.
 
 They never wait for a message: a chunk is taken by locking one byte of a file in the folder, and the
 lock of a process that dies is free again. So nothing is lost with a process but the chunk it was
@@ -11,7 +12,7 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,18 @@ from typing import Any
 import torch
 
 from data_gen.storage import chunks
+from runtime.checksums import read_checksummed, write_checksummed
+from runtime.compatibility import differences, leaves
 from runtime.errors import UserError
 from runtime.launcher import launched
 
 POLL = 0.2  # seconds between two looks at chunks that others are making
+_AGAIN = "Choose another out=... or delete the folder"
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _PLAN, _PRESENCE, _FIRST_CHUNK = 0, 2**40, 1  # bytes to lock
+
+Marker = dict[str, Any]
+"""Content of the completion marker of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -137,18 +144,74 @@ class Locks:
         self._file.close()
 
 
-Marker = dict[str, Any]
+def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
+    """Make `folder` the home of `plan`'s dataset, or check that it already is. One process at a
+    time.
+
+    others: whether other processes work in the folder, which then has a plan before it has shards.
+    A plan that was lost or damaged is written again if the markers are those of `plan`. Raises
+    UserError naming the settings that differ from those the shards in the folder were made with, or
+    where a file that is no harvest's would be lost."""
+    path = folder / chunks.PLAN
+    if not others and not any(folder.glob("*.parquet")):  # nothing made yet, or deleted
+        _refuse_foreign(folder)
+        (folder / chunks.MANIFEST).unlink(missing_ok=True)
+        write_checksummed(path, plan)
+        return
+    try:
+        made_with = read_checksummed(
+            path, "out", f"The shards beside it may have other settings. {_AGAIN}"
+        )
+    except UserError:
+        if {str(marker.get("plan")) for marker in chunks.readable_markers(folder)} != {
+            chunks.plan_id(plan)
+        }:
+            raise
+        write_checksummed(path, plan)
+        return
+    _refuse_changes(folder, made_with, plan)
+
+
+def refuse_others(folder: Path, known: dict[str, Any]) -> None:
+    """Raise UserError where the shards in `folder` were made with other settings than the `known`
+    ones of a plan, whose responses are "generated" or "given". A plan that cannot be read is left
+    to `claim`."""
+    try:
+        plan = read_checksummed(folder / chunks.PLAN, "out", "")
+    except UserError:
+        return
+    if any(folder.glob("*.parquet")):
+        kind = "generated" if plan.get("responses") == "generated" else "given"
+        before = leaves({**plan, "responses": kind})
+        _refuse_changes(folder, {key: before.get(key) for key in leaves(known)}, leaves(known))
+
+
+def _refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if changed := differences(before, now):
+        raise UserError(f"out: {folder} was made with {changed}. {_AGAIN}")
+
+
+def _refuse_foreign(folder: Path) -> None:
+    for name in (chunks.PLAN, chunks.MANIFEST):
+        try:
+            if (folder / name).exists():
+                read_checksummed(folder / name, "out", "")
+        except UserError as error:
+            raise UserError(
+                f"out: {folder / name} holds something else, which would be lost. Choose another"
+                " out=<folder>"
+            ) from error
 
 
 def open_chunks(
     folder: Path,
     plan: dict[str, Any],
-    place: Worker,
+    worker: Worker,
     earlier: Callable[[Marker], object],
     elsewhere: Callable[[Marker], object],
 ) -> Iterator[int]:
-    """The chunks this process is to make and marker, each locked while it is out. Ends when all of
-    them have a marker.
+    """The chunks this process is to make and to mark as done, each locked while it is out. Ends
+    when all of them are marked.
 
     earlier, elsewhere: told of each chunk that a run before this one, or another process of it, has
     made. Raises UserError when the folder holds a dataset made with other settings, or cannot be
@@ -156,8 +219,8 @@ def open_chunks(
     identity, waiting = chunks.plan_id(plan), set(range(chunks.chunk_count(plan)))
     with Locks(folder) as locks:
         with locks.plan():
-            chunks.claim(folder, plan, others=locks.enter())
-        if place.rank == 0:
+            claim(folder, plan, others=locks.enter())
+        if worker.rank == 0:
             for index in sorted(waiting):
                 if marker := _checked(folder, index, identity, locks):
                     waiting.remove(index)

@@ -10,8 +10,7 @@ from random import Random
 import psutil
 import pytest
 
-from data_gen.storage.dataset import read_manifest
-from data_gen.storage.verify import verify
+from data_gen.storage.dataset import read_manifest, verify
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

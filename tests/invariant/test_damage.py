@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from data_gen.harvest import Progress
-from data_gen.storage.dataset import read_manifest, read_records, read_responses
+from data_gen.storage.dataset import read_manifest, read_records, read_responses, verify
 from data_gen.storage.shards import SCHEMAS
-from data_gen.storage.verify import verify
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.files import write_atomically

@@ -17,9 +17,14 @@ from torch import Tensor
 from data_gen.prompts import Prompt
 from data_gen.responses.log import NAME, open_log
 from data_gen.storage.chunks import MANIFEST, PLAN
-from data_gen.storage.dataset import read_manifest, read_prompts, read_records, read_responses
+from data_gen.storage.dataset import (
+    read_manifest,
+    read_prompts,
+    read_records,
+    read_responses,
+    verify,
+)
 from data_gen.storage.sharing import ALONE, open_chunks
-from data_gen.storage.verify import verify
 from decoding.models.loading import ModelPair
 from evaluation.replay.read import read_table
 from runtime.errors import UserError

@@ -14,9 +14,8 @@ import torch
 
 from data_gen.harvest import Progress, label_chunk, plan, split_into_chunks
 from data_gen.storage import chunks, shards
-from data_gen.storage.dataset import read_manifest
+from data_gen.storage.dataset import read_manifest, verify
 from data_gen.storage.sharing import ALONE, Locks, Worker, open_chunks
-from data_gen.storage.verify import verify
 from decoding.models.loading import ModelPair
 from runtime.checksums import write_checksummed
 from runtime.errors import UserError
@@ -33,7 +32,7 @@ def team(
 
     def work(rank: int) -> Callable[[], object]:
         place = Worker(rank, size, size)
-        return lambda: make_dataset(pair, folder, PROMPTS, progress=progress(rank), place=place)
+        return lambda: make_dataset(pair, folder, PROMPTS, progress=progress(rank), worker=place)
 
     return [forked(work(rank)) for rank in range(size)]
 

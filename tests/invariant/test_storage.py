@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_gen.storage.dataset import read_manifest, read_records
-from data_gen.storage.verify import verify
+from data_gen.storage.dataset import read_manifest, read_records, verify
 from decoding.models.loading import ModelPair
 from runtime.cli import explain
 from runtime.errors import UserError

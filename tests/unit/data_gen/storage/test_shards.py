@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_gen.storage import chunks, dataset, shards
+from data_gen.storage import dataset, shards, sharing
 from runtime.checksums import write_checksummed
 from runtime.errors import UserError
 from runtime.files import file_hash
@@ -144,7 +144,7 @@ def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
         UserError, match=r"is no harvested dataset\. Run: python scripts/gen_data\.py out="
     ):
         dataset.read_manifest(tmp_path / "none")
-    chunks.claim(tmp_path / "half", {"gamma": 4}, others=False)
+    sharing.claim(tmp_path / "half", {"gamma": 4}, others=False)
     with pytest.raises(UserError, match="is only half harvested"):
         dataset.read_manifest(tmp_path / "half")
 
@@ -152,7 +152,7 @@ def test_unfinished_and_absent_harvests(tmp_path: Path) -> None:
 def test_a_manifest_whose_shards_were_deleted_is_forgotten(folder: Path) -> None:
     for path in folder.glob("*.parquet"):
         path.unlink()
-    chunks.claim(folder, {"gamma": 4}, others=False)
+    sharing.claim(folder, {"gamma": 4}, others=False)
     with pytest.raises(UserError, match="is only half harvested"):
         dataset.read_manifest(folder)
 
@@ -258,13 +258,13 @@ def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(
 
 
 def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
-    chunks.claim(tmp_path, {"gamma": 3}, others=False)  # no shard was made: may be changed
+    sharing.claim(tmp_path, {"gamma": 3}, others=False)  # no shard was made: may be changed
     plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
-    chunks.claim(tmp_path, plan, others=False)
+    sharing.claim(tmp_path, plan, others=False)
     write_harvest(tmp_path, rows=1)
-    chunks.claim(tmp_path, plan, others=False)
+    sharing.claim(tmp_path, plan, others=False)
     with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, here 0\.5"):
-        chunks.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
+        sharing.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
 
 
 def test_shards_without_a_plan_are_not_adopted(tmp_path: Path) -> None:
@@ -272,4 +272,4 @@ def test_shards_without_a_plan_are_not_adopted(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"plan\.json is missing\. The shards beside it may have other settings"
     ):
-        chunks.claim(tmp_path / "toy", {"gamma": 4}, others=False)
+        sharing.claim(tmp_path / "toy", {"gamma": 4}, others=False)
