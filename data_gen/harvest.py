@@ -259,7 +259,8 @@ def candidates(pair: ModelPair, request: Request, answer: Answer, recipe: Harves
         torch.where(kept, distributions.candidate.cpu(), distributions.response.cpu()),
         torch.arange(length)[kept],
     )
-    hidden = candidate_states(pair.draft, len(request.tokens), mixed, position)
+    layers = recipe.specdecpp.layers
+    hidden = candidate_states(pair.draft, len(request.tokens), mixed, position, layers)
     return {
         "position": position,
         "token_ids": mixed[kept],

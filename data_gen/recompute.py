@@ -76,7 +76,8 @@ def mixed_features(pair: ModelPair, answer: Row, row: Row, spec: FeatureSpec) ->
     start, mixed = len(answer["prompt_tokens"]), answer["response_tokens"].clone()
     mixed[row["position"]] = row["token_ids"]
     run_draft(pair, answer)
-    return extract(candidate_states(pair.draft, start, mixed, row["position"]), spec).bfloat16()
+    hidden = candidate_states(pair.draft, start, mixed, row["position"], spec.layers)
+    return extract(hidden, spec).bfloat16()
 
 
 def anchor_features(target: CachedLM, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
@@ -88,7 +89,11 @@ def anchor_features(target: CachedLM, answer: Row, row: Row, spec: FeatureSpec) 
         if spec.embedding
         else None
     )
-    return extract(run(target, tokens)[:, last - 1], spec, embedding).bfloat16()
+    target.reset()
+    wanted = (last - 1).tolist()
+    hidden = target.forward(tokens, hidden=spec.layers, hidden_rows=wanted, logits="none").hidden
+    assert hidden is not None
+    return extract(hidden, spec, embedding).bfloat16()
 
 
 def rollout_features(pair: ModelPair, answer: Row, row: Row, spec: FeatureSpec) -> Tensor:
@@ -105,7 +110,7 @@ def rollout_features(pair: ModelPair, answer: Row, row: Row, spec: FeatureSpec) 
         read = []
         for drafted in tokens[some].split(at_once, 1):
             hidden = forward_along(
-                draft, last[some], drafted, base, hidden=True, logits="none"
+                draft, last[some], drafted, base, hidden=spec.layers, logits="none"
             ).hidden
             assert hidden is not None
             read.append(extract(hidden, spec).bfloat16())
@@ -122,9 +127,7 @@ def run_draft(pair: ModelPair, answer: Row) -> None:
     run(pair.draft, tokens)
 
 
-def run(lm: CachedLM, tokens: Tensor) -> Tensor:
-    """[n_layers + 1, n, H] at every token, which the cache then holds."""
+def run(lm: CachedLM, tokens: Tensor) -> None:
+    """Let the cache hold exactly these tokens."""
     lm.reset()
-    hidden = lm.forward(tokens, hidden=True, logits="none").hidden
-    assert hidden is not None
-    return hidden
+    lm.forward(tokens, logits="none")

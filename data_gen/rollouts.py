@@ -15,7 +15,7 @@ from torch import Tensor
 from data_gen.labels import acceptance, entropy
 from data_gen.responses.generate import at, blocks, blockwise, draw_from
 from decoding.models.cached_lm import CachedLM
-from decoding.models.lm import LMOutput, LogitsFor
+from decoding.models.lm import LMOutput, RowsWanted
 from decoding.sampling import Warp
 from predictors.inputs import FeatureSpec, extract
 
@@ -100,7 +100,7 @@ def roll_greedy(
     uniform = torch.zeros(int(own.sum()), gamma - 1)  # a greedy draft needs no coins
     rolled = roll(draft, rows[own], first.take(own), uniform, Warp(0.0), spec)
     draft.crop(base - count + 1)
-    hidden = draft.forward(response, hidden=True, logits="none").hidden
+    hidden = draft.forward(response, hidden=spec.layers, logits="none").hidden
     assert hidden is not None
     draft.crop(base)
     index = shared_tokens(own, gamma)
@@ -110,8 +110,10 @@ def roll_greedy(
     )
 
 
-def candidate_states(draft: CachedLM, start: int, mixed: Tensor, position: Tensor) -> Tensor:
-    """Hidden states [n_layers + 1, k, H] of the draft at `position` [k] of a sequence `mixed` [T]
+def candidate_states(
+    draft: CachedLM, start: int, mixed: Tensor, position: Tensor, layers: Sequence[int]
+) -> Tensor:
+    """Hidden states [len(layers), k, H] of the draft at `position` [k] of a sequence `mixed` [T]
     of candidates and response tokens, which follows the `start` tokens of the prompt. Of the
     response an ordinary draft loses its cache.
 
@@ -120,13 +122,14 @@ def candidate_states(draft: CachedLM, start: int, mixed: Tensor, position: Tenso
     the first one drafted after the response, which it must have cached."""
     if not draft.reads_target:
         draft.crop(start)
-        hidden = draft.forward(mixed, hidden=True, logits="none").hidden
+        wanted = position.tolist()
+        hidden = draft.forward(mixed, hidden=layers, hidden_rows=wanted, logits="none").hidden
         assert hidden is not None
-        return hidden[:, position]
+        return hidden
     parts, base = [], draft.length
     for some in torch.arange(len(mixed)).split(TOGETHER):
         hidden = forward_along(
-            draft, start - 1 + some, mixed[some, None], base, hidden=True, logits="none"
+            draft, start - 1 + some, mixed[some, None], base, hidden=layers, logits="none"
         ).hidden
         assert hidden is not None
         draft.crop(base)
@@ -157,9 +160,9 @@ def _roll(
     drawn, features = [first], []
     for depth in range(1, gamma + 1):
         visible = torch.cat([prefix, *[own] * depth], dim=1)
-        wanted: LogitsFor = "all" if depth < gamma else "none"
+        wanted: RowsWanted = "all" if depth < gamma else "none"
         output = draft.forward_masked(
-            drawn[-1].token, rows + depth, visible, hidden=True, logits=wanted
+            drawn[-1].token, rows + depth, visible, hidden=spec.layers, logits=wanted
         )
         assert output.hidden is not None
         features.append(extract(output.hidden, spec))
@@ -250,8 +253,8 @@ def forward_along(
     rows: Tensor,
     tokens: Tensor,
     base: int,
-    hidden: bool = False,
-    logits: LogitsFor = "all",
+    hidden: Sequence[int] = (),
+    logits: RowsWanted = "all",
 ) -> LMOutput:
     """One pass over the next tokens of rollouts that are known, in which each row sees its prefix
     and its rollout.

@@ -90,8 +90,9 @@ class RoundContext:
     """Facts verified before the round starts.
 
     committed: [n] int64, prompt and output so far
-    target_hidden: [n_layers + 1, H], the target at the last verified position (that of
-        committed[-2]); None when the stop rule does not read it or nothing has been verified yet
+    target_hidden: [len(target_layers), H], the target at the last verified position (that of
+        committed[-2]), in the layers the stop rule reads; None when it reads none or nothing has
+        been verified yet
     next_embedding: [H], the target's input embedding of committed[-1]; None when target_hidden is
     max_new: tokens that may still be committed
     round: 0 for the first round of a request (adaptive rules start afresh there)

@@ -3,13 +3,13 @@ rule."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext, Shape, Verdict
-from decoding.models.lm import LM
+from decoding.models.lm import LM, LMOutput
 from decoding.sampling import Sampler, SiblingSampler, Warp
 from decoding.trace import Stopwatch
 
@@ -26,8 +26,9 @@ class DraftTree:
     drawn from; depth: of each row; open: how many of the last nodes are open leaves"""
 
     def __init__(
-        self, lm: LM, committed: Tensor, warp: Warp, watch: Stopwatch, keep_hidden: bool = False
+        self, lm: LM, committed: Tensor, warp: Warp, watch: Stopwatch, layers: Sequence[int] = ()
     ) -> None:
+        """layers: of the draft, whose hidden states the stop rule reads."""
         self.token: list[int] = []
         self.parent: list[int] = []
         self.drawn: list[float] = []
@@ -38,7 +39,7 @@ class DraftTree:
         self._lm = lm
         self._committed = committed
         self._warp = warp
-        self._keep_hidden = keep_hidden
+        self._layers = layers
         self._logits: dict[int, Tensor] = {}
         self._hidden: dict[int, Tensor] = {}
         self._unwarped: dict[int, Tensor] = {}
@@ -85,9 +86,12 @@ class DraftTree:
         if 0 in new:
             with self.watch.stage("draft"):
                 output = self._lm.forward(
-                    self._committed[self._lm.length :], hidden=self._keep_hidden, logits="last"
+                    self._committed[self._lm.length :],
+                    hidden=self._layers,
+                    hidden_rows="last",
+                    logits="last",
                 )
-            self._note([0], output.logits, None if output.hidden is None else output.hidden[:, -1:])
+            self._note([0], output)
             new.remove(0)
         if not new:
             return
@@ -95,10 +99,10 @@ class DraftTree:
         parents = torch.tensor([self._cached.get(self.parent[row - 1], -1) for row in new])
         with self.watch.stage("draft"):
             output = self._lm.forward(
-                tokens, parents, extend=bool(self._cached), hidden=self._keep_hidden
+                tokens, parents, extend=bool(self._cached), hidden=self._layers
             )
         self._cached |= {row: len(self._cached) + i for i, row in enumerate(new)}
-        self._note(new, output.logits, output.hidden)
+        self._note(new, output)
 
     def q(self, row: int) -> Tensor:
         """[V], the distribution the children of `row` are drawn from: the draft after its warp. Ask
@@ -139,8 +143,8 @@ class DraftTree:
         return self._unwarped[row]
 
     def hidden(self, row: int) -> Tensor:
-        """[n_layers + 1, H], the draft's hidden states at `row`. The stop rule must have
-        reads_hidden = "draft"."""
+        """[len(layers), H], the draft's hidden states at `row`: those of the stop rule's
+        `draft_layers`."""
         self.run([row])
         return self._hidden[row]
 
@@ -186,7 +190,7 @@ class DraftTree:
         `kept` below it as its rows 1, 2, ...: nothing the draft has computed for them is computed
         again."""
         self.wind_back([*path, *kept], len(committed) + len(kept))
-        tree = DraftTree(self._lm, committed, self._warp, self.watch, self._keep_hidden)
+        tree = DraftTree(self._lm, committed, self._warp, self.watch, self._layers)
         for new, old in enumerate([path[-1], *kept]):
             if new:
                 tree.token.append(self.token[old - 1])
@@ -200,10 +204,10 @@ class DraftTree:
     def _known(self) -> tuple[dict[int, Tensor], ...]:
         return self._logits, self._hidden, self._unwarped, self._distributions
 
-    def _note(self, rows: Sequence[int], logits: Tensor, hidden: Tensor | None) -> None:
-        self._logits |= dict(zip(rows, logits, strict=True))
-        if hidden is not None:
-            self._hidden |= dict(zip(rows, hidden.unbind(1), strict=True))
+    def _note(self, rows: Sequence[int], output: LMOutput) -> None:
+        self._logits |= dict(zip(rows, output.logits, strict=True))
+        if output.hidden is not None:
+            self._hidden |= dict(zip(rows, output.hidden.unbind(1), strict=True))
         self.forwards += 1
 
 
@@ -269,12 +273,12 @@ class DraftStep:
         return self._tree.unwarped_q(self._before())[self.tokens[-1]].item()
 
     def hidden(self) -> Tensor:
-        """[n_layers + 1, H], the draft's hidden states at the last drawn token (the last committed
-        one at first)."""
+        """[len(draft_layers), H], the draft's hidden states at the last drawn token (the last
+        committed one at first)."""
         return self._tree.hidden(self.row)
 
     def previous_hidden(self) -> Tensor:
-        """[n_layers + 1, H], the same at the last token the draft has already run on: never a
+        """[len(draft_layers), H], the same at the last token the draft has already run on: never a
         forward."""
         row = self.row if self._tree.has_run(self.row) or not self.tokens else self._before()
         assert self._tree.has_run(row), "the draft has not run on anything yet"
@@ -306,14 +310,18 @@ class DraftStep:
 class StopRule(Protocol):
     """Ends drafting; never withdraws a drawn token.
 
-    reads_hidden: whose hidden states the rule reads, so that only those are kept
+    draft_layers, target_layers: layers of the two models whose hidden states the rule reads
+        (negative, -1: what the output layer reads), in the order it gets them; nothing else is kept
     predicted: what the rule computed this round, one number per decision, for the trace
     """
 
     predicted: list[float]
 
     @property
-    def reads_hidden(self) -> Literal["draft", "target"] | None: ...
+    def draft_layers(self) -> Sequence[int]: ...
+
+    @property
+    def target_layers(self) -> Sequence[int]: ...
 
     def begin_round(self, context: RoundContext) -> None: ...
 

@@ -101,15 +101,11 @@ def extract(
 ) -> torch.Tensor:
     """Feature vectors of n positions.
 
-    hidden: [n_layers + 1, n, H], all `hidden_states` of the `spec.side` model. embedding: [n, E],
-    required when `spec.embedding`. Returns float32 [n, D] of bfloat16 precision, layers first, then
-    the embedding."""
-    if hidden.shape[0] < -min(spec.layers):
-        raise UserError(
-            f"features.layers: {list(spec.layers)} asks for more than the {spec.side} model's"
-            f" {hidden.shape[0]} hidden states. Use layers -{hidden.shape[0]}..-1"
-        )
-    parts = [hidden[layer] for layer in spec.layers]
+    hidden: [len(spec.layers), n, H], hidden states of the `spec.side` model in these layers.
+    embedding: [n, E], required when `spec.embedding`. Returns float32 [n, D] of bfloat16 precision,
+    layers first, then the embedding."""
+    assert len(hidden) == len(spec.layers), "hidden states of exactly the layers that are read"
+    parts = list(hidden)
     if spec.embedding:
         if embedding is None:
             raise ValueError("this FeatureSpec needs the embedding of the next committed token")

@@ -77,7 +77,7 @@ def main(cfg: DictConfig) -> None:
                 rows.append(compare(counts, index, trace) | {"prompt": response["prompt_id"]})
                 if not rows[-1]["equal"]:
                     prompt = torch.tensor(response["prompt_tokens"])
-                    rounding = PREDICTIONS if stop.reads_hidden else VALUES
+                    rounding = PREDICTIONS if stop.draft_layers or stop.target_layers else VALUES
                     rows[-1]["reason"] = reason(
                         pair, table, policy, steps, index, prompt, trace, rounding
                     )

@@ -67,7 +67,8 @@ def _round(
         unwarped_q, q = Warp().probs(logits), draft_warp.probs(logits)
         token = sampler.draw(q)
         text = torch.cat([text, torch.tensor([token])])
-        features = extract(_run(pair.draft, text)[1][:, -1:], head.predictor.features)
+        hidden = _run(pair.draft, text, head.draft_layers)[1][:, -1:]
+        features = extract(hidden, head.predictor.features)
         found["tokens"].append(token)
         found["accept"].append(min(1.0, float(p[token] / q[token])))
         found["confidence"].append(float(unwarped_q[token]))
@@ -83,15 +84,15 @@ def _round(
     found["drawn"] = min([*ends, gamma])
     coins = [sampler.accept(accept, 1.0) for accept in found["accept"][: found["drawn"]]]
     found["accepted"] = [*coins, False].index(False)
-    hidden = _run(pair.target, prefix[:-1])[1][:, -1:]
+    hidden = _run(pair.target, prefix[:-1], classes.target_layers)[1][:, -1:]
     features = extract(hidden, classes.predictor.features, pair.target.embed(int(prefix[-1]))[None])
     found["outcome"] = int(classes.decide(features))
     return found
 
 
-def _run(lm: LM, text: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [V] after `text` and hidden states [L + 1, n, H], from an empty cache."""
+def _run(lm: LM, text: Tensor, layers: Sequence[int] = (-1,)) -> tuple[Tensor, Tensor]:
+    """Logits [V] after `text` and hidden states [len(layers), n, H], from an empty cache."""
     lm.reset()
-    output = lm.forward(text, hidden=True)
+    output = lm.forward(text, hidden=layers)
     assert output.hidden is not None
     return output.logits[-1], output.hidden

@@ -130,14 +130,15 @@ class _Batch:
         before_last, self._tokens = (
             torch.stack([prompt[index] for prompt in prompts]) for index in (-2, -1)
         )
-        hidden = self._target.step(before_last, hidden=True).hidden
+        hidden = self._target.step(before_last, reading.features.layers).hidden
         self._draft.step(before_last)
         self._note_features(hidden)
 
     def step(self, position: int) -> Tensor:
         """Draw the response tokens of one position. Returns them, int64 [b] on the CPU."""
         reading = self._reading
-        ours = self._target.step(self._tokens, hidden=(position + 1) % reading.stride == 0)
+        anchor = (position + 1) % reading.stride == 0
+        ours = self._target.step(self._tokens, reading.features.layers if anchor else ())
         theirs = self._draft.step(self._tokens)
         uniform = self._uniform[:, self._rows, position].T
         distributions = blockwise(

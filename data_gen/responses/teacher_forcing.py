@@ -54,18 +54,17 @@ def teacher_force(
     )  # the token before each position of the response
     parts: list[Distributions] = []
     for rows in torch.arange(len(response)).split(rows_per_forward(target)):
-        ours, theirs = target.forward(before[rows], hidden=True), draft.forward(before[rows])
+        anchors = ((rows + 1) % reading.stride == 0).nonzero()[:, 0]
+        layers = reading.features.layers if len(anchors) else ()
+        ours = target.forward(before[rows], hidden=layers, hidden_rows=anchors.tolist())
+        theirs = draft.forward(before[rows])
         distribution, given = (
             partial(compare, reading.warp, reading.draft_warp),
             response[rows].to(ours.logits.device),
         )
         parts.append(blockwise(distribution, ours.logits, theirs.logits, uniform[rows], given))
-        anchors = (rows + 1) % reading.stride == 0
-        if anchors.any():
-            assert ours.hidden is not None
-            features.append(
-                _features(target, ours.hidden[:, anchors], response[rows[anchors]], reading)
-            )
+        if ours.hidden is not None:
+            features.append(_features(target, ours.hidden, response[rows[anchors]], reading))
         if not torch.equal(parts[-1].response, given):
             break
     distributions = Distributions(
@@ -97,7 +96,7 @@ def _open(target: CachedLM, draft: CachedLM, prompt: Tensor, reading: ResponseSe
         if len(prompt) > 2:
             lm.forward(prompt[:-2], logits="none")
     draft.forward(prompt[-2:-1], logits="none")
-    hidden = target.forward(prompt[-2:-1], hidden=True, logits="none").hidden
+    hidden = target.forward(prompt[-2:-1], hidden=reading.features.layers, logits="none").hidden
     assert hidden is not None
     return _features(target, hidden, prompt[-1:], reading)
 
@@ -105,7 +104,7 @@ def _open(target: CachedLM, draft: CachedLM, prompt: Tensor, reading: ResponseSe
 def _features(
     target: CachedLM, hidden: Tensor, following: Tensor, reading: ResponseSettings
 ) -> Tensor:
-    """[n, D] at n tokens. hidden: [n_layers + 1, n, H] of them; following: [n], the next committed
+    """[n, D] at n tokens. hidden: [len(layers), n, H] of them; following: [n], the next committed
     ones."""
     embedding = torch.stack([target.embed(token) for token in following.tolist()])
     return extract(hidden, reading.features, embedding)

@@ -31,11 +31,11 @@ Confidence = DrawnConfidence | PredictableConfidence
 class Classes(Protocol):
     """How far to draft, from verified facts alone, and the confidence rule that class "some" asks.
 
-    `stopping.hrad.HRADStop` is one. reads_hidden: "target" where `classify` needs the target's
-    states."""
+    `stopping.hrad.HRADStop` is one. target_layers: of the target, whose hidden states `classify`
+    reads."""
 
     @property
-    def reads_hidden(self) -> Literal["draft", "target"] | None: ...
+    def target_layers(self) -> Sequence[int]: ...
 
     @property
     def confidence(self) -> Confidence: ...
@@ -52,7 +52,7 @@ class Always:
 
     outcome: int
     confidence: Confidence
-    reads_hidden: None = None
+    target_layers: Sequence[int] = ()
 
     def classify(self, context: RoundContext) -> int:
         return self.outcome

@@ -126,7 +126,7 @@ class _Session:
         self.engine = engine
         self.request = request
         self.workers = workers
-        self.reads_target = engine.classes.reads_hidden == "target"
+        self.layers = engine.classes.target_layers
         structure = engine.structure
         self.drafter = Drafter(
             engine.pair.draft,
@@ -150,9 +150,7 @@ class _Session:
             self.engine.pair.draft,
             self.request.committed,
         )
-        verified = self.workers.target.submit(
-            "prefill", lambda: prefill(target, prompt, hidden=self.reads_target)
-        )
+        verified = self.workers.target.submit("prefill", prefill, target, prompt, self.layers)
         both(verified, self.workers.draft.submit("prefill", prefill, draft, prompt))
         self.hidden = verified.result()
         self.forwards = self.engine.pair.draft.forwards
@@ -197,7 +195,7 @@ class _Session:
     def _run_target(self, context: RoundContext, pending: Pending) -> LMOutput:
         """Logits [length + 1, V] after the last committed token and every pending one."""
         tokens = torch.cat([context.committed[-1:], torch.tensor(pending.tokens, dtype=torch.long)])
-        return self.engine.pair.target.forward(tokens, hidden=self.reads_target)
+        return self.engine.pair.target.forward(tokens, hidden=self.layers)
 
     def _verify(self, pending: Pending, branches: Branches, p: WarpedRows) -> Outcome:
         """The pending tokens by the chain rule, an unsure one with them; then the branches' first

@@ -70,10 +70,10 @@ class Request:
         return tokens
 
 
-def prefill(model: LM, prompt: Tensor, *, hidden: bool = False) -> Tensor | None:
-    """Cache every prompt token except the last; [n_layers + 1, H] at the last cached one if asked
-    and there is one."""
+def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:
+    """Cache every prompt token except the last; [len(layers), H] at the last cached one, None where
+    no layer is asked for or nothing is cached."""
     if len(prompt) < 2:
         return None
-    output = model.forward(prompt[:-1], hidden=hidden, logits="none")
+    output = model.forward(prompt[:-1], hidden=layers, hidden_rows="last", logits="none")
     return None if output.hidden is None else output.hidden[:, -1]

@@ -54,7 +54,7 @@ class SerialEngine:
         models = [target, draft] if self.structure.uses_draft else [target]
         request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, *models)
         prompt_tokens = len(request.committed)
-        hidden = prefill(target, request.committed, hidden=self._reads("target"))
+        hidden = prefill(target, request.committed, self.stop.target_layers)
         if self.structure.uses_draft:  # after the target, whose states a draft may read
             prefill(draft, request.committed)
         prefill_seconds = perf_counter() - start
@@ -69,8 +69,8 @@ class SerialEngine:
     def _round(
         self, request: Request, context: RoundContext, watch: Stopwatch, sampler: Sampler
     ) -> tuple[Tensor | None, RoundTrace]:
-        """One draft, one target call. Returns the target's hidden states [n_layers + 1, H] at the
-        new last verified position (when the stop rule reads them) and the round's trace."""
+        """One draft, one target call. Returns the target's hidden states [len(target_layers), H] at
+        the new last verified position (when the stop rule reads any) and the round's trace."""
         tree = self._propose(context, watch, sampler)
         draft = tree.draft()
         with watch.stage("target"):
@@ -90,7 +90,7 @@ class SerialEngine:
         with watch.stage("stop"):
             self.stop.begin_round(context)
         tree = DraftTree(
-            self.pair.draft, context.committed, self.draft_warp, watch, self._reads("draft")
+            self.pair.draft, context.committed, self.draft_warp, watch, self.stop.draft_layers
         )
         self.structure.grow(tree, context, self.stop, self.verifier.siblings, sampler)
         return tree
@@ -101,7 +101,7 @@ class SerialEngine:
         above, drawn = draft.parent[: draft.closed], draft.token[: draft.closed]
         tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
         parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
-        return self.pair.target.forward(tokens, parents, hidden=self._reads("target"))
+        return self.pair.target.forward(tokens, parents, hidden=self.stop.target_layers)
 
     def _context(self, request: Request, round_: int, hidden: Tensor | None) -> RoundContext:
         embedding = None if hidden is None else self.pair.target.embed(int(request.committed[-1]))
@@ -116,9 +116,6 @@ class SerialEngine:
         target.keep_path([0, *(row for row in path if row <= draft.closed)])
         target.crop(committed - 1)
         tree.settle(path, committed)
-
-    def _reads(self, side: str) -> bool:
-        return self.stop.reads_hidden == side
 
 
 def _trace(

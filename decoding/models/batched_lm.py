@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from decoding.models.cached_lm import CachedLM, at_most_float32
 from decoding.models.eagle import EagleDraft
+from decoding.models.forward import Rows
 from decoding.models.kv_cache import BufferCache, BufferLayer
 from decoding.models.lm import LMOutput
 
@@ -50,9 +51,9 @@ class BatchedLM:
             self._prefill(sequences)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, hidden: bool = False) -> LMOutput:
+    def step(self, tokens: Tensor, hidden: Sequence[int] = ()) -> LMOutput:
         """Append tokens [B], one to each sequence. Returns logits [B, V], as narrow as the model
-        gives them, and, if asked, hidden [n_layers + 1, B, H]."""
+        gives them, and the hidden states [len(hidden), B, H] of the layers asked for."""
         count, last = len(tokens), slice(self._width, self._width + 1)
         positions, added = self._lengths[:, None], self._added(range(count), [last] * count)
         self._width += 1
@@ -63,7 +64,7 @@ class BatchedLM:
         if recorded is not None:
             self._grown(recorded)[:, self._width] = recorded[:, 0]
         logits = self._lm.spread(found[:, -1], at_most_float32(found.dtype))
-        if states is None:
+        if not states:
             return LMOutput(logits, None)
         return LMOutput(
             logits, torch.stack([layer[:, 0] for layer in states]).to(self._lm.output_device)
@@ -97,7 +98,8 @@ class BatchedLM:
             )
             positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
             added = self._added(rows, [self._columns(row) for row in rows])
-            *_, recorded = self._lm.compute(tokens, positions, None, cache, False, "none", added)
+            rows_run = Rows(tokens, positions, None, added)
+            *_, recorded = self._lm.compute(rows_run, cache, (), "none")
             for index, layer in enumerate(cache.layers):
                 self._take_over(rows, index, layer)
             if recorded is not None:
@@ -144,12 +146,17 @@ class BatchedLM:
         return self._maps.of_target(pad_sequence(taken, batch_first=True))
 
     def _run(
-        self, tokens: Tensor, positions: Tensor, visible: Tensor, hidden: bool, added: Tensor | None
-    ) -> tuple[Tensor, Sequence[Tensor] | None, Tensor | None]:
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        hidden: Sequence[int],
+        added: Tensor | None,
+    ) -> tuple[Tensor, Sequence[Tensor], Tensor | None]:
         mask = torch.zeros(visible.shape, dtype=self._lm.model.dtype, device=visible.device)
         mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)[:, None]
         tokens, positions = tokens.to(self._lm.device), positions.to(self._lm.device)
-        return self._lm.compute(tokens, positions, mask, self._cache, hidden, "last", added)
+        return self._lm.compute(Rows(tokens, positions, mask, added), self._cache, hidden, "last")
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:

@@ -9,15 +9,15 @@ models are refused."""
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from decoding.models.cpu_llama import Forward, LlamaForward, fits
+from decoding.models.cpu_llama import LlamaForward, fits
+from decoding.models.forward import Forward, Rows, TransformersForward, picked
 from decoding.models.kv_cache import ATTENTION, BufferCache
-from decoding.models.lm import LMOutput, LogitsFor
+from decoding.models.lm import LMOutput, RowsWanted, Wanted
+from decoding.models.row_tree import RowTree
 from runtime.errors import UserError
 
 
@@ -51,9 +51,12 @@ class CachedLM:
         self.forwards = 0
         self.seconds = 0.0
         self._block_start = 0
-        self._tree: Tree | None = None  # of the rows from _block_start on; None: they are a chain
+        self._tree: RowTree | None = (
+            None  # of the rows from _block_start on; None: they are a chain
+        )
         self._positions = torch.arange(self.max_length, device=self.device)
         self._cache = BufferCache()
+        self.hidden_states: int = model.config.get_text_config().num_hidden_layers + 1
         self._recorded: list[int] | None = None  # layers whose hidden states are kept in `states`
         self.states = torch.zeros(0)
         self._added: torch.Tensor | None = None  # [1, n, H], to the embeddings of the call
@@ -67,8 +70,9 @@ class CachedLM:
         parents: torch.Tensor | None = None,
         *,
         extend: bool = False,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
+        hidden: Sequence[int] = (),
+        hidden_rows: RowsWanted = "all",
+        logits: RowsWanted = "all",
     ) -> LMOutput:
         """Append ``tokens`` [n] to the cache and run the model on them.
 
@@ -76,10 +80,12 @@ class CachedLM:
         index, within the tree, of the row that row i follows (an earlier one), or -1 for the last
         row of the cache before the tree; a row sees that cache, its ancestors and itself, and its
         position is the cache's length plus its depth. The tree begins with this call, or, with
-        ``extend``, goes on from the previous call. Raises UserError when the context would exceed
+        ``extend``, goes on from the previous call. ``hidden``, ``hidden_rows``, ``logits``: see
+        `Wanted`; nothing else leaves the device. Raises UserError when the context would exceed
         ``max_length``."""
+        wanted = Wanted(hidden, hidden_rows, logits)
         if parents is not None:
-            return self._forward_tree(tokens, parents, extend, hidden, logits)
+            return self._forward_tree(tokens, parents, extend, wanted)
         n = len(tokens)
         self._check_room(self.length + n)
         positions = self._positions[self.length : self.length + n]
@@ -87,17 +93,12 @@ class CachedLM:
             n == 1 or self.length == 0
         )  # attention is complete or plainly causal: no mask needed
         visible = None if plain else torch.ones(n, n, dtype=torch.bool).tril()
-        return self._run(tokens, positions, visible, hidden, logits)
+        return self._run(tokens, positions, visible, wanted)
 
     def _forward_tree(
-        self,
-        tokens: torch.Tensor,
-        parents: torch.Tensor,
-        extend: bool,
-        hidden: bool,
-        logits: LogitsFor,
+        self, tokens: torch.Tensor, parents: torch.Tensor, extend: bool, wanted: Wanted
     ) -> LMOutput:
-        before = self._tree if extend else Tree.empty()
+        before = self._tree if extend else RowTree.empty()
         assert before is not None, "extend needs a tree from the previous call"
         start = self._block_start if extend else self.length
         tree = before.grown(parents)
@@ -108,9 +109,7 @@ class CachedLM:
             len(tokens) == 1 and tree.depth[-1] == known
         )  # the whole cache is its past: no mask needed
         visible = None if straight else tree.visible(known)
-        output = self._run(
-            tokens, torch.tensor(positions, device=self.device), visible, hidden, logits
-        )
+        output = self._run(tokens, torch.tensor(positions, device=self.device), visible, wanted)
         self._block_start, self._tree = start, tree
         return output
 
@@ -120,8 +119,8 @@ class CachedLM:
         positions: torch.Tensor,
         visible: torch.Tensor,
         *,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
+        hidden: Sequence[int] = (),
+        logits: RowsWanted = "all",
     ) -> LMOutput:
         """The general form: row i at ``positions[i]`` sees exactly ``visible[i]`` of the ``length +
         n`` rows.
@@ -131,7 +130,8 @@ class CachedLM:
         narrow as the model gives them: where there are many, they are best converted a few rows at
         a time."""
         self._check_room(int(positions.max()) + 1)
-        return self._run(tokens, positions.to(self.device), visible, hidden, logits, narrow=True)
+        wanted = Wanted(hidden, logits=logits)
+        return self._run(tokens, positions.to(self.device), visible, wanted, narrow=True)
 
     def record(self, layers: Sequence[int]) -> None:
         """From now on keep hidden states of every cached row in ``states``, [length, len(layers) +
@@ -140,26 +140,23 @@ class CachedLM:
         self._recorded = [*layers, -1]
 
     def compute(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: BufferCache,
-        hidden: bool,
-        logits: LogitsFor,
-        added: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None, torch.Tensor | None]:
+        self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
+    ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None]:
         """What the `Forward` gives with any cache, and of the hidden states those that are
-        recorded, if any, as [B, n, len(layers) + 1, H] on ``device``."""
+        recorded, if any, as [B, n, len(layers) + 1, H]; all on ``device``.
+
+        Raises UserError where the model has fewer layers than ``hidden`` asks for."""
+        if hidden and -min(hidden) > self.hidden_states:
+            raise UserError(
+                f"features.layers: expected layers from -{self.hidden_states} to -1, got"
+                f" {list(hidden)}. Give fewer or later ones"
+            )
         recorded = self._recorded
-        found, states = self.network(
-            tokens, positions, mask, cache, hidden or recorded is not None, logits, added
-        )
+        found, states = self.network(rows, cache, [*hidden, *(recorded or ())], logits)
+        states = [state.to(self.device) for state in states]
         if recorded is None:
             return found, states, None
-        assert states is not None
-        kept = torch.stack([states[layer].to(self.device) for layer in recorded], 2)
-        return found, states if hidden else None, kept
+        return found, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
 
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""
@@ -230,8 +227,7 @@ class CachedLM:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         visible: torch.Tensor | None,
-        hidden: bool,
-        logits: LogitsFor,
+        wanted: Wanted,
         narrow: bool = False,
     ) -> LMOutput:
         """visible: [n, m] bool, which of the last m rows each of the n sees, itself included; all
@@ -240,16 +236,15 @@ class CachedLM:
         start = time.perf_counter()
         with torch.no_grad():
             mask = None if visible is None else self._additive(visible)
-            tokens, positions = tokens.to(self.device)[None], positions[None]
-            found, states, kept = self.compute(
-                tokens, positions, mask, self._cache, hidden, logits, self._added
-            )
+            rows = Rows(tokens.to(self.device)[None], positions[None], mask, self._added)
+            found, states, kept = self.compute(rows, self._cache, wanted.hidden, wanted.logits)
             if kept is not None:
                 self.states = written(self.states, self.length, kept[0])
             dtype = at_most_float32(found.dtype) if narrow else torch.float32
+            hidden = [picked(state, wanted.hidden_rows) for state in states]
             output = LMOutput(
                 self.spread(found[0], dtype),
-                None if states is None else torch.cat(tuple(states)).to(self.output_device),
+                torch.cat(hidden).to(self.output_device) if hidden else None,
             )
         self._block_start, self._tree = self.length, None
         self.length += n
@@ -280,39 +275,6 @@ class CachedLM:
             )
 
 
-class TransformersForward:
-    """The `Forward` of any model, by its own modules."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: BufferCache,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
-        added: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
-        """See `Forward`."""
-        embedding = self._model.get_input_embeddings()
-        given = (
-            {"input_ids": tokens} if added is None else {"inputs_embeds": embedding(tokens) + added}
-        )
-        result = self._model(
-            **given,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            output_hidden_states=hidden,
-            logits_to_keep=rows_to_keep(logits),
-        )
-        return result.logits, result.hidden_states
-
-
 def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tensor:
     """`buffer` with `rows` [n, ...] from row `start` on; a larger one where they do not fit, an
     ordinary tensor even in inference mode, so that it may be written outside of it later."""
@@ -328,48 +290,8 @@ def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tenso
     return buffer
 
 
-@dataclass(frozen=True)
-class Tree:
-    """Rows after a cache. parents: an earlier row of the tree, or -1, of each; depth: 0 for a row
-    that follows the cache."""
-
-    parents: list[int]
-    depth: list[int]
-
-    @classmethod
-    def empty(cls) -> "Tree":
-        return cls([], [])
-
-    def grown(self, parents: torch.Tensor) -> "Tree":
-        """With one more row for each of ``parents`` [n], indices of earlier rows (-1 = none)."""
-        more: list[int] = parents.tolist()
-        depth = self.depth.copy()
-        for parent in more:
-            depth.append(depth[parent] + 1 if parent >= 0 else 0)
-        return Tree(self.parents + more, depth)
-
-    def visible(self, first: int = 0) -> torch.Tensor:
-        """[m - first, m] bool: which rows each one from `first` on sees, its ancestors and
-        itself."""
-        seen = np.zeros((len(self.parents) - first, len(self.parents)), dtype=np.bool_)
-        for row, sees in enumerate(seen, first):
-            while row >= 0:
-                sees[row] = True
-                row = self.parents[row]
-        return torch.from_numpy(seen)
-
-
 def at_most_float32(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize < 4 else torch.float32
-
-
-def rows_to_keep(logits: LogitsFor) -> int | slice | list[int]:
-    """As transformers has it: the last so many rows (0 is all of them), or which. No tensor: of a
-    model on several devices the last one, which picks the rows, need not be the one that the inputs
-    go to."""
-    if logits == "all" or logits == "last":
-        return int(logits == "last")
-    return slice(0) if logits == "none" else list(logits)
 
 
 def _context_limit(config: PreTrainedConfig, asked: int | None) -> int:

@@ -6,15 +6,16 @@ are one (queries, keys and values; gate and up), a norm is three steps and a rot
 are those of transformers up to rounding: in bfloat16 it rounds in between where this does not."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
+from decoding.models.forward import Rows, picked
 from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
-from decoding.models.lm import LogitsFor
+from decoding.models.lm import RowsWanted
 from decoding.models.packing import PackedLinear
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)  # the same layers, but for biases
@@ -24,30 +25,6 @@ FIXED_ROTATIONS = {
     "llama3",
     "yarn",
 }  # of the others the angles depend on the context's length
-
-
-class Forward(Protocol):
-    """A causal model's forward, as `CachedLM` and `BatchedLM` call it."""
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: BufferCache,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
-        added: Tensor | None = None,
-    ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """tokens: [B, n]; positions: [B or 1, n]; mask: [B or 1, 1, n, L], added to the scores of
-        the n rows with all L rows of the cache, these included; None: one row sees everything,
-        several begin an empty cache and are causal; added: [B, n, H], to the embeddings of the
-        tokens.
-
-        Returns logits [B, m, V] of the rows asked for and, if asked, n_layers + 1 hidden states [B,
-        n, H]: the embedding, what each layer but the last gives, and what the output layer reads.
-        """
-        ...
 
 
 class LlamaForward:
@@ -64,29 +41,25 @@ class LlamaForward:
         self._rotation = rotations(body.rotary_emb, max_length, model.dtype)
 
     def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: BufferCache,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
-        added: Tensor | None = None,
-    ) -> tuple[Tensor, Sequence[Tensor] | None]:
+        self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
+    ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`."""
-        x = F.embedding(tokens, self._embedding.weight)
-        x = x if added is None else x + added
-        cos, sin = self._rotation[:, positions].unsqueeze(2)
-        mask = None if mask is None else folded(mask, self._layers[0].groups)
-        states = []
+        x = F.embedding(rows.tokens, self._embedding.weight)
+        x = x if rows.added is None else x + rows.added
+        cos, sin = self._rotation[:, rows.positions].unsqueeze(2)
+        mask = None if rows.mask is None else folded(rows.mask, self._layers[0].groups)
+        last = len(self._layers)
+        wanted = [layer % (last + 1) for layer in hidden]
+        found: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
-            states.append(x)
+            if index in wanted:
+                found[index] = x
             x = layer(x, cos, sin, cache.layer(index), mask)
-        if hidden:
-            x = self._norm(x)
-            states.append(x)
+        if last in wanted:
+            x = found[last] = self._norm(x)
         x = picked(x, logits)
-        return self._model.lm_head(x if hidden else self._norm(x)), states if hidden else None
+        x = x if last in wanted else self._norm(x)
+        return self._model.lm_head(x), [found[index] for index in wanted]
 
 
 class DecoderLayer:
@@ -194,15 +167,6 @@ def _joined(parameters: Sequence[Tensor]) -> nn.Parameter:
     ):
         parameter.data = part
     return nn.Parameter(whole, requires_grad=False)
-
-
-def picked(x: Tensor, logits: LogitsFor) -> Tensor:
-    """Of the rows x [B, n, H] those that logits are wanted for."""
-    if logits == "all":
-        return x
-    if logits == "last":
-        return x[:, -1:]
-    return x[:, :0] if logits == "none" else x[:, list(logits)]
 
 
 def fits(model: PreTrainedModel) -> bool:

@@ -14,6 +14,7 @@ accepted tokens are computed anew from the target's states as soon as there are 
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from decoding.models.cached_lm import CachedLM
-from decoding.models.lm import LMOutput, LogitsFor
+from decoding.models.lm import LMOutput, RowsWanted
 from runtime.errors import UserError
 
 MAPS = ("from_states", "from_own")
@@ -123,8 +124,9 @@ class EagleDraft(CachedLM):
         parents: Tensor | None = None,
         *,
         extend: bool = False,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
+        hidden: Sequence[int] = (),
+        hidden_rows: RowsWanted = "all",
+        logits: RowsWanted = "all",
     ) -> LMOutput:
         """As `CachedLM.forward`. A row whose predecessor is in the target's cache reads the
         target's states there; the predecessor of any other row must have been run in an earlier
@@ -135,7 +137,9 @@ class EagleDraft(CachedLM):
             start = self._block_start if extend else self.length
             before = [start + parent for parent in parents.tolist()]
         self._added = self._after(before)
-        return super().forward(tokens, parents, extend=extend, hidden=hidden, logits=logits)
+        return super().forward(
+            tokens, parents, extend=extend, hidden=hidden, hidden_rows=hidden_rows, logits=logits
+        )
 
     def forward_masked(
         self,
@@ -143,8 +147,8 @@ class EagleDraft(CachedLM):
         positions: Tensor,
         visible: Tensor,
         *,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
+        hidden: Sequence[int] = (),
+        logits: RowsWanted = "all",
     ) -> LMOutput:
         """As `CachedLM.forward_masked`, of drafted tokens: each row reads the draft's own state at
         the last cached row that it sees, whatever the target has seen by now. Of the rows of the

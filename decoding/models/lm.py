@@ -7,18 +7,29 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-LogitsFor = Literal["all", "last", "none"] | Sequence[int]
-"""The rows of a call that logits are wanted for: with a large vocabulary those of a row cost as
-much as some layers."""
+RowsWanted = Literal["all", "last", "none"] | Sequence[int]
+"""The rows of a call that something is wanted for. With a large vocabulary the logits of one row
+cost as much as some layers."""
 
 
 @dataclass(frozen=True)
 class LMOutput:
-    """logits: [n, V] (or fewer rows, as asked); hidden: [n_layers + 1, n, H] when asked, else
-    None."""
+    """logits: [m, V] of the rows asked for; hidden: [len(layers), k, H] of the layers and rows
+    asked for, None where no layer was."""
 
     logits: Tensor
     hidden: Tensor | None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a call returns. hidden: layers, indices into the n_layers + 1 hidden states (-1: what
+    the output layer reads); hidden_rows: the rows they are wanted for; logits: the rows that logits
+    are wanted for."""
+
+    hidden: Sequence[int] = ()
+    hidden_rows: RowsWanted = "all"
+    logits: RowsWanted = "all"
 
 
 class LM(Protocol):
@@ -41,11 +52,14 @@ class LM(Protocol):
         parents: Tensor | None = None,
         *,
         extend: bool = False,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
+        hidden: Sequence[int] = (),
+        hidden_rows: RowsWanted = "all",
+        logits: RowsWanted = "all",
     ) -> LMOutput:
         """Append `tokens` [n] to the cache and return the distribution of what follows each of
         them.
+
+        `hidden`, `hidden_rows`, `logits`: see `Wanted`. Nothing else leaves the model.
 
         `parents` None: a chain that continues the cache. Otherwise a tree: `parents[i]` is the row
         of the tree that row i follows, or -1 for the last row of the cache before it. The tree

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from decoding.models.lm import LMOutput, LogitsFor
+from decoding.models.lm import LMOutput, RowsWanted
 
 Context = tuple[int, ...]
 Table = Callable[[Context], Tensor]
@@ -75,8 +75,9 @@ class TableLM:
         parents: Tensor | None = None,
         *,
         extend: bool = False,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
+        hidden: Sequence[int] = (),
+        hidden_rows: RowsWanted = "all",
+        logits: RowsWanted = "all",
     ) -> LMOutput:
         start, first_row = perf_counter(), self.length
         self._block_start = self._block_start if extend else first_row
@@ -89,11 +90,7 @@ class TableLM:
         rows = [self._logits_after(contexts[row]) for row in _wanted(logits, len(contexts))]
         output = LMOutput(
             torch.stack(rows) if rows else torch.zeros(0, self.vocab_size, dtype=torch.float64),
-            (
-                torch.stack([self._hidden_after(context) for context in contexts], dim=1)
-                if hidden
-                else None
-            ),
+            self._hidden_of(contexts, hidden, hidden_rows) if hidden else None,
         )
         self.forwards += 1
         self.seconds += perf_counter() - start
@@ -121,6 +118,13 @@ class TableLM:
             self._logits[context] = self.table(context).log()
         return self._logits[context]
 
+    def _hidden_of(
+        self, contexts: Sequence[Context], layers: Sequence[int], rows: RowsWanted
+    ) -> Tensor:
+        """[len(layers), k, width]."""
+        wanted = [contexts[row] for row in _wanted(rows, len(contexts))]
+        return torch.stack([self._hidden_after(context) for context in wanted], 1)[list(layers)]
+
     def _hidden_after(self, context: Context) -> Tensor:
         if context not in self._hidden:
             self._hidden[context] = torch.rand(
@@ -129,10 +133,10 @@ class TableLM:
         return self._hidden[context]
 
 
-def _wanted(logits: LogitsFor, n: int) -> Sequence[int]:
-    if not isinstance(logits, str):
-        return logits
-    return {"all": range(n), "last": range(n - 1, n), "none": range(0)}[logits]
+def _wanted(rows: RowsWanted, n: int) -> Sequence[int]:
+    if not isinstance(rows, str):
+        return rows
+    return {"all": range(n), "last": range(n - 1, n), "none": range(0)}[rows]
 
 
 def _generator(seed: int, name: str, context: Context) -> torch.Generator:

@@ -1,6 +1,7 @@
 """AdaEDL: stop before drawing where the entropy of the draft bounds its acceptance too low."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ class AdaEDL:
     exponential averages with weights `rate_memory` and `threshold_memory`. It starts afresh with
     every request. Agrawal et al. 2024 (2410.18351)."""
 
-    reads_hidden = None
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(
         self,

@@ -5,6 +5,8 @@ Confidence is the draft's probability at temperature 1 before filtering, so one 
 every warp, and a greedy draft (whose sampling distribution is always certain) can still be unsure.
 """
 
+from collections.abc import Sequence
+
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
 from runtime.errors import UserError
@@ -14,7 +16,8 @@ class DrawnConfidence:
     """Stop after drawing a token whose probability is below `threshold`; the token stays in the
     draft."""
 
-    reads_hidden = None
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(self, threshold: float) -> None:
         self.threshold = _checked(threshold)
@@ -37,7 +40,8 @@ class PredictableConfidence:
     """Stop before drawing where no token has probability `threshold`: decided by the prefix
     alone."""
 
-    reads_hidden = None
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(self, threshold: float) -> None:
         self.threshold = _checked(threshold)

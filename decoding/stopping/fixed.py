@@ -1,5 +1,7 @@
 """A fixed number of draft tokens per round."""
 
+from collections.abc import Sequence
+
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
 from runtime.errors import UserError
@@ -8,7 +10,8 @@ from runtime.errors import UserError
 class Fixed:
     """Stop after `gamma` tokens (Leviathan et al. 2023)."""
 
-    reads_hidden = None
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(self, gamma: int) -> None:
         if gamma < 1:

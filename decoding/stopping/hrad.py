@@ -2,8 +2,8 @@
 without branches)."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from torch import Tensor
 
@@ -32,10 +32,11 @@ class HRADStop:
         every round.
     """
 
-    reads_hidden: Literal["target"] = "target"
+    draft_layers: Sequence[int] = ()
 
     def __init__(self, checkpoint: str | Path, confidence: StopRule, balance: float = 1.0) -> None:
         self.predictor = load_classifier(checkpoint)
+        self.target_layers = self.predictor.features.layers
         self.balance = self._checked(balance, checkpoint)
         self.gamma: int = read_config(Path(checkpoint), KEY)["gamma"]
         self.confidence = confidence

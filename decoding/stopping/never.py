@@ -1,5 +1,7 @@
 """No stop rule: the structure's own size ends the draft."""
 
+from collections.abc import Sequence
+
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
 
@@ -7,7 +9,8 @@ from decoding.draft_tree import DraftStep
 class Never:
     """Never stop. What structures that do not ask a rule (trees, lookup) go with."""
 
-    reads_hidden = None
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(self) -> None:
         self.predicted: list[float] = []

@@ -29,7 +29,7 @@ class SpecDecPPStop:
         sent: both are lossless.
     """
 
-    reads_hidden: Literal["draft"] = "draft"
+    target_layers: Sequence[int] = ()
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class SpecDecPPStop:
         self.threshold, self.order = threshold, order
         self.least, self.most = _checked(threshold, bounds, order)
         self.predictor = load_head(checkpoint)
+        self.draft_layers = self.predictor.features.layers
         self.predicted: list[float] = []
 
     def begin_round(self, context: RoundContext) -> None:

@@ -27,7 +27,7 @@ class StopLoss:
             )
         self.rule, self.loss = rule, loss
         self.cost = read_cost(cost, "stop.cost")
-        self.reads_hidden = rule.reads_hidden
+        self.draft_layers, self.target_layers = rule.draft_layers, rule.target_layers
         self.predicted: list[float] = []
         self._behind, self._most = 0.0, 0.0  # in the unit of the costs
         self._step: DraftStep | None = None

@@ -23,7 +23,7 @@ BRANCH_RULES = ("rrsw", "point_mass", "spechub", "rrs")
 class ByContext:
     """A class that depends on what is committed."""
 
-    reads_hidden = None
+    target_layers = ()
 
     def __init__(self, confidence: DrawnConfidence | PredictableConfidence) -> None:
         self.confidence = confidence
@@ -36,7 +36,7 @@ class ByTarget(ByContext):
     """A class that depends on the target's states at the last verified position and the token after
     it."""
 
-    reads_hidden = "target"
+    target_layers = (-3, -2, -1)
 
     def classify(self, context: RoundContext) -> int:
         assert context.target_hidden is not None and context.next_embedding is not None

@@ -8,6 +8,7 @@ from decoding.models.cached_lm import CachedLM
 from tests.invariant.test_cached_lm import build, random_tokens
 
 LENGTHS = (7, 0, 3, 12)
+LAYERS = (-3, -2, -1)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2"])
@@ -25,7 +26,7 @@ def test_batch_equals_single_sequences(kind: str) -> None:
         if step == 3:
             rows = torch.tensor([1, 3])
             batch.keep(rows)
-        output = batch.step(continued[rows, step], hidden=True)
+        output = batch.step(continued[rows, step], LAYERS)
         assert output.hidden is not None
         for place, row in enumerate(rows.tolist()):
             logits, hidden = alone[row]
@@ -72,6 +73,6 @@ def test_a_sequence_goes_on_in_the_single_cache(kind: str) -> None:
 
 def own_run(lm: CachedLM, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     lm.crop(0)
-    output = lm.forward(tokens, hidden=True)
+    output = lm.forward(tokens, hidden=LAYERS)
     assert output.hidden is not None
     return output.logits, output.hidden

@@ -71,7 +71,7 @@ def test_chunks_and_crops(lm: CachedLM, seed: int) -> None:
         rows = slice(lm.length, min(lm.length + n, len(tokens)))
         if rows.start == rows.stop:
             break
-        output = lm.forward(tokens[rows], hidden=True)
+        output = lm.forward(tokens[rows], hidden=range(-len(hidden), 0))
         assert output.hidden is not None
         torch.testing.assert_close(output.logits, logits[rows], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(output.hidden, hidden[:, rows], atol=1e-4, rtol=1e-4)

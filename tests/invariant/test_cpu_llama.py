@@ -16,12 +16,14 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from decoding.models.cached_lm import CachedLM, TransformersForward
+from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import LlamaForward, fits
+from decoding.models.forward import TransformersForward
 from decoding.models.lm import LMOutput
 from decoding.models.packing import pack_linears
 from tests.invariant.test_cached_lm import SMALL, random_tokens
 
+LAYERS = (-1, -2, 0)
 BIASED = {"attention_bias": True, "mlp_bias": True}
 SCALED = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALED |= {"original_max_position_embeddings": 64, "rope_theta": 100.0}
@@ -61,24 +63,24 @@ def both(model: PreTrainedModel, packed: bool) -> tuple[CachedLM, CachedLM]:
 def calls(lm: CachedLM) -> list[LMOutput]:
     """A prompt, a row, a chain, a tree in two steps, rows that see what they are told to, and rows
     of a batch."""
-    outputs = [lm.forward(random_tokens(20, 1), hidden=True)]
-    outputs.append(lm.forward(random_tokens(1, 2), hidden=True))
-    outputs.append(lm.forward(random_tokens(6, 3), hidden=True, logits=[4, 1]))
+    outputs = [lm.forward(random_tokens(20, 1), hidden=LAYERS)]
+    outputs.append(lm.forward(random_tokens(1, 2), hidden=LAYERS))
+    outputs.append(lm.forward(random_tokens(6, 3), hidden=LAYERS, logits=[4, 1]))
     lm.keep_path([0, 1, 2])
-    outputs.append(lm.forward(random_tokens(5, 4), torch.tensor([-1, -1, 0, 1, 1]), hidden=True))
+    outputs.append(lm.forward(random_tokens(5, 4), torch.tensor([-1, -1, 0, 1, 1]), hidden=LAYERS))
     outputs.append(
         lm.forward(
-            random_tokens(3, 5), torch.tensor([2, 4, 4]), extend=True, hidden=True, logits="last"
+            random_tokens(3, 5), torch.tensor([2, 4, 4]), extend=True, hidden=LAYERS, logits="last"
         )
     )
     lm.keep_path([1, 4, 7])
-    outputs.append(lm.forward(random_tokens(20, 7), hidden=True))  # many rows after a prefix
+    outputs.append(lm.forward(random_tokens(20, 7), hidden=LAYERS))  # many rows after a prefix
     lm.crop(30)
     anchors = torch.tensor([2, 9, 26])
     visible = torch.cat(
         [torch.arange(lm.length) <= anchors[:, None], torch.eye(3, dtype=torch.bool)], dim=1
     )
-    outputs.append(lm.forward_masked(random_tokens(3, 6), anchors + 1, visible, hidden=True))
+    outputs.append(lm.forward_masked(random_tokens(3, 6), anchors + 1, visible, hidden=LAYERS))
     return outputs
 
 

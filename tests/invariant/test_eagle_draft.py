@@ -61,11 +61,13 @@ def test_rows_are_those_of_the_training() -> None:
     pair.target.forward(text)
     steps = unrolled(pair.draft.model, maps(), text[None], pair.target.states[None, :10], 4)
     pair.target.crop(6)
-    found = [pair.draft.forward(text[:7], hidden=True).hidden[-1]]
+    found = [pair.draft.forward(text[:7], hidden=(-1,)).hidden[-1]]
     for drafted, row in enumerate(range(7, 10)):
         parents = torch.tensor([drafted - 1])
         found.append(
-            pair.draft.forward(text[row, None], parents, extend=drafted > 0, hidden=True).hidden[-1]
+            pair.draft.forward(text[row, None], parents, extend=drafted > 0, hidden=(-1,)).hidden[
+                -1
+            ]
         )
     torch.testing.assert_close(
         found[0], steps[0][0, :7], rtol=1e-4, atol=1e-5

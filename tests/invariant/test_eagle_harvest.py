@@ -79,7 +79,9 @@ def test_features_of_candidates_are_those_of_the_first_drafted_token(pair: Model
         pair.draft.reset()
         pair.target.forward(known[:-1])
         pair.draft.forward(known)
-        hidden = pair.draft.forward(token[None], torch.tensor([-1]), hidden=True).hidden
+        hidden = pair.draft.forward(
+            token[None], torch.tensor([-1]), hidden=recipe.specdecpp.layers
+        ).hidden
         torch.testing.assert_close(
             feature, extract(hidden, recipe.specdecpp)[0], atol=1e-6, rtol=0.01
         )

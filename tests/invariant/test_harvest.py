@@ -112,7 +112,11 @@ def test_distributions_and_features_of_an_answer(pair: ModelPair) -> None:
         torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=0)
         if t % RECIPE.stride == 0:
             hidden = naive(pair.target, known)[1][:, -2:-1]
-            feature = extract(hidden, RECIPE.hrad, pair.target.embed(int(known[-1]))[None])[0]
+            feature = extract(
+                hidden[list(RECIPE.hrad.layers)],
+                RECIPE.hrad,
+                pair.target.embed(int(known[-1]))[None],
+            )[0]
             torch.testing.assert_close(answer.features[t // RECIPE.stride], feature)
 
 
@@ -151,7 +155,8 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
                 min(1.0, (p[token] / q[token]).item()), abs=1e-4
             )
             known = torch.cat([known, token[None]])
-            feature = extract(naive(pair.draft, known)[1][:, -1:], RECIPE.specdecpp)[0]
+            hidden = naive(pair.draft, known)[1][list(RECIPE.specdecpp.layers), -1:]
+            feature = extract(hidden, RECIPE.specdecpp)[0]
             torch.testing.assert_close(rolled.features[a, d], feature, atol=1e-6, rtol=0.01)
 
 
@@ -277,7 +282,10 @@ def test_specdecpp_features_read_the_mixed_sequence(pair: ModelPair) -> None:
         torch.from_numpy(row["features"]).view(torch.bfloat16).view(int(kept.sum()), -1).float()
     )
     torch.testing.assert_close(
-        stored, extract(hidden, RECIPE.specdecpp)[kept], atol=1e-6, rtol=0.01
+        stored,
+        extract(hidden[list(RECIPE.specdecpp.layers)], RECIPE.specdecpp)[kept],
+        atol=1e-6,
+        rtol=0.01,
     )
     torch.testing.assert_close(row["soft_label"], answer.distributions.accept[kept])
     assert torch.equal(row["token_ids"], answer.distributions.candidate[kept])

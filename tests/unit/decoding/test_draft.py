@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -15,16 +15,16 @@ from decoding.trace import Stopwatch
 COMMITTED = torch.tensor([1, 0, 2])
 
 
-def new_tree(warp: Warp | None = None, keep_hidden: bool = False) -> tuple[DraftTree, TableLM]:
+def new_tree(warp: Warp | None = None, layers: Sequence[int] = ()) -> tuple[DraftTree, TableLM]:
     lm = TableLM(random_table(3, seed=4))
     lm.forward(COMMITTED[:1])
-    return DraftTree(lm, COMMITTED, warp or Warp(), Stopwatch(), keep_hidden), lm
+    return DraftTree(lm, COMMITTED, warp or Warp(), Stopwatch(), layers), lm
 
 
 def new_step(
-    warp: Warp | None = None, keep_hidden: bool = False
+    warp: Warp | None = None, layers: Sequence[int] = ()
 ) -> tuple[DraftStep, DraftTree, TableLM]:
-    tree, lm = new_tree(warp, keep_hidden)
+    tree, lm = new_tree(warp, layers)
     return DraftStep(tree), tree, lm
 
 
@@ -66,7 +66,7 @@ def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int
 
 
 def test_hidden_states_ahead_and_behind() -> None:
-    step, tree, lm = new_step(keep_hidden=True)
+    step, tree, lm = new_step(layers=(-3, -2, -1))
     first = step.hidden()
     assert first.shape == (3, 4) and tree.forwards == 1
     step.push(1)
@@ -76,7 +76,9 @@ def test_hidden_states_ahead_and_behind() -> None:
     assert tree.forwards == 2 and not torch.equal(ahead, first)
     torch.testing.assert_close(
         ahead,
-        lm.forward(torch.tensor([1]), torch.tensor([2 - lm.length]), hidden=True).hidden[:, 0],
+        lm.forward(torch.tensor([1]), torch.tensor([2 - lm.length]), hidden=(-3, -2, -1)).hidden[
+            :, 0
+        ],
     )
 
 
@@ -89,7 +91,7 @@ def refuses(action: Callable[[], object]) -> bool:
 
 
 def test_asking_too_early_is_a_bug() -> None:
-    step, _, _ = new_step(keep_hidden=True)
+    step, _, _ = new_step(layers=(-3, -2, -1))
     assert refuses(step.drawn_unwarped_q) and refuses(step.previous_hidden)
 
 

@@ -125,7 +125,7 @@ def test_bad_requests(prompt: list[int], max_new: int, key: str) -> None:
 class Watching(Fixed):
     """A rule that reads the target, and keeps what it was shown."""
 
-    reads_hidden = "target"
+    target_layers = (-3, -2, -1)
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -140,7 +140,7 @@ def test_stop_rule_sees_the_last_verified_position() -> None:
     models, stop = pair(), Watching()
     trace = serial(models, warp=Warp(), stop=stop).decode([1, 2], 30, Sampler.seeded(4))
     probe = TableLM(models.target.table)
-    rows = probe.forward(torch.tensor([1, 2, *trace.tokens]), hidden=True).hidden
+    rows = probe.forward(torch.tensor([1, 2, *trace.tokens]), hidden=range(-3, 0)).hidden
     for number, context in enumerate(stop.seen):
         verified = len(context.committed) - 2
         assert torch.equal(context.target_hidden, rows[:, verified])

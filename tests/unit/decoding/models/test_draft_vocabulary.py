@@ -127,7 +127,7 @@ def test_logits_are_the_whole_draft_s_and_minus_infinity(tiny_pair_dir: Path, fi
     assert part.vocab_size == VOCAB and part.model.get_output_embeddings().weight.shape == (9, 24)
     chain, tree = torch.arange(1, 7), (torch.tensor([8, 31, 2]), torch.tensor([-1, 0, 0]))
     for tokens in ((chain,), tree):
-        ours, theirs = (lm.forward(*tokens, hidden=True) for lm in (part, whole))
+        ours, theirs = (lm.forward(*tokens, hidden=(-1,)) for lm in (part, whole))
         assert torch.equal(ours.hidden, theirs.hidden)
         torch.testing.assert_close(ours.logits[:, WITH_EOS], theirs.logits[:, WITH_EOS])
         assert (ours.logits[:, OUTSIDE] == -torch.inf).all() and ours.logits.dtype == torch.float32

@@ -61,7 +61,7 @@ def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
     pair = load_pair(pair_config(tiny_pair_dir))
     assert pair.target.max_length == pair.draft.max_length == 64
     assert pair.eos_ids == (0,)
-    output = pair.target.forward(torch.tensor([1, 2, 3]), hidden=True)
+    output = pair.target.forward(torch.tensor([1, 2, 3]), hidden=range(-5, 0))
     assert output.logits.shape == (3, 32) and output.logits.dtype == torch.float32
     assert output.hidden is not None and output.hidden.shape == (5, 3, 24)
 
@@ -205,7 +205,8 @@ def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir: Path, tmp_p
         pair.target.forward(torch.tensor([3, 4, 5]), logits="none")
     tokens, parents = torch.tensor([6, 7, 8]), torch.tensor([-1, 0, 0])
     ours, theirs = (
-        pair.target.forward(tokens, parents, hidden=True, logits=[0, 2]) for pair in (parts, whole)
+        pair.target.forward(tokens, parents, hidden=(-2, -1), logits=[0, 2])
+        for pair in (parts, whole)
     )
     assert ours.hidden is not None and theirs.hidden is not None
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-5, rtol=1e-5)

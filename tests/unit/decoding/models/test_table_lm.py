@@ -15,7 +15,7 @@ def test_distributions_depend_on_seed_and_recent_context_only() -> None:
 def test_cache_gives_the_distribution_of_the_whole_context() -> None:
     lm = TableLM(random_table(4, seed=1))
     lm.forward(torch.tensor([1, 2, 3]), logits="none")
-    output = lm.forward(torch.tensor([0, 1]), hidden=True)
+    output = lm.forward(torch.tensor([0, 1]), hidden=range(-3, 0))
     torch.testing.assert_close(
         output.logits.exp(), torch.stack([lm.distribution((3, 0)), lm.distribution((0, 1))])
     )

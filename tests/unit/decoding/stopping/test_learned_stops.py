@@ -13,7 +13,7 @@ from torch import Tensor
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStructure, DraftTree
 from decoding.engines.serial import SerialEngine
-from decoding.models.lm import LMOutput, LogitsFor
+from decoding.models.lm import LMOutput, RowsWanted
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp, iid
 from decoding.stopping.confidence import DrawnConfidence
@@ -50,8 +50,9 @@ class ScriptedLM:
         parents: Tensor | None = None,
         *,
         extend: bool = False,
-        hidden: bool = False,
-        logits: LogitsFor = "all",
+        hidden: Sequence[int] = (),
+        hidden_rows: RowsWanted = "all",
+        logits: RowsWanted = "all",
     ) -> LMOutput:
         self.length += len(tokens)
         self.forwards += 1
@@ -68,7 +69,7 @@ class ScriptedLM:
 def drafted(stop: SpecDecPPStop, accept: Sequence[float]) -> tuple[int, int]:
     """Tokens drawn and draft forwards spent in one round."""
     lm = ScriptedLM([*accept, *[0.5] * 30])
-    tree = DraftTree(lm, CONTEXT.committed, Warp(), Stopwatch(), keep_hidden=True)
+    tree = DraftTree(lm, CONTEXT.committed, Warp(), Stopwatch(), layers=(-1,))
     stop.begin_round(CONTEXT)
     Chain(25).grow(tree, CONTEXT, stop, iid, Sampler.seeded(0))
     return len(tree.token), lm.forwards
@@ -156,7 +157,7 @@ def test_hrad_class_decides(tmp_path: Path, outcome: int, eps: float, count: int
     stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3, gamma=4), DrawnConfidence(eps))
     stop.predictor = FixedClass(outcome, stop)  # type: ignore[assignment]
     context = RoundContext(
-        CONTEXT.committed, 100, target_hidden=torch.zeros(5, 2), next_embedding=torch.zeros(1)
+        CONTEXT.committed, 100, target_hidden=torch.zeros(1, 2), next_embedding=torch.zeros(1)
     )
     assert hrad_drafted(stop, context) == count
     assert stop.predicted == [outcome]
@@ -176,7 +177,7 @@ def test_hrad_weighs_classes_by_the_priors_it_was_calibrated_with(
         {"weight": torch.zeros(3, 64), "bias": torch.tensor([0.0, 0.0, math.log(2)])}
     )
     context = RoundContext(
-        CONTEXT.committed, 100, target_hidden=torch.zeros(5, 2), next_embedding=torch.zeros(1)
+        CONTEXT.committed, 100, target_hidden=torch.zeros(1, 2), next_embedding=torch.zeros(1)
     )
     assert stop.classify(context) == outcome
 
@@ -204,7 +205,7 @@ def hrad_drafted(stop: HRADStop, context: RoundContext) -> int:
 class Watching(Never):
     """Reads the target, as H-RAD does, and keeps what it is shown."""
 
-    reads_hidden = "target"
+    target_layers = (-3, -2, -1)
 
     def begin_round(self, context: RoundContext) -> None:
         self.predicted = [float(len(context.committed))]
@@ -222,7 +223,7 @@ def test_rules_see_the_last_verified_position_after_any_draft(structure: DraftSt
     trace = SerialEngine(pair, structure, stop, RrswVerifier(), Warp(), Warp()).decode(
         [1, 2], 60, Sampler.seeded(4)
     )
-    rows = TableLM(table).forward(torch.tensor([1, 2, *trace.tokens]), hidden=True).hidden
+    rows = TableLM(table).forward(torch.tensor([1, 2, *trace.tokens]), hidden=range(-3, 0)).hidden
     for context in stop.seen:
         assert torch.equal(context.target_hidden, rows[:, len(context.committed) - 2])
         assert torch.equal(context.next_embedding, pair.target.embed(int(context.committed[-1])))

@@ -1,0 +1,87 @@
+"""The forward of a causal model on some rows, with any cache: the interface, and the one that every
+model has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decoding.models.kv_cache import BufferCache
+from decoding.models.lm import RowsWanted
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one call, of B sequences.
+
+    tokens: [B, n]
+    positions: [B or 1, n]
+    mask: [B or 1, 1, n, L], added to the scores of the n rows with all L rows of the cache, these
+        included; None: one row sees everything, several begin an empty cache and are causal
+    added: [B, n, H], to the embeddings of the tokens; None: nothing
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    mask: Tensor | None = None
+    added: Tensor | None = None
+
+
+class Forward(Protocol):
+    """A causal model's forward, as `CachedLM` and `BatchedLM` call it."""
+
+    def __call__(
+        self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run the rows and append them to the cache.
+
+        Returns logits [B, m, V] of the rows asked for, and the hidden states [B, n, H] asked for:
+        `hidden` are indices into n_layers + 1 of them, the embedding, what each layer but the last
+        gives, and what the output layer reads."""
+        ...
+
+
+class TransformersForward:
+    """The `Forward` of any model, by its own modules."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def __call__(
+        self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
+    ) -> tuple[Tensor, list[Tensor]]:
+        """See `Forward`."""
+        inputs = {"input_ids": rows.tokens}
+        if rows.added is not None:
+            embedding = self._model.get_input_embeddings()
+            inputs = {"inputs_embeds": embedding(rows.tokens) + rows.added}
+        result = self._model(
+            **inputs,
+            attention_mask=rows.mask,
+            position_ids=rows.positions,
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=bool(hidden),
+            logits_to_keep=rows_to_keep(logits),
+        )
+        return result.logits, [result.hidden_states[layer] for layer in hidden]
+
+
+def rows_to_keep(logits: RowsWanted) -> int | slice | list[int]:
+    """As transformers has it: the last so many rows (0 is all of them), or which. No tensor: of a
+    model on several devices the last one, which picks the rows, need not be the one that the inputs
+    go to."""
+    if logits == "all" or logits == "last":
+        return int(logits == "last")
+    return slice(0) if logits == "none" else list(logits)
+
+
+def picked(x: Tensor, rows: RowsWanted) -> Tensor:
+    """Of the rows x [B, n, H] those that are wanted; a view unless they are listed."""
+    if rows == "all":
+        return x
+    if rows == "last":
+        return x[:, -1:]
+    return x[:, :0] if rows == "none" else x[:, list(rows)]
