@@ -21,7 +21,7 @@ def random_table(vocab_size: int, seed: int, concentration: float = 1.0) -> Tabl
 
     def distribution(context: Context) -> Tensor:
         weights = torch.full((vocab_size,), concentration, dtype=torch.float64)
-        return torch._sample_dirichlet(weights, _generator(seed, "distribution", context))
+        return torch._sample_dirichlet(weights, _generator(seed, "law", context))
 
     return distribution
 
@@ -140,4 +140,5 @@ def _wanted(rows: RowsWanted, n: int) -> Sequence[int]:
 
 
 def _generator(seed: int, name: str, context: Context) -> torch.Generator:
+    """name: what the numbers are for. It is part of the seed: renaming one changes every table."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name} {context}".encode()))

@@ -38,7 +38,7 @@ class ByTarget:
     """A class read off the target's states: it is wrong wherever they are not those of the last
     verified position."""
 
-    target_layers = (-3, -2, -1)
+    target_layers = range(-5, 0)
     confidence = DrawnConfidence(0.4)
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def test_classes_see_the_last_verified_position(pair: ModelPair) -> None:
     classes = ByTarget()
     trace = engine(pair, classes=classes).decode(PROMPT, 40, Sampler.seeded(3))
     pair.target.reset()
-    rows = pair.target.forward(torch.tensor([*PROMPT, *trace.tokens]), hidden=range(-3, 0)).hidden
+    rows = pair.target.forward(torch.tensor([*PROMPT, *trace.tokens]), hidden=range(-5, 0)).hidden
     assert len(classes.seen) > 5
     for context in classes.seen:
         verified = len(context.committed) - 2
