@@ -86,10 +86,10 @@ def test_first_line_is_a_command_that_works(file: Path) -> None:
     composed(Path(script).stem, *shlex.split(overrides))
 
 
-def documented(file: str) -> list[str]:
+def documented(page: Path) -> list[str]:
     """Commands of a page, sweeps aside, on one line each; `mine` is a pair that its reader
     makes."""
-    lines = (ROOT / file).read_text().replace("\\\n", " ").splitlines()
+    lines = page.read_text().replace("\\\n", " ").splitlines()
     found = [
         line.split(" #")[0].removeprefix("$ ") for line in lines if line.startswith("$ python ")
     ]
@@ -100,7 +100,12 @@ def documented(file: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("command", [*documented("README.md"), *documented("docs/guide.md")])
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize(
+    "command", sorted({command for page in PAGES for command in documented(page)})
+)
 def test_commands_of_the_docs_compose(command: str) -> None:
     _, script, *overrides = shlex.split(command)
     assert (ROOT / script).is_file()
