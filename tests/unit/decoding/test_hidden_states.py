@@ -44,12 +44,13 @@ def noted(lm: object, monkeypatch: pytest.MonkeyPatch) -> list[LMOutput]:
 def test_prefill_returns_one_position_for_hrad(
     pair: ModelPair, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reads = FeatureSpec("target", LAYERS, embedding=True)
     checkpoint = write_checkpoint(
-        tmp_path / "hrad", "hrad", WIDTH, features=FeatureSpec("target", LAYERS, embedding=True)
+        tmp_path / "hrad", "hrad", reads.dim(WIDTH, WIDTH), features=reads
     )
     stop, outputs = HRADStop(checkpoint, DrawnConfidence(0.3)), noted(pair.target, monkeypatch)
     engine = SerialEngine(pair, Chain(4), stop, TokenVerifier(), Warp(), Warp())
-    trace = engine.decode([1, *range(2, length + 1)], 20, Sampler.seeded(1))
+    trace = engine.decode([1 + place % 30 for place in range(length)], 20, Sampler.seeded(1))
     prefill, *rounds = outputs
     assert prefill.hidden.shape == (len(LAYERS), 1, WIDTH) and len(prefill.logits) == 0
     assert prefill.hidden.untyped_storage().nbytes() == prefill.hidden.nbytes
