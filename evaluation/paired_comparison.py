@@ -9,9 +9,8 @@ import numpy as np
 from decoding.trace import Trace
 from evaluation.interleaving import Traces
 from evaluation.metrics import profile
-from evaluation.replay.tuning import RESAMPLES
 from evaluation.tables import markdown
-from runtime.intervals import Estimate
+from runtime.intervals import Estimate, bootstrap, drawn
 
 
 @dataclass(frozen=True)
@@ -64,16 +63,9 @@ def speed_of_prompts(repeats: Sequence[Sequence[Trace]]) -> list[float]:
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Estimate:
     """Median over prompts of ours / theirs, both of the same prompts, with the 95 % bootstrap
-    interval over prompts.
-
-    Percentiles of `RESAMPLES` medians; no interval for a single prompt.
-    """
+    interval over prompts; no interval for a single prompt."""
     ratios = np.array(ours, dtype=float) / np.array(theirs, dtype=float)
-    if len(ratios) < 2:
-        return Estimate(float(np.median(ratios)))
-    drawn = np.random.default_rng(seed).integers(len(ratios), size=(RESAMPLES, len(ratios)))
-    low, high = np.quantile(np.median(ratios[drawn], axis=1), (0.025, 0.975))
-    return Estimate(float(np.median(ratios)), float(low), float(high))
+    return bootstrap(lambda times: np.median(drawn(ratios, times), -1), len(ratios), seed)
 
 
 def paired_table(found: Mapping[str, PairedComparison]) -> str:

@@ -5,9 +5,11 @@ whole prompts with replacement. Intervals are 95 % pivotal ones (2 value - upper
 lower quantile), widened to contain the value: an absolute gap grows with every layer of noise, and
 the quantiles themselves are too high by one layer."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +17,9 @@ from predictors.base import Predictor, Records
 from predictors.metrics import log_loss, one_column, squared_error
 from predictors.survival import Prefixes, by_depth, prefixes
 from predictors.training.trainer import logits_in_chunks
+from runtime.intervals import Array, bootstrap
 
 BINS = 10
-RESAMPLES = 1000
 
 
 def measured(predictor: Predictor, records: Records, rounds: Records | None) -> dict[str, Any]:
@@ -98,9 +100,9 @@ def reliability(probs: Tensor, targets: Tensor, group: Tensor, seed: int = 0) ->
     return {
         "rows": len(probs),
         "prompts": len(group.unique()),
-        "ece": bootstrap(cell * (predicted - outcome)[:, None], group, seed),
-        "brier": bootstrap(squared_error(probs, targets)[:, None], group, seed),
-        "log_loss": bootstrap(log_loss(probs, targets)[:, None], group, seed),
+        "ece": mean_gap(cell * (predicted - outcome)[:, None], group, seed),
+        "brier": mean_gap(squared_error(probs, targets)[:, None], group, seed),
+        "log_loss": mean_gap(log_loss(probs, targets)[:, None], group, seed),
         "bins": [[n / len(probs), f / n, s / n] for n, f, s in sums.tolist() if n],
     }
 
@@ -112,14 +114,14 @@ def change(
     0 is better."""
     before, after, targets = before.double(), after.double(), targets.double()
     return {
-        name: bootstrap(
+        name: mean_gap(
             (score(after, targets) - score(before, targets))[:, None], group, seed, signed=True
         )
         for name, score in (("brier", squared_error), ("log_loss", log_loss))
     }
 
 
-def bootstrap(values: Tensor, group: Tensor, seed: int, signed: bool = False) -> list[float]:
+def mean_gap(values: Tensor, group: Tensor, seed: int, signed: bool = False) -> list[float]:
     """Estimate of sum_b |mean over rows of values[:, b]|, or of the mean itself where `signed` (one
     column).
 
@@ -127,27 +129,18 @@ def bootstrap(values: Tensor, group: Tensor, seed: int, signed: bool = False) ->
     NaN]."""
     _, prompt = torch.unique(group, return_inverse=True)
     prompts = int(prompt.max()) + 1
-    sums = torch.zeros(prompts, values.shape[1], dtype=torch.float64).index_add_(
-        0, prompt, values.double()
-    )
-    times = torch.cat([torch.ones(1, prompts, dtype=torch.float64), resamples(prompts, seed)])
-    means = times @ sums / (times @ torch.bincount(prompt).double())[:, None]
-    value, *resampled = (means[:, 0] if signed else means.abs().sum(1)).tolist()
-    if prompts < 2:
-        return [value, float("nan"), float("nan")]
-    quantiles = torch.tensor(resampled).double().quantile(torch.tensor([0.975, 0.025]).double())
-    low, high = (2 * value - quantiles).tolist()
+    rows = torch.bincount(prompt).double().numpy()
+    sums = torch.zeros(prompts, values.shape[1], dtype=torch.float64)
+    table = sums.index_add_(0, prompt, values.double()).numpy()
+
+    def statistic(times: Array) -> Array:
+        means = times @ table / (times @ rows)[..., None]
+        return means[..., 0] if signed else np.abs(means).sum(-1)
+
+    value, low, high = bootstrap(statistic, prompts, seed, pivotal=True)
+    if low is None or high is None:
+        return [value, math.nan, math.nan]
     return [value, min(value, low if signed else max(0.0, low)), max(value, high)]
-
-
-def resamples(prompts: int, seed: int) -> Tensor:
-    """[RESAMPLES, prompts]: how often each prompt is drawn."""
-    drawn = torch.randint(
-        prompts, (RESAMPLES, prompts), generator=torch.Generator().manual_seed(seed)
-    )
-    return torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
-        1, drawn, torch.ones_like(drawn).double()
-    )
 
 
 def mass_bins(predicted: Tensor) -> Tensor:

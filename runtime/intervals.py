@@ -1,21 +1,16 @@
-"""Ratios of what traces count, with 95 % bootstrap intervals over prompts.
+"""95 % bootstrap intervals over groups of what was observed: prompts, requests, rounds.
 
-A ratio is one of sums over requests. Requests of one prompt depend on each other, so resamples draw
-whole prompts."""
+Observations of one group (the requests of one prompt) depend on each other, so a resample draws
+whole groups with replacement."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoding.trace import Trace
-from evaluation.replay.tuning import RESAMPLES
-
 Array = NDArray[np.float64]
-Count = Callable[[Trace], float]
-Sums = Mapping[tuple[str, str], Sequence[float]]
-"""What is counted, by dataset and prompt."""
+RESAMPLES = 1000
 METHOD = "95 % bootstrap intervals over prompts"
 
 
@@ -32,47 +27,32 @@ def columns(name: str) -> list[str]:
     return [name, f"{name} low", f"{name} high"]
 
 
-def counted(traces: Sequence[Trace], *counts: Count) -> Sums:
-    """Sums over the requests of each prompt."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for trace in traces:
-        sums = found.setdefault((trace.dataset, trace.prompt_id), [0.0] * len(counts))
-        for place, count in enumerate(counts):
-            sums[place] += count(trace)
-    return found
+def bootstrap(
+    statistic: Callable[[NDArray[Any]], Any], groups: int, seed: int = 0, pivotal: bool = False
+) -> Estimate:
+    """A statistic and the interval between its 2.5 % and 97.5 % quantiles over `RESAMPLES`.
 
-
-def ratio(traces: Sequence[Trace], above: Count, below: Count) -> Estimate:
-    """0 where nothing is counted below."""
-    return bootstrap(
-        counted(traces, above, below), lambda sums: divided(sums[..., 0], sums[..., 1])
-    )
-
-
-def compared(ours: Sums, theirs: Sums, statistic: Callable[[Array, Array], Any]) -> Estimate:
-    """A statistic of two methods' sums [..., k] on the prompts both have; the same prompts are
-    drawn for both."""
-    shared = [prompt for prompt in ours if prompt in theirs]
-    width = len(ours[shared[0]])
-    both = {prompt: [*ours[prompt], *theirs[prompt]] for prompt in shared}
-    return bootstrap(both, lambda sums: statistic(sums[..., :width], sums[..., width:]))
-
-
-def bootstrap(sums: Sums, statistic: Callable[[Array], Any], seed: int = 0) -> Estimate:
-    """statistic: of sums [..., k] over prompts, one value for each."""
-    table = np.array(list(sums.values()), dtype=np.float64)
-    value = float(statistic(table.sum(0)))
-    prompts = len(table)
-    if prompts < 2:
+    statistic: of `times` [..., groups], how often each group is drawn, one value for each set of
+        draws; the estimate is its value where each group is drawn once
+    pivotal: the interval lies mirrored about the value (2 value - upper quantile, 2 value - lower
+        quantile): for a statistic that noise makes larger, such as an absolute difference
+    """
+    value = float(statistic(np.ones(groups, dtype=np.int64)))
+    if groups < 2:
         return Estimate(value)
-    drawn = np.random.default_rng(seed).multinomial(
-        prompts, np.full(prompts, 1 / prompts), size=RESAMPLES
-    )
-    low, high = np.quantile(statistic(drawn @ table), (0.025, 0.975))
+    low, high = np.quantile(statistic(draws(groups, seed)), (0.025, 0.975))
+    if pivotal:
+        low, high = 2 * value - high, 2 * value - low
     return Estimate(value, float(low), float(high))
 
 
-def divided(above: Any, below: Any) -> Any:
-    """0 where `below` is 0."""
-    above, below = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
-    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+def draws(groups: int, seed: int) -> NDArray[np.int64]:
+    """[RESAMPLES, groups], how often each group is drawn."""
+    share = np.full(groups, 1 / groups)
+    return np.random.default_rng(seed).multinomial(groups, share, size=RESAMPLES)
+
+
+def drawn(values: Array, times: NDArray[np.int64]) -> Array:
+    """values [groups], each as often as it is drawn. times, and what is returned: [..., groups]."""
+    each = np.broadcast_to(values, times.shape).ravel()
+    return np.repeat(each, times.ravel()).reshape(times.shape)

@@ -12,9 +12,9 @@ from decoding.cost import CostTable
 from evaluation.replay.policies import Policy
 from evaluation.replay.simulate import Counts, Replayer
 from evaluation.replay.table import RolloutTable
+from runtime.intervals import bootstrap
 
 Array = NDArray[np.float64]
-RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,10 @@ def best(candidates: Iterable[Candidate], cost: CostTable) -> Candidate:
 def interval(above: Array, below: Array, seed: int = 0) -> tuple[float, float]:
     """95 % bootstrap interval over responses of sum(above) / sum(below), both [B]. NaN for a single
     one."""
-    batch = len(above)
-    if batch < 2:
+    found = bootstrap(lambda times: (times @ above) / (times @ below), len(above), seed)
+    if found.low is None or found.high is None:
         return math.nan, math.nan
-    drawn = np.random.default_rng(seed).multinomial(
-        batch, np.full(batch, 1 / batch), size=RESAMPLES
-    )
-    low, high = np.quantile((drawn @ above) / (drawn @ below), (0.025, 0.975))
-    return float(low), float(high)
+    return found.low, found.high
 
 
 def span(ends: Sequence[float | None]) -> str:

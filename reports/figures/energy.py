@@ -6,10 +6,11 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
+from evaluation.ratios import compared, counted, divided, ratio
 from reports.artifacts import Evaluation
 from reports.drawing import Record, bars, legend, panels, records
 from reports.figure import Cell, Figure, Missing
-from runtime.intervals import METHOD, compared, counted, divided, ratio
+from runtime.intervals import METHOD
 from runtime.intervals import columns as estimate_columns
 
 PLAIN = "autoregressive"

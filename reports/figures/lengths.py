@@ -12,12 +12,13 @@ from matplotlib.ticker import MaxNLocator
 
 from decoding.trace import Trace
 from evaluation.metrics import accepted_tokens
+from evaluation.ratios import counted, ratio
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Figure, Missing
 from reports.figures.speed import specbranch
 from reports.runs import Method, Run, extent, runs
-from runtime.intervals import METHOD, Estimate, columns, counted, ratio
+from runtime.intervals import METHOD, Estimate, columns
 
 COMMAND = "python scripts/evaluate.py experiment=draft_lengths"
 CHOOSING = ("HRADStop", "SpecDecPPStop", "DrawnConfidence", "PredictableConfidence", "AdaEDL")

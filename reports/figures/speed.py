@@ -7,23 +7,14 @@ from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
 from evaluation.metrics import accepted_runs, draft_steps, drafted_tokens, tokens_per_second
+from evaluation.ratios import Count, compared, counted, divided, ratio
 from evaluation.tables import BASELINE
 from evaluation.timeline import TABLES, Devices, modelled_seconds
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Figure
 from reports.runs import Run, branches, extent, pearl, runs, with_all, with_method
-from runtime.intervals import (
-    METHOD,
-    Array,
-    Count,
-    Estimate,
-    columns,
-    compared,
-    counted,
-    divided,
-    ratio,
-)
+from runtime.intervals import METHOD, Array, Estimate, columns
 
 DRAFTED = "drafted/round"
 SPEED, CALLS, RUN, ROLLBACK = "speed-up", "tokens/target call", "accepted run M", "rollback rate RB"

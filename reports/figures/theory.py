@@ -15,13 +15,14 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from decoding.models.machine import in_words, other_machine
+from evaluation.ratios import estimate
 from reports.artifacts import Evaluation, Json
 from reports.drawing import COLOURS, DASHES, Record, reach, records
 from reports.estimates import mean
 from reports.figure import Cell, Figure, Missing
 from reports.figures.speed import speedup
 from reports.runs import Method, Run, pooled, runs
-from runtime.intervals import METHOD, Estimate, bootstrap
+from runtime.intervals import METHOD, Estimate
 from runtime.intervals import columns as estimate_columns
 
 COSTS = "python scripts/tune.py"
@@ -132,7 +133,7 @@ def acceptance(rounds: Sequence[Rounds]) -> Estimate:
         for prompt in part.group.unique().tolist()
         for rows in [part.group == prompt]
     }
-    return bootstrap(sums, lambda found: found[..., 0] / (found[..., 0] + found[..., 1]))
+    return estimate(sums, lambda found: found[..., 0] / (found[..., 0] + found[..., 1]))
 
 
 def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[Cell] | None:

@@ -7,13 +7,14 @@ from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import STAGES
 from evaluation.metrics import profile
+from evaluation.ratios import ratio
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Figure
 from reports.figures.speed import specbranch, specdecpp
 from reports.figures.trees import trees
 from reports.runs import Run, extent, pooled
-from runtime.intervals import METHOD, columns, ratio
+from runtime.intervals import METHOD, columns
 
 ROUND = "round, ms"
 

@@ -6,12 +6,13 @@ from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
 from evaluation.metrics import drafted_tokens
+from evaluation.ratios import ratio
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Figure
 from reports.figures.speed import CALLS, SPEED, speedup, tokens_per_call
 from reports.runs import Method, Run, extent, runs, with_all, with_method
-from runtime.intervals import METHOD, columns, ratio
+from runtime.intervals import METHOD, columns
 
 WIDE = {
     "SpecInfer": "SpecInfer",

@@ -7,9 +7,9 @@ from torch import Tensor
 from predictors.metrics import brier
 from predictors.reliability import (
     BINS,
-    bootstrap,
     change,
     mass_bins,
+    mean_gap,
     reliability,
     stages,
     two_columns,
@@ -68,13 +68,13 @@ def test_resamples_draw_whole_prompts() -> None:
     """200 prompts of 30 equal rows carry no more than 200 rows do."""
     generator = torch.Generator().manual_seed(0)
     value = torch.randn(200, 1, generator=generator).double()
-    alone = bootstrap(value, torch.arange(200), 0, signed=True)
-    repeated = bootstrap(
+    alone = mean_gap(value, torch.arange(200), 0, signed=True)
+    repeated = mean_gap(
         value.repeat_interleave(30, 0), torch.arange(200).repeat_interleave(30), 0, signed=True
     )
     assert repeated == pytest.approx(alone)
     assert alone[2] - alone[1] == pytest.approx(4 * float(value.std()) / math.sqrt(200), rel=0.1)
-    naive = bootstrap(value.repeat_interleave(30, 0), torch.arange(6000), 0, signed=True)
+    naive = mean_gap(value.repeat_interleave(30, 0), torch.arange(6000), 0, signed=True)
     assert naive[2] - naive[1] < (alone[2] - alone[1]) / 4
 
 

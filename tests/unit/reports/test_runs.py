@@ -2,9 +2,10 @@
 
 import pytest
 
+from evaluation.ratios import compared, counted, divided, estimate, ratio
 from reports.figure import Missing
 from reports.runs import extent, method, pooled, runs, sweeps, with_method
-from runtime.intervals import Estimate, bootstrap, compared, counted, divided, ratio
+from runtime.intervals import Estimate
 from tests.evaluations import chain, evaluation, plain, trace
 from tests.evaluations import method as made
 
@@ -118,4 +119,4 @@ def test_what_is_compared_is_paired() -> None:
     assert counted([trace([chain(1, 1)], prompt="a")] * 2, lambda t: 2, lambda t: 3) == {
         ("toy", "a"): [4, 6]
     }
-    assert bootstrap({("x", "a"): [3.0]}, lambda sums: sums[..., 0]) == Estimate(3.0)
+    assert estimate({("x", "a"): [3.0]}, lambda sums: sums[..., 0]) == Estimate(3.0)
