@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,10 +16,27 @@ from torch import Tensor
 
 from decoding.models.lm import LM
 from decoding.trace import RoundTrace, Trace
-from evaluation.replay.simulate import Counts
 from runtime.errors import UserError
 
 SAMPLES = 3  # rounds of one size below which their seconds are no measurement
+
+
+class Counts(Protocol):
+    """What is priced, per response, [B] each. forwards: of the draft; calls: numbers the stop rule
+    computed; tokens: of the response; by_length: [B, G + 1], rounds (one target forward each) by
+    the length of their draft."""
+
+    @property
+    def forwards(self) -> NDArray[np.float64]: ...
+
+    @property
+    def calls(self) -> NDArray[np.float64]: ...
+
+    @property
+    def tokens(self) -> NDArray[np.float64]: ...
+
+    @property
+    def by_length(self) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True)

@@ -312,6 +312,7 @@ class StopRule(Protocol):
 
     draft_layers, target_layers: layers of the two models whose hidden states the rule reads
         (negative, -1: what the output layer reads), in the order it gets them; nothing else is kept
+    stops_never: whether it leaves the length of a draft to the structure
     predicted: what the rule computed this round, one number per decision, for the trace
     """
 
@@ -322,6 +323,9 @@ class StopRule(Protocol):
 
     @property
     def target_layers(self) -> Sequence[int]: ...
+
+    @property
+    def stops_never(self) -> bool: ...
 
     def begin_round(self, context: RoundContext) -> None: ...
 

@@ -24,22 +24,22 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.storage.dataset import read_manifest, read_responses
-from decoding.draft_tree import StopRule
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.models.lm import LM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import dtypes, in_words
 from decoding.sampling import Sampler, Warp
+from decoding.stopping.base import TunableRule, setting_of
+from decoding.stopping.policy import Policy
+from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
 from evaluation.metrics import accepted_tokens, drafted_tokens
 from evaluation.replay.candidates import check_out, refuse_foreign_checkpoint, refuse_other_pair
-from evaluation.replay.policies import Policy, policy_of, threshold_of
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer, Step
-from evaluation.replay.table import RolloutTable
 from runtime.cli import hydra_script
 from runtime.errors import UserError, checked_count
 from runtime.files import write_json
@@ -70,8 +70,8 @@ def main(cfg: DictConfig) -> None:
     with tqdm(total=len(stops) * len(responses), desc="decode", unit="prompt") as bar:
         for (name, level), stop in stops.items():
             rows = found[f"{name} {level}"] = []
-            policy, replayer = policy_of(stop, table), Replayer(table, manifest["gamma"])
-            counts, steps = replayer.walk(policy, threshold_of(stop)[1])
+            policy, replayer = stop.policy(table), Replayer(table, manifest["gamma"])
+            counts, steps = replayer.walk(policy, setting_of(stop))
             for index, response in enumerate(responses):
                 trace = decode(pair, stop, response, manifest)
                 rows.append(compare(counts, index, trace) | {"prompt": response["prompt_id"]})
@@ -104,7 +104,9 @@ def refuse_other_dtypes(here: Mapping[str, str], harvested: Mapping[str, str] | 
         )
 
 
-def stop_rules(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[tuple[str, float], StopRule]:
+def stop_rules(
+    cfg: DictConfig, manifest: Mapping[str, Any]
+) -> dict[tuple[str, float], TunableRule]:
     """Every rule at every setting. Raises UserError where none is left or a checkpoint is not for
     the harvest."""
     levels = {name: cfg.settings[name] for name in cfg.rules if cfg.settings.get(name)}
@@ -126,17 +128,17 @@ def stop_rules(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[tuple[str, 
     }
 
 
-def stop_rule(cfg: DictConfig, name: str, level: float) -> StopRule:
+def stop_rule(cfg: DictConfig, name: str, level: float) -> TunableRule:
     """The rule with this threshold."""
-    setting, _ = threshold_of(instantiate(cfg.rules[name]))
+    setting = instantiate(cfg.rules[name]).setting
     values = OmegaConf.create(OmegaConf.to_container(cfg.rules[name], resolve=True))
     OmegaConf.update(values, setting, level)
-    stop: StopRule = instantiate(values)
+    stop: TunableRule = instantiate(values)
     return stop
 
 
 def decode(
-    pair: ModelPair, stop: StopRule, response: Mapping[str, Any], manifest: Mapping[str, Any]
+    pair: ModelPair, stop: TunableRule, response: Mapping[str, Any], manifest: Mapping[str, Any]
 ) -> Trace:
     chain: Any = Chain(manifest["gamma"])
     verifier: Any = TokenVerifier()

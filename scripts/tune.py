@@ -26,13 +26,13 @@ from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
 from data_gen.storage.dataset import read_manifest
 from decoding.cost import CostTable, observed_cost, regress_traces
-from decoding.draft_tree import StopRule
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.sampling import Sampler
-from decoding.stopping.fixed import Fixed
+from decoding.stopping.base import TunableRule
+from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
@@ -48,7 +48,6 @@ from evaluation.replay.candidates import (
     refuse_other_pair,
     replayer,
 )
-from evaluation.replay.policies import threshold_of
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import (
     Candidate,
@@ -78,7 +77,7 @@ def main(cfg: DictConfig) -> None:
     tables = {
         name: given_cost(node, manifest) for name, node in given.items() if "_target_" in node
     }
-    stops: dict[str, StopRule] = {name: instantiate(cfg.rules[name]) for name in cfg.methods}
+    stops: dict[str, TunableRule] = {name: instantiate(cfg.rules[name]) for name in cfg.methods}
     chosen_on, judged_on = (
         replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge)
     )
@@ -189,7 +188,7 @@ def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
 
 
 def measured_cost(
-    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]
+    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
 ) -> CostTable:
     """From real decodes, saved for cost=measured."""
     pair = load_pair(cfg.pair)
@@ -211,7 +210,7 @@ def measured_cost(
 
 
 def decode_some(
-    cfg: DictConfig, pair: ModelPair, gamma_max: int, stops: Mapping[str, StopRule]
+    cfg: DictConfig, pair: ModelPair, gamma_max: int, stops: Mapping[str, TunableRule]
 ) -> dict[str, list[Trace]]:
     """Traces of plain decoding, of fixed draft lengths and of every rule, request by request in
     turn."""
@@ -220,12 +219,15 @@ def decode_some(
         instantiate(cfg.draft_warp),
         frozenset(pair.eos_ids),
     )
-    rules: dict[str, StopRule] = {f"fixed {gamma}": Fixed(gamma) for gamma in cfg.cost.gammas}
-    rules |= {name: stop for name, stop in stops.items() if not isinstance(stop, Fixed)}
-    chain: Any = Chain(max(gamma_max, *cfg.cost.gammas))
+    most = max(gamma_max, *cfg.cost.gammas)
+    rules: dict[str, tuple[int, Any]] = {
+        f"fixed {gamma}": (gamma, Never()) for gamma in cfg.cost.gammas
+    }
+    rules |= {name: (most, stop) for name, stop in stops.items() if stop.calls_cost}
     verifier: Any = TokenVerifier()
     engines: dict[str, Engine] = {PLAIN: AutoregressiveEngine(pair, warp, eos)}
-    for name, stop in rules.items():
+    for name, (gamma, stop) in rules.items():
+        chain: Any = Chain(gamma)
         engines[name] = SerialEngine(pair, chain, stop, verifier, warp, draft_warp, eos)
     tokens, shares = cfg.cost.max_new_tokens, cfg.splits
     requests = requests_of_split(
@@ -249,12 +251,12 @@ def decode_some(
 
 
 def about(
-    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, StopRule]
+    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
 ) -> dict[str, Any]:
     """What the thresholds belong to."""
     rules = {}
     for name, stop in stops.items():
-        folder, setting = cfg.rules[name].get("checkpoint"), threshold_of(stop)[0]
+        folder, setting = cfg.rules[name].get("checkpoint"), stop.setting
         rules[name] = {
             "setting": setting,
             "stop": thresholds.rule_settings(cfg.rules[name], setting),

@@ -32,7 +32,7 @@ PARTS = {
     "stop": {
         "fixed": "decoding.stopping.fixed.Fixed",
         "never": "decoding.stopping.never.Never",
-        "confidence": "decoding.stopping.confidence.DrawnConfidence",
+        "confidence": "decoding.stopping.confidence.Confidence",
         "hrad": "decoding.stopping.hrad.HRADStop",
         "acceptance": "decoding.stopping.specdecpp.SpecDecPPStop",
     },

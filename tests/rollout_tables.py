@@ -11,8 +11,8 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.lm import LM, Pair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import HRADStop
+from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.stopping.specdecpp import SpecDecPPStop
-from evaluation.replay.table import RolloutTable, build
 from predictors.inputs import extract
 
 

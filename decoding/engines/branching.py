@@ -17,15 +17,24 @@ from decoding.draft import Draft, RoundContext
 from decoding.draft_tree import DraftStep, DraftTree, StopRule
 from decoding.models.lm import LM
 from decoding.sampling import Sampler, Warp, iid, top_tokens
-from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
-from decoding.stopping.hrad import ALL, NONE, SOME
-from decoding.stopping.never import Never
+from decoding.stopping.policy import ALL, NONE, SOME
 from decoding.structures.chain import draw_chain
 from decoding.trace import Stopwatch
 from decoding.verifiers.tree_walk import TreeVerifier
 from runtime.errors import UserError
 
-Confidence = DrawnConfidence | PredictableConfidence
+
+class ConfidenceRule(StopRule, Protocol):
+    """A rule on the draft's own confidence, which says what of a branch is worth keeping.
+
+    keeps_unsure: whether it stops after the token it found unsure, which is then in the draft
+    """
+
+    keeps_unsure: bool
+
+    def before_drawing(self) -> StopRule:
+        """The same rule, decided before a token is drawn."""
+        ...
 
 
 class Classes(Protocol):
@@ -38,7 +47,7 @@ class Classes(Protocol):
     def target_layers(self) -> Sequence[int]: ...
 
     @property
-    def confidence(self) -> Confidence: ...
+    def confidence(self) -> ConfidenceRule: ...
 
     def classify(self, context: RoundContext) -> int:
         """0 none, 1 until the confidence rule stops, 2 all: what is drafted after
@@ -51,7 +60,7 @@ class Always:
     """One class whatever the context is: SpecBranch without its predictor."""
 
     outcome: int
-    confidence: Confidence
+    confidence: ConfidenceRule
     target_layers: Sequence[int] = ()
 
     def classify(self, context: RoundContext) -> int:
@@ -59,23 +68,18 @@ class Always:
 
 
 def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
-    """What a stop rule means here: a confidence rule is class "some" everywhere, no rule is class
-    "all". gamma: length of a draft, which a predictor of classes was trained for."""
-    if isinstance(stop, Confidence):
-        return Always(SOME, stop)
-    if isinstance(stop, Never):
-        return Always(ALL, PredictableConfidence(0.0))
+    """How far `stop` says to draft. gamma: length of a draft, which a predictor of classes was
+    trained for."""
     if not hasattr(stop, "classify"):
         raise UserError(
             f"stop, engine: {type(stop).__name__} does not say how far to draft from verified"
             " tokens. Use stop=hrad, confidence, confidence_before or never with this engine"
         )
     classes = cast(Classes, stop)
-    if not isinstance(classes.confidence, Confidence):
+    if not hasattr(classes.confidence, "before_drawing"):
         raise UserError(
             f"stop.confidence, engine: {type(classes.confidence).__name__} cannot say how much of a"
-            " branch to keep. Use DrawnConfidence or PredictableConfidence of"
-            " decoding.stopping.confidence"
+            " branch to keep. Use stop/confidence or stop/confidence_before there"
         )
     trained = getattr(stop, "gamma", gamma)
     if trained != gamma:
@@ -155,14 +159,14 @@ class Drafter:
         lm: LM,
         warp: Warp,
         rule: TreeVerifier,
-        confidence: Confidence,
+        confidence: ConfidenceRule,
         gamma: int,
         k_max: int,
         sampler: Sampler,
     ) -> None:
         self.lm, self.warp, self.rule, self.gamma, self.k_max = lm, warp, rule, gamma, k_max
         self.confidence = confidence
-        self.cut = PredictableConfidence(confidence.threshold)
+        self.cut = confidence.before_drawing()
         self.sampler = sampler
         self.watch = Stopwatch()
 
@@ -170,11 +174,11 @@ class Drafter:
         """The draft stage. Class 0 draws nothing (nor does no class), 1 until the confidence rule
         stops, 2 `gamma` tokens."""
         tree = DraftTree(self.lm, context.committed, self.warp, self.watch)
-        step, stop = DraftStep(tree), self.confidence if outcome == SOME else Never()
+        step, stop = DraftStep(tree), self.confidence if outcome == SOME else None
         limit = 0 if outcome in (NONE, None) else min(self.gamma, context.max_depth)
-        stop.begin_round(context)
+        self.confidence.begin_round(context)
         ended = draw_chain(step, limit, context, stop, iid, self.sampler)
-        unsure = step.count < limit and not ended and isinstance(stop, DrawnConfidence)
+        unsure = step.count < limit and not ended and stop is not None and stop.keeps_unsure
         return self._pending(tree, step.count - unsure, unsure, context, outcome, False, step.count)
 
     def branch(self, pending: Pending, context: RoundContext, outcome: int) -> Branches:

@@ -2,7 +2,6 @@
 built."""
 
 from decoding.draft_tree import DraftStructure, StopRule
-from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
 from decoding.verification import Verifier
 from decoding.verifiers.block import BlockVerifier
@@ -34,7 +33,7 @@ def check_fit(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> 
             f" candidates at one position, {rule} takes {limit}. Lower the structure's width or"
             " change verifier"
         )
-    if not structure.asks_stop and not isinstance(stop, Never):
+    if not structure.asks_stop and not stop.stops_never:
         raise UserError(
             f"structure, stop: {builds} asks no stop rule, and {type(stop).__name__} is set. Use"
             " stop=never"

@@ -1,17 +1,21 @@
 """AdaEDL: stop before drawing where the entropy of the draft bounds its acceptance too low."""
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
+from decoding.stopping.base import TunableRule
+from decoding.stopping.policy import Policy, lowest
+from decoding.stopping.rollout_table import RolloutTable
 from runtime.errors import UserError
 
 
-class AdaEDL:
+class AdaEDL(TunableRule):
     """Stop when 1 - sqrt(kappa * H) < threshold, H the entropy of the draft in nats (from 1 - TV >=
     1 - sqrt(KL / 2)).
 
@@ -20,8 +24,8 @@ class AdaEDL:
     exponential averages with weights `rate_memory` and `threshold_memory`. It starts afresh with
     every request. Agrawal et al. 2024 (2410.18351)."""
 
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
+    level: float  # the threshold in force
+    rate: float  # running mean of the acceptance rate
 
     def __init__(
         self,
@@ -32,38 +36,49 @@ class AdaEDL:
         rate_memory: float,
         threshold_memory: float,
     ) -> None:
+        super().__init__()
         if not kappa > 0:
-            raise UserError(f"stop.kappa: {kappa} must be positive. The published value is 0.2")
-        self.first_threshold = threshold
+            raise UserError(
+                f"stop.kappa: expected a positive number, got {kappa}. Give the published 0.2"
+            )
+        self.threshold = threshold
         self.kappa = kappa
         self.target_rate = target_rate
         self.step = step
         self.rate_memory = rate_memory
         self.threshold_memory = threshold_memory
-        self.predicted: list[float] = []
-        self._start()
+        self.level, self.rate = self.first_state(threshold)
 
     def begin_round(self, context: RoundContext) -> None:
         self.predicted = []
         if context.round == 0:
-            self._start()
+            self.level, self.rate = self.first_state(self.threshold)
 
     def should_stop(self, step: DraftStep) -> bool:
         self.predicted.append(1 - math.sqrt(self.kappa * entropy(step.unwarped_q())))
-        return self.predicted[-1] < self.threshold
+        return self.predicted[-1] < self.level
 
     def end_round(self, verdict: Verdict) -> None:
-        if verdict.drafted == 0:
-            return
-        self.rate += (1 - self.rate_memory) * (verdict.accepted / verdict.drafted - self.rate)
-        if self.rate < self.target_rate:
-            self.threshold += (1 - self.threshold_memory) * self.step
-        elif verdict.accepted < verdict.drafted:
-            self.threshold -= (1 - self.threshold_memory) * self.step
+        found = self.next_state((self.level, self.rate), verdict.drafted, verdict.accepted)
+        self.level, self.rate = map(float, found)
 
-    def _start(self) -> None:
-        self.threshold = self.first_threshold
-        self.rate = self.target_rate
+    def policy(self, table: RolloutTable) -> Policy:
+        bound = 1 - np.sqrt(self.kappa * table.entropy)
+        return Policy(lowest(bound), ahead=True, adaptive=self)
+
+    def first_state(self, threshold: Any) -> tuple[Any, Any]:
+        """Threshold and acceptance rate at the start of a request."""
+        return threshold, self.target_rate
+
+    def next_state(self, state: tuple[Any, ...], drafted: Any, accepted: Any) -> tuple[Any, Any]:
+        """The same after a round, or after a round of each of many requests ([B] each)."""
+        level, rate = state
+        tested = np.greater(drafted, 0)
+        share = accepted / np.maximum(drafted, 1)
+        rate = np.where(tested, rate + (1 - self.rate_memory) * (share - rate), rate)
+        step = (1 - self.threshold_memory) * self.step
+        up, down = tested & (rate < self.target_rate), tested & np.less(accepted, drafted)
+        return np.where(up, level + step, np.where(down, level - step, level)), rate
 
 
 def entropy(probs: Tensor) -> float:

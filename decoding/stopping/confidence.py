@@ -1,30 +1,27 @@
-"""Stop where the draft is unsure: two exact forms of SpecBranch's rule. Dropping the unsure token
-would be biased.
+"""Stop after a token the draft is unsure of: SpecBranch's rule in a form that is exact.
 
-Confidence is the draft's probability at temperature 1 before filtering, so one threshold serves
-every warp, and a greedy draft (whose sampling distribution is always certain) can still be unsure.
-"""
+The unsure token stays in the draft; to drop it would be biased."""
 
-from collections.abc import Sequence
-
-from decoding.draft import RoundContext, Verdict
+from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
+from decoding.stopping.base import TunableRule, checked_probability
+from decoding.stopping.confidence_before import ConfidenceBefore
+from decoding.stopping.policy import SOME, Policy, lowest, seen_later
+from decoding.stopping.rollout_table import RolloutTable
 from runtime.errors import UserError
 
 
-class DrawnConfidence:
-    """Stop after drawing a token whose probability is below `threshold`; the token stays in the
-    draft."""
+class Confidence(TunableRule):
+    """Stop after drawing a token whose probability is below `threshold`.
 
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
+    The probability is the draft's at temperature 1, before filters: so one threshold serves every
+    warp, and a greedy draft (whose sampling distribution is always certain) can still be unsure."""
+
+    keeps_unsure = True
 
     def __init__(self, threshold: float) -> None:
-        self.threshold = _checked(threshold)
-        self.predicted: list[float] = []
-
-    def begin_round(self, context: RoundContext) -> None:
-        self.predicted = []
+        super().__init__()
+        self.threshold = checked_probability(threshold)
 
     def should_stop(self, step: DraftStep) -> bool:
         if step.count == 0:
@@ -32,35 +29,23 @@ class DrawnConfidence:
         self.predicted.append(step.drawn_unwarped_q())
         return self.predicted[-1] < self.threshold
 
-    def end_round(self, verdict: Verdict) -> None:
-        pass
+    def policy(self, table: RolloutTable) -> Policy:
+        """It looks at the token drawn last, so never before the first one."""
+        if table.confidence is None:
+            raise UserError(
+                "draft_warp: what the draft thought of its own tokens is on record for temperature"
+                " 0, and for 1 without filters. Tune confidence_before instead"
+            )
+        return Policy(lowest(seen_later(table.confidence, 1)), first=1)
 
+    # In an overlapped engine
 
-class PredictableConfidence:
-    """Stop before drawing where no token has probability `threshold`: decided by the prefix
-    alone."""
+    def classify(self, context: RoundContext) -> int:
+        return SOME
 
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
+    @property
+    def confidence(self) -> "Confidence":
+        return self
 
-    def __init__(self, threshold: float) -> None:
-        self.threshold = _checked(threshold)
-        self.predicted: list[float] = []
-
-    def begin_round(self, context: RoundContext) -> None:
-        self.predicted = []
-
-    def should_stop(self, step: DraftStep) -> bool:
-        self.predicted.append(step.unwarped_q().max().item())
-        return self.predicted[-1] < self.threshold
-
-    def end_round(self, verdict: Verdict) -> None:
-        pass
-
-
-def _checked(threshold: float) -> float:
-    if not 0 <= threshold <= 1:
-        raise UserError(
-            f"stop.threshold: {threshold} is no probability. Give a number from 0 (never stop) to 1"
-        )
-    return threshold
+    def before_drawing(self) -> ConfidenceBefore:
+        return ConfidenceBefore(self.threshold)

@@ -2,31 +2,36 @@
 
 from collections.abc import Sequence
 
-from decoding.draft import RoundContext, Verdict
+import numpy as np
+
 from decoding.draft_tree import DraftStep
+from decoding.stopping.base import TunableRule
+from decoding.stopping.policy import NEVER, Policy
+from decoding.stopping.rollout_table import RolloutTable
 from runtime.errors import UserError
 
 
-class Fixed:
+class Fixed(TunableRule):
     """Stop after `gamma` tokens (Leviathan et al. 2023)."""
 
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
+    setting = "gamma"
+    calls_cost = False
 
     def __init__(self, gamma: int) -> None:
+        super().__init__()
         if gamma < 1:
             raise UserError(
-                f"stop.gamma: {gamma} leaves nothing to draft. Give at least 1, or"
-                " engine=autoregressive"
+                f"stop.gamma: expected at least 1, got {gamma}, which leaves nothing to draft. Give"
+                " e.g. 4, or engine=autoregressive"
             )
         self.gamma = gamma
-        self.predicted: list[float] = []
-
-    def begin_round(self, context: RoundContext) -> None:
-        pass
 
     def should_stop(self, step: DraftStep) -> bool:
         return step.count >= self.gamma
 
-    def end_round(self, verdict: Verdict) -> None:
-        pass
+    def policy(self, table: RolloutTable) -> Policy:
+        """The number compared with gamma is c + 1: it stops where that exceeds it."""
+        return Policy(-np.arange(1.0, table.gamma + 1)[None, None], sign=-1, first=NEVER)
+
+    def grid(self, points: int, gamma_max: int) -> Sequence[float]:
+        return range(1, gamma_max + 1)

@@ -2,23 +2,28 @@
 without branches)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_tree import DraftStep, StopRule
-from predictors.base import Predictor, load_predictor, read_config
+from decoding.draft_tree import DraftStep
+from decoding.stopping.base import TunableRule, in_chunks
+from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy
+from decoding.stopping.rollout_table import RolloutTable
+from predictors.base import Predictor, Records, load_predictor, read_config
 from predictors.calibration import balanced
-from predictors.inputs import extract
+from predictors.inputs import FeatureSpec, extract
 from runtime.errors import UserError
 
 KEY = "stop.checkpoint"
-NONE, SOME, ALL = 0, 1, 2
 
 
-class HRADStop:
+class HRADStop(TunableRule):
     """The predicted class decides. none: no draft; some: draft until `confidence` stops; all: gamma
     tokens.
 
@@ -32,15 +37,19 @@ class HRADStop:
         every round.
     """
 
-    draft_layers: Sequence[int] = ()
-
-    def __init__(self, checkpoint: str | Path, confidence: StopRule, balance: float = 1.0) -> None:
+    def __init__(
+        self, checkpoint: str | Path, confidence: TunableRule, balance: float = 1.0
+    ) -> None:
+        super().__init__()
         self.predictor = load_classifier(checkpoint)
-        self.target_layers = self.predictor.features.layers
         self.balance = self._checked(balance, checkpoint)
         self.gamma: int = read_config(Path(checkpoint), KEY)["gamma"]
         self.confidence = confidence
-        self.predicted: list[float] = []
+        self.draft_layers = confidence.draft_layers
+        self.target_layers = self.predictor.features.layers
+        self.setting = f"confidence.{confidence.setting}"
+        self.columns = ("features", *confidence.columns)
+        self.outcomes = f"outcome by {checkpoint}, balance {balance}"  # column of a table
 
     def begin_round(self, context: RoundContext) -> None:
         self.confidence.begin_round(context)
@@ -55,11 +64,29 @@ class HRADStop:
     def end_round(self, verdict: Verdict) -> None:
         self.confidence.end_round(verdict)
 
+    def policy(self, table: RolloutTable) -> Policy:
+        """One call a round. none: nothing is drawn; all: gamma tokens; some: what `confidence`
+        says, gamma at most."""
+        outcome, some = table.of_predictor(self.outcomes), self.confidence.policy(table)
+        reach = np.where((outcome == ALL)[..., None], np.inf, some.reach)
+        most = np.where(outcome == SOME, np.minimum(some.most, self.gamma), self.gamma)
+        most = np.where(outcome == NONE, 0, most)
+        return replace(some, reach=reach, most=most, first=NEVER, per_round=1)
+
+    def grid(self, points: int, gamma_max: int) -> Sequence[float]:
+        return self.confidence.grid(points, gamma_max)
+
+    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+        """[n], the class of each round."""
+        harvested = FeatureSpec.from_dict(manifest["features"][self.predictor.name])
+        outcome = in_chunks(self.decide, records["features"], harvested, self.predictor.features)
+        return {self.outcomes: outcome, **self.confidence.predictions(records, manifest)}
+
     def _checked(self, balance: float, checkpoint: str | Path) -> float:
         if not math.isfinite(balance):
             raise UserError(
-                f"stop.balance: {balance} is no finite number. 1 weighs classes equally, 0 by"
-                " frequency"
+                f"stop.balance: expected a finite number, got {balance}. 1 weighs classes equally,"
+                " 0 by frequency"
             )
         if balance != 1 and not self.predictor.calibration.log_prior:
             raise UserError(

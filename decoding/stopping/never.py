@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
+from decoding.stopping.confidence_before import ConfidenceBefore
+from decoding.stopping.policy import ALL
 
 
 class Never:
@@ -11,6 +13,7 @@ class Never:
 
     draft_layers: Sequence[int] = ()
     target_layers: Sequence[int] = ()
+    stops_never = True
 
     def __init__(self) -> None:
         self.predicted: list[float] = []
@@ -23,3 +26,12 @@ class Never:
 
     def end_round(self, verdict: Verdict) -> None:
         pass
+
+    # In an overlapped engine
+
+    def classify(self, context: RoundContext) -> int:
+        return ALL
+
+    @property
+    def confidence(self) -> ConfidenceBefore:
+        return ConfidenceBefore(0.0)

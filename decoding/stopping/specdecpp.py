@@ -1,35 +1,43 @@
 """SpecDec++: stop when the learned probability that some draft token will be rejected exceeds a
 threshold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from decoding.draft import RoundContext, Verdict
+from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
-from predictors.base import Predictor, load_predictor
-from predictors.inputs import extract
+from decoding.stopping.base import TunableRule, checked_probability, in_chunks
+from decoding.stopping.policy import Policy, lowest, seen_later
+from decoding.stopping.rollout_table import RolloutTable
+from predictors.base import Predictor, Records, load_predictor
+from predictors.inputs import FeatureSpec, extract
 from runtime.errors import UserError
 
 KEY = "stop.checkpoint"
 
 
-class SpecDecPPStop:
+class SpecDecPPStop(TunableRule):
     """Stop once 1 - prod f_i > `threshold`, f_i the head's acceptance probability of draft token i
     (2405.19715, 3.3).
 
     A checkpoint with calibrated prefix survival puts that in the product's place
-    (`predictors.survival`). bounds: never stop before the first number of tokens, always at the
-    second. order: "paper" runs the draft on the last drawn token before it decides, so k tokens
-    cost k + 1 draft forwards where
-        the head stops; "code" (the released program) decides from the token before it, so the last
-        token is sent without a score and k tokens cost k forwards. Either way every drawn token is
-        sent: both are lossless.
+    (`predictors.survival`). The paper's threshold 0.7 is for f as it is trained, which the weight
+    `w_rej` of rejected tokens shifts down. Calibration undoes the shift: with a calibrated
+    checkpoint 0.7 is another rule, which drafts far longer. Tune it.
+
+    bounds: never stop before the first number of tokens, always at the second. order: "paper" runs
+        the draft on the last drawn token before it decides, so k tokens cost k + 1 draft forwards
+        where the head stops; "code" (the released program) decides from the token before it, so
+        the last token is sent without a score and k tokens cost k forwards. Either way every drawn
+        token is sent: both are lossless.
     """
 
-    target_layers: Sequence[int] = ()
+    columns = ("rollout_features",)
 
     def __init__(
         self,
@@ -38,11 +46,12 @@ class SpecDecPPStop:
         bounds: Sequence[int],
         order: Literal["paper", "code"],
     ) -> None:
-        self.threshold, self.order = threshold, order
-        self.least, self.most = _checked(threshold, bounds, order)
+        super().__init__()
+        self.threshold, self.order = checked_probability(threshold), order
+        self.least, self.most = _checked(bounds, order)
         self.predictor = load_head(checkpoint)
         self.draft_layers = self.predictor.features.layers
-        self.predicted: list[float] = []
+        self.survival = f"survival by {checkpoint}"  # column of a table
 
     def begin_round(self, context: RoundContext) -> None:
         self.predicted = []
@@ -58,8 +67,25 @@ class SpecDecPPStop:
             ].item()
         return step.count >= self.least and 1 - self._all_accepted > self.threshold
 
-    def end_round(self, verdict: Verdict) -> None:
-        pass
+    def policy(self, table: RolloutTable) -> Policy:
+        """-(1 - survival) of the tokens scored so far: all of them ("paper"), or all but the last
+        ("code")."""
+        unscored = 1 if self.order == "code" else 0
+        rejected = seen_later(-(1 - table.of_predictor(self.survival)), 1 + unscored)
+        rejected[..., : self.least] = np.inf
+        ahead = self.order == "paper"
+        return Policy(lowest(rejected), sign=-1, most=self.most, ahead=ahead, first=1 + unscored)
+
+    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+        """[n, G], survival of each prefix of each rollout."""
+        harvested = FeatureSpec.from_dict(manifest["features"][self.predictor.name])
+        f = in_chunks(
+            self.predictor.predict_proba,
+            records["rollout_features"],
+            harvested,
+            self.predictor.features,
+        )
+        return {self.survival: self.predictor.calibration.survival(f)}
 
     def _acceptance(self, step: DraftStep) -> float:
         """f of the last drawn token ("paper") or of the one before it ("code")."""
@@ -83,14 +109,12 @@ def load_head(checkpoint: str | Path) -> Predictor:
     return predictor
 
 
-def _checked(threshold: float, bounds: Sequence[int], order: str) -> tuple[int, int]:
-    if not 0 <= threshold <= 1:
-        raise UserError(f"stop.threshold: {threshold} is no probability. The paper uses 0.7")
+def _checked(bounds: Sequence[int], order: str) -> tuple[int, int]:
     if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
         raise UserError(
-            f"stop.bounds: {list(bounds)} must be two numbers 1 <= min <= max. The paper's code has"
-            " [2, 20]"
+            f"stop.bounds: expected two numbers 1 <= min <= max, got {list(bounds)}. The paper's"
+            " code has [2, 20]"
         )
     if order not in ("paper", "code"):
-        raise UserError(f"stop.order: {order!r} is unknown. Use paper or code")
+        raise UserError(f"stop.order: expected paper or code, got {order!r}. Use one of them")
     return bounds[0], bounds[1]

@@ -19,11 +19,13 @@ class StopLoss:
     `rule` and repeats with the seed. A structure that also copies may win time back, since it asks
     no rule there."""
 
+    stops_never = False
+
     def __init__(self, rule: StopRule, cost: str | Path, loss: float) -> None:
         if type(loss) not in (int, float) or not 0 < loss <= 1:
             raise UserError(
-                f"stop.loss: {loss} is no share of the output from 0 (not included) to 1. Give e.g."
-                " 0.02"
+                f"stop.loss: expected a share of the output, above 0 and at most 1, got {loss}."
+                " Give e.g. 0.02"
             )
         self.rule, self.loss = rule, loss
         self.cost = read_cost(cost, "stop.cost")

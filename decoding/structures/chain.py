@@ -44,12 +44,12 @@ def draw_chain(
     step: DraftStep,
     limit: int,
     context: RoundContext,
-    stop: StopRule,
+    stop: StopRule | None,
     siblings: SiblingSampler,
     sampler: Sampler,
 ) -> bool:
-    """Draw at most `limit` tokens from `step` on; whether EOS ended it."""
-    while step.count < limit and not step.stopped_by(stop):
+    """Draw at most `limit` tokens from `step` on; whether EOS ended it. stop: None for no rule."""
+    while step.count < limit and not (stop and step.stopped_by(stop)):
         if step.draw(siblings, sampler) in context.eos_ids:
             return True
     return False

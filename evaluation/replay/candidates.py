@@ -5,15 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from data_gen.storage.shards import SPLITS
 from decoding.cost import CostTable
-from decoding.draft_tree import StopRule
-from decoding.stopping.fixed import Fixed
-from evaluation.replay.policies import policy_of
+from decoding.stopping.base import TunableRule
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate, sweep
@@ -119,7 +116,7 @@ def given_cost(cost: DictConfig, manifest: Mapping[str, Any]) -> CostTable:
 
 
 def replayer(
-    cfg: DictConfig, manifest: Mapping[str, Any], split: str, stops: Mapping[str, StopRule]
+    cfg: DictConfig, manifest: Mapping[str, Any], split: str, stops: Mapping[str, TunableRule]
 ) -> Replayer:
     """One split of `cfg.data`, with what the predictors of `stops` say of it."""
     table = read_table(cfg.data, split, stops.values(), cfg.pair)
@@ -130,13 +127,14 @@ def replayer(
 
 def candidates_of(
     cfg: DictConfig,
-    stops: Mapping[str, StopRule],
+    stops: Mapping[str, TunableRule],
     replayer: Replayer,
     thresholds: Sequence[float] | None = None,
 ) -> list[Candidate]:
     """Every rule at every threshold, or at those given: the same ones for every split."""
-    policies = {name: policy_of(stop, replayer.table) for name, stop in stops.items()}
-    levels = np.linspace(0, 1, cfg.points + 1).tolist() if thresholds is None else list(thresholds)
-    lengths = range(1, replayer.gamma_max + 1)
-    grid = {name: lengths if isinstance(stop, Fixed) else levels for name, stop in stops.items()}
+    policies = {name: stop.policy(replayer.table) for name, stop in stops.items()}
+    grid = {
+        name: list(thresholds or stop.grid(cfg.points, replayer.gamma_max))
+        for name, stop in stops.items()
+    }
     return sweep(replayer, policies, grid)

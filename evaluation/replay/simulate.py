@@ -17,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoding.stopping.adaedl import AdaEDL
-from evaluation.replay.policies import Lengths, Policy, lengths, stop_at
-from evaluation.replay.table import RolloutTable
+from decoding.stopping.policy import Lengths, Policy, lengths, stop_at
+from decoding.stopping.rollout_table import RolloutTable
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -147,15 +146,14 @@ class Replayer:
         accepted = self.table.accepted if self.table.greedy else self._verdicts(seed)
         batch, rows = len(accepted), np.arange(len(accepted))
         place, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), list[Step]()
-        level, rate = np.full(batch, float(threshold)), np.full(batch, 1.0)
-        if policy.adaptive:
-            rate[:] = policy.adaptive.target_rate
+        level = np.full(batch, float(threshold))
+        state = policy.adaptive.first_state(level) if policy.adaptive else (level,)
         sums = {name: np.zeros(batch) for name in ("forwards", "drafted", "calls", "accepted")}
         by_length = np.zeros((batch, self._survival.shape[-1]))
         reach = np.broadcast_to(policy.reach, self.table.accept.shape)
         limit = np.minimum(self.limit, policy.most)
         while live.any():
-            willing = (reach[rows, place] >= policy.sign * level[:, None]).sum(-1)
+            willing = (reach[rows, place] >= policy.sign * state[0][:, None]).sum(-1)
             found = stop_at(policy, willing, limit[rows, place])
             right = np.minimum(accepted[rows, place], found.drafted)
             for name, values in zip(
@@ -163,9 +161,9 @@ class Replayer:
             ):
                 sums[name] += live * values
             by_length[rows, found.drafted] += live
-            steps.append(Step(place, found.drafted, right, level, live))
+            steps.append(Step(place, found.drafted, right, state[0], live))
             if policy.adaptive:
-                level, rate = adapt(policy.adaptive, level, rate, found.drafted, right)
+                state = policy.adaptive.next_state(state, found.drafted, right)
             following = place + right + 1
             live = live & (following < self.table.length)
             place = np.where(live, following, 0)
@@ -175,15 +173,3 @@ class Replayer:
         """[B, T], accepted tokens of each rollout in one draw of the coins."""
         uniform = np.random.default_rng(seed).random(self.table.accept.shape)
         return np.logical_and.accumulate(uniform < self.table.accept, axis=-1).sum(-1)
-
-
-def adapt(
-    rule: AdaEDL, threshold: Array, rate: Array, drafted: Ints, accepted: Ints
-) -> tuple[Array, Array]:
-    """`AdaEDL.end_round` of many rounds at once: the thresholds and acceptance rates after them."""
-    tested = drafted > 0
-    share = accepted / np.maximum(drafted, 1)
-    rate = np.where(tested, rate + (1 - rule.rate_memory) * (share - rate), rate)
-    step = (1 - rule.threshold_memory) * rule.step
-    up, down = tested & (rate < rule.target_rate), tested & (accepted < drafted)
-    return np.where(up, threshold + step, np.where(down, threshold - step, threshold)), rate

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoding.cost import CostTable
-from evaluation.replay.policies import Policy
+from decoding.stopping.policy import Policy
+from decoding.stopping.rollout_table import RolloutTable
 from evaluation.replay.simulate import Counts, Replayer
-from evaluation.replay.table import RolloutTable
 from runtime.intervals import bootstrap
 
 Array = NDArray[np.float64]

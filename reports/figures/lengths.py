@@ -21,7 +21,7 @@ from reports.runs import Method, Run, extent, runs
 from runtime.intervals import METHOD, Estimate, columns
 
 COMMAND = "python scripts/evaluate.py experiment=draft_lengths"
-CHOOSING = ("HRADStop", "SpecDecPPStop", "DrawnConfidence", "PredictableConfidence", "AdaEDL")
+CHOOSING = ("HRADStop", "SpecDecPPStop", "Confidence", "ConfidenceBefore", "AdaEDL")
 Round = tuple[int, int]
 """Draft tokens, and those accepted."""
 

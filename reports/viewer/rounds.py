@@ -46,8 +46,8 @@ MEANINGS: dict[Fate | Origin, str] = {
 CLASSES = ("none", "some", "all")
 PREDICTED = {
     "SpecDecPPStop": "predicted acceptance",
-    "DrawnConfidence": "draft's confidence",
-    "PredictableConfidence": "draft's highest probability",
+    "Confidence": "draft's confidence",
+    "ConfidenceBefore": "draft's highest probability",
     "AdaEDL": "entropy bound on acceptance",
 }
 """What the n-th value of a stop rule says of the n-th draft token, by the rule's name."""

@@ -10,12 +10,13 @@ from decoding.engines.branching import Always, Classes
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.models.lm import Pair
 from decoding.sampling import Warp
-from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.hrad import SOME
 from decoding.structures.branch_point import BranchPoint
 from tests.contract.engines import OFF, verifier
 
-CONFIDENCE = {"drawn": DrawnConfidence(0.4), "before": PredictableConfidence(0.65)}
+CONFIDENCE = {"drawn": Confidence(0.4), "before": ConfidenceBefore(0.65)}
 CHAIN_RULES = ("token", "block")
 BRANCH_RULES = ("rrsw", "point_mass", "spechub", "rrs")
 
@@ -25,7 +26,7 @@ class ByContext:
 
     target_layers = ()
 
-    def __init__(self, confidence: DrawnConfidence | PredictableConfidence) -> None:
+    def __init__(self, confidence: Confidence | ConfidenceBefore) -> None:
         self.confidence = confidence
 
     def classify(self, context: RoundContext) -> int:

@@ -11,7 +11,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle import EagleDraft, FeatureMaps
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from decoding.stopping.confidence import PredictableConfidence
+from decoding.stopping.confidence_before import ConfidenceBefore
 from tests.contract.engines import PROMPT, THREE_WORDS, Case, decoded_distribution, engine
 from tests.contract.enumeration import autoregressive_distribution, largest_error
 from tests.tiny_pair import tiny_tokenizer
@@ -47,7 +47,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_distribution_with_a_draft_that_reads_along(case: Case, tmp_path: Path) -> None:
     pair = eagle_pair(case.size.vocab)
-    stop = PredictableConfidence(0.5) if case.builds == "chain" else None
+    stop = ConfidenceBefore(0.5) if case.builds == "chain" else None
     found, traces = decoded_distribution(engine(pair, case, tmp_path, stop), case.size.length)
 
     def conditional(context: tuple[int, ...]) -> torch.Tensor:

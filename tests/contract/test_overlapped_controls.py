@@ -5,7 +5,8 @@ import pytest
 from decoding.engines import overlapped
 from decoding.engines.branching import Always, Drafter
 from decoding.engines.overlapped import OverlappedEngine
-from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.hrad import ALL, NONE, SOME
 from decoding.structures.branch_point import BranchPoint
 from decoding.verification import Verifier
@@ -30,7 +31,7 @@ from tests.contract.lossy import (
 def engine(
     branch_rule: Verifier, outcome: int, k_max: int = 2, gamma: int = 2, seed: int = 31
 ) -> OverlappedEngine:
-    classes, structure = Always(outcome, DrawnConfidence(0.4)), BranchPoint(gamma, k_max)
+    classes, structure = Always(outcome, Confidence(0.4)), BranchPoint(gamma, k_max)
     return OverlappedEngine(
         toy_pair(3, seed), structure, classes, TokenVerifier(), branch_rule, OFF, OFF, overlap=False
     )
@@ -41,7 +42,7 @@ def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(
 ) -> None:
     """It would have joined the chain, whose joint ratio is not 1, had it been sure."""
     monkeypatch.setattr(overlapped, "Drafter", UnsureAsCandidate)
-    classes, parts = Always(SOME, DrawnConfidence(0.4)), (BlockVerifier(), RrswVerifier(), OFF, OFF)
+    classes, parts = Always(SOME, Confidence(0.4)), (BlockVerifier(), RrswVerifier(), OFF, OFF)
     biased = OverlappedEngine(toy_pair(2, 9), BranchPoint(3, 4), classes, *parts, overlap=False)
     check_biased(biased, "unsure token of a block tested alone", 4)
 
@@ -69,7 +70,7 @@ def test_a_branch_that_ends_at_a_drawn_token_without_it_is_caught(
     """Cut by posterior selection, or as it grows."""
     monkeypatch.setattr(overlapped, "Drafter", drafter)
     classes, parts = (
-        Always(outcome, PredictableConfidence(0.4)),
+        Always(outcome, ConfidenceBefore(0.4)),
         (TokenVerifier(), RrswVerifier(), OFF, OFF),
     )
     biased = OverlappedEngine(

@@ -8,7 +8,7 @@ import pytest
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.confidence import DrawnConfidence
+from decoding.stopping.confidence import Confidence
 from decoding.stopping.hrad import ALL, NONE, SOME
 from decoding.trace import RoundTrace
 from evaluation.lossless import broken_invariants
@@ -130,7 +130,7 @@ def test_distribution_under_classes_read_off_the_target(policy: Policy) -> None:
     """Its states at the last verified position, and, for a branch, the embedding of the branch's
     first token."""
     traces = checked(
-        policy.engine(toy_pair(3, 31), classes=ByTarget(DrawnConfidence(0.4))), length_of(policy)
+        policy.engine(toy_pair(3, 31), classes=ByTarget(Confidence(0.4))), length_of(policy)
     )
     assert len({round_.predicted[0] for trace in traces for round_ in trace.rounds}) > 1
 

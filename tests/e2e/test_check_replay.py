@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoding.stopping.rollout_table import RolloutTable
 from evaluation.replay.read import read_table
-from evaluation.replay.table import RolloutTable
 from scripts import check_replay
 from tests.programs import base, refused, run
 

@@ -14,12 +14,12 @@ from decoding.engines.serial import SerialEngine
 from decoding.models.lm import Pair
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
+from decoding.stopping.base import setting_of
 from decoding.stopping.fixed import Fixed
+from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
-from evaluation.replay.policies import policy_of, threshold_of
 from evaluation.replay.simulate import Replayer
-from evaluation.replay.table import RolloutTable
 from scripts.check_replay import counted
 from tests.contract.engines import stop_rule
 from tests.rollout_tables import slow_table
@@ -61,7 +61,7 @@ def test_it_is_close_to_real_decodes(
     """Per token: within 5 % (what treating text and jump as independent may cost; up to 4 % was
     seen on this pair with many more decodes) and four standard errors of both samples."""
     stop = stop_rule(name, folder, values)
-    counts = Replayer(table, GAMMA).replay(policy_of(stop, table), threshold_of(stop)[1])
+    counts = Replayer(table, GAMMA).replay(stop.policy(table), setting_of(stop))
     engine = SerialEngine(pair, Chain(GAMMA), stop, TokenVerifier(), WARP, WARP, EOS)
     decoded = [
         counted(engine.decode(PROMPT, MAX_NEW, Sampler.seeded(seed))) for seed in range(DECODES)
@@ -85,7 +85,7 @@ def per_token(rows: list[dict[str, float]], count: str) -> tuple[float, float]:
 
 def test_it_is_the_mean_of_random_walks(table: RolloutTable, folder: Path) -> None:
     stop = stop_rule("confidence", folder, {"threshold": 0.45})
-    policy, replayer = policy_of(stop, table), Replayer(table, GAMMA)
+    policy, replayer = stop.policy(table), Replayer(table, GAMMA)
     expected = replayer.replay(policy, 0.45)
     walks = [replayer.walk(policy, 0.45, seed)[0] for seed in range(300)]
     for name in ("rounds", "forwards", "accepted", "calls"):
@@ -97,6 +97,6 @@ def test_it_is_the_mean_of_random_walks(table: RolloutTable, folder: Path) -> No
 def test_rounds_and_accepted_tokens_add_up_to_the_response(table: RolloutTable) -> None:
     """But for what the last round goes beyond it."""
     for gamma in (1, GAMMA):
-        counts = Replayer(table, GAMMA).replay(policy_of(Fixed(gamma), table), gamma)
+        counts = Replayer(table, GAMMA).replay(Fixed(gamma).policy(table), gamma)
         beyond = counts.accepted + counts.rounds - counts.tokens
         assert (beyond > -1e-9).all() and (beyond < gamma + 1e-9).all()

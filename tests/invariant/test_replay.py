@@ -18,13 +18,13 @@ from decoding.draft_tree import StopRule
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
+from decoding.stopping.base import setting_of
+from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
-from evaluation.replay.policies import policy_of, threshold_of
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer
-from evaluation.replay.table import RolloutTable
 from scripts.check_replay import counted
 from scripts.gen_data import finish
 from tests.checkpoints import ONE_STATE, write_checkpoint
@@ -62,7 +62,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
         "hrad",
         {
             "confidence": {
-                "_target_": "decoding.stopping.confidence.PredictableConfidence",
+                "_target_": "decoding.stopping.confidence_before.ConfidenceBefore",
                 "threshold": 0.4,
             }
         },
@@ -127,7 +127,7 @@ def decode(stop: StopRule, max_new: int, gamma_max: int) -> list[Trace]:
 
 
 def replayed(found: RolloutTable, stop: StopRule, gamma_max: int) -> Counts:
-    return Replayer(found, gamma_max).replay(policy_of(stop, found), threshold_of(stop)[1])
+    return Replayer(found, gamma_max).replay(stop.policy(found), setting_of(stop))
 
 
 def test_the_instances_have_every_edge() -> None:
@@ -174,7 +174,7 @@ def test_replay_is_decode_where_the_output_ends(
 def test_a_walk_and_the_expectation_are_the_same_path() -> None:
     for name, values in RULES[::2]:
         stop = rule(name, values)
-        policy, level = policy_of(stop, table()), threshold_of(stop)[1]
+        policy, level = stop.policy(table()), setting_of(stop)
         replayer = Replayer(table(), GAMMA)
         counts, steps = replayer.walk(policy, level)
         expected = replayer.replay(policy, level)

@@ -8,7 +8,8 @@ from decoding.draft import Draft
 from decoding.draft_tree import DraftStep, DraftTree, depth_first
 from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Warp
-from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.fixed import Fixed
 from decoding.trace import Stopwatch
 
@@ -48,8 +49,7 @@ def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "forwards"),
-    [(Fixed(2), 2), (DrawnConfidence(0.0), 3), (PredictableConfidence(0.0), 3)],
+    ("stop", "forwards"), [(Fixed(2), 2), (Confidence(0.0), 3), (ConfidenceBefore(0.0), 3)]
 )
 def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int) -> None:
     """A rule that counts or looks back costs nothing; one that looks ahead costs the draw's own
@@ -62,7 +62,7 @@ def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int
     assert tree.forwards == forwards
     before = tree.forwards
     step.stopped_by(stop)
-    assert tree.forwards == before + isinstance(stop, PredictableConfidence)
+    assert tree.forwards == before + isinstance(stop, ConfidenceBefore)
 
 
 def test_hidden_states_ahead_and_behind() -> None:

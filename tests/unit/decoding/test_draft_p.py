@@ -12,7 +12,7 @@ from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.confidence import DrawnConfidence
+from decoding.stopping.confidence import Confidence
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
@@ -36,7 +36,7 @@ def pair() -> SimpleNamespace:
 
 
 def overlapped(models: SimpleNamespace) -> OverlappedEngine:
-    parts = BranchPoint(3, 3), Always(1, DrawnConfidence(0.3)), BlockVerifier(), RrswVerifier()
+    parts = BranchPoint(3, 3), Always(1, Confidence(0.3)), BlockVerifier(), RrswVerifier()
     return OverlappedEngine(models, *parts, OFF, OFF, False)
 
 

@@ -10,7 +10,7 @@ from decoding.engines.serial import SerialEngine
 from decoding.models.lm import LMOutput
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.confidence import DrawnConfidence
+from decoding.stopping.confidence import Confidence
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.chain import Chain
@@ -48,7 +48,7 @@ def test_prefill_returns_one_position_for_hrad(
     checkpoint = write_checkpoint(
         tmp_path / "hrad", "hrad", reads.dim(WIDTH, WIDTH), features=reads
     )
-    stop, outputs = HRADStop(checkpoint, DrawnConfidence(0.3)), noted(pair.target, monkeypatch)
+    stop, outputs = HRADStop(checkpoint, Confidence(0.3)), noted(pair.target, monkeypatch)
     engine = SerialEngine(pair, Chain(4), stop, TokenVerifier(), Warp(), Warp())
     trace = engine.decode([1 + place % 30 for place in range(length)], 20, Sampler.seeded(1))
     prefill, *rounds = outputs

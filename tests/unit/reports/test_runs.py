@@ -15,7 +15,7 @@ HRAD = made(
     "chain",
     "token",
     "hrad",
-    stop={"confidence": {"_target_": "x.DrawnConfidence", "threshold": 0.2}},
+    stop={"confidence": {"_target_": "x.Confidence", "threshold": 0.2}},
 )
 
 
@@ -31,7 +31,7 @@ def test_a_method_is_what_its_config_says() -> None:
     assert fixed.settings == {"structure.gamma_max": 20, "stop.gamma": 2}, (
         "the length that was chosen"
     )
-    assert hrad.settings == {"stop.confidence": "DrawnConfidence", "stop.confidence.threshold": 0.2}
+    assert hrad.settings == {"stop.confidence": "Confidence", "stop.confidence.threshold": 0.2}
     assert method(found, "autoregressive").structure == ""
 
 

@@ -17,7 +17,7 @@ from decoding.engines.branching import Always, Classes
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.confidence import DrawnConfidence
+from decoding.stopping.confidence import Confidence
 from decoding.structures.branch_point import BranchPoint
 from decoding.trace import Trace
 from decoding.verification import Verifier
@@ -39,7 +39,7 @@ class ByTarget:
     verified position."""
 
     target_layers = range(-5, 0)
-    confidence = DrawnConfidence(0.4)
+    confidence = Confidence(0.4)
 
     def __init__(self) -> None:
         self.seen: list[RoundContext] = []
@@ -82,7 +82,7 @@ def test_side_by_side_is_as_in_turn(pair: ModelPair, warp: Warp, rule: Verifier)
         )
 
 
-PEARL = {"classes": Always(2, DrawnConfidence(0.0)), "pre_verify": True, "k_max": 1}
+PEARL = {"classes": Always(2, Confidence(0.0)), "pre_verify": True, "k_max": 1}
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_no_thread_outlives_a_request(pair: ModelPair) -> None:
 @pytest.mark.slow
 def test_a_thousand_prompts_leave_nothing_behind(pair: ModelPair) -> None:
     """No thread, no tensor, and of the process's memory what an allocator's slack explains."""
-    decoder = engine(pair, classes=Always(1, DrawnConfidence(0.4)))
+    decoder = engine(pair, classes=Always(1, Confidence(0.4)))
 
     def decode(prompts: range) -> tuple[int, int, int]:
         for seed in prompts:
@@ -248,7 +248,7 @@ def test_threads_are_divided_from_the_first_forward_on(
     assert seen == of_each
 
 
-@pytest.mark.parametrize("settings", [{}, PEARL, {"classes": Always(1, DrawnConfidence(0.4))}])
+@pytest.mark.parametrize("settings", [{}, PEARL, {"classes": Always(1, Confidence(0.4))}])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_draft_step_is_accepted_rolled_back_or_wasted(
     pair: ModelPair, overlap: bool, settings: dict

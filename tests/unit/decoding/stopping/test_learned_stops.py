@@ -16,7 +16,7 @@ from decoding.engines.serial import SerialEngine
 from decoding.models.lm import LMOutput, RowsWanted
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp, iid
-from decoding.stopping.confidence import DrawnConfidence
+from decoding.stopping.confidence import Confidence
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.never import Never
 from decoding.stopping.specdecpp import SpecDecPPStop
@@ -130,7 +130,7 @@ def test_wrong_settings_and_checkpoints(head: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not score draft tokens"):
         SpecDecPPStop(hrad, 0.5, [2, 20], "paper")
     with pytest.raises(UserError, match="does not predict a round"):
-        HRADStop(head, DrawnConfidence(0.2))
+        HRADStop(head, Confidence(0.2))
 
 
 class FixedClass:
@@ -154,7 +154,7 @@ class FixedClass:
 def test_hrad_class_decides(tmp_path: Path, outcome: int, eps: float, count: int) -> None:
     """The scripted distributions are uniform on 4 tokens: confidence 0.25 is below eps 0.5 and
     above 0.1."""
-    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3, gamma=4), DrawnConfidence(eps))
+    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3, gamma=4), Confidence(eps))
     stop.predictor = FixedClass(outcome, stop)  # type: ignore[assignment]
     context = RoundContext(
         CONTEXT.committed, 100, target_hidden=torch.zeros(1, 2), next_embedding=torch.zeros(1)
@@ -170,7 +170,7 @@ def test_hrad_weighs_classes_by_the_priors_it_was_calibrated_with(
     """Balanced posterior (.25, .25, .5), priors 3 : 1 : 1: posterior (.5, .17, .33)."""
     priors = Calibration("offset", offset=(math.log(3), 0.0, 0.0))
     stop = HRADStop(
-        write_checkpoint(tmp_path, "hrad", 3, calibration=priors), DrawnConfidence(0.5), balance
+        write_checkpoint(tmp_path, "hrad", 3, calibration=priors), Confidence(0.5), balance
     )
     last = stop.predictor.head.layers[-1]
     last.load_state_dict(
@@ -186,11 +186,11 @@ def test_balance_is_refused_where_it_would_do_nothing(tmp_path: Path) -> None:
     head = write_checkpoint(tmp_path, "hrad", 3)
     for balance in (0.5, math.nan):
         with pytest.raises(UserError, match=r"^stop\.balance: "):
-            HRADStop(head, DrawnConfidence(0.5), balance)
+            HRADStop(head, Confidence(0.5), balance)
 
 
 def test_hrad_without_features_asks_the_confidence_rule(tmp_path: Path) -> None:
-    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3), DrawnConfidence(0.5))
+    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3), Confidence(0.5))
     assert hrad_drafted(stop, CONTEXT) == 1
     stop.end_round(Verdict(0, [], 1, 1))
 

@@ -11,7 +11,8 @@ from decoding.engines.serial import SerialEngine
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.adaedl import AdaEDL, entropy
-from decoding.stopping.confidence import DrawnConfidence, PredictableConfidence
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.stop_loss import StopLoss
 from decoding.structures.branch_point import BranchPoint
@@ -53,7 +54,7 @@ def test_fixed_counts() -> None:
 
 
 def test_confidence_after_the_draw() -> None:
-    rule = DrawnConfidence(0.3)
+    rule = Confidence(0.3)
     rule.begin_round(context())
     assert not rule.should_stop(Step(0, [1.0], drawn=0.1))
     assert rule.should_stop(Step(1, [1.0], drawn=0.29)) and not rule.should_stop(
@@ -65,7 +66,7 @@ def test_confidence_after_the_draw() -> None:
 
 
 def test_confidence_before_the_draw() -> None:
-    rule = PredictableConfidence(0.5)
+    rule = ConfidenceBefore(0.5)
     assert rule.should_stop(Step(0, [0.4, 0.3, 0.3])) and not rule.should_stop(Step(0, [0.6, 0.4]))
 
 
@@ -135,8 +136,8 @@ def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted() -> None:
         (lambda: Fixed(0), "stop.gamma"),
         (lambda: Chain(0), "structure.gamma_max"),
         (lambda: Chain(2.5), "structure.gamma_max"),
-        (lambda: DrawnConfidence(1.5), "stop.threshold"),
-        (lambda: PredictableConfidence(-0.1), "stop.threshold"),
+        (lambda: Confidence(1.5), "stop.threshold"),
+        (lambda: ConfidenceBefore(-0.1), "stop.threshold"),
         (lambda: AdaEDL(0.4, 0.0, 0.9, 0.01, 0.5, 0.9), "stop.kappa"),
     ],
 )

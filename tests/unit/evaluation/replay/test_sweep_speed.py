@@ -4,9 +4,6 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-
-from decoding.cost import cost_table
-from decoding.stopping.adaedl import AdaEDL
 from evaluation.replay.policies import (
     Policy,
     acceptance,
@@ -16,8 +13,11 @@ from evaluation.replay.policies import (
     lowest,
     policy_of,
 )
+
+from decoding.cost import cost_table
+from decoding.stopping.adaedl import AdaEDL
+from decoding.stopping.rollout_table import RolloutTable, build
 from evaluation.replay.simulate import Replayer
-from evaluation.replay.table import RolloutTable, build
 from evaluation.replay.tuning import choose, hindsight, sweep
 
 PROMPTS, POSITIONS, GAMMA = 500, 100, 20

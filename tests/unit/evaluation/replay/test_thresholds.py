@@ -77,7 +77,7 @@ def test_a_method_like_the_tuned_one_gets_its_threshold() -> None:
         {"verifier": {"_target_": "decoding.verifiers.block.BlockVerifier"}},
         {"structure": METHOD["structure"] | {"gamma_max": 7}},
         {"stop": STOP | {"kappa": 0.3}},
-        {"stop": {**STOP, "_target_": "decoding.stopping.confidence.DrawnConfidence"}},
+        {"stop": {**STOP, "_target_": "decoding.stopping.confidence.Confidence"}},
     ],
 )
 def test_another_method_is_left_as_it_is(changed: dict[str, Any]) -> None:

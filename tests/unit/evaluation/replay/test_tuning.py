@@ -12,11 +12,9 @@ import pytest
 
 from decoding.cost import CostTable, cost_table, observed_cost, read_cost, regress, regress_traces
 from decoding.stopping.fixed import Fixed
-from decoding.stopping.hrad import HRADStop
+from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.trace import STAGES, RoundTrace, Trace
-from evaluation.replay.policies import fixed, policy_of
 from evaluation.replay.simulate import Counts, Replayer
-from evaluation.replay.table import RolloutTable, build
 from evaluation.replay.tuning import (
     Candidate,
     best,
@@ -33,7 +31,6 @@ from evaluation.replay.tuning import (
     sweep,
 )
 from runtime.errors import UserError
-from tests.checkpoints import write_checkpoint
 
 GAMMA = 6
 
@@ -59,6 +56,9 @@ def table_of(differs: list[list[bool]], gamma: int = GAMMA) -> RolloutTable:
             facts | values | {"tokens": np.ones(shape), "accept": accept, "accepted": accept.sum(1)}
         )
     return build(rows, greedy=True)
+
+
+FIXED = Fixed(1).policy(table_of([[False]]))
 
 
 def random_misses(seed: int, length: int = 40, prompts: int = 4) -> list[list[bool]]:
@@ -207,17 +207,11 @@ def test_hindsight_is_the_oracle_where_drafting_pays() -> None:
 
 def test_no_policy_beats_hindsight_and_useless_drafts_are_not_drawn() -> None:
     replayer = Replayer(table_of(random_misses(1)), GAMMA)
-    found = sweep(replayer, {"fixed": fixed(GAMMA)}, {"fixed": range(1, GAMMA + 1)})
+    found = sweep(replayer, {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)})
     for cost in (cost_table(1.0, 5.0), cost_table(1.0, {1: 2.0, 4: 9.0}), cost_table(9.0, 1.0)):
         least = hindsight(replayer, cost)
         assert all((least <= cost.price(candidate.counts) + 1e-9).all() for candidate in found)
     assert hindsight(replayer, cost_table(9.0, 1.0)) == pytest.approx(40.0), "without a draft"
-
-
-def test_below_hrad_only_a_confidence_rule_is_replayed(tmp_path: Path) -> None:
-    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 4), Fixed(2))
-    with pytest.raises(UserError, match=r"stop\.confidence: Fixed below hrad cannot be replayed"):
-        policy_of(stop, table_of([[False]]))
 
 
 # Choosing -----------------------------------------------------------------------------------------
@@ -246,7 +240,7 @@ def test_dominance() -> None:
 
 def test_the_best_threshold_depends_on_the_cost_table() -> None:
     replayer = Replayer(table_of(random_misses(2)), GAMMA)
-    found = sweep(replayer, {"fixed": fixed(GAMMA)}, {"fixed": range(1, GAMMA + 1)})
+    found = sweep(replayer, {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)})
     slow, fast = cost_table(1.0, 2.0), cost_table(1.0, 100.0)
     assert best(found, slow).threshold < best(found, fast).threshold
     assert speedup(best(found, fast), fast) > 1 > speedup(best(found, slow), cost_table(5.0, 1.0))
@@ -254,7 +248,7 @@ def test_the_best_threshold_depends_on_the_cost_table() -> None:
 
 def test_choices_are_judged_on_other_prompts() -> None:
     replayers = [Replayer(table_of(random_misses(seed)), GAMMA) for seed in (3, 4)]
-    policies, grid = {"fixed": fixed(GAMMA)}, {"fixed": range(1, GAMMA + 1)}
+    policies, grid = {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)}
     first, second = (sweep(replayer, policies, grid) for replayer in replayers)
     cost: CostTable = cost_table(1.0, 8.0)
     (choice,) = choose(first, second, cost, hindsight(replayers[1], cost))
@@ -275,9 +269,7 @@ def test_the_rule_to_advise_is_the_best_where_thresholds_are_chosen() -> None:
 
 def test_a_rule_speculates_where_it_pays_beyond_the_noise() -> None:
     replayers = [Replayer(table_of(random_misses(seed)), GAMMA) for seed in (3, 4)]
-    first, second = (
-        sweep(r, {"fixed": fixed(GAMMA)}, {"fixed": range(1, GAMMA + 1)}) for r in replayers
-    )
+    first, second = (sweep(r, {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)}) for r in replayers)
     found = {}
     for price in np.arange(0.1, 2.0, 0.05):  # of a draft token; a target call is 1
         cost = cost_table(float(price), 1.0)

@@ -18,7 +18,7 @@ from reports.figures.rollback import (
 )
 from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
 
-CONFIDENCE = {"_target_": "decoding.stopping.confidence.DrawnConfidence"}
+CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence"}
 
 
 def specbranch(

@@ -64,7 +64,7 @@ def test_p_q_and_predictions_are_those_of_the_trace() -> None:
     round_ = replace(
         chain([4, 5, 6], accepted=1, last=9), draft_q=[0.5, 0.25, 1.0], draft_p=[0.75, 0.125, None]
     )
-    found = of(replace(round_, predicted=[0.9, 0.8, 0.7, 0.1]), rule="PredictableConfidence")[0]
+    found = of(replace(round_, predicted=[0.9, 0.8, 0.7, 0.1]), rule="ConfidenceBefore")[0]
     assert [(node.q, node.p, node.predicted) for node in found.drafted] == [
         (0.5, 0.75, 0.9),
         (0.25, 0.125, 0.8),

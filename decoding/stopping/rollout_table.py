@@ -2,11 +2,13 @@
 seen there."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from runtime.errors import UserError
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,8 +27,7 @@ class RolloutTable:
     entropy in nats
     confidence: [B, T, G], the probability of each token under that distribution; None where it was
     not recorded
-    survival: [B, T, G], P(all tokens up to and with this one are accepted), by the acceptance head
-    outcome: [B, T], the class H-RAD predicts
+    predicted: what predictors say, by the names that stop rules give it; [B, T] or [B, T, G] each
     """
 
     prompt_ids: Sequence[str]
@@ -40,8 +41,7 @@ class RolloutTable:
     max_q: Array
     entropy: Array
     confidence: Array | None = None
-    survival: Array | None = None
-    outcome: Ints | None = None
+    predicted: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def gamma(self) -> int:
@@ -59,25 +59,40 @@ class RolloutTable:
             self, length=np.minimum(self.length, max_new), max_new=np.minimum(self.max_new, max_new)
         )
 
+    def of_predictor(self, name: str) -> Array:
+        """What `predicted` has under `name`. Raises UserError where it was not asked."""
+        if name not in self.predicted:
+            raise UserError(
+                f"stop.checkpoint: expected a table with {name}, got none. Replay with the rule"
+                " that asks it"
+            )
+        return self.predicted[name]
+
 
 def build(rows: Sequence[Mapping[str, Any]], greedy: bool) -> RolloutTable:
     """Pad responses to one table. rows: one mapping per prompt with `prompt_id`, `length`,
-    `max_new` and one row per position of every array of `RolloutTable`, named as there."""
+    `max_new` and one row per position of every array of `RolloutTable`, named as there;
+    `predicted` is a mapping of such arrays."""
     longest = max(row["length"] for row in rows)
-    names = [name for name in _DTYPES if name in rows[0]]
     arrays = {
-        name: np.stack([_padded(row[name], longest, _DTYPES[name]) for row in rows])
-        for name in names
+        name: np.stack([_padded(row[name], longest, dtype) for row in rows])
+        for name, dtype in _DTYPES.items()
+        if name in rows[0]
+    }
+    predicted = {
+        name: np.stack([_padded(row["predicted"][name], longest, np.float64) for row in rows])
+        for name in rows[0].get("predicted", {})
     }
     length, max_new = (
         np.array([row[name] for row in rows], dtype=np.int64) for name in ("length", "max_new")
     )
-    return RolloutTable([row["prompt_id"] for row in rows], length, max_new, greedy, **arrays)
+    prompt_ids = [row["prompt_id"] for row in rows]
+    return RolloutTable(prompt_ids, length, max_new, greedy, **arrays, predicted=predicted)
 
 
 _DTYPES = {
-    **dict.fromkeys(("tokens", "drawn", "accepted", "outcome"), np.int64),
-    **dict.fromkeys(("accept", "confidence", "max_q", "entropy", "survival"), np.float64),
+    **dict.fromkeys(("tokens", "drawn", "accepted"), np.int64),
+    **dict.fromkeys(("accept", "confidence", "max_q", "entropy"), np.float64),
 }
 
 

@@ -1,0 +1,89 @@
+"""What stop rules that can be tuned share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoding.draft import RoundContext, Verdict
+from decoding.draft_tree import DraftStep
+from decoding.stopping.policy import Policy
+from decoding.stopping.rollout_table import RolloutTable
+from predictors.base import Records
+from predictors.inputs import FeatureSpec, narrowed
+from runtime.errors import UserError
+
+CHUNK = 65536  # feature vectors a predictor is asked about at once
+
+
+class TunableRule:
+    """A stop rule, and how long a draft it makes wherever a harvest has a rollout. `should_stop`
+    and `policy` must say the same. A rule overrides what differs from this.
+
+    draft_layers, target_layers: of the two models, whose hidden states it reads
+    setting: key of its YAML that tuning sets, dotted where it is a part's
+    calls_cost: whether a number it computes takes time worth measuring
+    stops_never: whether it leaves the length to the structure
+    columns: of a harvest's round records, that `predictions` reads
+    predicted: what it computed this round, one number per decision, for the trace
+    """
+
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
+    setting: str = "threshold"
+    calls_cost: bool = True
+    stops_never: bool = False
+    columns: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        self.predicted: list[float] = []
+
+    def begin_round(self, context: RoundContext) -> None:
+        self.predicted = []
+
+    def should_stop(self, step: DraftStep) -> bool:
+        """Asked before each draw, the first included."""
+        raise NotImplementedError
+
+    def end_round(self, verdict: Verdict) -> None:
+        pass
+
+    def policy(self, table: RolloutTable) -> Policy:
+        """The rule without its `setting`. Raises UserError for what the table lacks."""
+        raise NotImplementedError
+
+    def grid(self, points: int, gamma_max: int) -> Sequence[float]:
+        """Values of `setting` to try. points: steps from 0 to 1; gamma_max: longest draft."""
+        return np.linspace(0, 1, points + 1).tolist()
+
+    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Columns for `RolloutTable.predicted`, a row per round: what its predictor says there.
+        records: `columns` of a harvest with this manifest."""
+        return {}
+
+
+def in_chunks(
+    ask: Callable[[Tensor], Tensor], features: Tensor, harvested: FeatureSpec, wanted: FeatureSpec
+) -> Tensor:
+    """`ask` of float32 rows [n, D'] of `wanted`, made of `harvested` bfloat16 [..., D]."""
+    parts = features.flatten(0, -2).split(CHUNK)
+    found = torch.cat([ask(narrowed(part, harvested, wanted).float()) for part in parts])
+    return found.view(features.shape[:-1])
+
+
+def setting_of(rule: TunableRule) -> float:
+    """The value its `setting` has."""
+    value: float = attrgetter(rule.setting)(rule)
+    return value
+
+
+def checked_probability(threshold: float) -> float:
+    if not 0 <= threshold <= 1:
+        raise UserError(
+            f"stop.threshold: expected a number from 0 to 1, got {threshold}, which is no"
+            " probability. Give e.g. 0.4"
+        )
+    return threshold

@@ -1,0 +1,37 @@
+"""Stop before a token the draft would be unsure of: decided by the prefix alone."""
+
+from decoding.draft import RoundContext
+from decoding.draft_tree import DraftStep
+from decoding.stopping.base import TunableRule, checked_probability
+from decoding.stopping.policy import SOME, Policy, lowest
+from decoding.stopping.rollout_table import RolloutTable
+
+
+class ConfidenceBefore(TunableRule):
+    """Stop before drawing where no token has probability `threshold` (the draft's at temperature 1,
+    before filters)."""
+
+    keeps_unsure = False
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.threshold = checked_probability(threshold)
+
+    def should_stop(self, step: DraftStep) -> bool:
+        self.predicted.append(step.unwarped_q().max().item())
+        return self.predicted[-1] < self.threshold
+
+    def policy(self, table: RolloutTable) -> Policy:
+        return Policy(lowest(table.max_q), ahead=True)
+
+    # In an overlapped engine
+
+    def classify(self, context: RoundContext) -> int:
+        return SOME
+
+    @property
+    def confidence(self) -> "ConfidenceBefore":
+        return self
+
+    def before_drawing(self) -> "ConfidenceBefore":
+        return ConfidenceBefore(self.threshold)
