@@ -41,7 +41,10 @@ def slow_table(
             for prefix in prefixes
         ]
         facts = {"prompt_id": str(number), "length": len(response), "max_new": max_new}
-        rows.append(facts | {name: [found[name] for found in rounds] for name in rounds[0]})
+        said = [found.pop("predicted") for found in rounds]
+        predicted = {name: [found[name] for found in said] for name in said[0]}
+        columns = {name: [found[name] for found in rounds] for name in rounds[0]}
+        rows.append(facts | columns | {"predicted": predicted})
     return build(rows, warp.temperature == 0 == draft_warp.temperature)
 
 
@@ -79,14 +82,14 @@ def _round(
         value if all(found["accept"][:depth]) else 0.0
         for depth, value in enumerate(found["accept"])
     ]
-    found["survival"] = head.predictor.calibration.survival(torch.tensor(scores)).tolist()
+    survival = head.predictor.calibration.survival(torch.tensor(scores)).tolist()
     ends = [place for place, token in enumerate(found["tokens"], 1) if token in eos_ids]
     found["drawn"] = min([*ends, gamma])
     coins = [sampler.accept(accept, 1.0) for accept in found["accept"][: found["drawn"]]]
     found["accepted"] = [*coins, False].index(False)
     hidden = _run(pair.target, prefix[:-1], classes.target_layers)[1][:, -1:]
     features = extract(hidden, classes.predictor.features, pair.target.embed(int(prefix[-1]))[None])
-    found["outcome"] = int(classes.decide(features))
+    found["predicted"] = {head.survival: survival, classes.outcomes: int(classes.decide(features))}
     return found
 
 

@@ -47,8 +47,8 @@ OFF = Warp()
 ACTING: dict[str, list[dict]] = {
     "confidence": [{"threshold": 0.4}],
     "confidence_before": [{"threshold": 0.65}],
-    "entropy": [{"threshold": 0.64, "step": 0.2}],
-    "acceptance": [
+    "adaedl": [{"threshold": 0.64, "step": 0.2}],
+    "specdecpp": [
         {"threshold": 0.35, "bounds": [1, 20], "order": order} for order in ("paper", "code")
     ],
     "hrad": [{"confidence": {"threshold": 0.4}}],

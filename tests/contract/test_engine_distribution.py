@@ -139,7 +139,7 @@ def test_engine_distribution_of_a_draft_that_lacks_tokens(
     assert {token for trace in traces for token in trace.tokens} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("stop", ["fixed", "confidence", "entropy"])
+@pytest.mark.parametrize("stop", ["fixed", "confidence", "adaedl"])
 @pytest.mark.parametrize("name", ["token", "block"])
 def test_engine_distribution_of_longer_chains_with_eos(
     name: str, stop: str, tmp_path: Path

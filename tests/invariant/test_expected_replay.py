@@ -31,8 +31,8 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fixed", {"gamma": 3}),
     ("confidence", {"threshold": 0.45}),
     ("confidence_before", {"threshold": 0.55}),
-    ("entropy", {"threshold": 0.5, "step": 0.05}),
-    ("acceptance", {"threshold": 0.6, "bounds": [1, 20], "order": "paper"}),
+    ("adaedl", {"threshold": 0.5, "step": 0.05}),
+    ("specdecpp", {"threshold": 0.6, "bounds": [1, 20], "order": "paper"}),
     ("hrad", {"confidence": {"threshold": 0.45}}),
 ]
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(pair: Pair, folder: Path) -> RolloutTable:
-    head, classes = (stop_rule(name, folder, {}) for name in ("acceptance", "hrad"))
+    head, classes = (stop_rule(name, folder, {}) for name in ("specdecpp", "hrad"))
     return slow_table(pair, [PROMPT] * RESPONSES, MAX_NEW, GAMMA, WARP, WARP, EOS, head, classes)
 
 

@@ -45,18 +45,15 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     *(("confidence", {"threshold": eps}) for eps in (0.1, 0.35, 0.6)),
     *(("confidence_before", {"threshold": eps}) for eps in (0.2, 0.4, 0.7)),
     *(
-        ("entropy", {"threshold": level, "step": step})
+        ("adaedl", {"threshold": level, "step": step})
         for level, step in ((0.2, 0.01), (0.35, 0.2), (0.5, 0.6))
     ),
     *(
-        ("acceptance", {"threshold": h, "bounds": [1, 20], "order": "paper"})
+        ("specdecpp", {"threshold": h, "bounds": [1, 20], "order": "paper"})
         for h in (0.3, 0.55, 0.8)
     ),
-    *(
-        ("acceptance", {"threshold": h, "bounds": [2, 6], "order": "code"})
-        for h in (0.3, 0.55, 0.8)
-    ),
-    ("acceptance", {"threshold": 0.4, "bounds": [3, 3]}),
+    *(("specdecpp", {"threshold": h, "bounds": [2, 6], "order": "code"}) for h in (0.3, 0.55, 0.8)),
+    ("specdecpp", {"threshold": 0.4, "bounds": [3, 3]}),
     *(("hrad", {"confidence": {"threshold": eps}}) for eps in (0.1, 0.35, 0.6)),
     (
         "hrad",
@@ -108,7 +105,7 @@ def table() -> RolloutTable:
         GREEDY,
         GREEDY,
         models().eos_ids,
-        rule("acceptance", {}),
+        rule("specdecpp", {}),
         rule("hrad", {}),
     )
 
@@ -136,7 +133,8 @@ def test_the_instances_have_every_edge() -> None:
         "an end token, and the limit"
     )
     inside = np.arange(found.tokens.shape[1]) < found.length[:, None]
-    assert len(np.unique(found.outcome[inside])) == 3, "all classes"
+    outcome = found.predicted[rule("hrad", {}).outcomes]
+    assert len(np.unique(outcome[inside])) == 3, "all classes"
     assert (found.drawn[inside] < GAMMA).any(), "an end token inside a draft"
     assert {0, 1, 2} <= set(found.accepted[inside])
 
@@ -208,7 +206,7 @@ def harvested(prompts: list[torch.Tensor], how: HarvestSettings, folder: Path) -
     ]
     harvest(models(), requests, how, folder, Progress())
     finish(models(), requests, how, folder, SETTINGS)
-    return read_table(folder, "train", [rule("acceptance", {}), rule("hrad", {})])
+    return read_table(folder, "train", [rule("specdecpp", {}), rule("hrad", {})])
 
 
 def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
@@ -217,9 +215,12 @@ def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
     assert found.greedy and found.length[order].tolist() == slow.length.tolist()
     room = slow.max_new[:, None] - np.arange(slow.tokens.shape[1])
     inside = np.arange(slow.tokens.shape[1]) < slow.length[:, None]
-    assert np.array_equal(found.outcome[order][inside], slow.outcome[inside])
+    head, classes = rule("specdecpp", {}).survival, rule("hrad", {}).outcomes
+    said, wanted = found.predicted[classes][order], slow.predicted[classes]
+    assert np.array_equal(said[inside], wanted[inside])
     seen = inside[..., None] & (np.arange(GAMMA) < np.minimum(slow.drawn, room)[..., None])
-    for name in ("tokens", "accept", "max_q", "entropy", "confidence", "survival"):
+    assert np.allclose(found.predicted[head][order][seen], slow.predicted[head][seen], atol=1e-5)
+    for name in ("tokens", "accept", "max_q", "entropy", "confidence"):
         ours, theirs = getattr(found, name)[order], getattr(slow, name)
         assert np.allclose(ours[seen], theirs[seen], atol=1e-5), name
 

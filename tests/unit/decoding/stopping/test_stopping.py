@@ -89,19 +89,19 @@ def test_ada_edl_stops_where_its_bound_is_low() -> None:
 def test_ada_edl_threshold_follows_the_acceptance_rate() -> None:
     rule = ada_edl()
     rule.end_round(verdict(0, 4))  # mean rate 0.45 < 0.9: up
-    assert (rule.rate, rule.threshold) == (pytest.approx(0.45), pytest.approx(0.401))
+    assert (rule.rate, rule.level) == (pytest.approx(0.45), pytest.approx(0.401))
     rule.end_round(verdict(0, 0))  # nothing drafted, nothing learnt
-    assert rule.threshold == pytest.approx(0.401)
+    assert rule.level == pytest.approx(0.401)
     rule.rate = 1.0
     rule.end_round(verdict(4, 4))  # above target, but all accepted: kept
-    assert rule.threshold == pytest.approx(0.401)
+    assert rule.level == pytest.approx(0.401)
     rule.end_round(verdict(9, 10))  # mean rate 0.95: down
-    assert rule.threshold == pytest.approx(0.400)
+    assert rule.level == pytest.approx(0.400)
     rule.end_round(verdict(0, 4))
     rule.begin_round(context(round_=3))
-    assert rule.threshold > 0.4
+    assert rule.level > 0.4
     rule.begin_round(context(round_=0))
-    assert (rule.rate, rule.threshold) == (0.9, 0.4)
+    assert (rule.rate, rule.level) == (0.9, 0.4)
 
 
 class Recorded(AdaEDL):
@@ -109,7 +109,7 @@ class Recorded(AdaEDL):
 
     def end_round(self, verdict: Verdict) -> None:
         super().end_round(verdict)
-        self.seen.append(self.threshold)
+        self.seen.append(self.level)
 
 
 def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted() -> None:
