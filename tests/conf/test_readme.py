@@ -1,0 +1,32 @@
+"""The README: short enough to be read, and its Python runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_pair import save_tiny_pair
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_it_is_short() -> None:
+    assert len(README.split()) <= 1200
+
+
+def test_the_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a toy pair in place of the embedded one."""
+    (code,) = PYTHON
+    folder = save_tiny_pair(tmp_path / ".cache" / "draftpredict" / "smollm2")
+    (folder / "draft").rename(folder / "eagle_draft")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    exec(compile(code, "README.md", "exec"), {})
+    assert re.search(r"w\d+(.|\n)* tokens per target call", capsys.readouterr().out)
+
+
+def test_the_python_is_ten_lines() -> None:
+    (code,) = PYTHON
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
