@@ -11,6 +11,8 @@ Needs a harvest (python scripts/gen_data.py). Interrupted, the same command cont
 full epoch. A sweep skips finished jobs. Several processes share every batch and give the same
 result as one, up to rounding."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import json
 import platform
 import shlex

@@ -9,6 +9,8 @@
 What is compared takes turns, so that drift of the machine hits all of it alike.
 """
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence

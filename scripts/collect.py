@@ -9,6 +9,8 @@ replay.
 All of them are trained on one harvest, and replayed on one with a round at every position
 (data=null: scores alone). Only settings in which they differ are shown."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import json
 import re
 from collections.abc import Sequence

@@ -11,6 +11,8 @@ Interrupt it at any time and run the same command to go on. To train the shipped
 ``start=pairs/smollm2/draft_layers.safetensors folder=data/distill/more``.
 """
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import json
 import os
 import platform

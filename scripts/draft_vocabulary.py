@@ -9,6 +9,8 @@ The table says for each size how many of the tokens of held-out responses it hol
 acceptance and what it saves in time. What is decoded is lossless with any vocabulary. `--help`
 lists every setting."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import shlex
 import sys
 from collections.abc import Sequence

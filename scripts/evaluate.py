@@ -11,6 +11,8 @@ warps, unless others are given. Writes results.json, table.md, the traces of eve
 texts of their tokens (token_texts.json) to `out`. An interrupted run goes on when started again.
 """
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import json
 from collections.abc import Mapping
 from dataclasses import asdict

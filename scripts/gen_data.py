@@ -13,6 +13,8 @@ Interrupted, the same command continues after the last finished batch; it also m
 missing or damaged. On CPUs `accelerate launch` wants `--multi_gpu` to start more than one process.
 `--help` lists every setting."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import shlex
 import shutil
 import sys

@@ -11,6 +11,8 @@ the other files, a PNG and a CSV of each figure, and report.json, which lists th
 report in `out` is replaced. What lacks its input is named at the end of the page, with the command
 that makes it. `trace` and `prompt` print the rounds of one request instead, and write nothing."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import shlex
 import sys
 import time

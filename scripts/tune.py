@@ -10,6 +10,8 @@ decodes a few prompts to learn what forwards cost here; with any other `cost` no
 Thresholds are chosen on one split and judged on another. Writes `out`: evaluate.py takes the
 thresholds of measured costs by itself, those of other costs where `thresholds` names the file."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import shlex
 import sys
 from collections.abc import Mapping, Sequence

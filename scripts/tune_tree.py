@@ -9,6 +9,8 @@ forwards of 1 to max_nodes + 1 rows cost; a dynamic programme then gives the bes
 and depth. What it promises is modelled: it leaves out drawing and verification. Writes
 `structure.tree`, which structure=sequoia reads."""
 
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import platform
 import shlex
 import sys

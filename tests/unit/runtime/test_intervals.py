@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from runtime.intervals import RESAMPLES, Estimate, bootstrap, draws, drawn
+from runtime.intervals import RESAMPLES, Estimate, bootstrap, drawn, draws
 
 
 def test_a_resample_draws_as_many_groups_as_there_are() -> None:

@@ -1,0 +1,17 @@
+"""Import this before torch: how OpenMP's threads wait for each other.
+
+The threads of a parallel loop meet at its end, and GNU OpenMP lets the early ones spin there for
+minutes. Beside another busy process one of them has no core, and all the others spin until the
+system gives it one: two threads then make less than 2 tokens per second instead of 12. After
+`SPINS` turns a thread now sleeps, which costs nothing measurable on a quiet machine.
+
+The library reads its environment once, when torch loads it. Whoever has set `GOMP_SPINCOUNT` or
+`OMP_WAIT_POLICY` keeps what they have set."""
+
+import os
+
+SPINS = 1000
+CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+if not any(choice in os.environ for choice in CHOICES):
+    os.environ["GOMP_SPINCOUNT"] = str(SPINS)
