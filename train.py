@@ -2,7 +2,6 @@
 
     python train.py predictor=specdecpp
     python train.py predictor=hrad data=data/starter
-    python train.py draft=eagle
     python train.py calibration=platt drift=[data/gsm8k]
     python train.py -m predictor.depth=0,1,2 predictor.w_rej=1,6 hydra/launcher=joblib
     accelerate launch --multi_gpu --num_processes 2 train.py predictor=hrad
@@ -80,11 +79,7 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 @hydra_script("train", several=True)
 def main(cfg: DictConfig) -> None:
-    """Harvest in, checkpoint out; with draft=eagle chats in, a draft out."""
-    if cfg.get("draft") is not None:
-        from drafts.eagle_run import train_feature_draft  # imports the models
-
-        return train_feature_draft(cfg)
+    """Harvest in, checkpoint out."""
     checked_seed(cfg.seed)
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)

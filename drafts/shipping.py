@@ -1,5 +1,4 @@
-"""From the folder of a draft that reads its target to the small files `scripts/build_pair.py` makes
-it from again."""
+"""From the folder of a draft to the small files that `scripts/build_pair.py` makes it from."""
 
 import json
 from collections.abc import Mapping
@@ -15,54 +14,49 @@ from decoding.models.eagle import FILE, MAPS
 from runtime.errors import UserError
 from runtime.files import write_atomically, write_json
 
-LAYERS = "eagle_layers.safetensors"
-PROVENANCE = "eagle_provenance.json"
-RECORDS = (
-    "training.json",
-    "provenance.json",
-    "build.json",
-)  # what a folder says of how it was made; the first counts
-SHIPPED = (
+LAYERS, PROVENANCE = "draft_layers.safetensors", "provenance.json"
+EAGLE_LAYERS, EAGLE_PROVENANCE = "eagle_layers.safetensors", "eagle_provenance.json"
+# What a folder says of how it was made; the first counts.
+RECORDS = ("training.json", "provenance.json", "build.json")
+SHIPPED = "the draft's own layers and final norm of that folder's model.safetensors, bfloat16"
+EAGLE_SHIPPED = (
     "the draft's own layers and final norm of that folder's model.safetensors, and both tensors of"
     " its target_features.safetensors, bfloat16"
 )
 
 
 def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
-    """Write `LAYERS` and `PROVENANCE` of the finished draft in `folder` to `into`. notes: join
-    those of its training.
+    """Write the layers of the finished draft in `folder`, and how they were made, to `into`. notes:
+    join those of its training.
 
-    Raises UserError where `folder` holds no such draft or is damaged.
+    Raises UserError where `folder` holds no draft or is damaged.
     """
-    train = "Train one: python train.py draft=eagle"
-    if not all((folder / name).is_file() for name in (FILE, "model.safetensors")):
-        raise UserError(
-            f"out: {folder} holds no EAGLE-style draft that reads its target's hidden states."
-            f" {train}"
-        )
+    train = "Train one: python scripts/distill_draft.py"
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(f"out: expected the folder of a trained draft, got {folder}. {train}")
+    eagle = (folder / FILE).is_file()
     try:
-        own = {
-            name: tensor
-            for name, tensor in load_file(folder / "model.safetensors").items()
-            if is_own(name)
-        }
-        with safe_open(folder / FILE, "pt") as file:
-            tensors, layers = (
-                own | {name: file.get_tensor(name) for name in MAPS},
-                {"layers": file.metadata()["layers"]},
-            )
+        weights = load_file(folder / "model.safetensors")
+        tensors = {name: tensor for name, tensor in weights.items() if is_own(name)}
+        facts = _add_maps(folder / FILE, tensors) if eagle else None
     except (SafetensorError, OSError, LookupError, TypeError) as error:
         raise UserError(f"out: {folder} is damaged ({error}). {train}") from error
-    record = record_of(folder) | {"shipped": SHIPPED}
+    record = record_of(folder) | {"shipped": EAGLE_SHIPPED if eagle else SHIPPED}
     if both := record.get("notes", {}) | dict(notes):
         record["notes"] = both
+    names = (EAGLE_LAYERS, EAGLE_PROVENANCE) if eagle else (LAYERS, PROVENANCE)
+    layers, provenance = (into / name for name in names)
     halved = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
-    write_atomically(into / LAYERS, lambda path: save_file(halved, path, layers), "draft.ship")
-    write_json(into / PROVENANCE, record, "draft.ship")
-    print(
-        f"{into / LAYERS}, {into / PROVENANCE}: shipped from {folder}. Build it: python"
-        " scripts/build_pair.py"
-    )
+    write_atomically(layers, lambda path: save_file(halved, path, facts), "ship")
+    write_json(provenance, record, "ship")
+    print(f"{layers}, {provenance}: shipped from {folder}. Build it: python scripts/build_pair.py")
+
+
+def _add_maps(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Add the maps of an EAGLE-style draft to `tensors`. Returns which layers they are of."""
+    with safe_open(path, "pt") as file:
+        tensors |= {name: file.get_tensor(name) for name in MAPS}
+        return {"layers": file.metadata()["layers"]}
 
 
 def record_of(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, a draft of two
-layers that reads its hidden states (pair=smollm2_eagle, the default) and an ordinary one
-(pair=smollm2).
+"""Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an EAGLE-style
+draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2).
 
     python scripts/build_pair.py
     DRAFTPREDICT_CACHE=/big/disk python scripts/build_pair.py
@@ -39,19 +38,14 @@ from decoding.models.draft_model import draft_from_layers
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.eagle import FILE as MAPS_FILE
 from decoding.models.eagle import MAPS
-from drafts.shipping import PROVENANCE
+from drafts.shipping import EAGLE_PROVENANCE
 from runtime.cli import hydra_script
 from runtime.errors import UserError
 from runtime.files import file_hash
 
 RECORD = "build.json"
-EAGLE = (  # folder beside the ordinary draft: the one that reads its target's hidden states
-    "eagle_draft"
-)
-EMBEDDED = (
-    "smollm2",
-    "smollm2-eagle",
-)  # with the ordinary draft, with the one that reads its target
+EAGLE = "eagle_draft"  # folder of the EAGLE-style draft, beside that of the ordinary one
+ORDINARY_PAIR, EAGLE_PAIR = "smollm2", "smollm2-eagle"
 KEPT_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -72,12 +66,12 @@ KEPT_FIELDS = (
 @hydra_script("build_pair")
 def main(cfg: DictConfig) -> None:
     """Build or check the target, then both drafts."""
-    if cfg.pair.name not in EMBEDDED:
+    if cfg.pair.name not in (ORDINARY_PAIR, EAGLE_PAIR):
         raise UserError(
             f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out"
             " here"
         )
-    target, draft, reading = folders(cfg.pair)
+    target, draft, eagle = folders(cfg.pair)
     build(
         "target",
         target,
@@ -96,21 +90,18 @@ def main(cfg: DictConfig) -> None:
     build("draft", draft, made_of, lambda folder: write_draft(target, layers, vocabulary, folder))
     if (own := source(cfg, "eagle_layers", "set it to null")) is not None:
         made_of = sources | {"eagle_layers": file_hash(own)}
-        record = own.with_name(PROVENANCE)
+        record = own.with_name(EAGLE_PROVENANCE)
         made_of |= {"provenance": file_hash(record)} if record.is_file() else {}
         build(
-            EAGLE,
-            reading,
-            made_of,
-            lambda folder: write_eagle_draft(target, own, vocabulary, folder),
+            EAGLE, eagle, made_of, lambda folder: write_eagle_draft(target, own, vocabulary, folder)
         )
 
 
 def folders(pair: DictConfig) -> tuple[Path, Path, Path]:
-    """Of the target, the ordinary draft and the one that reads its target, whichever of the two
-    `pair` has as its draft."""
+    """Of the target, the ordinary draft and the EAGLE-style one, whichever of the two `pair` has as
+    its draft."""
     target, draft = (Path(pair[side]).expanduser() for side in ("target", "draft"))
-    if pair.name == EMBEDDED[0]:
+    if pair.name == ORDINARY_PAIR:
         return target, draft, draft.with_name(EAGLE)
     return target, Path(pair.get("assistant") or draft.with_name("draft")).expanduser(), draft
 
@@ -257,13 +248,13 @@ def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
 
 
 def write_eagle_draft(target: Path, layers: Path, vocabulary: Path | None, folder: Path) -> None:
-    """The same, with the maps that are among its shipped `layers`, and the provenance beside
+    """As `write_draft`, with the maps among its shipped `layers`, and the provenance beside
     these."""
     write_draft(target, layers, vocabulary, folder, "eagle_layers")
     maps = {name: tensor for name, tensor in load_file(layers).items() if name in MAPS}
     with safe_open(layers, "pt") as file:
         save_file(maps, folder / MAPS_FILE, file.metadata())
-    if (record := layers.with_name(PROVENANCE)).is_file():
+    if (record := layers.with_name(EAGLE_PROVENANCE)).is_file():
         shutil.copyfile(record, folder / "provenance.json")
 
 

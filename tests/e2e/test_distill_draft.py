@@ -8,13 +8,15 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
-from drafts.chats import load_chats
+from drafts.chats import Chat, load_chats
+from drafts.generation import written_tokens
+from drafts.training import DraftTraining
 from scripts import distill_draft
 from tests.tiny_pair import tiny_models, tiny_tokenizer
 
 SETTINGS = (
-    "pair.target=target pair.dtype=float32 layers=[0,3] output=out/layers.safetensors folder=run"
-    " chats.tokens=500 chats.shard_tokens=100 chats.slots=3 chats.prompt_tokens=4"
+    "pair.target=target pair.dtype=float32 draft.layers=[0,3] out=made chats.folder=chats"
+    " chats.tokens=500 chats.shard_tokens=100 chats.slots=3 chats.prompt_tokens=4 logger=none"
     " chats.response_tokens=6 chats.held_out=5 training.tokens=1500 training.batch_tokens=200"
 ).split()
 
@@ -48,45 +50,86 @@ def refused(
 
 
 def written() -> int:
-    return distill_draft.written_tokens(Path("run/chats"))
+    return written_tokens(Path("chats"))
 
 
 def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     run(monkeypatch)
     assert 500 <= written() < 500 + 100 + 6, "the last shard may exceed chats.tokens"
-    record = json.loads(Path("out/provenance.json").read_text())
-    assert record["progress"]["tokens"] >= 1500 and 0 < record["held_out_chats"]["acceptance"] < 1
-    layers = load_file("out/layers.safetensors")
-    assert {tensor.dtype for tensor in layers.values()} == {torch.bfloat16}
-    chats = {path.name: path.read_bytes() for path in Path("run/chats").iterdir()}
+    record = json.loads(Path("made/training.json").read_text())
+    assert record["progress"]["tokens"] >= 1500
+    assert 0 < record["held_out_chats"]["acceptance after 0 drafted"] < 1
+    weights = load_file("made/model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    chats = {path.name: path.read_bytes() for path in Path("chats").iterdir()}
     run(monkeypatch, "training.tokens=1700")
-    assert {path.name: path.read_bytes() for path in Path("run/chats").iterdir()} == chats
+    assert {path.name: path.read_bytes() for path in Path("chats").iterdir()} == chats
     assert not torch.equal(
-        load_file("out/layers.safetensors")["model.norm.weight"], layers["model.norm.weight"]
+        load_file("made/model.safetensors")["model.norm.weight"], weights["model.norm.weight"]
     )
 
 
-def test_stages_and_a_start_from_trained_layers(
+def interrupted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """Train, and stop after three steps."""
+    step = DraftTraining.train_step
+
+    def some(run: DraftTraining, batch: list[Chat]) -> dict:
+        if run.progress["step"] == 3:
+            raise KeyboardInterrupt
+        return step(run, batch)
+
+    with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
+        stopped.setattr(DraftTraining, "train_step", some)
+        run(stopped, *arguments)
+    assert ending.value.code == 130
+
+
+def test_stages_and_a_start_from_a_trained_draft(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "holds no chats" in refused(monkeypatch, capsys, "stage=train")
     run(monkeypatch, "stage=generate", "chats.tokens=300")
-    assert "chats.feature_layers: chats in run/chats keep" in refused(
+    assert "chats.feature_layers: expected [], as of the chats in chats, got [1]" in refused(
         monkeypatch, capsys, "stage=generate", "chats.feature_layers=[1]"
     )
-    assert "no trained state" in refused(monkeypatch, capsys, "stage=ship")
-    assert not Path("out").exists()
-    run(monkeypatch, "stage=train", "training.tokens=400")
-    run(monkeypatch, "stage=ship")
-    state = Path("run/state.safetensors")
-    assert "other layers" in refused(monkeypatch, capsys, "stage=train", "layers=[0]")
-    state.write_bytes(state.read_bytes()[:-3])
+    assert "no trained state" in refused(monkeypatch, capsys, "stage=finish")
+    interrupted(monkeypatch, "stage=train")
+    assert not Path("made").exists()
+    state = Path("made.run/state.safetensors")
+    assert "interrupted with draft.layers" in refused(
+        monkeypatch, capsys, "stage=train", "draft.layers=[0]"
+    )
+    whole, settings = state.read_bytes(), Path("made.run/settings.json")
+    note = settings.read_text()
+    settings.unlink()
+    assert "other layers" in refused(monkeypatch, capsys, "stage=train", "draft.layers=[0]")
+    state.write_bytes(whole[:-3])
     assert "state.safetensors is damaged" in refused(monkeypatch, capsys, "stage=train")
-    state.unlink()
-    run(monkeypatch, "stage=train", "training.tokens=200", "start=out/layers.safetensors")
-    record = json.loads(Path("out/provenance.json").read_text())
-    assert record["started_from"] == "out/layers.safetensors"
-    assert [run["started_from"] for run in record["earlier_runs"]] == ["target layers [0, 3]"]
+    state.write_bytes(whole)
+    settings.write_text(note)
+    run(monkeypatch, "stage=finish")
+    record = json.loads(Path("made/training.json").read_text())
+    assert record["progress"]["step"] == 3 and not Path("made.run").exists()
+
+
+def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, "training.tokens=400")
+    run(monkeypatch, "ship=shipped")
+    layers, made = (
+        load_file("shipped/draft_layers.safetensors"),
+        load_file("made/model.safetensors"),
+    )
+    own = {name for name in made if name.startswith(("model.layers.", "model.norm."))}
+    assert layers.keys() == own and all(torch.equal(layers[name], made[name]) for name in own)
+    more = ["stage=train", "training.tokens=200", "out=more"]
+    found = []
+    for start in ("shipped/draft_layers.safetensors", "made"):
+        run(monkeypatch, *more, f"draft.start={start}")
+        record = json.loads(Path("more/training.json").read_text())
+        assert record["started_from"] == start
+        assert [run["started_from"] for run in record["earlier_runs"]] == ["target layers [0, 3]"]
+        found.append(Path("more/model.safetensors").read_bytes())
+    assert found[0] == found[1]
 
 
 def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +137,7 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
     prompts = [f"w{a} w{b} w{c}" for a in range(4, 7) for b in range(2, 10) for c in (20, 21)]
     Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in prompts))
     run(monkeypatch, "chats.prompts=prompts.jsonl", "chats.responses=1")
-    paths = sorted(Path("run/chats").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    paths = sorted(Path("chats").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     chats = [chat for path in paths for chat in load_chats(path)]
     given = tiny_tokenizer()
     used = [given.decode(chat.tokens[2:5].tolist()) for chat in chats if chat.start == 7]
@@ -104,12 +147,15 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("stage=some", "stage: some is unknown"),
-        ("layers=[0,4]", "layers: [0, 4] must be"),
-        ("layers=[]", "layers: [] must be"),
-        ("layers=5", "layers: 5 is no list of layers"),
-        ("chats.feature_layers=5", "chats.feature_layers: 5 is no list of layers"),
-        ("chats.feature_layers=[99]", "chats.feature_layers: [99] must be"),
+        ("stage=some", "stage: expected one of all, generate, train, finish, got some"),
+        ("draft.layers=[0,4]", "target's layers 0 to 3, got [0, 4]"),
+        ("draft.layers=[]", "target's layers 0 to 3, got []"),
+        ("draft.layers=5", "draft.layers: expected a list of layers, got 5"),
+        ("chats.feature_layers=5", "chats.feature_layers: expected a list of layers, got 5"),
+        (
+            "chats.feature_layers=[99]",
+            "chats.feature_layers: expected layers from 0 to 4, got [99]",
+        ),
         ("chats.temperatures=[0]", "chats.temperatures: "),
         ("chats.prompt_temperature=0", "chats.prompt_temperature: "),
         (
@@ -118,9 +164,9 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
         ),
         (
             "chats.openings=none.jsonl chats.prompt_tokens=1",
-            "chats.prompt_tokens, chats.openings: 1 token",
+            "chats.prompt_tokens: expected 2 or more",
         ),
-        ("training.dtype=int8", "training.dtype: int8"),
+        ("training.dtype=int8", "training.dtype: expected float32 or bfloat16, got int8"),
         ("chats.slots=0", "chats.slots: 0"),
         ("training.warmup=0", "training.warmup: 0"),
         ("pair.target=none/at/all", "pair.target: no model in"),
@@ -128,7 +174,11 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
             "chats.prompts=none.jsonl",
             "chats.prompts: there is no file none.jsonl. Set chats.prompts=",
         ),
-        ("start=half.safetensors", "start: half.safetensors is damaged"),
+        ("draft.start=half.safetensors", "draft.start: half.safetensors is damaged"),
+        (
+            "draft.start=none",
+            "draft.start: expected the folder of a draft or a file of layers, got none",
+        ),
         ("training.speed=2", "training.speed"),
     ],
 )
@@ -137,4 +187,7 @@ def test_bad_settings_are_one_line(
 ) -> None:
     save_file({"x": torch.zeros(9)}, "whole.safetensors")
     Path("half.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:-3])
+    if argument.startswith("draft.start"):
+        run(monkeypatch, "stage=generate", "chats.tokens=300")
+        argument += " stage=train"
     assert message in refused(monkeypatch, capsys, *argument.split())

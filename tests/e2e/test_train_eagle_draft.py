@@ -1,5 +1,5 @@
-"""`train.py draft=eagle` from its command line: it makes a draft, goes on after an interruption,
-refuses the rest."""
+"""`distill_draft.py draft=eagle` from its command line: it makes a draft, goes on after an
+interruption, refuses the rest."""
 
 import json
 from pathlib import Path
@@ -9,22 +9,21 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import train
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import write_vocabulary
 from decoding.models.eagle import EagleDraft
 from decoding.models.loading import ModelPair
 from drafts.chats import Chat, save_chats
-from drafts.eagle_training import FeatureDistillation
-from drafts.shipping import LAYERS, PROVENANCE
-from scripts import evaluate
+from drafts.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE
+from drafts.training import DraftTraining
+from scripts import distill_draft, evaluate
 from tests.programs import GREEDY, base, refused, run
 from tests.tiny_pair import CONFIG, tiny_models
 
 SMALL = (
-    "draft=eagle draft.chats=chats draft.held_out=4 draft.training.tokens=300"
-    " draft.training.batch_tokens=60 logger=none out=made"
+    "draft=eagle stage=train chats.folder=chats chats.held_out=4 training.tokens=300"
+    " training.batch_tokens=60 logger=none out=made"
 ).split()
 
 
@@ -50,22 +49,22 @@ def pair(tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_draft_is_trained_goes_on_and_decodes(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [*pair, *SMALL, f"draft.vocabulary=chats/{VOCABULARY}"]
-    step = FeatureDistillation.train_step
+    given = [*pair, *SMALL, f"vocabulary=chats/{VOCABULARY}"]
+    step = DraftTraining.train_step
 
-    def once(run: FeatureDistillation, batch: list[Chat]) -> dict:
+    def once(run: DraftTraining, batch: list[Chat]) -> dict:
         if run.progress["step"]:
             raise KeyboardInterrupt
         return step(run, batch)
 
     with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
-        stopped.setattr(FeatureDistillation, "train_step", once)
-        run(train, stopped, *given)
+        stopped.setattr(DraftTraining, "train_step", once)
+        run(distill_draft, stopped, *given)
     assert ending.value.code == 130 and not Path("made").exists()
     assert "interrupted with draft.steps=2, here 1" in refused(
-        train, monkeypatch, capsys, *given, "draft.steps=1"
+        distill_draft, monkeypatch, capsys, *given, "draft.steps=1"
     )
-    run(train, monkeypatch, *given)
+    run(distill_draft, monkeypatch, *given)
     assert "resuming after" in capsys.readouterr().out and not Path("made.run").exists()
 
     seen: list[ModelPair] = []
@@ -109,26 +108,29 @@ def test_a_draft_is_trained_goes_on_and_decodes(
 def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(train, monkeypatch, *pair, *SMALL, "+draft.notes.prompts=random words")
+    run(distill_draft, monkeypatch, *pair, *SMALL, "+notes.prompts=random words")
     second = [word for word in (*pair, *SMALL) if not word.startswith(("pair.draft", "out="))]
-    run(train, monkeypatch, *second, "pair.draft=made", "out=again")
+    run(distill_draft, monkeypatch, *second, "pair.draft=made", "out=again")
     run(
-        train,
+        distill_draft,
         monkeypatch,
         *pair,
         "draft=eagle",
-        "draft.ship=shipped",
+        "ship=shipped",
         "out=again",
-        "+draft.notes.why=a test",
+        "+notes.why=a test",
     )
-    record = json.loads(Path("shipped", PROVENANCE).read_text())
+    record = json.loads(Path("shipped", EAGLE_PROVENANCE).read_text())
     assert (
         record["started_from"] == "made"
         and record["notes"] == {"why": "a test"}
         and record["shipped"]
     )
     assert [earlier["notes"] for earlier in record["earlier_runs"]] == [{"prompts": "random words"}]
-    trained, shipped = load_file("again/model.safetensors"), load_file(Path("shipped", LAYERS))
+    trained, shipped = (
+        load_file("again/model.safetensors"),
+        load_file(Path("shipped", EAGLE_LAYERS)),
+    )
     maps = load_file("again/target_features.safetensors")
     own = {
         name: tensor
@@ -138,44 +140,47 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     assert shipped.keys() == own.keys() | maps.keys() and len(own) < len(trained)
     assert all(torch.equal(tensor, (own | maps)[name]) for name, tensor in shipped.items())
     Path("again/training.json").write_text("{")
-    ship = ["draft=eagle", "draft.ship=shipped"]
+    ship = ["draft=eagle", "ship=shipped"]
     assert "training.json is damaged" in refused(
-        train, monkeypatch, capsys, *pair, *ship, "out=again"
+        distill_draft, monkeypatch, capsys, *pair, *ship, "out=again"
     )
-    assert "out: chats holds no EAGLE-style draft" in refused(
-        train, monkeypatch, capsys, *pair, *ship, "out=chats"
+    assert "out: expected the folder of a trained draft, got chats" in refused(
+        distill_draft, monkeypatch, capsys, *pair, *ship, "out=chats"
     )
-    assert "draft.notes: 5 has no names" in refused(
-        train, monkeypatch, capsys, *pair, *ship, "draft.notes=5"
+    assert "notes: expected notes with names, got 5" in refused(
+        distill_draft, monkeypatch, capsys, *pair, *ship, "notes=5"
     )
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("draft.chats=none", "draft.chats: none holds no chats"),
-        ("draft.held_out=30", "draft.chats: chats holds no chats"),
-        ("draft.vocabulary=5", "draft.vocabulary: 5 is no file"),
+        ("chats.folder=none", "chats.folder: none holds no chats"),
+        ("chats.held_out=30", "chats.folder: chats holds no chats"),
+        ("vocabulary=5", "vocabulary: 5 is no file"),
         ("draft.steps=0", "draft.steps: 0"),
-        ("draft.training.tokens=0", "training.tokens: 0"),
-        ("draft.training.batch_tokens=-1", "training.batch_tokens: -1"),
-        ("draft.training.lr=abc", "training.lr: abc"),
-        ("~draft.training.lr", "draft.training.lr: is missing"),
-        ("+draft.training.foo=1", "draft.training.foo: is no setting"),
-        ("draft.training.lr=-1", "training.lr: -1"),
-        ("draft.training.decay=nan", "training.decay: nan"),
-        ("draft.training.positions=7", "training.positions: 7"),
-        ("draft.training.dtype=float12", "training.dtype: float12"),
-        ("draft.save_seconds=abc", "draft.save_seconds: abc"),
+        ("training.tokens=0", "training.tokens: 0"),
+        ("training.batch_tokens=-1", "training.batch_tokens: -1"),
+        ("training.lr=abc", "training.lr: expected a number above 0, got abc"),
+        ("~training.lr", "training.lr: is missing"),
+        ("+training.foo=1", "training.foo: is no setting"),
+        ("training.lr=-1", "training.lr: expected a number above 0, got -1"),
+        ("training.decay=nan", "training.decay: expected a number from 0 on, got nan"),
+        (
+            "training.positions=7",
+            "training.positions: expected a share above 0 and at most 1, got 7",
+        ),
+        ("training.dtype=float12", "training.dtype: expected float32 or bfloat16, got float12"),
+        ("save_seconds=abc", "save_seconds: expected a number of seconds, got abc"),
         ("seed=abc", "seed: 'abc'"),
         (
             "pair.draft=other",
-            (
-                "draft.chats, pair: hidden sizes differ: 24 in chats, 24 of the target, 16 of the"
-                " draft"
-            ),
+            "pair.draft: expected hidden states of size 24, as the target's, got 16",
         ),
-        ("pair.draft=wider", "pair.draft: its output layer has 40 tokens, that of pair.target 32"),
+        (
+            "pair.draft=wider",
+            "pair.draft: expected an output layer of 32 tokens, as the target's, got 40",
+        ),
         ("out=chats", "out: "),
     ],
 )
@@ -190,14 +195,16 @@ def test_what_cannot_work_is_one_line(
         if argument == f"pair.draft={name}":
             LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), **size})).save_pretrained(name)
     given = [word for word in (*pair, *SMALL) if word.split("=")[0] != argument.split("=")[0]]
-    assert refused(train, monkeypatch, capsys, *given, argument).startswith(f"error: {message}")
+    assert refused(distill_draft, monkeypatch, capsys, *given, argument).startswith(
+        f"error: {message}"
+    )
     assert not Path("made").exists() and not Path("made.run").exists()
 
 
 def test_jobs_of_a_sweep_do_not_overwrite_each_other(
     pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(train, monkeypatch, "-m", *pair, *SMALL, "draft.steps=1,2")
+    run(distill_draft, monkeypatch, "-m", *pair, *SMALL, "draft.steps=1,2")
     assert len(list(Path("made").glob("*/training.json"))) == 2
 
 
@@ -207,6 +214,6 @@ def test_the_order_of_training_is_the_seeds(
     made = []
     for seed in (1, 1, 2):
         torch.rand(seed + len(made))  # whatever was drawn before
-        run(train, monkeypatch, *pair, *SMALL, f"seed={seed}")
+        run(distill_draft, monkeypatch, *pair, *SMALL, f"seed={seed}")
         made.append(Path("made/model.safetensors").read_bytes())
     assert made[0] == made[1] != made[2]

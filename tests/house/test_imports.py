@@ -50,13 +50,9 @@ def test_a_script_runs_on_what_is_installed(path: Path) -> None:
 
 
 def test_train_reads_the_dataset_and_nothing_else_of_the_harvest() -> None:
-    """But for a draft, which is imported when it is trained: it imports the models."""
     own = {name for name in imports(TRAIN) if name.split(".")[0] in ORDER}
     reading = {"data_gen.samples", "data_gen.storage.dataset", "data_gen.storage.shards"}
-    assert {name for name in own if not name.startswith(("predictors.", "runtime."))} <= reading | {
-        "drafts.eagle_run"
-    }
-    assert "\nfrom drafts.eagle_run" not in TRAIN.read_text()
+    assert {name for name in own if not name.startswith(("predictors.", "runtime."))} <= reading
 
 
 def test_the_walk_sees_both_import_forms(tmp_path: Path) -> None:

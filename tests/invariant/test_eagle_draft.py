@@ -24,8 +24,8 @@ from decoding.trace import Stopwatch
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from drafts.chats import Chat, ChatPool, save_chats
-from drafts.distillation import TrainingConfig
-from drafts.eagle_training import FeatureDistillation, Maps, unrolled
+from drafts.eagle import EagleInTraining, Maps, unrolled
+from drafts.training import DraftTraining, TrainingConfig
 from evaluation.baselines.transformers_generate import assistant_of
 from evaluation.speedup_bound import match
 from runtime.errors import UserError
@@ -160,24 +160,23 @@ def test_training_raises_acceptance_of_every_step_and_resumes(tmp_path: Path) ->
     values = dict(
         tokens=12_000, batch_tokens=60, lr=0.004, warmup=2, decay=0.5, momentum=0.95, positions=0.7
     )
-    recipe = TrainingConfig(**values, regression=0.5, total_variation=0.3)
+    config = TrainingConfig(**values, regression=0.5, total_variation=0.3)
 
-    def start() -> FeatureDistillation:
-        pool, (_, draft) = ChatPool(tmp_path / "chats", 4), tiny_models()
-        return FeatureDistillation(
-            draft.float(), Maps(LAYERS, 24, 24), 3, None, pool, recipe, tmp_path, seed=0
-        )
+    def start() -> DraftTraining:
+        pool, (_, model) = ChatPool(tmp_path / "chats", 4), tiny_models()
+        draft = EagleInTraining(model.float(), Maps(LAYERS, 24, 24), steps=3)
+        return DraftTraining(draft, pool, config, tmp_path, seed=0)
 
     run = start()
     records = list(run.run(9000, save_seconds=1e9))
     assert records[-1]["acceptance"] > records[0]["acceptance"] + 0.05
-    assert all(parameter.abs().sum() > 0 for parameter in run.maps.parameters()), (
+    assert all(parameter.abs().sum() > 0 for parameter in run.draft.maps.parameters()), (
         "the maps have learnt nothing"
     )
     again = start()
     assert again.resume() and again.progress == run.progress
-    for name, parameter in run.trained().items():
-        assert torch.equal(parameter, again.trained()[name]), name
+    for name, parameter in run.draft.trained().items():
+        assert torch.equal(parameter, again.draft.trained()[name]), name
 
 
 def test_chats_of_other_layers_are_refused(tmp_path: Path) -> None:

@@ -12,15 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoding.models.draft_model import copied_layers, draft_from_layers
 from drafts.chats import Chat, ChatPool, batches, load_chats, save_chats
-from drafts.distillation import (
-    Distillation,
-    TrainingConfig,
-    draft_states,
-    head_gradient,
-    measure_overlap,
-    orthogonalised,
-)
+from drafts.losses import head_gradient, measure_overlap
+from drafts.muon import orthogonalised
+from drafts.ordinary import OrdinaryInTraining
 from drafts.self_chat import SelfChat, SelfChatConfig
+from drafts.training import DraftTraining, TrainingConfig
 from runtime.errors import UserError
 
 EOS = 2
@@ -166,38 +162,38 @@ def test_training_raises_acceptance_and_resumes(
     (tmp_path / "chats").mkdir()
     save_chats(tmp_path / "chats" / "0.safetensors", chats)
 
-    def start() -> Distillation:
-        draft = draft_from_layers(target, copied_layers(target, [0, 2]))
-        return Distillation(
+    def start() -> DraftTraining:
+        draft = OrdinaryInTraining(draft_from_layers(target, copied_layers(target, [0, 2])))
+        return DraftTraining(
             draft, ChatPool(tmp_path / "chats", 4), config(dtype=dtype), tmp_path, seed=0
         )
 
     run = start()
     before = measure_overlap(
-        lambda chats: draft_states(run.draft, chats), run.pool.training, run.head
+        lambda chats: run.draft.states(chats, torch.float32)[0], run.pool.training, run.head
     )
     for _ in run.run(1500, save_seconds=1e9):
         pass
     after = measure_overlap(
-        lambda chats: draft_states(run.draft, chats), run.pool.training, run.head
+        lambda chats: run.draft.states(chats, torch.float32)[0], run.pool.training, run.head
     )
     assert after.acceptance > before.acceptance and after.kl < before.kl
     again = start()
     assert again.resume() and again.progress == run.progress
-    for name, tensor in run.draft.state_dict().items():
-        assert torch.equal(tensor, again.draft.state_dict()[name]), name
+    for name, tensor in run.draft.model.state_dict().items():
+        assert torch.equal(tensor, again.draft.model.state_dict()[name]), name
     for name, tensor in run.optimiser.state.items():
         assert torch.equal(tensor, again.optimiser.state[name]), name
     embeddings = target.get_input_embeddings().weight
-    assert torch.equal(run.draft.get_input_embeddings().weight, embeddings), (
+    assert torch.equal(run.draft.model.get_input_embeddings().weight, embeddings), (
         "embeddings stay the target's"
     )
 
 
 def test_own_states_ignore_padding(target: LlamaForCausalLM, chats: list[Chat]) -> None:
-    draft = draft_from_layers(target, copied_layers(target, [0, 2]))
-    together, _ = draft_states(draft, chats[:5])
-    alone = torch.cat([draft_states(draft, [chat])[0] for chat in chats[:5]])
+    draft = OrdinaryInTraining(draft_from_layers(target, copied_layers(target, [0, 2])))
+    together, _ = draft.states(chats[:5])[0]
+    alone = torch.cat([draft.states([chat])[0][0] for chat in chats[:5]])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 

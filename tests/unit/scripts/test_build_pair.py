@@ -20,7 +20,7 @@ from transformers import (
 from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
 from decoding.models.eagle import read_maps
-from drafts.shipping import LAYERS, PROVENANCE, SHIPPED, earlier_runs, ship
+from drafts.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE, EAGLE_SHIPPED, earlier_runs, ship
 from runtime.errors import UserError
 from scripts import build_pair
 
@@ -301,15 +301,17 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     assert build_pair.folders(cfg.pair) == build_pair.folders(OmegaConf.merge(cfg.pair, reading))
     reading.assistant = None
     assert len(set(build_pair.folders(OmegaConf.merge(cfg.pair, reading)))) == 3
-    shutil.copyfile(path, tmp_path / LAYERS)  # and back: what was shipped, bit for bit
-    (tmp_path / PROVENANCE).write_text(json.dumps({"command": "train", "shipped": SHIPPED}))
-    cfg.eagle_layers = str(tmp_path / LAYERS)
+    shutil.copyfile(path, tmp_path / EAGLE_LAYERS)  # and back: what was shipped, bit for bit
+    (tmp_path / EAGLE_PROVENANCE).write_text(
+        json.dumps({"command": "train", "shipped": EAGLE_SHIPPED})
+    )
+    cfg.eagle_layers = str(tmp_path / EAGLE_LAYERS)
     run(cfg)
     ship(folder, tmp_path / "again", {})
-    assert (tmp_path / "again" / LAYERS).read_bytes() == path.read_bytes()
-    assert json.loads((tmp_path / "again" / PROVENANCE).read_text()) == {
+    assert (tmp_path / "again" / EAGLE_LAYERS).read_bytes() == path.read_bytes()
+    assert json.loads((tmp_path / "again" / EAGLE_PROVENANCE).read_text()) == {
         "command": "train",
-        "shipped": SHIPPED,
+        "shipped": EAGLE_SHIPPED,
     }
     cfg.eagle_layers = str(tmp_path / "none")
     with pytest.raises(UserError, match="^eagle_layers: .*none not found"):
@@ -319,7 +321,8 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
 def test_the_shipped_record_lists_the_runs_before_it(tmp_path: Path) -> None:
     """So that a training that starts from the built draft tells of all of them."""
     shutil.copyfile(
-        Path(__file__).parents[3] / "pairs" / "smollm2" / PROVENANCE, tmp_path / "provenance.json"
+        Path(__file__).parents[3] / "pairs" / "smollm2" / EAGLE_PROVENANCE,
+        tmp_path / "provenance.json",
     )
     runs = earlier_runs(tmp_path)
     assert len(runs) == 2 and all("command" in run and "earlier_runs" not in run for run in runs)

@@ -1,27 +1,73 @@
-"""Training a draft that reads along with its target (`decoding.models.eagle`), by unrolled drafts.
+"""An EAGLE-style draft in training (`decoding.models.eagle`): several tokens of a draft at once.
 
-Step 1 computes every row from the target's states; step k the same rows as they are when the last k
-- 1 tokens before were drafted: its input is the output of step k - 1 one row before, and it attends
-to rows of step 1 up to the last verified token and to one row of each step since (the training-time
-test of EAGLE-3, Li et al. 2025). Each step has the losses of `drafts.distillation`, those of later
-steps weigh less."""
+Step 1 computes every row from the target's hidden states; step k the same rows as they are when the
+last k - 1 tokens before were drafted: its input is the output of step k - 1 one row before, and it
+attends to rows of step 1 up to the last verified token and to one row of each step since (the
+training-time test of EAGLE-3, Li et al. 2025). The losses of later steps weigh less."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from decoding.models.eagle import EPS, FeatureMaps
+from decoding.models.draft_model import own_layers
+from decoding.models.eagle import EPS, FILE, FeatureMaps, read_maps
+from decoding.models.loading import load_llama
 from drafts.chats import Chat, ChatPool
-from drafts.distillation import Distillation, TrainingConfig
+from runtime.errors import UserError, checked_count
 
 LATER = 0.8  # weight of a step's losses, relative to the step before
 # Learning rate of the maps, which begin at zero and see large inputs, relative to the layers'.
 MAPS = 0.2
+
+
+@dataclass(frozen=True)
+class Eagle:
+    """`draft=eagle`, trained from `pair.draft` on. steps: tokens of a draft that are trained on;
+    from the second one on the draft reads its own states."""
+
+    name = "eagle"
+    steps: int
+
+    def __post_init__(self) -> None:
+        checked_count("draft.steps", self.steps)
+
+    def check(self, target: LlamaForCausalLM) -> None:
+        """Any target will do."""
+
+    def load(self, pair: Any, target: LlamaForCausalLM, pool: ChatPool) -> "EagleInTraining":
+        """The draft of the pair, with maps of zeros, or with its own where it is EAGLE-style
+        already. Raises UserError where it does not fit the target."""
+        model, hidden = load_llama("draft", pair).float(), target.config.hidden_size
+        if model.config.hidden_size != hidden:
+            raise UserError(
+                f"pair.draft: expected hidden states of size {hidden}, as the target's, got"
+                f" {model.config.hidden_size}. Make a draft: python scripts/distill_draft.py"
+            )
+        maps = Maps(pool.layers, hidden, hidden).to(model.device)
+        known = read_maps(Path(pair.draft).expanduser(), model, target)
+        if known is not None and known.layers == maps.layers:
+            maps.from_states.weight.data.copy_(known.from_states)
+            maps.from_own.weight.data.copy_(known.from_own)
+        head: Tensor = target.lm_head.weight
+        if model.lm_head.weight.shape != head.shape:
+            raise UserError(
+                f"pair.draft: expected an output layer of {len(head)} tokens, as the target's, got"
+                f" {len(model.lm_head.weight)}. Make a draft: python scripts/distill_draft.py"
+            )
+        model.lm_head.weight.data.copy_(head.data)
+        return EagleInTraining(model, maps, self.steps)
+
+    def origin(self, pair: Any) -> tuple[str, Path | None]:
+        """What training starts from: in words, and the folder that says how that was made."""
+        return str(pair.draft), Path(pair.draft).expanduser()
 
 
 class Maps(nn.Module):
@@ -46,41 +92,30 @@ class Maps(nn.Module):
         )
 
 
-class FeatureDistillation(Distillation):
-    """A `Distillation` of `draft` and its `maps`, unrolled for so many `steps`, with losses on the
-    tokens of ``vocabulary`` [k] only (None: all)."""
+class EagleInTraining:
+    """A `DraftInTraining`: a model and the maps of the target's states, unrolled for so many
+    `steps`."""
 
-    def __init__(
-        self,
-        draft: LlamaForCausalLM,
-        maps: Maps,
-        steps: int,
-        vocabulary: Tensor | None,
-        pool: ChatPool,
-        config: TrainingConfig,
-        folder: Path,
-        seed: int,
-    ) -> None:
-        self.maps, self.steps = maps, steps
-        super().__init__(draft, pool, config, folder, seed)
-        self.products_head = (
-            self.products_head if vocabulary is None else self.products_head[vocabulary]
-        )
+    def __init__(self, model: LlamaForCausalLM, maps: Maps, steps: int) -> None:
+        self.model, self.maps, self.steps = model, maps, steps
         self.weights = [LATER**step for step in range(steps)]
-        self.optimiser.factors = {name: MAPS for name in self.trained() if name.startswith("maps.")}
+        self.factors = {name: MAPS for name in self.trained() if name.startswith("maps.")}
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Of the draft's layers and of the maps."""
-        return super().trained() | {f"maps.{name}": p for name, p in self.maps.named_parameters()}
+        """Of the draft's own layers and of the maps."""
+        own = own_layers(self.model)
+        layers = {name: p for name, p in self.model.named_parameters() if name in own}
+        return layers | {f"maps.{name}": p for name, p in self.maps.named_parameters()}
 
-    def states(self, chats: list[Chat]) -> list[tuple[Tensor, Tensor]]:
-        """Of each step, as `draft_states`: its rows are those where so many tokens were drafted
+    def states(
+        self, chats: list[Chat], dtype: torch.dtype = torch.float32
+    ) -> list[tuple[Tensor, Tensor]]:
+        """As `DraftInTraining`: the rows of step k are those where k - 1 tokens were drafted
         before."""
-        ids, states = padded(chats, self.draft.device)
-        with torch.autocast(
-            self.draft.device.type, self.dtype, enabled=self.dtype != torch.float32
-        ):
-            outputs = unrolled(self.draft, self.maps, ids, states.to(self.draft.dtype), self.steps)
+        device = self.model.device
+        ids, states = padded(chats, device)
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            outputs = unrolled(self.model, self.maps, ids, states.to(self.model.dtype), self.steps)
         found = []
         for step, output in enumerate(outputs):
             rows = [slice(max(chat.start - 1, step), len(chat.tokens) - 1) for chat in chats]
@@ -88,6 +123,13 @@ class FeatureDistillation(Distillation):
             target = [states[row, kept, -1] for row, kept in enumerate(rows)]
             found.append((torch.cat(own).float(), torch.cat(target).float()))
         return found
+
+    def write(self, folder: Path) -> None:
+        """The maps in bfloat16, by which a draft is known to be EAGLE-style."""
+        maps = self.maps.finished(torch.bfloat16)
+        tensors = {"from_states": maps.from_states, "from_own": maps.from_own}
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, folder / FILE, {"layers": json.dumps(maps.layers)})
 
 
 def padded(chats: list[Chat], device: torch.device) -> tuple[Tensor, Tensor]:
