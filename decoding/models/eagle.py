@@ -79,7 +79,8 @@ def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> F
             from_states, from_own = file.get_tensor("from_states"), file.get_tensor("from_own")
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise UserError(
-            f"pair.draft: {path} is damaged ({error}). Train it: python scripts/distill_draft.py draft=eagle"
+            f"pair.draft: {path} is damaged ({error}). Train it: python scripts/distill_draft.py"
+            " draft=eagle"
         ) from error
     width, source = like.config.hidden_size, target.config.hidden_size
     wanted = {(width, (len(layers) + 1) * source), (width, width)}
