@@ -3,42 +3,39 @@
     python scripts/tune.py
     python scripts/tune.py cost=measured
     python scripts/tune.py cost=a100 methods=[fixed,confidence]
+    python scripts/tune.py check=true data=data/greedy (see below)
 
 Needs a harvest with a round at every position (python scripts/gen_data.py anchors.stride=1
 out=data/rounds) and, for specdecpp and hrad, their checkpoints (python train.py). cost=measure
 decodes a few prompts to learn what forwards cost here; with any other `cost` no model runs.
 Thresholds are chosen on one split and judged on another. Writes `out`: evaluate.py takes the
-thresholds of measured costs by itself, those of other costs where `thresholds` names the file."""
+thresholds of measured costs by itself, those of other costs where `thresholds` names the file.
+
+check=true chooses nothing: it decodes the prompts of a greedy harvest with some settings of every
+rule and compares the counts with those of the replay, one by one. A difference is excused where two
+numbers within rounding of each other decided it; exits with 1 where one is not.
+
+    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1
+    pair.dtype=float32 out=data/greedy
+    python scripts/tune.py check=true data=data/greedy warp=greedy draft_warp.temperature=0
+    pair.dtype=float32 methods=[fixed,confidence]"""
 
 import runtime.openmp  # noqa: F401  (before torch loads)
 
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
+from omegaconf import DictConfig
 
-from data_gen.prompts import load_prompts
-from data_gen.requests import requests_of_split
 from data_gen.storage.dataset import read_manifest
-from decoding.cost import CostTable, observed_cost, regress_traces
-from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.engines.serial import SerialEngine
-from decoding.models.loading import ModelPair, load_pair, pair_identity
-from decoding.models.machine import setup_facts
-from decoding.sampling import Sampler
+from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
-from decoding.stopping.never import Never
-from decoding.structures.chain import Chain
-from decoding.trace import Trace
-from decoding.verifiers.token import TokenVerifier
-from evaluation.interleaving import Engine, request_seed
 from evaluation.replay import thresholds
 from evaluation.replay.candidates import (
     candidates_of,
@@ -47,9 +44,10 @@ from evaluation.replay.candidates import (
     check_splits,
     given_cost,
     refuse_foreign_checkpoint,
-    refuse_other_pair,
     replayer,
 )
+from evaluation.replay.check import check_replay, excused, in_lines
+from evaluation.replay.measuring import check_measuring, measured_cost
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import (
     Candidate,
@@ -62,24 +60,37 @@ from evaluation.replay.tuning import (
     span,
 )
 from runtime.cli import hydra_script
-from runtime.errors import UserError, checked_count, is_count
+from runtime.errors import UserError, checked_switch
 from runtime.files import checked_folder, file_hash, write_json
 
-PLAIN = "autoregressive"
 MEASURED = ("measure", "measured")  # costs of this machine
 
 
 @hydra_script("tune")
 def main(cfg: DictConfig) -> None:
-    """Harvest and costs in, thresholds out."""
+    """Harvest and costs in, thresholds out; with check=true, whether replay is decode."""
     out, manifest = out_file(cfg), read_manifest(cfg.data)
     check(cfg, manifest)
     check_out(out)
+    stops = {name: tunable(cfg, name) for name in cfg.methods}
+    if cfg.check:
+        found = check_replay(cfg, manifest, stops)
+        write_json(out, found)
+        print(f"\n{in_lines(found)}\n\nsaved {out}")
+        sys.exit(not excused(found))
+    facts = tuned(cfg, manifest, stops)
+    thresholds.write(out, facts)
+    print(f"\n{report(cfg, facts)}\n\nsaved {out}")
+
+
+def tuned(
+    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
+) -> dict[str, Any]:
+    """What the file of thresholds holds."""
     given = {"chosen": cfg.cost, **cfg.what_if}
     tables = {
         name: given_cost(node, manifest) for name, node in given.items() if "_target_" in node
     }
-    stops: dict[str, TunableRule] = {name: instantiate(cfg.rules[name]) for name in cfg.methods}
     chosen_on, judged_on = (
         replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge)
     )
@@ -87,15 +98,24 @@ def main(cfg: DictConfig) -> None:
     if "chosen" not in tables:
         tables = {"chosen": measured_cost(cfg, manifest, stops), **tables}
     results = {name: tune(first, second, judged_on, table) for name, table in tables.items()}
-    facts = {
+    return {
         **about(cfg, manifest, stops),
         "measured_on": tables["chosen"].measured_on,
         "results": results,
         "frontier": frontiers(second),
+        "oracle_calls": oracle_totals(judged_on.table) if judged_on.table.greedy else None,
     }
-    facts["oracle_calls"] = oracle_totals(judged_on.table) if judged_on.table.greedy else None
-    thresholds.write(out, facts)
-    print(f"\n{report(cfg, facts)}\n\nsaved {out}")
+
+
+def tunable(cfg: DictConfig, name: str) -> TunableRule:
+    """The rule of that name. Raises UserError for one that has no replay policy."""
+    stop: TunableRule = instantiate(cfg.rules[name])
+    if not hasattr(stop, "policy"):
+        raise UserError(
+            f"rules.{name}: expected a rule that can be replayed, got {type(stop).__name__}. Give"
+            " one that has a `policy`"
+        )
+    return stop
 
 
 def cost_name() -> str:
@@ -105,6 +125,9 @@ def cost_name() -> str:
 
 def out_file(cfg: DictConfig) -> Path:
     """What a run with the costs of another machine finds is kept apart."""
+    if checked_switch("check", cfg.check):
+        default = f"runs/{cfg.pair.name}-replay-check.json"
+        return checked_folder("out", cfg.out or default, "file")
     suffix = "" if cost_name() in MEASURED else f"-{cost_name()}"
     default = f"runs/{cfg.pair.name}-thresholds-T{cfg.warp.temperature}{suffix}.json"
     return checked_folder("out", default if cfg.out is None else cfg.out, "file")
@@ -132,17 +155,6 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
         if "checkpoint" in cfg.rules[name]:
             folder, gamma_max = Path(cfg.rules[name].checkpoint), cfg.gamma_max or manifest["gamma"]
             refuse_foreign_checkpoint(folder, manifest, f"rules.{name}.checkpoint", gamma_max)
-
-
-def check_measuring(cost: DictConfig) -> None:
-    """What cost=measure is told."""
-    if not (OmegaConf.is_list(cost.gammas) and cost.gammas and all(map(is_count, cost.gammas))):
-        raise UserError(
-            f"cost.gammas: {cost.gammas} must be draft lengths from 1 on, e.g. cost.gammas=[1,4,16]"
-        )
-    for key in ("max_new_tokens", *(["limit"] if cost.limit is not None else [])):
-        checked_count(f"cost.{key}", cost[key])
-    check_out(Path(cost.file))
 
 
 # Judging ------------------------------------------------------------------------------------------
@@ -184,69 +196,6 @@ def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
         }
         for rule, found in edges.items()
     }
-
-
-# Costs --------------------------------------------------------------------------------------------
-
-
-def measured_cost(
-    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
-) -> CostTable:
-    """From real decodes, saved for cost=measured."""
-    pair = load_pair(cfg.pair)
-    identity, setup = pair_identity(pair), setup_facts(pair)
-    refuse_other_pair(identity, manifest, f"pair: {cfg.pair.name}")
-    traces = decode_some(cfg, pair, cfg.gamma_max or manifest["gamma"], stops)
-    plain = traces.pop(PLAIN)
-    table = replace(observed_cost(traces, plain), pair=identity, measured_on=setup)
-    fit = regress_traces([trace for found in (plain, *traces.values()) for trace in found])
-    seconds, command = table.to_dict(), shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
-    facts = {"pair": identity, "measured_on": setup, "command": command}
-    write_json(
-        Path(cfg.cost.file),
-        {"seconds": seconds, "regression": asdict(fit), **facts},
-        key="cost.file",
-    )
-    print(f"{cost_lines(table)}\n{fit}; saved {cfg.cost.file}")
-    return table
-
-
-def decode_some(
-    cfg: DictConfig, pair: ModelPair, gamma_max: int, stops: Mapping[str, TunableRule]
-) -> dict[str, list[Trace]]:
-    """Traces of plain decoding, of fixed draft lengths and of every rule, request by request in
-    turn."""
-    warp, draft_warp, eos = (
-        instantiate(cfg.warp),
-        instantiate(cfg.draft_warp),
-        frozenset(pair.eos_ids),
-    )
-    most = max(gamma_max, *cfg.cost.gammas)
-    rules: dict[str, tuple[int, Any]] = {
-        f"fixed {gamma}": (gamma, Never()) for gamma in cfg.cost.gammas
-    }
-    rules |= {name: (most, stop) for name, stop in stops.items() if stop.calls_cost}
-    verifier: Any = TokenVerifier()
-    engines: dict[str, Engine] = {PLAIN: AutoregressiveEngine(pair, warp, eos)}
-    for name, (gamma, stop) in rules.items():
-        chain: Any = Chain(gamma)
-        engines[name] = SerialEngine(pair, chain, stop, verifier, warp, draft_warp, eos)
-    tokens, shares = cfg.cost.max_new_tokens, cfg.splits
-    requests = requests_of_split(
-        load_prompts(cfg.dataset),
-        pair,
-        tokens,
-        "calibration",
-        shares.calibration,
-        shares.test,
-        cfg.cost.limit,
-    )
-    traces: dict[str, list[Trace]] = {name: [] for name in engines}
-    for request in tqdm(requests, desc="cost", unit="prompt"):
-        for name, engine in engines.items():
-            sampler = Sampler.seeded(request_seed(cfg.seed, request, 0))
-            traces[name].append(engine.decode(request.tokens, tokens, sampler))
-    return traces
 
 
 # Reporting ----------------------------------------------------------------------------------------
@@ -329,18 +278,6 @@ def row(choice: Choice) -> str:
     return (
         f"| {choice.rule} | {choice.threshold:.3g} | {worth} | {speed} | {choice.regret:.1%} |"
         f" {rates} |"
-    )
-
-
-def cost_lines(table: CostTable) -> str:
-    rows = ", ".join(
-        f"{count}: {seconds * 1e3:.1f}"
-        for count, seconds in zip(table.target.rows, table.target.seconds, strict=True)
-    )
-    calls = ", ".join(f"{rule} {seconds * 1e3:.2f}" for rule, seconds in table.calls.items())
-    return (
-        f"ms: draft {table.draft * 1e3:.2f}; target by rows {rows}; without a draft"
-        f" {table.autoregressive * 1e3:.1f}; per number a rule computes: {calls}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from decoding.models.machine import DECIDES_COSTS, other_machine
+from evaluation.replay.decoding import REPLAYED
 from evaluation.replay.tuning import span
 from evaluation.tables import BASELINE
 from predictors.base import damaged
@@ -18,11 +19,6 @@ from runtime.files import file_hash, write_json
 
 FORMAT_VERSION = 3
 NO_ADVICE = "do not speculate"
-REPLAYED = {
-    "engine": "decoding.engines.serial.SerialEngine",
-    "structure": "decoding.structures.chain.Chain",
-    "verifier": "decoding.verifiers.token.TokenVerifier",
-}
 
 
 def write(path: Path, facts: Mapping[str, Any]) -> None:

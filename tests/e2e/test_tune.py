@@ -13,7 +13,7 @@ import torch
 from decoding.models.machine import processor
 from decoding.trace import read_traces
 from predictors.base import load_predictor, read_config, save_predictor
-from scripts import check_replay, evaluate, tune
+from scripts import evaluate, tune
 from tests.programs import GREEDY, SPLITS, base, refused, run
 
 METHODS = ["fixed", "confidence", "confidence_before", "adaedl", "specdecpp", "hrad"]
@@ -241,8 +241,8 @@ def test_a_checkpoint_for_other_features_is_refused(
         Path("others/hrad/config.json").write_text(
             json.dumps(config | {"features": config["features"] | changed})
         )
-        for program, others in ((tune, [*arguments, "cost=c4"]), (check_replay, [])):
-            message = refused(program, monkeypatch, capsys, *others, *given)
+        for others in (["cost=c4"], ["cost=c4", "check=true"]):
+            message = refused(tune, monkeypatch, capsys, *arguments, *others, *given)
             assert f"rules.hrad.checkpoint: others/hrad {words}" in message
 
 
@@ -278,7 +278,7 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(
         ("warp.temperature=1", "warp: data/greedy was harvested with"),
         ("data=nowhere", "data: nowhere"),
         ("cost=measured", "cost.file: no measured cost"),
-        ("cost.gammas=[]", "cost.gammas: []"),
+        ("cost.gammas=[]", "cost.gammas: expected draft lengths from 1 on, got []"),
         ("choose=dev", "choose: 'dev'"),
         ("choose=all", "choose: 'all'"),
         ("judge=calibration", "judge: calibration is what thresholds are chosen on"),

@@ -27,9 +27,9 @@ from drafts.chats import Chat, ChatPool, save_chats
 from drafts.eagle import EagleInTraining, Maps, unrolled
 from drafts.training import DraftTraining, TrainingConfig
 from evaluation.baselines.transformers_generate import assistant_of
+from evaluation.replay.check import draft_logits
 from evaluation.speedup_bound import match
 from runtime.errors import UserError
-from scripts.check_replay import draft_logits
 from tests.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 
 LAYERS = (1, 3)

@@ -19,8 +19,8 @@ from decoding.stopping.fixed import Fixed
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
+from evaluation.replay.check import counted
 from evaluation.replay.simulate import Replayer
-from scripts.check_replay import counted
 from tests.contract.engines import stop_rule
 from tests.rollout_tables import slow_table
 

@@ -23,9 +23,9 @@ from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
+from evaluation.replay.check import counted
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer
-from scripts.check_replay import counted
 from scripts.gen_data import finish
 from tests.checkpoints import ONE_STATE, write_checkpoint
 from tests.datasets import SETTINGS

@@ -1,0 +1,109 @@
+"""What decoding costs on this machine, measured on real decodes: cost=measure."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from data_gen.prompts import load_prompts
+from data_gen.requests import requests_of_split
+from decoding.cost import CostTable, observed_cost, regress_traces
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.models.machine import setup_facts
+from decoding.sampling import Sampler
+from decoding.stopping.base import TunableRule
+from decoding.trace import Trace
+from evaluation.interleaving import Engine, request_seed
+from evaluation.replay.candidates import check_out, refuse_other_pair
+from evaluation.replay.decoding import engine
+from runtime.errors import UserError, checked_count, is_count
+from runtime.files import write_json
+
+PLAIN = "autoregressive"
+
+
+def check_measuring(cost: DictConfig) -> None:
+    """What cost=measure is told."""
+    if not (OmegaConf.is_list(cost.gammas) and cost.gammas and all(map(is_count, cost.gammas))):
+        raise UserError(
+            f"cost.gammas: expected draft lengths from 1 on, got {cost.gammas}. Give e.g."
+            " cost.gammas=[1,4,16]"
+        )
+    for key in ("max_new_tokens", *(["limit"] if cost.limit is not None else [])):
+        checked_count(f"cost.{key}", cost[key])
+    check_out(Path(cost.file))
+
+
+def measured_cost(
+    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
+) -> CostTable:
+    """From real decodes, saved for cost=measured."""
+    pair = load_pair(cfg.pair)
+    identity, setup = pair_identity(pair), setup_facts(pair)
+    refuse_other_pair(identity, manifest, f"pair: {cfg.pair.name}")
+    traces = decode_some(cfg, pair, cfg.gamma_max or manifest["gamma"], stops)
+    plain = traces.pop(PLAIN)
+    table = replace(observed_cost(traces, plain), pair=identity, measured_on=setup)
+    fit = regress_traces([trace for found in (plain, *traces.values()) for trace in found])
+    facts = {
+        "seconds": table.to_dict(),
+        "regression": asdict(fit),
+        "pair": identity,
+        "measured_on": setup,
+        "command": shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]),
+    }
+    write_json(Path(cfg.cost.file), facts, key="cost.file")
+    print(f"{cost_lines(table)}\n{fit}; saved {cfg.cost.file}")
+    return table
+
+
+def decode_some(
+    cfg: DictConfig, pair: ModelPair, gamma_max: int, stops: Mapping[str, TunableRule]
+) -> dict[str, list[Trace]]:
+    """Traces of plain decoding, of fixed draft lengths and of every rule whose own time counts,
+    request by request in turn."""
+    warp, draft_warp, cost = instantiate(cfg.warp), instantiate(cfg.draft_warp), cfg.cost
+    most = max(gamma_max, *cost.gammas)
+    engines: dict[str, Engine] = {
+        PLAIN: AutoregressiveEngine(pair, warp, frozenset(pair.eos_ids)),
+        **{f"fixed {gamma}": engine(pair, None, gamma, warp, draft_warp) for gamma in cost.gammas},
+        **{
+            name: engine(pair, stop, most, warp, draft_warp)
+            for name, stop in stops.items()
+            if stop.calls_cost
+        },
+    }
+    requests = requests_of_split(
+        load_prompts(cfg.dataset),
+        pair,
+        cost.max_new_tokens,
+        "calibration",
+        cfg.splits.calibration,
+        cfg.splits.test,
+        cost.limit,
+    )
+    traces: dict[str, list[Trace]] = {name: [] for name in engines}
+    for request in tqdm(requests, desc="cost", unit="prompt"):
+        for name, each in engines.items():
+            sampler = Sampler.seeded(request_seed(cfg.seed, request, 0))
+            traces[name].append(each.decode(request.tokens, cost.max_new_tokens, sampler))
+    return traces
+
+
+def cost_lines(table: CostTable) -> str:
+    rows = ", ".join(
+        f"{count}: {seconds * 1e3:.1f}"
+        for count, seconds in zip(table.target.rows, table.target.seconds, strict=True)
+    )
+    calls = ", ".join(f"{rule} {seconds * 1e3:.2f}" for rule, seconds in table.calls.items())
+    return (
+        f"ms: draft {table.draft * 1e3:.2f}; target by rows {rows}; without a draft"
+        f" {table.autoregressive * 1e3:.1f}; per number a rule computes: {calls}"
+    )
