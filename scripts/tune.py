@@ -3,7 +3,6 @@
     python scripts/tune.py
     python scripts/tune.py cost=measured
     python scripts/tune.py cost=a100 methods=[fixed,confidence]
-    python scripts/tune.py check=true data=data/greedy (see below)
 
 Needs a harvest with a round at every position (python scripts/gen_data.py anchors.stride=1
 out=data/rounds) and, for specdecpp and hrad, their checkpoints (python train.py). cost=measure
@@ -15,10 +14,10 @@ check=true chooses nothing: it decodes the prompts of a greedy harvest with some
 rule and compares the counts with those of the replay, one by one. A difference is excused where two
 numbers within rounding of each other decided it; exits with 1 where one is not.
 
-    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1
-    pair.dtype=float32 out=data/greedy
     python scripts/tune.py check=true data=data/greedy warp=greedy draft_warp.temperature=0
-    pair.dtype=float32 methods=[fixed,confidence]"""
+
+Harvest with pair.dtype=float32, and set it here, too: in bfloat16 too many decisions of a greedy
+decode rest on rounding."""
 
 import runtime.openmp  # noqa: F401  (before torch loads)
 
