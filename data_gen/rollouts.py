@@ -14,8 +14,8 @@ from torch import Tensor
 
 from data_gen.labels import acceptance, entropy
 from data_gen.responses.generate import at, blocks, blockwise, draw_from
+from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
-from decoding.models.lm import LMOutput, RowsWanted
 from decoding.sampling import Warp
 from predictors.inputs import FeatureSpec, extract
 

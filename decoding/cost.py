@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decoding.models.lm import LM
+from decoding.interfaces import LM
 from decoding.trace import RoundTrace, Trace
 from runtime.errors import UserError
 

@@ -1,15 +1,13 @@
-"""The draft of one round as it grows, and the two policies that grow it: a structure and a stop
-rule."""
+"""The draft of one round while it is drawn: the tree, and the tip of one of its paths."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, RoundContext, Shape, Verdict
-from decoding.models.lm import LM, LMOutput
+from decoding.draft import Draft, RoundContext
+from decoding.interfaces import LM, LMOutput, StopRule
 from decoding.sampling import Sampler, SiblingSampler, Warp
 from decoding.trace import Stopwatch
 
@@ -44,9 +42,8 @@ class DraftTree:
         self._hidden: dict[int, Tensor] = {}
         self._unwarped: dict[int, Tensor] = {}
         self._distributions: dict[int, Tensor] = {}
-        self._cached: dict[
-            int, int
-        ] = {}  # node row -> row among those this round added to the draft's cache
+        self._cached: dict[int, int] = {}  # node -> row among those added to the draft's cache
+        self._order: list[int] = [0]
 
     def add(self, row: int, token: int) -> int:
         """Keep `token`, drawn from `q(row)` (or given by `set_q`), as a child of `row`; returns its
@@ -151,14 +148,21 @@ class DraftTree:
     def has_run(self, row: int) -> bool:
         return row in self._logits
 
+    @property
+    def order(self) -> list[int]:
+        """The rows depth first, siblings in draw order: row r of `draft()` is `order[r]` here."""
+        if len(self._order) != len(self.parent) + 1:  # nodes are only ever added
+            self._order = depth_first(self.parent)
+        return self._order
+
     def draft(self) -> Draft:
-        """Everything drawn, in depth-first order with siblings in draw order."""
-        self._order = depth_first(self.parent)
-        place = {row: number for number, row in enumerate(self._order)}
-        nodes = self._order[1:]
+        """Everything drawn, in the `order` of its rows."""
+        order = self.order
+        place = {row: number for number, row in enumerate(order)}
+        nodes = order[1:]
         none = self.zero_q()
         drawn_from = set(self.parent)
-        q = [self._distributions[row] if row in drawn_from else none for row in self._order]
+        q = [self._distributions[row] if row in drawn_from else none for row in order]
         return Draft(
             [place[self.parent[row - 1]] for row in nodes],
             [self.token[row - 1] for row in nodes],
@@ -168,7 +172,7 @@ class DraftTree:
 
     def drawn_q(self) -> list[float]:
         """q of each node of `draft()`, under the distribution it was drawn from."""
-        return [self.drawn[row - 1] for row in self._order[1:]]
+        return [self.drawn[row - 1] for row in self.order[1:]]
 
     def settle(self, rows: Sequence[int], committed: int) -> None:
         """Wind the draft's cache back to `committed` - 1 tokens along the accepted path `rows` (of
@@ -176,7 +180,7 @@ class DraftTree:
 
         Nodes the draft has not run on are missing there; the next round catches up.
         """
-        self.wind_back([self._order[row] for row in rows], committed - 1)
+        self.wind_back([self.order[row] for row in rows], committed - 1)
 
     def wind_back(self, path: Sequence[int], length: int) -> None:
         """Of this tree the draft's cache keeps `path` (rows in order of `add`, from the root on),
@@ -284,7 +288,7 @@ class DraftStep:
         assert self._tree.has_run(row), "the draft has not run on anything yet"
         return self._tree.hidden(row)
 
-    def stopped_by(self, stop: "StopRule") -> bool:
+    def stopped_by(self, stop: StopRule) -> bool:
         """Ask the rule; its own time is counted apart from the forwards it causes."""
         with self._tree.watch.stage("stop"):
             return stop.should_stop(self)
@@ -305,61 +309,3 @@ class DraftStep:
 
     def _before(self) -> int:
         return self._tree.parent[self.row - 1]
-
-
-class StopRule(Protocol):
-    """Ends drafting; never withdraws a drawn token.
-
-    draft_layers, target_layers: layers of the two models whose hidden states the rule reads
-        (negative, -1: what the output layer reads), in the order it gets them; nothing else is kept
-    stops_never: whether it leaves the length of a draft to the structure
-    predicted: what the rule computed this round, one number per decision, for the trace
-    """
-
-    predicted: list[float]
-
-    @property
-    def draft_layers(self) -> Sequence[int]: ...
-
-    @property
-    def target_layers(self) -> Sequence[int]: ...
-
-    @property
-    def stops_never(self) -> bool: ...
-
-    def begin_round(self, context: RoundContext) -> None: ...
-
-    def should_stop(self, step: DraftStep) -> bool:
-        """Asked before each draw, the first included."""
-        ...
-
-    def end_round(self, verdict: Verdict) -> None: ...
-
-
-class DraftStructure(Protocol):
-    """Decides which candidates are drawn, and adds them to the round's tree.
-
-    shape: what it builds; a verifier says which shapes it is exact for
-    sibling_samplers: the distributions it may draw siblings with; None for any
-    max_siblings: most children one node can get; None for any number
-    asks_stop: whether it asks the stop rule; one that does not takes stop=never
-    uses_draft: whether it runs the draft model
-    """
-
-    shape: Shape
-    sibling_samplers: Collection[SiblingSampler] | None
-    max_siblings: int | None
-    asks_stop: bool
-    uses_draft: bool
-
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
-        """Add this round's candidates to `tree`: no path longer than `context.max_depth`, nothing
-        after an EOS."""
-        ...

@@ -1,15 +1,14 @@
 """What a verification rule says: where the accepted path ends, and the distribution of the token
 that follows it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, Shape, Verdict
-from decoding.sampling import Sampler, SiblingSampler, Warp
+from decoding.draft import Draft, Verdict
+from decoding.sampling import Sampler, Warp
 
 
 @dataclass(frozen=True)
@@ -23,30 +22,6 @@ class VerdictDistribution:
 
     end_prob: Tensor
     residual: Callable[[int], Tensor | None]
-
-
-class Verifier(Protocol):
-    """A verification rule. `lossless` is what its author claims; the contract tests hold it to
-    that.
-
-    siblings: the distribution the candidates of one position must be drawn from
-    shapes: of drafts it is exact for
-    max_siblings: most candidates it takes at one position; None for any number
-    """
-
-    lossless: bool
-    siblings: SiblingSampler
-    shapes: Collection[Shape]
-    max_siblings: int | None
-
-    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
-        """p: [closed + 1, V], target distribution after each row the target was run on (all but
-        open leaves)."""
-        ...
-
-    def verify(self, draft: Draft, p: "Rows", sampler: Sampler) -> Verdict:
-        """Draw one verdict from `distribution(draft, p)`, reading only the rows it needs."""
-        ...
 
 
 class WarpedRows:

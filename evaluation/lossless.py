@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.models.lm import LM
+from decoding.interfaces import LM
 from decoding.trace import Trace
 
 TOLERANCE = 1e-3  # largest top-two logit gap that float32 rounding may flip

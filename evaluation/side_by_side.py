@@ -16,11 +16,12 @@ from torch import Tensor
 from decoding.draft import RoundContext
 from decoding.engines.branching import Drafter, Pending
 from decoding.engines.threads import Workers, both
-from decoding.models.lm import Pair
+from decoding.interfaces import Pair
 from decoding.models.loading import CachedLM, ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.hrad import ALL
+from decoding.structures.branch_point import BranchPoint
 from decoding.verifiers.point_mass import PointMassVerifier
 
 
@@ -48,7 +49,7 @@ class _Step:
         self.verified = RoundContext(context, 2 * gamma + 2, 0, None, None, frozenset())
         # no confidence is below 0, so that every stage has its full size; k candidates whatever the
         # first one is
-        parts = pair.draft, Warp(), _Always(k), ConfidenceBefore(0.0), gamma, k
+        parts = pair.draft, Warp(), _Always(k), ConfidenceBefore(0.0), BranchPoint(gamma, k)
         self.drafter = Drafter(*parts, Sampler.seeded(0))
         for lm in (pair.target, pair.draft):
             lm.reset()

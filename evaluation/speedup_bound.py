@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.models.lm import Pair
+from decoding.interfaces import Pair
 from decoding.sampling import Warp
 from evaluation.timeline import Devices
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from decoding.cost import measure_cost
-from decoding.models.lm import Pair
+from decoding.interfaces import Pair
 from decoding.trace import RoundTrace, StageTrace, Trace
 from runtime.errors import UserError
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.models.lm import LM, Pair
+from decoding.interfaces import LM, Pair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.rollout_table import RolloutTable, build

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from decoding.engines.request import Request, prefill
-from decoding.models.lm import Pair
+from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
 

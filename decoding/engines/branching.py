@@ -8,51 +8,26 @@ a sampled target."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
-from decoding.draft_tree import DraftStep, DraftTree, StopRule
-from decoding.models.lm import LM
+from decoding.draft_tree import DraftStep, DraftTree
+from decoding.interfaces import (
+    LM,
+    BranchingStructure,
+    CandidateVerifier,
+    Classes,
+    ConfidenceRule,
+    StopRule,
+)
 from decoding.sampling import Sampler, Warp, iid, top_tokens
 from decoding.stopping.policy import ALL, NONE, SOME
 from decoding.structures.chain import draw_chain
 from decoding.trace import Stopwatch
-from decoding.verifiers.tree_walk import TreeVerifier
 from runtime.errors import UserError
-
-
-class ConfidenceRule(StopRule, Protocol):
-    """A rule on the draft's own confidence, which says what of a branch is worth keeping.
-
-    keeps_unsure: whether it stops after the token it found unsure, which is then in the draft
-    """
-
-    keeps_unsure: bool
-
-    def before_drawing(self) -> StopRule:
-        """The same rule, decided before a token is drawn."""
-        ...
-
-
-class Classes(Protocol):
-    """How far to draft, from verified facts alone, and the confidence rule that class "some" asks.
-
-    `stopping.hrad.HRADStop` is one. target_layers: of the target, whose hidden states `classify`
-    reads."""
-
-    @property
-    def target_layers(self) -> Sequence[int]: ...
-
-    @property
-    def confidence(self) -> ConfidenceRule: ...
-
-    def classify(self, context: RoundContext) -> int:
-        """0 none, 1 until the confidence rule stops, 2 all: what is drafted after
-        `context.committed`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -151,23 +126,22 @@ class Branches:
 class Drafter:
     """Owns the draft model for one request.
 
-    gamma: most tokens of a draft stage, and of a branch, its candidate included; k_max: most
-    branches"""
+    structure: its `gamma_max` is the most tokens of a draft stage, and of a branch, its candidate
+    included; its `candidates` the most branches"""
 
     def __init__(
         self,
         lm: LM,
         warp: Warp,
-        rule: TreeVerifier,
+        rule: CandidateVerifier,
         confidence: ConfidenceRule,
-        gamma: int,
-        k_max: int,
+        structure: BranchingStructure,
         sampler: Sampler,
     ) -> None:
-        self.lm, self.warp, self.rule, self.gamma, self.k_max = lm, warp, rule, gamma, k_max
+        self.lm, self.warp, self.rule, self.sampler = lm, warp, rule, sampler
+        self.gamma, self.k_max = structure.gamma_max, structure.candidates
         self.confidence = confidence
         self.cut = confidence.before_drawing()
-        self.sampler = sampler
         self.watch = Stopwatch()
 
     def start(self, context: RoundContext, outcome: int | None) -> Pending:
@@ -179,7 +153,9 @@ class Drafter:
         self.confidence.begin_round(context)
         ended = draw_chain(step, limit, context, stop, iid, self.sampler)
         unsure = step.count < limit and not ended and stop is not None and stop.keeps_unsure
-        return self._pending(tree, step.count - unsure, unsure, context, outcome, False, step.count)
+        length, q = step.count - unsure, [tree.q(row) for row in range(step.count)]
+        ended = ends(tree, length, context)
+        return Pending(tree, length, q, unsure, ended, outcome, False, step.count)
 
     def branch(self, pending: Pending, context: RoundContext, outcome: int) -> Branches:
         """The branch stage: candidates for the position after the pending tokens, continued
@@ -214,25 +190,12 @@ class Drafter:
             kept = self._until_unlikely(pending.tree, path)
         accepted = [*range(1, pending.length + 1), path[0]]
         tree = pending.tree.reroot(accepted, kept, context.committed)
-        return self._pending(tree, len(kept), False, context, outcome, True, 0)
+        q, ended = [tree.q(row) for row in range(len(kept))], ends(tree, len(kept), context)
+        return Pending(tree, len(kept), q, False, ended, outcome, True, 0)
 
     def roll_back(self, pending: Pending, accepted: int, committed: int) -> None:
         """Drop everything after `accepted` pending tokens."""
         pending.tree.wind_back(range(1, accepted + 1), committed - 1)
-
-    def _pending(
-        self,
-        tree: DraftTree,
-        length: int,
-        unsure: bool,
-        context: RoundContext,
-        outcome: int | None,
-        continued: bool,
-        steps: int,
-    ) -> Pending:
-        q = [tree.q(row) for row in range(length + unsure)]
-        ended = length > 0 and tree.token[length - 1] in context.eos_ids
-        return Pending(tree, length, q, unsure, ended, outcome, continued, steps)
 
     def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
         """Rows of the candidates after `tip`, and the distribution they were drawn from by the
@@ -272,6 +235,11 @@ class Drafter:
                 break
             kept.append(row)
         return kept
+
+
+def ends(tree: DraftTree, length: int, context: RoundContext) -> bool:
+    """Whether the last of the first `length` tokens ends the output."""
+    return length > 0 and tree.token[length - 1] in context.eos_ids
 
 
 def _drawn(row: int | None) -> list[int]:

@@ -1,12 +1,16 @@
 """Which structures, stop rules and verifiers go together: a misfit is refused when the engine is
 built."""
 
-from decoding.draft_tree import DraftStructure, StopRule
-from decoding.structures.branch_point import BranchPoint
-from decoding.verification import Verifier
-from decoding.verifiers.block import BlockVerifier
-from decoding.verifiers.token import TokenVerifier
-from decoding.verifiers.tree_walk import TreeVerifier
+from typing import cast
+
+from decoding.interfaces import (
+    BranchingStructure,
+    CandidateVerifier,
+    DraftStructure,
+    PathVerifier,
+    StopRule,
+    Verifier,
+)
 from runtime.errors import UserError
 
 
@@ -42,31 +46,32 @@ def check_fit(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> 
 
 def check_overlap_fit(
     structure: DraftStructure, verifier: Verifier, branch_verifier: Verifier
-) -> tuple[BranchPoint, TokenVerifier | BlockVerifier, TreeVerifier]:
+) -> tuple[BranchingStructure, PathVerifier, CandidateVerifier]:
     """The parts of an overlapped engine, or UserError naming both config keys."""
     builds, chain, branches = (
         type(part).__name__ for part in (structure, verifier, branch_verifier)
     )
-    if not isinstance(structure, BranchPoint):
+    if structure.shape != "branch_point":
         raise UserError(
             f"structure, engine: {builds} does not branch off at one position. Use"
             " structure=branch_point"
         )
-    if not isinstance(verifier, TokenVerifier | BlockVerifier):
+    if not hasattr(verifier, "walk"):
         raise UserError(
             f"verifier, engine: {chain} does not verify pending tokens. Use verifier=token or block"
         )
-    if not isinstance(branch_verifier, TreeVerifier):
+    if not hasattr(branch_verifier, "trials"):
         raise UserError(
             f"engine.branch_verifier, engine: {branches} does not choose among candidates. Set"
             " verifier@engine.branch_verifier=rrsw, rrs or point_mass, or spechub with"
             " structure.candidates=2"
         )
+    found = cast(BranchingStructure, structure)
     limit = branch_verifier.max_siblings
-    if limit is not None and structure.max_siblings > limit:
+    if limit is not None and found.candidates > limit:
         raise UserError(
-            f"structure, engine.branch_verifier: {builds} spawns up to {structure.max_siblings}"
+            f"structure, engine.branch_verifier: {builds} spawns up to {found.candidates}"
             f" branches, {branches} takes {limit}. Set structure.candidates={limit}, or"
             " verifier@engine.branch_verifier to another one"
         )
-    return structure, verifier, branch_verifier
+    return found, cast(PathVerifier, verifier), cast(CandidateVerifier, branch_verifier)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decoding.draft import Draft, Verdict
 from decoding.engines.request import Request, prefill
-from decoding.models.lm import Pair
+from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStructure, StopRule
-from decoding.engines.branching import Branches, Classes, Drafter, Pending, classes_of
+from decoding.engines.branching import Branches, Drafter, Pending, classes_of
 from decoding.engines.fit import check_overlap_fit
 from decoding.engines.request import Request, prefill
 from decoding.engines.threads import Workers, both
-from decoding.models.lm import LMOutput, Pair
+from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import ALL
 from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
-from decoding.verification import Verifier, WarpedRows
+from decoding.verification import WarpedRows
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
 from runtime.errors import UserError, checked_count, checked_switch
@@ -127,14 +126,12 @@ class _Session:
         self.request = request
         self.workers = workers
         self.layers = engine.classes.target_layers
-        structure = engine.structure
         self.drafter = Drafter(
             engine.pair.draft,
             engine.draft_warp,
             engine.branch_rule,
             engine.classes.confidence,
-            structure.gamma_max,
-            structure.max_siblings,
+            engine.structure,
             sampler.fork(),
         )
         self.sampler = sampler.fork()

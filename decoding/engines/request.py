@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.models.lm import LM
+from decoding.interfaces import LM
 from runtime.errors import UserError
 
 

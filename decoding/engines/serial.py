@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext, Verdict
-from decoding.draft_tree import DraftStructure, DraftTree, StopRule
+from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
 from decoding.engines.request import Request, prefill
-from decoding.models.lm import LMOutput, Pair
+from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
-from decoding.verification import Verifier, WarpedRows
+from decoding.verification import WarpedRows
 
 
 class SerialEngine:
@@ -84,7 +84,7 @@ class SerialEngine:
         path = draft.rows_to(verdict.row)
         self._roll_back(tree, draft, path, len(request.committed))
         hidden = None if output.hidden is None else output.hidden[:, [0, *path][len(tokens) - 1]]
-        return hidden, _trace(tree, draft, p, verdict, tokens, self.stop.predicted, watch)
+        return hidden, self._trace(tree, draft, p, verdict, tokens)
 
     def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> DraftTree:
         with watch.stage("stop"):
@@ -117,25 +117,18 @@ class SerialEngine:
         target.crop(committed - 1)
         tree.settle(path, committed)
 
-
-def _trace(
-    tree: DraftTree,
-    draft: Draft,
-    p: WarpedRows,
-    verdict: Verdict,
-    tokens: list[int],
-    predicted: list[float],
-    watch: Stopwatch,
-) -> RoundTrace:
-    return RoundTrace(
-        draft_tokens=draft.token,
-        draft_parents=draft.parent,
-        draft_q=tree.drawn_q(),
-        row=verdict.row,
-        accepted=verdict.accepted,
-        tokens=tokens,
-        predicted=list(predicted),
-        draft_forwards=tree.forwards,
-        draft_p=p.drawn(draft.parent, draft.token),
-        seconds=watch.lap(),
-    )
+    def _trace(
+        self, tree: DraftTree, draft: Draft, p: WarpedRows, verdict: Verdict, tokens: list[int]
+    ) -> RoundTrace:
+        return RoundTrace(
+            draft_tokens=draft.token,
+            draft_parents=draft.parent,
+            draft_q=tree.drawn_q(),
+            row=verdict.row,
+            accepted=verdict.accepted,
+            tokens=tokens,
+            predicted=list(self.stop.predicted),
+            draft_forwards=tree.forwards,
+            draft_p=p.drawn(draft.parent, draft.token),
+            seconds=tree.watch.lap(),
+        )

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from decoding.models.lm import LM
+from decoding.interfaces import LM
 from decoding.trace import Span
 
 T = TypeVar("T")

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from decoding.interfaces import LMOutput
 from decoding.models.cached_lm import CachedLM, at_most_float32
-from decoding.models.eagle import EagleDraft
 from decoding.models.forward import Rows
 from decoding.models.kv_cache import BufferCache, BufferLayer
-from decoding.models.lm import LMOutput
 
 TOGETHER = 512  # tokens of one forward of the prefill: more are no faster
 
@@ -33,7 +32,7 @@ class BatchedLM:
     ) -> None:
         """Run on `sequences` ([n_b] int64 each, n_b = 0 allowed); at most `room` tokens may follow.
 
-        target: the target's batch of the same sequences, whose states a `EagleDraft` reads. It is
+        target: the target's batch of the same sequences, which an EAGLE-style draft reads. It is
         advanced first, by the same tokens, and loses the same sequences."""
         self._lm = lm
         self._cache = BufferCache()
@@ -43,7 +42,7 @@ class BatchedLM:
         self._real = (columns >= self._width - self._lengths[:, None]).to(
             lm.device
         )  # [B, width + room]
-        self._target, self._maps = target, lm.maps if isinstance(lm, EagleDraft) else None
+        self._target = target
         self._before = torch.zeros(
             0
         )  # [B, width + room + 1, L + 1, H], what `lm` records of the token before a column
@@ -139,11 +138,11 @@ class BatchedLM:
     def _added(self, rows: Sequence[int], columns: Sequence[slice]) -> Tensor | None:
         """[b, n, H], padded on the right, for the tokens in these columns of each of these
         sequences: what a draft adds that reads the target's states of the tokens before."""
-        if self._maps is None:
+        if not self._lm.reads_target:
             return None
         assert self._target is not None, "a draft that reads states needs the batch of its target"
         taken = [self._target._before[row, some] for row, some in zip(rows, columns, strict=True)]
-        return self._maps.of_target(pad_sequence(taken, batch_first=True))
+        return self._lm.of_target(pad_sequence(taken, batch_first=True))
 
     def _run(
         self,

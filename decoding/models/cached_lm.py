@@ -13,11 +13,10 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from decoding.interfaces import LMOutput, RowsWanted, Wanted
 from decoding.models.cpu_llama import LlamaForward, fits
-from decoding.models.forward import Forward, Rows, TransformersForward, picked
+from decoding.models.forward import Forward, Rows, RowTree, TransformersForward, picked
 from decoding.models.kv_cache import ATTENTION, BufferCache
-from decoding.models.lm import LMOutput, RowsWanted, Wanted
-from decoding.models.row_tree import RowTree
 from runtime.errors import UserError
 
 
@@ -157,6 +156,11 @@ class CachedLM:
         if recorded is None:
             return found, states, None
         return found, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
+
+    def of_target(self, states: torch.Tensor) -> torch.Tensor | None:
+        """[b, n, H] to be added to the embeddings of tokens, from the target's recorded states
+        [b, n, L + 1, H_target] at the tokens before; None of a draft that reads no states."""
+        return None
 
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
+from decoding.interfaces import RowsWanted
 from decoding.models.forward import Rows, picked
 from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
-from decoding.models.lm import RowsWanted
 from decoding.models.packing import PackedLinear
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)  # the same layers, but for biases

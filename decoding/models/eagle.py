@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
-from decoding.models.lm import LMOutput, RowsWanted
 from runtime.errors import UserError
 
 MAPS = ("from_states", "from_own")
@@ -160,6 +160,10 @@ class EagleDraft(CachedLM):
         before = torch.where(visible[:, : self.length], torch.arange(self.length), -1).amax(1)
         self._added = self.maps.of_own(self.states[before, 0])[None]
         return super().forward_masked(tokens, positions, visible, hidden=hidden, logits=logits)
+
+    def of_target(self, states: Tensor) -> Tensor:
+        """See `CachedLM.of_target`."""
+        return self.maps.of_target(states)
 
     def keep(self, start: int, rows: list[int]) -> None:
         """Drop every row from `start` on: those of accepted tokens are run again, with what the

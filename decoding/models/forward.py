@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from decoding.interfaces import RowsWanted
 from decoding.models.kv_cache import BufferCache
-from decoding.models.lm import RowsWanted
 
 
 @dataclass(frozen=True)
@@ -85,3 +87,34 @@ def picked(x: Tensor, rows: RowsWanted) -> Tensor:
     if rows == "last":
         return x[:, -1:]
     return x[:, :0] if rows == "none" else x[:, list(rows)]
+
+
+@dataclass(frozen=True)
+class RowTree:
+    """Rows after a cache. parents: an earlier row of the tree, or -1, of each; depth: 0 for a row
+    that follows the cache."""
+
+    parents: list[int]
+    depth: list[int]
+
+    @classmethod
+    def empty(cls) -> "RowTree":
+        return cls([], [])
+
+    def grown(self, parents: torch.Tensor) -> "RowTree":
+        """With one more row for each of ``parents`` [n], indices of earlier rows (-1 = none)."""
+        more: list[int] = parents.tolist()
+        depth = self.depth.copy()
+        for parent in more:
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        return RowTree(self.parents + more, depth)
+
+    def visible(self, first: int = 0) -> torch.Tensor:
+        """[m - first, m] bool: which rows each one from `first` on sees, its ancestors and
+        itself."""
+        seen = np.zeros((len(self.parents) - first, len(self.parents)), dtype=np.bool_)
+        for row, sees in enumerate(seen, first):
+            while row >= 0:
+                sees[row] = True
+                row = self.parents[row]
+        return torch.from_numpy(seen)

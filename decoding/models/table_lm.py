@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from decoding.models.lm import LMOutput, RowsWanted
+from decoding.interfaces import LMOutput, RowsWanted
 
 Context = tuple[int, ...]
 Table = Callable[[Context], Tensor]
@@ -33,7 +33,7 @@ def mixed_table(first: Table, second: Table, weight: float) -> Table:
 
 
 class TableLM:
-    """The verbs of `decoding.models.lm.LM` over a table keyed by the last `order` tokens. Logits
+    """The verbs of `decoding.interfaces.LM` over a table keyed by the last `order` tokens. Logits
     are float64 log-distributions.
 
     Hidden states [n_layers + 1, n, width] are fake but deterministic functions of the same context,

@@ -1,7 +1,10 @@
 """One path and, at its end, candidates for the position after it that the target is not run on."""
 
-from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStep, DraftTree, StopRule
+from collections.abc import Collection
+
+from decoding.draft import RoundContext, Shape
+from decoding.draft_tree import DraftStep, DraftTree
+from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
 from decoding.structures.chain import draw_chain
 from runtime.errors import checked_count
@@ -16,14 +19,16 @@ class BranchPoint:
     token would, and an EOS has none after it. Their number is fixed, which is exact for every
     sibling distribution; SpecBranch derives it from q of the first one."""
 
-    shape = "branch_point"
-    sibling_samplers = None
+    shape: Shape = "branch_point"
+    sibling_samplers: Collection[SiblingSampler] | None = None
+    max_siblings: int | None
     asks_stop = True
     uses_draft = True
 
     def __init__(self, gamma_max: int, candidates: int) -> None:
         self.gamma_max = checked_count("structure.gamma_max", gamma_max)
-        self.max_siblings = checked_count("structure.candidates", candidates)
+        self.candidates = checked_count("structure.candidates", candidates)
+        self.max_siblings = self.candidates
 
     def grow(
         self,
@@ -39,5 +44,5 @@ class BranchPoint:
         ):
             return
         drawn = siblings(step.q(), sampler)
-        rows = (tree.draw(step.row, drawn) for _ in range(self.max_siblings))
+        rows = (tree.draw(step.row, drawn) for _ in range(self.candidates))
         tree.open = sum(row is not None for row in rows)

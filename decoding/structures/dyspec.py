@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftTree, StopRule
+from decoding.draft_tree import DraftTree
+from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler, without_replacement
 from runtime.errors import UserError, checked_count
 

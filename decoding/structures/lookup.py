@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftTree, StopRule
+from decoding.draft_tree import DraftTree
+from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
 from runtime.errors import UserError, checked_count
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from decoding.models.row_tree import RowTree
+from decoding.models.forward import RowTree
 
 
 def mask_blocks(parents: Sequence[int], order: Sequence[int], prefix: int, block: int = 32) -> int:

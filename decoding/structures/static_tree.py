@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from decoding.draft import RoundContext, Shape
-from decoding.draft_tree import DraftTree, StopRule
+from decoding.draft_tree import DraftTree
+from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler, iid
 from runtime.errors import UserError, checked_count
 

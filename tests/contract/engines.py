@@ -13,16 +13,14 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from decoding.draft_tree import DraftStructure, StopRule
 from decoding.engines.fit import check_fit
 from decoding.engines.serial import SerialEngine
-from decoding.models.lm import Pair
+from decoding.interfaces import DraftStructure, Pair, StopRule, Verifier
 from decoding.models.table_lm import Table, TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.sequoia import write_artefact
 from decoding.trace import Trace
-from decoding.verification import Verifier
 from runtime.errors import UserError
 from tests.checkpoints import ONE_STATE, write_checkpoint
 from tests.contract.enumeration import (

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import pytest
 
 from decoding.draft import RoundContext
-from decoding.engines.branching import Always, Classes
+from decoding.engines.branching import Always
 from decoding.engines.overlapped import OverlappedEngine
-from decoding.models.lm import Pair
+from decoding.interfaces import Classes, Pair
 from decoding.sampling import Warp
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.confidence_before import ConfidenceBefore

@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
+from decoding.interfaces import Verifier
 from decoding.sampling import Sampler
-from decoding.verification import Verifier
 
 CONF = Path(__file__).parents[2] / "conf" / "verifier"
 

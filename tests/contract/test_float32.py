@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from decoding.draft import Draft
+from decoding.interfaces import Verifier
 from decoding.sampling import SMALLEST, Sampler, Warp
-from decoding.verification import Verifier, sample_verdict
+from decoding.verification import sample_verdict
 from tests.contract.enumeration import distribution_of
 from tests.contract.instances import Instance
 from tests.contract.rules import RULES

@@ -5,7 +5,7 @@ import pytest
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.lookahead import LookaheadEngine
-from decoding.models.lm import Pair
+from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import Trace
 from tests.contract.engines import OFF, PROMPT, checked, toy_pair

@@ -5,11 +5,11 @@ import pytest
 from decoding.engines import overlapped
 from decoding.engines.branching import Always, Drafter
 from decoding.engines.overlapped import OverlappedEngine
+from decoding.interfaces import Verifier
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.hrad import ALL, NONE, SOME
 from decoding.structures.branch_point import BranchPoint
-from decoding.verification import Verifier
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier

@@ -8,8 +8,8 @@ from itertools import islice
 import torch
 
 from decoding.draft import Draft, Shape
+from decoding.interfaces import Verifier
 from decoding.sampling import Sampler, SiblingSampler
-from decoding.verification import Verifier
 from tests.contract.enumeration import distribution_of
 from tests.contract.instances import Instance, Prefix, Proposals
 

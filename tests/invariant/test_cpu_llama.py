@@ -16,10 +16,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from decoding.interfaces import LMOutput
 from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import LlamaForward, fits
 from decoding.models.forward import TransformersForward
-from decoding.models.lm import LMOutput
 from decoding.models.packing import pack_linears
 from tests.invariant.test_cached_lm import SMALL, random_tokens
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decoding.engines.serial import SerialEngine
-from decoding.models.lm import Pair
+from decoding.interfaces import Pair
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.base import setting_of

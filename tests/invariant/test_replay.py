@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from data_gen.harvest import HarvestSettings, Progress, harvest
 from data_gen.requests import Request
-from decoding.draft_tree import StopRule
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import StopRule
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.base import setting_of

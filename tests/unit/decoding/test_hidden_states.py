@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoding.engines.serial import SerialEngine
-from decoding.models.lm import LMOutput
+from decoding.interfaces import LMOutput
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoding.draft_tree import DraftStructure, StopRule
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import DraftStructure, StopRule, Verifier
 from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Warp
 from decoding.stopping.fixed import Fixed
@@ -18,7 +18,6 @@ from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap, DySpecLayers
 from decoding.structures.lookup import Lookup
 from decoding.structures.static_tree import ParallelPaths, SpecInfer, WidthTree
-from decoding.verification import Verifier
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.parallel import ParallelVerifier
 from decoding.verifiers.point_mass import PointMassVerifier

@@ -13,14 +13,14 @@ import torch
 
 from decoding.draft import RoundContext
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.engines.branching import Always, Classes
+from decoding.engines.branching import Always
 from decoding.engines.overlapped import OverlappedEngine
+from decoding.interfaces import Classes, Verifier
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence
 from decoding.structures.branch_point import BranchPoint
 from decoding.trace import Trace
-from decoding.verification import Verifier
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier

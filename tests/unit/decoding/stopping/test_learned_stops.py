@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_tree import DraftStructure, DraftTree
+from decoding.draft_tree import DraftTree
 from decoding.engines.serial import SerialEngine
-from decoding.models.lm import LMOutput, RowsWanted
+from decoding.interfaces import DraftStructure, LMOutput, RowsWanted
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp, iid
 from decoding.stopping.confidence import Confidence

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoding.draft_tree import DraftStructure
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import DraftStructure
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never

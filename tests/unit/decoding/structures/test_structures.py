@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from decoding.draft import Draft, RoundContext
-from decoding.draft_tree import DraftStructure, DraftTree, StopRule
+from decoding.draft_tree import DraftTree
+from decoding.interfaces import DraftStructure, StopRule
 from decoding.models.table_lm import Table, TableLM, random_table
 from decoding.sampling import (
     Sampler,
