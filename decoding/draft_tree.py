@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
-from decoding.interfaces import LM, LMOutput, StopRule
+from decoding.interfaces import LM, LMOutput
+from decoding.interfaces import DraftStructure as DraftStructure
+from decoding.interfaces import StopRule as StopRule
 from decoding.sampling import Sampler, SiblingSampler, Warp
 from decoding.trace import Stopwatch
 
