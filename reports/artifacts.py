@@ -1,14 +1,15 @@
 """What figures are made from, as found on disk: evaluations with their traces, harvests,
 checkpoints, tunings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from decoding.trace import Trace
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Artifacts:
     """All that is reported on. thresholds: files of scripts/tune.py; costs: what cost=measure
     wrote, each with its `file`; left_alone: what was found besides, and why it is not read."""
 
@@ -69,3 +70,11 @@ class Evidence:
     thresholds: Sequence[Json] = ()
     costs: Sequence[Json] = ()
     left_alone: Mapping[Path, str] = field(default_factory=dict)
+    _read: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Hashable, read: Callable[[], T]) -> T:
+        """`read()`, kept for all figures that need the same of these artifacts."""
+        if key not in self._read:
+            self._read[key] = read()
+        found: T = self._read[key]
+        return found

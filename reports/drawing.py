@@ -36,12 +36,12 @@ def together(found: Sequence[Record]) -> list[Record]:
 def titles(found: Sequence[Record]) -> list[str]:
     """Of one panel for each temperature."""
     datasets = {
-        distribution: {r["dataset"] for r in found if r["T"] == distribution}
-        for distribution in distinct(found, "T")
+        temperature: {r["dataset"] for r in found if r["T"] == temperature}
+        for temperature in distinct(found, "T")
     }
     return [
-        f"T = {distribution:g}, {' and '.join(sorted(names))}"
-        for distribution, names in datasets.items()
+        f"T = {temperature:g}, {' and '.join(sorted(names))}"
+        for temperature, names in datasets.items()
     ]
 
 
@@ -58,6 +58,15 @@ def panels(
     for axes in grid[len(titles) :]:
         axes.remove()
     return grid[: len(titles)]
+
+
+def by_temperature(
+    canvas: Canvas, found: Sequence[Record], size: tuple[float, float] = (4.4, 3.4)
+) -> list[tuple[float, Axes]]:
+    """An empty panel for each temperature."""
+    temperatures = distinct(found, "T")
+    titles = [f"T = {temperature:g}" for temperature in temperatures]
+    return list(zip(temperatures, panels(canvas, titles, size=size), strict=True))
 
 
 def lines(axes: Axes, found: Sequence[Record], x: str, y: str, by: str) -> None:

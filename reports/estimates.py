@@ -1,19 +1,69 @@
-"""Means over rows of prompts, with bootstrap intervals, as cells of a table."""
+"""What is estimated of a run, with bootstrap intervals over prompts: speed-up, tokens per target
+call, accepted run, rollback."""
 
-import math
+from collections.abc import Sequence
 
-from torch import Tensor
+from decoding.trace import Trace
+from evaluation.metrics import accepted_runs, draft_steps
+from evaluation.tables import BASELINE
+from evaluation.timeline import TABLES, Devices, modelled_seconds
+from reports.runs import Run
+from runtime.intervals import Array, Count, Estimate, compared, counted, divided, ratio
 
-from predictors.reliability import mean_gap
-from reports.figure import Cell
-
-
-def mean(values: Tensor, group: Tensor) -> list[Cell]:
-    """[mean, low, high] of values [n]; group: [n], the prompt of each. No interval for a single
-    prompt."""
-    return cells(mean_gap(values.double()[:, None], group, 0, signed=True))
+SPEED, CALLS, RUN, ROLLBACK = "speed-up", "tokens/target call", "accepted run M", "rollback rate RB"
 
 
-def cells(estimate: list[float] | list[float | None]) -> list[Cell]:
-    """NaN, and what JSON has for it, is an empty cell."""
-    return [None if value is None or math.isnan(value) else value for value in estimate]
+def speedup(run: Run) -> Estimate:
+    """Measured."""
+    return _over_baseline(run, lambda trace: trace.seconds)
+
+
+def modelled_speedup(run: Run, c: float) -> Estimate:
+    devices = Devices.of_ratio(c)
+    return _over_baseline(run, lambda trace: modelled_seconds(trace, devices))
+
+
+def tokens_per_call(run: Run) -> Estimate:
+    return ratio(run.traces, tokens, lambda trace: len(trace.rounds))
+
+
+def accepted_run(run: Run) -> Estimate:
+    """M."""
+    return ratio(
+        run.traces, lambda trace: sum(accepted_runs(trace)), lambda trace: len(accepted_runs(trace))
+    )
+
+
+def rollback_rate(run: Run) -> Estimate:
+    """RB: draft steps lost to a rejection."""
+    lost, drawn = (
+        lambda trace, place=place: sum(draft_steps(r)[place] for r in trace.rounds)
+        for place in (1, 0)
+    )
+    return ratio(run.traces, lost, drawn)
+
+
+def tokens(trace: Trace) -> int:
+    return len(trace.tokens)
+
+
+def ratios_of(found: Sequence[Run]) -> list[float]:
+    """The speed ratios that evaluations were asked to price, else the papers'; counts can be priced
+    at any."""
+    asked = {
+        c for run in found for c in run.evaluation.config.get("modelled", []) if c not in TABLES
+    }
+    return sorted(asked) or [4, 5, 10, 15]
+
+
+def _over_baseline(run: Run, seconds: Count) -> Estimate:
+    if run.name == BASELINE:
+        return Estimate(1.0)
+    ours, theirs = counted(run.traces, tokens, seconds), counted(run.baseline, tokens, seconds)
+    return compared(ours, theirs, _faster)
+
+
+def _faster(ours: Array, theirs: Array) -> Array:
+    speed, other = (divided(sums[..., 0], sums[..., 1]) for sums in (ours, theirs))
+    faster: Array = divided(speed, other)
+    return faster

@@ -10,6 +10,8 @@ from typing import Literal
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
+from reports.artifacts import Artifacts
+
 Kind = Literal["measured", "modelled", "exact"]
 SIZE, DPI = (6.4, 4.0), 120  # inches
 Cell = str | float | int | None
@@ -29,9 +31,10 @@ class Figure:
     without sampling)
     n: what it rests on, e.g. "4 prompts, 312 rounds"; interval: what its intervals are, or why
     there are none
-    reading: one or two sentences on how to read it
     columns, rows: the values, units in the column names; what is drawn is drawn from them
     draw: onto an empty canvas; None for a table
+    how_to_read: what only this figure says on how to read it, often with its numbers; the report
+    puts before it what is said of every figure of its kind (`Entry.how_to_read`)
     """
 
     name: str
@@ -40,10 +43,10 @@ class Figure:
     kind: Kind
     n: str
     interval: str
-    reading: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     draw: Callable[[Canvas], None] | None = None
+    how_to_read: str = ""
 
     def column(self, name: str) -> list[Cell]:
         place = list(self.columns).index(name)
@@ -52,6 +55,28 @@ class Figure:
     @property
     def caption(self) -> str:
         return f"{self.source}. {self.kind.capitalize()}; {self.n}; {self.interval}."
+
+
+Builder = Callable[[], Figure]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kind of figure: one figure of the report, or one for each of several pairs, harvests or
+    checkpoints.
+
+    title: its name in the guide and, where it is lacking, in the report; how_to_read: one or two
+    sentences; builders: what draws its figures from what was found. A builder raises Missing where
+    its input is not there; of an entry without any input at least one does"""
+
+    title: str
+    how_to_read: str
+    builders: Callable[[Artifacts], Sequence[Builder]]
+
+
+def lacking(needs: str) -> Figure:
+    """The builder of an entry whose input is not there."""
+    raise Missing(needs)
 
 
 def canvas(figure: Figure) -> Canvas | None:

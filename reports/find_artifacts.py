@@ -20,7 +20,7 @@ from evaluation.metrics import Metrics
 from evaluation.replay import thresholds
 from evaluation.tables import BASELINE
 from predictors.base import FORMAT_VERSION, damaged, read_config, refuse_changed
-from reports.artifacts import Checkpoint, Evaluation, Evidence, Harvest, Json
+from reports.artifacts import Artifacts, Checkpoint, Evaluation, Harvest, Json
 from runtime.errors import UserError
 
 KEY = "run"
@@ -35,7 +35,7 @@ class Foreign(Exception):
     """Not made by this version of this toolkit. The message says what it is instead."""
 
 
-def gather(folders: Sequence[Path]) -> Evidence:
+def gather(folders: Sequence[Path]) -> Artifacts:
     """Everything in `folders` and the folders in them, in the order of their names; hidden folders
     are passed over.
 
@@ -55,7 +55,7 @@ def gather(folders: Sequence[Path]) -> Evidence:
         raise UserError(
             f"{KEY}: nothing to report on in {where}. Decode something: python scripts/evaluate.py"
         )
-    return Evidence(**found, left_alone=left)
+    return Artifacts(**found, left_alone=left)
 
 
 def _markers(folders: Sequence[Path]) -> Iterator[Path]:
@@ -92,7 +92,7 @@ def _of_folder(names: Sequence[str]) -> list[str]:
 
 
 def _read(path: Path) -> tuple[str, Any]:
-    """Its kind, a field of `Evidence`, and what is there."""
+    """Its kind, a field of `Artifacts`, and what is there."""
     readers: dict[str, tuple[str, Callable[[Path], Any]]] = {
         RESULTS: ("evaluations", read_evaluation),
         MANIFEST: ("harvests", read_harvest),

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from decoding.models.machine import in_words
-from reports.artifacts import Checkpoint, Evaluation, Evidence, Harvest, Json
+from reports.artifacts import Artifacts, Checkpoint, Evaluation, Harvest, Json
 from reports.figure import Cell, Figure
 
 MOST_ROWS = 200  # of a table in the page; its CSV has all
@@ -51,7 +51,7 @@ class Origin(NamedTuple):
 
 
 def page(
-    evidence: Evidence,
+    artifacts: Artifacts,
     sections: Sequence[Section],
     lacking: Sequence[Lack],
     viewer: str | None = None,
@@ -63,22 +63,22 @@ def page(
     )
     environment.filters |= {"cell": cell, "number": is_number}
     return environment.get_template("page.html").render(
-        origins=origins(evidence),
+        origins=origins(artifacts),
         sections=sections,
         lacking=lacking,
-        left_alone={str(path): why for path, why in evidence.left_alone.items()},
+        left_alone={str(path): why for path, why in artifacts.left_alone.items()},
         viewer=viewer and Markup(viewer),
         most_rows=MOST_ROWS,
-        title=title(evidence),
+        title=title(artifacts),
     )
 
 
-def title(evidence: Evidence) -> str:
+def title(artifacts: Artifacts) -> str:
     """Names the pairs."""
-    pairs = [evaluation.config["pair"]["name"] for evaluation in evidence.evaluations]
-    pairs += [harvest.manifest["pair"]["name"] for harvest in evidence.harvests]
+    pairs = [evaluation.config["pair"]["name"] for evaluation in artifacts.evaluations]
+    pairs += [harvest.manifest["pair"]["name"] for harvest in artifacts.harvests]
     pairs += [
-        checkpoint.config.get("pair", {}).get("name", "") for checkpoint in evidence.checkpoints
+        checkpoint.config.get("pair", {}).get("name", "") for checkpoint in artifacts.checkpoints
     ]
     return ", ".join(dict.fromkeys(filter(None, pairs))) or "draftpredict"
 
@@ -99,13 +99,13 @@ def is_number(value: Cell) -> bool:
 # What the figures are made from -------------------------------------------------------------------
 
 
-def origins(evidence: Evidence) -> list[Origin]:
+def origins(artifacts: Artifacts) -> list[Origin]:
     return [
-        *map(_evaluation, evidence.evaluations),
-        *map(_harvest, evidence.harvests),
-        *map(_checkpoint, evidence.checkpoints),
-        *(_tuned("thresholds", found) for found in evidence.thresholds),
-        *(_tuned("costs", found) for found in evidence.costs),
+        *map(_evaluation, artifacts.evaluations),
+        *map(_harvest, artifacts.harvests),
+        *map(_checkpoint, artifacts.checkpoints),
+        *(_tuned("thresholds", found) for found in artifacts.thresholds),
+        *(_tuned("costs", found) for found in artifacts.costs),
     ]
 
 

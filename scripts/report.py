@@ -1,10 +1,10 @@
 """Draw every figure and table that evaluations, harvests, checkpoints and tunings allow, as one
 page to look at.
 
-    python scripts/report.py                                    # of all that is in runs, data and
-    checkpoints python scripts/report.py run=runs/smollm2-eagle-starter-T1.0 python
-    scripts/report.py run=[runs,data/rounds] out=runs/rounds-report python scripts/report.py
-    trace=runs/smollm2-eagle-starter-T1.0/traces-hrad.jsonl prompt=3
+    python scripts/report.py                      # of all that is in runs, data and checkpoints
+    python scripts/report.py run=runs/smollm2-eagle-starter-T1.0
+    python scripts/report.py run=[runs,data/rounds] out=runs/rounds-report
+    python scripts/report.py trace=runs/smollm2-eagle-starter-T1.0/traces-hrad.jsonl prompt=3
 
 Folders are searched with the folders in them. Writes index.html, which needs no network and none of
 the other files, a PNG and a CSV of each figure, and report.json, which lists them; an earlier
@@ -28,8 +28,9 @@ from tqdm import tqdm
 
 from decoding.trace import Trace, read_traces
 from evaluation import token_texts
-from reports.figure import Figure, Missing, save
-from reports.figure_registry import Entry, figure_registry
+from reports.artifacts import Artifacts
+from reports.figure import Builder, Figure, Missing, save
+from reports.figure_registry import builders, figure_registry
 from reports.find_artifacts import REPORT, RESULTS, gather, read_evaluation
 from reports.page import Lack, Section, Shown, page
 from reports.viewer import terminal
@@ -50,17 +51,17 @@ def main(cfg: DictConfig) -> None:
         return
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, REPORT)
-    evidence = gather(searched(cfg.run))
+    artifacts = gather(searched(cfg.run))
     texts = {
         evaluation.folder: token_texts.read(evaluation.folder)
-        for evaluation in evidence.evaluations
+        for evaluation in artifacts.evaluations
     }
     logger = instantiate(cfg.logger)
     logger.start("report", OmegaConf.to_container(cfg, resolve=True))
     try:
         with replaced_folder(out, REPORT) as folder:
-            sections, lacking = build(figure_registry(evidence), folder)
-            text = page(evidence, sections, lacking, fragment(evidence.evaluations, texts))
+            sections, lacking = build(artifacts, folder)
+            text = page(artifacts, sections, lacking, fragment(artifacts.evaluations, texts))
             (folder / "index.html").write_text(text, encoding="utf-8")
             write_json(folder / REPORT, facts(sections, lacking))
         for shown in (shown for section in sections for shown in section.shown):
@@ -87,29 +88,32 @@ def searched(run: Any) -> list[Path]:
     return [Path(folder) for folder in folders]
 
 
-def build(entries: Sequence[Entry], folder: Path) -> tuple[list[Section], list[Lack]]:
+def build(artifacts: Artifacts, folder: Path) -> tuple[list[Section], list[Lack]]:
     """Draw into `folder`. Returns what there is, by section, and what is lacking altogether."""
     sections: dict[str, list[Shown]] = {}
     lacking, taken = list[Lack](), set[str]()
-    with tqdm(
-        total=sum(len(entry.builders) for entry in entries), desc="report", unit="figure"
-    ) as bar:
-        for entry in entries:
+    listed = [(*one, builders(one.entry, artifacts)) for one in figure_registry()]
+    with tqdm(total=sum(len(each) for *_, each in listed), desc="report", unit="figure") as bar:
+        for section, entry, each in listed:
             needs, found = dict[str, None](), list[Shown]()
-            for builder in entry.builders:
+            for builder in each:
                 try:
-                    found.append(drawn(unique(builder(), taken), folder))
+                    found.append(drawn(unique(built(builder), taken), folder))
                 except Missing as missing:
                     needs[str(missing)] = None
-                except (
-                    UserError
-                ) as error:  # a shard, say, under the key of the programs that read nothing else
-                    raise UserError(f"run: {str(error).partition(': ')[2]}") from error
                 bar.update()
-            sections.setdefault(entry.section, []).extend(found)
+            sections.setdefault(section, []).extend(found)
             if not found:
                 lacking.append(Lack(entry.title, "; ".join(needs)))
     return [Section(title, shown) for title, shown in sections.items() if shown], lacking
+
+
+def built(builder: Builder) -> Figure:
+    """Errors of a shard, say, are under the key of the programs that read nothing else."""
+    try:
+        return builder()
+    except UserError as error:
+        raise UserError(f"run: {str(error).partition(': ')[2]}") from error
 
 
 def unique(figure: Figure, taken: set[str]) -> Figure:
@@ -130,7 +134,7 @@ def drawn(figure: Figure, folder: Path) -> Shown:
 
 def facts(sections: Sequence[Section], lacking: Sequence[Lack]) -> dict[str, Any]:
     """What report.json says."""
-    listed = ("name", "title", "source", "kind", "n", "interval", "reading")
+    listed = ("name", "title", "source", "kind", "n", "interval", "how_to_read")
     figures = [
         {"section": section.title, **{key: getattr(shown.figure, key) for key in listed}}
         for section in sections

@@ -1,17 +1,31 @@
 """What tuning found by replay: the rates every rule can reach, and its best threshold."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from reports.artifacts import Harvest, Json
-from reports.drawing import COLOURS, DASHES, MARKERS, Record, distinct, records
-from reports.figure import Cell, Figure
+from reports.artifacts import Artifacts, Harvest, Json
+from reports.drawing import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    Record,
+    distinct,
+    dots,
+    legend,
+    panels,
+    records,
+)
+from reports.figure import Builder, Cell, Entry, Figure, lacking
+from runtime.intervals import METHOD
+from runtime.intervals import columns as estimate_columns
 
 ORACLE, TICKS = "oracle", (0, 0.25, 0.5, 0.75, 1, 2, 5, 10, 20)
 DISCARD, VERIFICATION = "discarded draft tokens per token", "target calls per token"
+SPEED = "speed-up, modelled"
+NEEDS = "needs thresholds: python scripts/tune.py"
 
 
 def frontier(found: Json, harvests: Sequence[Harvest] = ()) -> Figure:
@@ -33,11 +47,6 @@ def frontier(found: Json, harvests: Sequence[Harvest] = ()) -> Figure:
         kind="measured" if found["oracle_calls"] else "modelled",
         n=_prompts(found, harvests),
         interval="no interval: rates of all its prompts together",
-        reading=(
-            "Left and low is better (beyond 1 the axis is logarithmic); prices decide which point"
-            " of a curve is fastest. The oracle knows what will be accepted and discards nothing; a"
-            " sampled target has no such point."
-        ),
         columns=columns,
         rows=rows,
         draw=partial(_draw, records(columns, rows)),
@@ -46,46 +55,45 @@ def frontier(found: Json, harvests: Sequence[Harvest] = ()) -> Figure:
 
 def tuned(found: Json, harvests: Sequence[Harvest] = ()) -> Figure:
     """The best threshold of every rule for every cost table of one file."""
-    rows: list[list[Cell]] = [
-        [
-            *(found["cost"] if name == "chosen" else name, rule, choice["threshold"]),
-            *(choice["speedup"], *choice["interval"], 100 * choice["regret"]),
-            *(
-                choice["discard_rate"],
-                choice["verification_rate"],
-                result["oracle_speedup"],
-                result["advice"],
-            ),
-        ]
-        for name, result in found["results"].items()
-        for rule, choice in result["rules"].items()
-    ]
+    names = ["costs", "rule", "threshold", *estimate_columns(SPEED), "regret, %"]
+    names += [DISCARD, VERIFICATION, "oracle, modelled", "advice"]
+    rows = list(_tuned_rows(found))
     return Figure(
         name=f"tuned-{_name(found)}",
         title=f"Best threshold of every rule, {_distributions(found)}",
         source="SpecDec++, table 1",
         kind="modelled",
         n=_prompts(found, harvests),
-        interval="95 % bootstrap intervals over prompts",
-        reading=(
-            f"Chosen on the {found['chosen_on']} split, judged on the {found['judged_on']} split."
-            " Regret: time over that of the oracle. An interval that holds 1 shows no gain over"
-            " plain decoding."
-        ),
-        columns=[
-            *(
-                "costs",
-                "rule",
-                "threshold",
-                "speed-up, modelled",
-                "speed-up low",
-                "speed-up high",
-                "regret, %",
-            ),
-            *(DISCARD, VERIFICATION, "oracle, modelled", "advice"),
-        ],
+        interval=METHOD,
+        columns=names,
         rows=rows,
+        draw=partial(_draw_tuned, records(names, rows)),
+        how_to_read=(
+            f"Chosen on the {found['chosen_on']} split, judged on the {found['judged_on']} split."
+        ),
     )
+
+
+def _tuned_rows(found: Json) -> Iterator[list[Cell]]:
+    for name, result in found["results"].items():
+        for rule, choice in result["rules"].items():
+            yield [
+                *(found["cost"] if name == "chosen" else name, rule, choice["threshold"]),
+                *(choice["speedup"], *choice["interval"], 100 * choice["regret"]),
+                *(choice["discard_rate"], choice["verification_rate"]),
+                *(result["oracle_speedup"], result["advice"]),
+            ]
+
+
+def _draw_tuned(found: Sequence[Record], canvas: Canvas) -> None:
+    """Of the costs tuned for, which stand first."""
+    costs = distinct(found, "costs")[0]
+    here = [record for record in found if record["costs"] == costs]
+    axes = panels(canvas, [f"costs: {costs}"], size=(6.4, 1.4 + 0.35 * len(here)))[0]
+    dots(axes, here, SPEED, "rule", "costs")
+    axes.axvline(1, color="black", lw=0.8)
+    axes.axvline(here[0]["oracle, modelled"], color="grey", ls="--", lw=0.8, label="oracle")
+    legend(canvas, axes)
 
 
 def _name(found: Json) -> str:
@@ -130,3 +138,29 @@ def _draw(found: Sequence[Record], canvas: Canvas) -> None:
     axes.set_ylabel(VERIFICATION)
     axes.grid(alpha=0.3)
     canvas.legend(loc="outside upper center", ncols=4, fontsize=8)
+
+
+def _each(
+    build: Callable[[Json, Sequence[Harvest]], Figure], artifacts: Artifacts
+) -> list[Builder]:
+    """One for each file of scripts/tune.py."""
+    return [partial(build, found, artifacts.harvests) for found in artifacts.thresholds] or [
+        partial(lacking, NEEDS)
+    ]
+
+
+FIGURES = (
+    Entry(
+        "Best threshold of every rule",
+        "Regret: time over that of the oracle, which knows what will be accepted. A rule whose"
+        " interval holds 1 shows no gain over plain decoding.",
+        partial(_each, tuned),
+    ),
+    Entry(
+        "Frontiers of discarded tokens and target calls",
+        "Left and low is better (beyond 1 the axis is logarithmic); prices decide which point of a"
+        " curve is fastest. The oracle knows what will be accepted and discards nothing; a sampled"
+        " target has no such point.",
+        partial(_each, frontier),
+    ),
+)

@@ -18,7 +18,7 @@ from decoding.stopping.never import Never
 from decoding.structures.dyspec import DySpecHeap
 from decoding.structures.mask_blocks import filled, tree_mask
 from decoding.trace import Stopwatch
-from reports.figure import Cell, Figure
+from reports.figure import Cell, Entry, Figure
 
 NODES, PREFIX, BLOCK = 768, 128, 32
 SHADE = ListedColormap(["white", "peachpuff"])
@@ -70,11 +70,6 @@ def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
         kind="exact",
         n=f"{len(found)} trees of {max(map(len, found.values()))} nodes behind {prefix} tokens",
         interval="no interval: counted",
-        reading=(
-            f"An attention kernel skips {BLOCK} x {BLOCK} blocks that are empty. Depth first, every"
-            " subtree is a run of rows, and fewer blocks are touched; who sees whom is the same."
-            " Shaded: the blocks of the first tree."
-        ),
         columns=[
             "tree",
             "order",
@@ -106,3 +101,14 @@ def _draw(masks: Mapping[str, Tensor], counts: Sequence[Cell], canvas: Canvas) -
         axes.set_title(f"{order}: {count} blocks", fontsize=10)
         axes.set_xlabel("seen: prefix and tree (tokens)")
     canvas.axes[0].set_ylabel("row of the target's call (tokens)")
+
+
+FIGURES = (
+    Entry(
+        "Attention mask of a tree before and after reordering",
+        f"An attention kernel skips {BLOCK} x {BLOCK} blocks that are empty. Depth first, every"
+        " subtree is a run of rows, and fewer blocks are touched; who sees whom is the same."
+        " Shaded: the blocks of the first tree.",
+        lambda artifacts: [mask_order],
+    ),
+)

@@ -1,18 +1,19 @@
 """Token-wise against block verification, of one draft and of several side by side."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from evaluation.ratios import compared, counted, divided
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.figure import Cell, Figure, Missing
-from reports.figures.speed import CALLS, SPEED, speedup, tokens, tokens_per_call
+from reports.estimates import CALLS, SPEED, speedup, tokens, tokens_per_call
+from reports.figure import Cell, Entry, Figure, Missing
 from reports.runs import BEST_FIXED, Method, Run, extent, runs, with_all
-from runtime.intervals import METHOD, Array, columns
+from reports.settings import each_setting
+from runtime.intervals import METHOD, Array, columns, compared, counted, divided
 
 RULES = {"TokenVerifier": "token", "BlockVerifier": "block"}
 UNITS = {"gamma": "gamma, tokens of a draft", "drafts": "drafts side by side"}
@@ -28,85 +29,73 @@ def block_gain(evaluations: Sequence[Evaluation]) -> Figure:
         " experiment=draft_lengths"
     )
     return _figure(
-        found,
-        needed,
+        _with_both(found, needed),
         setting="gamma",
         name="block-verification",
         title="Block against token-wise verification by draft length",
-        source="HSD, tables 1 and 3",
-        reading=(
-            "Block verification accepts at least as much in expectation, the more the longer the"
-            " draft; where the interval of the gain holds 0 these prompts cannot tell. HSD with"
-            " capped branch resampling is the same rule."
-        ),
+        source="HSD, tables 1 and 3: block over token-wise verification, not HSD itself",
     )
 
 
 def parallel_drafts(evaluations: Sequence[Evaluation]) -> Figure:
     """Whole drafts side by side, by their number."""
     found = [run for run in runs(evaluations, _parallel) if run.traces]
-    return _figure(
-        found,
+    needed = (
         "needs several drafts under both rules: python scripts/evaluate.py"
-        " experiment=parallel_drafts",
+        " experiment=parallel_drafts"
+    )
+    return _figure(
+        _with_both(found, needed),
         setting="drafts",
         name="parallel-drafts",
         title="Several whole drafts, each verified token by token or as a block",
         source="HSD, multi-draft table",
-        reading=(
-            "A further draft helps only where it agrees with what is accepted so far, so each"
-            " brings less than the one before."
-        ),
     )
 
 
-def _figure(found: Sequence[Run], needed: str, setting: str, **said: str) -> Figure:
-    both = {
-        key
-        for key in map(_key, found)
-        if {_rule(run) for run in found if _key(run) == key} == {"token", "block"}
-    }
-    each = [run for run in found if _key(run) in both]
+def _with_both(found: Sequence[Run], needed: str) -> list[Run]:
+    """Runs of what was decoded under both rules. Raises Missing where nothing was."""
+    rules: dict[Key, set[str]] = {}
+    for run in found:
+        rules.setdefault(_key(run), set()).add(_rule(run))
+    each = [run for run in found if rules[_key(run)] == {"token", "block"}]
     if not each:
         raise Missing(needed)
+    return each
+
+
+def _figure(each: Sequence[Run], setting: str, **said: str) -> Figure:
     every = with_all(each)
     names = ["T", "dataset", setting, "rule", *columns(CALLS), *columns(GAIN), *columns(SPEED)]
     rows: list[list[Cell]] = [
         [
-            run.temperature,
-            run.dataset,
-            _size(run),
-            _rule(run),
-            *tokens_per_call(run),
-            *_gain(run, every),
-            *speedup(run),
+            *(run.temperature, run.dataset, _size(run), _rule(run)),
+            *(*tokens_per_call(run), *_gain(run, every), *speedup(run)),
         ]
         for run in sorted(
             every, key=lambda run: (run.temperature, _size(run), _rule(run) == "block")
         )
     ]
-
-    def draw(canvas: Canvas) -> None:
-        records = drawing.together(drawing.records(names, rows))
-        distributions = drawing.distinct(records, "T")
-        panels = drawing.panels(canvas, drawing.titles(records), 3, (3.4, 3.0))
-        for distribution, axes in zip(distributions, panels, strict=True):
-            drawing.lines(
-                axes, [r for r in records if r["T"] == distribution], setting, CALLS, "rule"
-            )
-            axes.set_xticks(sorted({r[setting] for r in records}))
-            axes.set_xlabel(UNITS[setting])
-        drawing.legend(canvas, panels[0])
-
     return Figure(
         kind="measured",
         n=extent(each),
         interval=f"{METHOD}; of the gain on the same prompts for both rules",
         columns=names,
         rows=rows,
-        draw=draw,
+        draw=partial(_draw, drawing.records(names, rows), setting),
         **said,
     )
+
+
+def _draw(every: Sequence[drawing.Record], setting: str, canvas: Canvas) -> None:
+    records = drawing.together(every)
+    panels = drawing.panels(canvas, drawing.titles(records), 3, (3.4, 3.0))
+    for temperature, axes in zip(drawing.distinct(records, "T"), panels, strict=True):
+        here = [record for record in records if record["T"] == temperature]
+        drawing.lines(axes, here, setting, CALLS, "rule")
+        axes.set_xticks(sorted({record[setting] for record in records}))
+        axes.set_xlabel(UNITS[setting])
+    drawing.legend(canvas, panels[0])
 
 
 def _gain(run: Run, every: Sequence[Run]) -> Sequence[Cell]:
@@ -149,3 +138,21 @@ def _size(run: Run) -> int:
 def _key(run: Run) -> Key:
     """What both rules have to share to be compared: the prompts, too."""
     return run.evaluation.folder, run.temperature, run.dataset, _size(run)
+
+
+FIGURES = (
+    Entry(
+        "Block against token-wise verification by draft length",
+        "Block verification accepts at least as much in expectation, the more the longer the draft;"
+        " where the interval of the gain holds 0 these prompts cannot tell. In tokens a step the"
+        " paper's table 1 has block verification 1.4 to 5.8 % above token-wise, and HSD 3.3 to"
+        " 12.3 %.",
+        each_setting(block_gain),
+    ),
+    Entry(
+        "Several whole drafts, token by token or as a block",
+        "A further draft helps only where it agrees with what is accepted so far, so each brings"
+        " less than the one before.",
+        each_setting(parallel_drafts),
+    ),
+)

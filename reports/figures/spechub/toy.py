@@ -18,10 +18,10 @@ from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.tree_walk import TreeVerifier
 from reports.drawing import COLOURS, MARKERS, Record, distinct
-from reports.figure import Figure
+from reports.figure import Cell, Entry, Figure
 
 SETTINGS = [(temperature, alike) for temperature in (0.1, 0.25, 0.5) for alike in (0.7, 0.5)]
-VOCABULARY, PAIRS, SEED = 8, 8, 0
+VOCABULARY, PAIRS, SEED = 16, 8, 0
 
 
 @dataclass(frozen=True)
@@ -82,28 +82,29 @@ RULES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
     "OTM, distinct pairs": lambda p, q: transport_optimum(p, distinct_pair(q)),
 }
 
+
 # Distributions ------------------------------------------------------------------------------------
 
 
 def toy_distributions() -> list[Distributions]:
-    """Two distributions of three tokens, then softmaxes of Gaussian logits: those of the draft are
-    `alike` times the target's and the rest of others, so that a low temperature makes both peaky
-    and `alike` sets how well they agree."""
+    """Two pairs of distributions of three tokens, then softmaxes of uniform logits."""
     small = [([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]), ([0.2, 0.5, 0.3], [0.5, 0.3, 0.2])]
     fixed = [
         Distributions(f"p = {p}, q = {q}", [(_distribution(p), _distribution(q))]) for p, q in small
     ]
     return [
         *fixed,
-        *(Distributions(f"T = {t}, λ = {alike}", gaussian(t, alike)) for t, alike in SETTINGS),
+        *(Distributions(f"T = {t}, λ = {alike}", uniform(t, alike)) for t, alike in SETTINGS),
     ]
 
 
-def gaussian(temperature: float, alike: float) -> list[tuple[Tensor, Tensor]]:
-    """The same logits for every setting."""
+def uniform(temperature: float, alike: float) -> list[tuple[Tensor, Tensor]]:
+    """Softmaxes of logits uniform in [0, 1], the same for every setting. The draft's are `alike`
+    times the target's and the rest others of their kind: a low temperature makes both peaky,
+    `alike` sets how well they agree."""
     generator = torch.Generator().manual_seed(SEED)
     u, other = (
-        torch.randn(PAIRS, VOCABULARY, dtype=torch.float64, generator=generator) for _ in range(2)
+        torch.rand(PAIRS, VOCABULARY, dtype=torch.float64, generator=generator) for _ in range(2)
     )
     p, q = (torch.softmax(z / temperature, -1) for z in (u, alike * u + (1 - alike) * other))
     return list(zip(p, q, strict=True))
@@ -120,49 +121,34 @@ def toy_acceptance(distributions: Sequence[Distributions] | None = None) -> Figu
     """Mean acceptance of every rule on every set of distributions; by default those of
     `toy_distributions`."""
     distributions = toy_distributions() if distributions is None else distributions
-    columns = [
-        "distributions",
-        "pairs (p, q)",
-        *(f"{rule}, probability of acceptance" for rule in RULES),
-    ]
-    found: list[Record] = [
-        {
-            "distributions": one.name,
-            "rule": name,
-            "acceptance": mean(rule(p, q) for p, q in one.pairs),
-        }
+    columns = ["distributions", "pairs (p, q)"]
+    columns += [f"{rule}, probability of acceptance" for rule in RULES]
+    found = [
+        {"distributions": one.name, "rule": name, "acceptance": mean(rule(*x) for x in one.pairs)}
         for one in distributions
         for name, rule in RULES.items()
-    ]
-    rows = [
-        [
-            one.name,
-            len(one.pairs),
-            *(record["acceptance"] for record in found if record["distributions"] == one.name),
-        ]
-        for one in distributions
     ]
     return Figure(
         name="toy-acceptance",
         title="Acceptance of two candidates on toy distributions",
-        source="SpecHub, table 4 (distributions of our own)",
+        source="SpecHub, table 4 (draws of our own)",
         kind="exact",
         n=(
             f"{sum(len(one.pairs) for one in distributions)} pairs of distributions, {VOCABULARY}"
-            f" tokens where Gaussian (seed {SEED})"
+            f" tokens where logits are uniform (seed {SEED})"
         ),
         interval=(
             "no interval: nothing is sampled, each pair of candidates and each verdict is"
             " enumerated"
         ),
-        reading=(
-            "OTM is the most any lossless rule can accept with such pairs, by linear programming."
-            " SpecHub draws pairs of its own, so that it may pass the OTM of either."
-        ),
         columns=columns,
-        rows=rows,
+        rows=[[one.name, len(one.pairs), *_acceptances(found, one.name)] for one in distributions],
         draw=partial(_draw, found),
     )
+
+
+def _acceptances(found: Sequence[Record], name: str) -> list[Cell]:
+    return [record["acceptance"] for record in found if record["distributions"] == name]
 
 
 def _draw(found: Sequence[Record], canvas: Canvas) -> None:
@@ -183,3 +169,13 @@ def _draw(found: Sequence[Record], canvas: Canvas) -> None:
     axes.grid(axis="y", alpha=0.3)
     axes.set_xlabel("probability that one of the candidates is accepted")
     canvas.legend(loc="outside upper center", ncols=len(rules), fontsize=8)
+
+
+FIGURES = (
+    Entry(
+        "Acceptance of two candidates on toy distributions",
+        "OTM is the most any lossless rule can accept with such pairs, by linear programming."
+        " SpecHub draws pairs of its own, so that it may be above the OTM of either or below it.",
+        lambda artifacts: [toy_acceptance],
+    ),
+)

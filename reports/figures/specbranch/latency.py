@@ -1,48 +1,31 @@
-"""Time per token in theory, for this pair's acceptance and speed ratio, and the linear model of the
-time of a decode.
+"""Time per token in theory, for this pair's acceptance and speed ratio, and where the pair is.
 
 Times are in plain decoding's time per token. c: a plain token of the target over a draft forward;
 g: draft tokens a round; a: acceptance per token; rounds follow the truncated geometric distribution
-(`reports.figures.lengths`)."""
+(`reports.figures.specbranch.accepted_lengths`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure as Canvas
-from torch import Tensor
 
 from decoding.models.machine import in_words, other_machine
-from evaluation.ratios import estimate
-from reports.artifacts import Evaluation, Json
+from reports.artifacts import Artifacts, Evaluation, Json
 from reports.drawing import COLOURS, DASHES, Record, reach, records
-from reports.estimates import mean
-from reports.figure import Cell, Figure, Missing
-from reports.figures.speed import speedup
+from reports.estimates import speedup
+from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
+from reports.harvest_data import Rounds, models, of_pair, rounds
+from reports.row_means import mean
 from reports.runs import Method, Run, pooled, runs
-from runtime.intervals import METHOD, Estimate
+from runtime.intervals import METHOD, Estimate, bootstrap
 from runtime.intervals import columns as estimate_columns
 
-COSTS = "python scripts/tune.py"
+COSTS = "needs measured costs: python scripts/tune.py"
+HARVEST = "needs a harvest: python scripts/gen_data.py anchors.stride=1 out=data/rounds"
 LATENCY = "time per token (plain decoding = 1)"
 LONGEST = 16
-PAPER: Sequence[Cell] = ("SpecDec++, on A100s", 23.4, 112.0, None, None, 20.7, 108.0)
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Rounds of a harvest [n]: accepted draft tokens, those a verdict could be given on, and the
-    prompt of each."""
-
-    temperature: float
-    accepted: Tensor
-    most: Tensor
-    group: Tensor
-
-
-# Latency ------------------------------------------------------------------------------------------
 
 
 def ideal_sequential(g: int, c: float, a: float) -> float:
@@ -87,35 +70,25 @@ def latency(rounds: Sequence[Rounds], cost: Json, evaluations: Sequence[Evaluati
     rounds: of one temperature; cost: what cost=measure wrote.
     """
     if not rounds:
-        raise Missing(
-            "needs a harvest: python scripts/gen_data.py anchors.stride=1 out=data/rounds"
-        )
+        raise Missing(HARVEST)
     a, c = acceptance(rounds), cost["seconds"]["autoregressive"] / cost["seconds"]["draft"]
     columns = ["curve", "draft tokens a round", *estimate_columns(LATENCY)]
+    lengths, temperature = range(1, LONGEST + 1), rounds[0].temperature
     rows: list[list[Cell]] = [
         [name, g, curve(g, c, a.value), None, None]
         for name, curve in CURVES.items()
-        for g in range(1, LONGEST + 1)
+        for g in lengths
     ]
-    rows += [row for g in range(1, LONGEST + 1) if (row := _counted(rounds, c, g))] + _decoded(
-        evaluations, cost, rounds
-    )
+    rows += [row for g in lengths if (row := _counted(rounds, c, g))]
+    rows += _decoded(evaluations, cost, rounds)
     fitted = f"{a.value:.3f}" + (f" ({a.low:.3f}-{a.high:.3f})" if a.low is not None else "")
     return Figure(
-        name=f"latency-T{rounds[0].temperature:g}",
-        title=(
-            f"Time per token by draft length, a = {fitted}, c = {c:.2f}, T ="
-            f" {rounds[0].temperature:g}"
-        ),
+        name=f"latency-T{temperature:g}",
+        title=f"Time per token by draft length, a = {fitted}, c = {c:.2f}, T = {temperature:g}",
         source="SpecBranch, figure 2 and Theorem 1",
         kind="modelled",
-        n=f"{_counts(rounds)} of {cost['pair']['name']}; c on {_machine(cost)}",
+        n=f"{_counts(rounds)} of {cost['pair']['name']}; c on {machine(cost)}",
         interval=f"{METHOD} of a, of what is counted and of what was decoded",
-        reading=(
-            "Below 1 is faster than plain decoding. Theorem 1 leaves out the token that every"
-            " rejected round still commits, which makes it too pessimistic for a low acceptance."
-            " Counted points off their curve show that acceptance is not the same everywhere."
-        ),
         columns=columns,
         rows=rows,
         draw=partial(_draw_latency, records(columns, rows)),
@@ -133,7 +106,7 @@ def acceptance(rounds: Sequence[Rounds]) -> Estimate:
         for prompt in part.group.unique().tolist()
         for rows in [part.group == prompt]
     }
-    return estimate(sums, lambda found: found[..., 0] / (found[..., 0] + found[..., 1]))
+    return bootstrap(sums, lambda found: found[..., 0] / (found[..., 0] + found[..., 1]))
 
 
 def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[Cell] | None:
@@ -192,7 +165,7 @@ def _counts(rounds: Sequence[Rounds]) -> str:
     return f"{prompts} prompts, {sum(len(part.accepted) for part in rounds):,} rounds"
 
 
-def _machine(cost: Json) -> str:
+def machine(cost: Json) -> str:
     on = cost["measured_on"]
     return f"{in_words(on['hardware'])}, {in_words(on['dtypes'])}, {on['threads']} threads"
 
@@ -219,40 +192,37 @@ def _draw_latency(found: Sequence[Record], canvas: Canvas) -> None:
     canvas.legend(loc="outside upper center", ncols=2, fontsize=8)
 
 
-# Regression ---------------------------------------------------------------------------------------
+def _builders(artifacts: Artifacts) -> list[Builder]:
+    """One for each file of costs and temperature of the harvests of its pair."""
+    return [one for cost in artifacts.costs for one in _of_cost(cost, artifacts)] or [
+        partial(lacking, COSTS)
+    ]
 
 
-def forward_times(costs: Sequence[Json]) -> Figure:
-    """Seconds of a draft and a target forward by regression over whole generations, and the medians
-    timed alone."""
-    if not costs:
-        raise Missing(f"needs measured costs: {COSTS}")
-    rows = [_regression_row(cost) for cost in costs]
-    return Figure(
-        name="forward-times",
-        title="T = t_draft N_draft + t_target N_target",
-        source="SpecDec++, table 2",
-        kind="modelled",
-        n=f"{sum(cost['regression']['rows'] for cost in costs)} generations",
-        interval=(
-            "no interval: one least-squares fit over all generations of a file, R^2 says how good"
-            " it is"
-        ),
-        reading=(
-            "An R^2 near 1 means that a decode takes what its forwards take, so that counting them"
-            " is enough to price it. The medians are of single rounds, drawing and verification"
-            " included."
-        ),
-        columns=[
-            *("machine", "t_draft, fitted (ms)", "t_target, fitted (ms)", "R^2", "generations"),
-            *("draft forward, median (ms)", "target forward of one row, median (ms)"),
-        ],
-        rows=[*rows, PAPER],
-    )
+def _of_cost(cost: Json, artifacts: Artifacts) -> list[Builder]:
+    harvests = of_pair(cost["pair"], artifacts.harvests)
+    decoded = [
+        one
+        for one in artifacts.evaluations
+        if models(one.results["run"]["pair"]) == models(cost["pair"])
+    ]
+
+    def build(temperature: float) -> Figure:
+        key = ("rounds", *(harvest.folder for harvest in harvests))
+        return latency(artifacts.once(key, lambda: rounds(harvests))[temperature], cost, decoded)
+
+    temperatures = {float(harvest.manifest["warp"]["temperature"]) for harvest in harvests}
+    return [partial(build, temperature) for temperature in sorted(temperatures, reverse=True)] or [
+        partial(latency, [], cost)
+    ]
 
 
-def _regression_row(cost: Json) -> list[Cell]:
-    fit, seconds = cost["regression"], cost["seconds"]
-    alone = seconds["target"].get("1", seconds["autoregressive"])
-    about = [_machine(cost), 1e3 * fit["draft"], 1e3 * fit["target"], fit["r2"], fit["rows"]]
-    return [*about, 1e3 * seconds["draft"], 1e3 * alone]
+FIGURES = (
+    Entry(
+        "Time per token by draft length",
+        "Below 1 is faster than plain decoding. Theorem 1 leaves out the token that every rejected"
+        " round still commits, which makes it too pessimistic for a low acceptance. Counted points"
+        " off their curve show that acceptance is not the same everywhere.",
+        _builders,
+    ),
+)

@@ -6,15 +6,15 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
-from evaluation.ratios import compared, counted, divided, ratio
-from reports.artifacts import Evaluation
+from evaluation.tables import BASELINE
+from reports.artifacts import Artifacts, Evaluation
 from reports.drawing import Record, bars, legend, panels, records
-from reports.figure import Cell, Figure, Missing
-from runtime.intervals import METHOD
+from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
+from runtime.intervals import METHOD, compared, counted, divided, ratio
 from runtime.intervals import columns as estimate_columns
 
-PLAIN = "autoregressive"
 JOULES = "energy per token (J)"
+NEEDS = "needs an evaluation: python scripts/evaluate.py"
 
 
 def energy(evaluation: Evaluation) -> Figure:
@@ -31,7 +31,9 @@ def energy(evaluation: Evaluation) -> Figure:
         "power (W)",
     ]
     rows = [
-        _row(name, dataset, of_dataset(found, dataset), of_dataset(traces.get(PLAIN, ()), dataset))
+        _row(
+            name, dataset, of_dataset(found, dataset), of_dataset(traces.get(BASELINE, ()), dataset)
+        )
         for dataset in evaluation.datasets
         for name, found in traces.items()
         if of_dataset(found, dataset)
@@ -44,13 +46,10 @@ def energy(evaluation: Evaluation) -> Figure:
         kind="measured",
         n=f"{requests} requests a method",
         interval=METHOD,
-        reading=(
-            f"Counted by {_reason(evaluation)} around each request, whatever else runs there. Fewer"
-            " joules than plain decoding where the share is below 1."
-        ),
         columns=columns,
         rows=rows,
         draw=partial(_draw, records(columns, rows)),
+        how_to_read=f"Counter: {_reason(evaluation)}.",
     )
 
 
@@ -89,3 +88,17 @@ def _draw(found: Sequence[Record], canvas: Canvas) -> None:
     axes.set_xlabel("prompts of")
     axes.set_ylim(bottom=0)
     legend(canvas, axes)
+
+
+def _builders(artifacts: Artifacts) -> list[Builder]:
+    return [partial(energy, one) for one in artifacts.evaluations] or [partial(lacking, NEEDS)]
+
+
+FIGURES = (
+    Entry(
+        "Energy per token",
+        "Counted around each request, whatever else runs there. Fewer joules than plain decoding"
+        " where the share is below 1.",
+        _builders,
+    ),
+)

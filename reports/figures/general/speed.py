@@ -2,12 +2,18 @@
 into."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+
+from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Stage
 from evaluation.metrics import Metrics
-from evaluation.tables import verdict
+from evaluation.tables import BASELINE, verdict
+from reports import drawing
 from reports.artifacts import Evaluation
-from reports.figure import Cell, Figure, Missing
+from reports.figure import Cell, Entry, Figure, Missing
+from reports.runs import ALL
+from runtime.intervals import columns
 
 STAGES: dict[Stage, str] = {
     "draft": "draft",
@@ -18,12 +24,17 @@ STAGES: dict[Stage, str] = {
     "other": "other",
 }
 NEEDS = "needs an evaluation: python scripts/evaluate.py"
+SPEED = "speed-up, measured"
 
 
 def speedups(evaluations: Sequence[Evaluation]) -> Figure:
     """Every method of every evaluation, on all prompts and on each dataset."""
     if not evaluations:
         raise Missing(NEEDS)
+    names = ["evaluation", "prompts of", "temperature", "method", "prompts", "repeats", "tokens/s"]
+    names += [*columns(SPEED), "tokens/target call", "acceptance", "stop rule, % of time"]
+    names += ["verdict"]
+    rows = [row for evaluation in evaluations for row in _speed_rows(evaluation)]
     return Figure(
         name="speedups",
         title="Speed-up over decoding without a draft",
@@ -33,32 +44,26 @@ def speedups(evaluations: Sequence[Evaluation]) -> Figure:
         interval=(
             "lowest and highest of the repeats, each against plain decoding in the same repeat"
         ),
-        reading=(
-            "A method is faster only where even its slowest repeat is above 1. One repeat decides"
-            " nothing."
-        ),
-        columns=[
-            *(
-                "evaluation",
-                "prompts of",
-                "temperature",
-                "method",
-                "prompts",
-                "repeats",
-                "tokens/s",
-            ),
-            *(
-                "speed-up, measured",
-                "lowest",
-                "highest",
-                "tokens/target call",
-                "acceptance",
-                "stop rule, % of time",
-            ),
-            "verdict",
-        ],
-        rows=[row for evaluation in evaluations for row in _speed_rows(evaluation)],
+        columns=names,
+        rows=rows,
+        draw=partial(_draw_speedups, drawing.records(names, rows)),
     )
+
+
+def _draw_speedups(records: Sequence[drawing.Record], canvas: Canvas) -> None:
+    shown = [
+        {**record, "repeats": "median, lowest and highest repeat"}
+        for record in records
+        if record["prompts of"] == ALL and record["method"] != BASELINE
+    ]
+    names = drawing.distinct(shown, "evaluation")
+    most = max(sum(record["evaluation"] == name for record in shown) for name in names)
+    panels = drawing.panels(canvas, names, size=(5.4, 1.2 + 0.3 * most))
+    for name, axes in zip(names, panels, strict=True):
+        here = [record for record in shown if record["evaluation"] == name]
+        drawing.dots(axes, here, SPEED, "method", "repeats")
+        axes.axvline(1, color="black", lw=0.8)
+    drawing.legend(canvas, panels[0])
 
 
 def _speed_rows(evaluation: Evaluation) -> Iterator[list[Cell]]:
@@ -98,10 +103,6 @@ def time_shares(evaluations: Sequence[Evaluation]) -> Figure:
         kind="measured",
         n=f"evaluations: {len(evaluations)}; requests as in the table, every repeat counted",
         interval="no interval: sums over all requests, prefill left out",
-        reading=(
-            "A stop rule that takes long costs more than it can save. Where draft and target run"
-            " side by side, their shares add up to more than 100 %."
-        ),
         columns=[
             "evaluation",
             "method",
@@ -119,3 +120,19 @@ def time_shares(evaluations: Sequence[Evaluation]) -> Figure:
             for name, shares in evaluation.results["profile"].items()
         ],
     )
+
+
+FIGURES = (
+    Entry(
+        "Speed-up",
+        "A method is faster only where even its slowest repeat is above 1. One repeat decides"
+        " nothing.",
+        lambda artifacts: [partial(speedups, artifacts.evaluations)],
+    ),
+    Entry(
+        "Where the time goes",
+        "A stop rule that takes long costs more than it can save. Where draft and target run side"
+        " by side, their shares add up to more than 100 %.",
+        lambda artifacts: [partial(time_shares, artifacts.evaluations)],
+    ),
+)

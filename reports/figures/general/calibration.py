@@ -2,7 +2,6 @@
 across datasets."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from matplotlib.figure import Figure as Canvas
@@ -10,9 +9,11 @@ from torch import Tensor
 
 from predictors.metrics import log_loss, one_column
 from predictors.reliability import mass_bins, reliability
+from reports.artifacts import Artifacts, Checkpoint
+from reports.checkpoint_data import Predicted, one_of_each, predicted
 from reports.drawing import Record, distinct, panels, reach, records
-from reports.estimates import cells, mean
-from reports.figure import Cell, Figure, Missing
+from reports.figure import Builder, Cell, Entry, Figure, Missing
+from reports.row_means import cells, mean
 from runtime.intervals import METHOD
 from runtime.intervals import columns as estimate_columns
 
@@ -21,37 +22,6 @@ NEEDS = (
     " harvests of the same pair and temperatures"
 )
 STAGES = ("as trained", "calibrated")
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """What a predictor says of prompts it was not trained on.
-
-    checkpoint, predictor: names; temperature: of the target; trained_on, dataset: harvests;
-    in_domain: whether they are one, of which these are the test prompts; as_trained, calibrated,
-    targets: [n, C] distributions; group: [n] prompts"""
-
-    checkpoint: str
-    predictor: str
-    temperature: float
-    trained_on: str
-    dataset: str
-    in_domain: bool
-    as_trained: Tensor
-    calibrated: Tensor
-    targets: Tensor
-    group: Tensor
-
-    @property
-    def where(self) -> str:
-        return f"{self.dataset}, test split" if self.in_domain else self.dataset
-
-    @property
-    def prompts(self) -> int:
-        return len(self.group.unique())
-
-
-# Reliability --------------------------------------------------------------------------------------
 
 
 def diagrams(found: Sequence[Predicted]) -> Figure:
@@ -81,14 +51,10 @@ def diagrams(found: Sequence[Predicted]) -> Figure:
         kind="measured",
         n=_counted(found),
         interval=f"{METHOD} in every bin",
-        reading=(
-            f"Probability of {what}: on the diagonal, predictions happen as often as they say."
-            " Points below it promise too much. Calibration was fitted on the calibration split of"
-            " the harvest trained on."
-        ),
         columns=columns,
         rows=rows,
         draw=partial(_draw_diagrams, records(columns, rows)),
+        how_to_read=f"Here: the probability of {what}.",
     )
 
 
@@ -129,9 +95,6 @@ def _draw_diagrams(found: Sequence[Record], canvas: Canvas) -> None:
     canvas.axes[0].legend(loc="upper left", fontsize=8)
 
 
-# Drift --------------------------------------------------------------------------------------------
-
-
 def drift(found: Sequence[Predicted]) -> Figure:
     """Calibration error and log loss of checkpoints of one kind on every dataset, after calibration
     at home."""
@@ -147,12 +110,6 @@ def drift(found: Sequence[Predicted]) -> Figure:
         kind="measured",
         n=_counted(found),
         interval=f"{METHOD}, pivotal",
-        reading=(
-            "Expected calibration error in ten bins of equal mass; boxed: the test prompts of the"
-            " harvest trained on, elsewhere all prompts it does not hold. Base rate: log loss of"
-            " the classes' own shares there. A log loss above it says that the predictor knows less"
-            " than that."
-        ),
         columns=columns,
         rows=rows,
         draw=partial(
@@ -213,3 +170,56 @@ def _counted(found: Sequence[Predicted]) -> str:
         f"{sum(one.prompts for one in found)} prompts, {sum(len(one.group) for one in found):,}"
         " rows"
     )
+
+
+# Which there are ---------------------------------------------------------------------------------
+
+
+def _read(artifacts: Artifacts, checkpoint: Checkpoint) -> list[Predicted]:
+    return artifacts.once(
+        ("predicted", checkpoint.folder), lambda: predicted(checkpoint, artifacts.harvests)
+    )
+
+
+def _reliabilities(artifacts: Artifacts) -> list[Builder]:
+    """One for each checkpoint."""
+    chosen = one_of_each(artifacts.checkpoints)
+    return [partial(_reliability, artifacts, checkpoint) for checkpoint in chosen] or [
+        partial(diagrams, [])
+    ]
+
+
+def _reliability(artifacts: Artifacts, checkpoint: Checkpoint) -> Figure:
+    return diagrams(_read(artifacts, checkpoint))
+
+
+def _drifts(artifacts: Artifacts) -> list[Builder]:
+    """One for each kind of predictor and temperature."""
+    kinds: dict[tuple[str, float], list[Checkpoint]] = {}
+    for checkpoint in one_of_each(artifacts.checkpoints):
+        config = checkpoint.config
+        kind = config["predictor"], float(config["warp"]["temperature"])
+        kinds.setdefault(kind, []).append(checkpoint)
+    return [partial(_drift, artifacts, alike) for alike in kinds.values()] or [partial(drift, [])]
+
+
+def _drift(artifacts: Artifacts, checkpoints: Sequence[Checkpoint]) -> Figure:
+    return drift([one for checkpoint in checkpoints for one in _read(artifacts, checkpoint)])
+
+
+FIGURES = (
+    Entry(
+        "Reliability before and after calibration",
+        "On the diagonal, predictions happen as often as they say; points below it promise too"
+        " much. Calibration was fitted on the calibration split of the harvest trained on.",
+        _reliabilities,
+    ),
+    Entry(
+        "Drift across datasets",
+        "Expected calibration error in ten bins of equal mass; boxed: the test prompts of the"
+        " harvest trained on, elsewhere all prompts it does not hold. Base rate: log loss of the"
+        " classes' own shares there. Where the log loss is above it, the predictor knows less than"
+        " those shares.",
+        _drifts,
+    ),
+)

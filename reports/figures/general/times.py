@@ -1,6 +1,7 @@
 """What a round takes, by component."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -9,29 +10,16 @@ from decoding.trace import STAGES
 from evaluation.metrics import profile
 from evaluation.ratios import ratio
 from reports import drawing
-from reports.artifacts import Evaluation
 from reports.figure import Cell, Figure
-from reports.figures.speed import specbranch, specdecpp
-from reports.figures.trees import trees
 from reports.runs import Run, extent, pooled
 from runtime.intervals import METHOD, columns
 
 ROUND = "round, ms"
-
-
-def specdecpp_times(evaluations: Sequence[Evaluation]) -> Figure:
-    title = "Where a round's time goes: SpecDec++ and others"
-    return step_times("specdecpp-times", title, "SpecBranch, table 9", specdecpp(evaluations))
-
-
-def specbranch_times(evaluations: Sequence[Evaluation]) -> Figure:
-    title = "Where a round's time goes: SpecBranch and others"
-    return step_times("specbranch-times", title, "SpecBranch, table 9", specbranch(evaluations))
-
-
-def tree_times(evaluations: Sequence[Evaluation]) -> Figure:
-    title = "Where a round's time goes: trees"
-    return step_times("tree-times", title, "DySpec, figure 4", trees(evaluations))
+ROUND_TIMES = (
+    "draft and target: the forwards; sample: drawing draft tokens; verify: the verifier; stop: the"
+    " stop rule, predictors included. Where the models run side by side the parts add up to more"
+    " than the round, which the black dot shows."
+)
 
 
 def step_times(name: str, title: str, source: str, found: Sequence[Run]) -> Figure:
@@ -39,18 +27,6 @@ def step_times(name: str, title: str, source: str, found: Sequence[Run]) -> Figu
     together = pooled(found)
     names = ["T", "method", *columns(ROUND), *(f"{stage}, ms" for stage in STAGES)]
     rows = [_row(run) for run in together]
-
-    def draw(canvas: Canvas) -> None:
-        records = drawing.records(names, rows)
-        distributions = drawing.distinct(records, "T")
-        height = 1.2 + 0.3 * len(together) / len(distributions)
-        panels = drawing.panels(
-            canvas, [f"T = {distribution:g}" for distribution in distributions], size=(4.4, height)
-        )
-        for distribution, axes in zip(distributions, panels, strict=True):
-            _draw_parts(axes, [record for record in records if record["T"] == distribution])
-        drawing.legend(canvas, panels[0])
-
     return Figure(
         name=name,
         title=title,
@@ -58,15 +34,20 @@ def step_times(name: str, title: str, source: str, found: Sequence[Run]) -> Figu
         kind="measured",
         n=extent(found),
         interval=f"{METHOD}, of the whole round",
-        reading=(
-            "draft and target: the forwards; sample: drawing draft tokens; verify: the verifier;"
-            " stop: the stop rule, predictors included. Where the models run side by side the parts"
-            " add up to more than the round, which the black dot shows."
-        ),
         columns=names,
         rows=rows,
-        draw=draw,
+        draw=partial(_draw, drawing.records(names, rows)),
     )
+
+
+def _draw(records: Sequence[drawing.Record], canvas: Canvas) -> None:
+    temperatures = drawing.distinct(records, "T")
+    height = 1.2 + 0.3 * len(records) / len(temperatures)
+    titles = [f"T = {temperature:g}" for temperature in temperatures]
+    panels = drawing.panels(canvas, titles, size=(4.4, height))
+    for temperature, axes in zip(temperatures, panels, strict=True):
+        _draw_parts(axes, [record for record in records if record["T"] == temperature])
+    drawing.legend(canvas, panels[0])
 
 
 def _row(run: Run) -> list[Cell]:

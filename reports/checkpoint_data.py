@@ -1,9 +1,10 @@
-"""What figures are drawn from, read from harvests and checkpoints."""
+"""What checkpoints say of harvests, of prompts they were not trained on."""
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from data_gen.samples import of_prompts, records_of
 from data_gen.storage.chunks import MANIFEST
@@ -15,90 +16,82 @@ from predictors.inputs import FeatureSpec
 from predictors.training.trainer import logits_in_chunks
 from reports.artifacts import Checkpoint, Harvest
 from reports.figure import Missing
-from reports.figures.calibration import Predicted
-from reports.figures.confidence import DraftTokens, merged
-from reports.figures.heads import POINTS, Activations, Aged
-from reports.figures.theory import Rounds
 from runtime.files import file_hash
 
-DRAWN = ("known", "drafted", "accepted", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
 AGES = (0, 1, 2, 3, 4, 6, 8)  # positions
+POINTS = 400
 
 
-def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:
-    """Harvests of one pair together, whatever it was called."""
-    found: dict[str, list[Harvest]] = {}
-    for harvest in harvests:
-        found.setdefault(models(harvest.manifest["pair"]), []).append(harvest)
+@dataclass(frozen=True)
+class Predicted:
+    """What a predictor says of prompts it was not trained on.
+
+    checkpoint, predictor: names; temperature: of the target; trained_on, dataset: harvests;
+    in_domain: whether they are one, of which these are the test prompts; as_trained, calibrated,
+    targets: [n, C] distributions; group: [n] prompts"""
+
+    checkpoint: str
+    predictor: str
+    temperature: float
+    trained_on: str
+    dataset: str
+    in_domain: bool
+    as_trained: Tensor
+    calibrated: Tensor
+    targets: Tensor
+    group: Tensor
+
+    @property
+    def where(self) -> str:
+        return f"{self.dataset}, test split" if self.in_domain else self.dataset
+
+    @property
+    def prompts(self) -> int:
+        return len(self.group.unique())
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Feature vectors of rounds [n, D] by kind of feature; the class of the round and its prompt,
+    [n]."""
+
+    dataset: str
+    gamma: int
+    features: Mapping[str, Tensor]
+    label: Tensor
+    group: Tensor
+
+
+@dataclass(frozen=True)
+class Aged:
+    """What an H-RAD checkpoint says of the same rounds from features of several ages.
+
+    probs: age in positions -> calibrated probabilities [n, 3]; decided: age -> class [n]; targets:
+    [n, 3]; group: [n]"""
+
+    checkpoint: str
+    dataset: str
+    gamma: int
+    probs: Mapping[int, Tensor]
+    decided: Mapping[int, Tensor]
+    targets: Tensor
+    group: Tensor
+
+
+def one_of_each(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Of those of one predictor, with the same words in its settings, and one training harvest the
+    first: of a sweep over numbers not every head is shown."""
+    found: dict[tuple[str, ...], Checkpoint] = {}
+    for checkpoint in checkpoints:
+        config = checkpoint.config
+        words = [value for value in config["settings"].values() if isinstance(value, str)]
+        found.setdefault((config["predictor"], training_data(checkpoint), *words), checkpoint)
     return list(found.values())
 
 
-def of_pair(pair: Mapping[str, str], harvests: Sequence[Harvest]) -> list[Harvest]:
-    return [harvest for harvest in harvests if models(harvest.manifest["pair"]) == models(pair)]
-
-
-def models(pair: Mapping[str, str]) -> str:
-    """Of a pair, whatever it is called."""
-    return json.dumps({**pair, "name": ""}, sort_keys=True)
-
-
-def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:
-    """The draft tokens that a verdict was given on, by dataset and distributions."""
-    return merged(tokens for harvest in harvests for tokens in _draft_tokens(harvest))
-
-
-def _draft_tokens(harvest: Harvest) -> Iterator[DraftTokens]:
-    records = read_records(harvest.folder, "rounds", "all", DRAWN)
-    warps = harvest.manifest["warp"], harvest.manifest["draft_warp"]
-    target, draft = (float(warp["temperature"]) for warp in warps)
-    pair, names = (
-        harvest.manifest["pair"]["name"],
-        [response["dataset"] for response in read_responses(harvest.folder, "all")],
-    )
-    kept, accepted = verdicts(records)
-    columns = {
-        "q": records["draft_q" if draft else "draft_max_q"],
-        "max_q": records["draft_max_q"],
-        "entropy": records["draft_entropy"],
-        "accept": records["accept_prob"],
-        "accepted": accepted,
-        "group": records["group"][:, None].expand_as(kept),
-    }
-    for name in dict.fromkeys(names):
-        of_dataset = torch.tensor([other == name for other in names])
-        rows = kept & of_dataset[records["group"]][:, None]
-        yield DraftTokens(
-            pair,
-            name,
-            target,
-            draft,
-            **{column: values[rows] for column, values in columns.items()},
-        )
-
-
-def verdicts(records: Records) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rounds, gamma] bool each: tokens a verdict was given on, and those of them that were
-    accepted."""
-    depth = torch.arange(records["accept_prob"].shape[1])
-    accepted = depth < records["accepted"][:, None]
-    most = torch.minimum(records["drafted"], records["known"])[:, None]
-    return (depth <= records["accepted"][:, None]) & (depth < most), accepted
-
-
-def rounds(harvests: Sequence[Harvest]) -> dict[float, list[Rounds]]:
-    """Accepted lengths by the target's temperature."""
-    found: dict[float, list[Rounds]] = {}
-    for harvest in harvests:
-        records = read_records(harvest.folder, "rounds", "all", ("known", "drafted", "accepted"))
-        temperature = float(harvest.manifest["warp"]["temperature"])
-        most = torch.minimum(records["drafted"], records["known"])
-        found.setdefault(temperature, []).append(
-            Rounds(temperature, records["accepted"], most, records["group"])
-        )
-    return found
-
-
-# Checkpoints on harvests --------------------------------------------------------------------------
+def training_data(checkpoint: Checkpoint) -> str:
+    """The hash of the harvest it was trained on."""
+    return str(checkpoint.config["provenance"]["data"]["sha256"])
 
 
 def predicted(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> list[Predicted]:
@@ -126,7 +119,7 @@ def _on_harvests(
 
 
 def trained_on(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> Harvest | None:
-    wanted = checkpoint.config["provenance"]["data"]["sha256"]
+    wanted = training_data(checkpoint)
     return next(
         (harvest for harvest in harvests if file_hash(harvest.folder / MANIFEST) == wanted), None
     )
@@ -186,11 +179,8 @@ def unseen(harvest: Harvest, home: Harvest) -> torch.Tensor:
     return torch.tensor(found)
 
 
-# H-RAD --------------------------------------------------------------------------------------------
-
-
 def activations(harvest: Harvest, gamma: int = 3) -> Activations:
-    """Features of `POINTS` rounds, with and without the embedding of the next token.
+    """Inputs of `POINTS` rounds, without and with the embedding of the next token.
 
     Raises Missing where the harvest stored none, or none with an embedding.
     """
@@ -209,12 +199,12 @@ def activations(harvest: Harvest, gamma: int = 3) -> Activations:
     order = torch.randperm(len(samples["group"]), generator=torch.Generator().manual_seed(0))[
         :POINTS
     ]
-    hybrid = samples["features"][order].float()
-    explicit = hybrid.unflatten(1, (len(spec.layers) + 1, -1))[:, :-1].flatten(1)
+    both = samples["features"][order].float()
+    states = both.unflatten(1, (len(spec.layers) + 1, -1))[:, :-1].flatten(1)
     return Activations(
         harvest.name,
         gamma,
-        {"explicit": explicit, "hybrid": hybrid},
+        {"hidden states": states, "with embedding": both},
         samples["label"][order],
         samples["group"][order],
     )

@@ -1,0 +1,3 @@
+"""Figures of any pair, whatever its methods."""
+
+SECTION = "This pair"

@@ -1,0 +1,3 @@
+"""Figures of HSD and block verification."""
+
+SECTION = "HSD: block verification"

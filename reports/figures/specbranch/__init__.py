@@ -1,0 +1,3 @@
+"""Figures of SpecBranch (2506.01979)."""
+
+SECTION = "SpecBranch"

@@ -1,0 +1,113 @@
+"""H-RAD asked from older features."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from predictors.metrics import log_loss
+from reports.artifacts import Artifacts, Checkpoint
+from reports.checkpoint_data import Aged, aged
+from reports.drawing import COLOURS, DASHES, MARKERS, Record, distinct, reach, records
+from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
+from reports.figures.general.calibration import base_rate
+from reports.figures.specbranch.activations import NEEDS, of_hrad
+from reports.row_means import mean
+from runtime.intervals import METHOD
+from runtime.intervals import columns as estimate_columns
+
+HARVEST = "python scripts/gen_data.py anchors.stride=1 out=data/rounds"
+
+
+def feature_age(found: Sequence[Aged]) -> Figure:
+    """Accuracy of the decision and log loss of the probabilities, by age of the features."""
+    if not found:
+        raise Missing(
+            f"needs an H-RAD checkpoint and a harvest with a round at every position: {HARVEST}"
+        )
+    columns = [
+        "dataset",
+        "age (positions)",
+        *estimate_columns("accuracy"),
+        *estimate_columns("log loss"),
+    ]
+    columns += ["most frequent class", "base rate, log loss"]
+    rows = [row for one in found for row in _age_rows(one)]
+    prompts, rounds = (
+        sum(len(one.group.unique()) for one in found),
+        sum(len(one.group) for one in found),
+    )
+    return Figure(
+        name=f"feature-age-{found[0].checkpoint}",
+        title=f"{found[0].checkpoint}: prediction against the age of its features",
+        source="SpecBranch, figure 19",
+        kind="measured",
+        n=f"{prompts} prompts, {rounds:,} rounds of {found[0].gamma} draft tokens",
+        interval=METHOD,
+        columns=columns,
+        rows=rows,
+        draw=partial(_draw_age, records(columns, rows)),
+    )
+
+
+def _age_rows(one: Aged) -> Iterator[list[Cell]]:
+    label, most = one.targets.argmax(1), float(one.targets.double().mean(0).max())
+    for age, probs in one.probs.items():
+        right = mean((one.decided[age] == label).double(), one.group)
+        loss = mean(log_loss(probs.double(), one.targets.double()), one.group)
+        yield [one.dataset, age, *right, *loss, most, base_rate(one.targets)]
+
+
+def _draw_age(found: Sequence[Record], canvas: Canvas) -> None:
+    canvas.set_size_inches(8.4, 4)
+    bases = {"accuracy": "most frequent class", "log loss": "base rate, log loss"}
+    for axes, (name, base) in zip(canvas.subplots(1, 2), bases.items(), strict=True):
+        for place, dataset in enumerate(distinct(found, "dataset")):
+            part = [record for record in found if record["dataset"] == dataset]
+            _draw_dataset(axes, part, name, place)
+            marks: dict[str, Any] = {
+                "marker": MARKERS[place],
+                "facecolors": "none",
+                "edgecolors": "grey",
+            }
+            axes.scatter([-0.6], [part[0][base]], **marks)
+        axes.set(xlabel="age of the features (positions)", ylabel=name)
+    handles = canvas.axes[0].get_legend_handles_labels()
+    canvas.legend(*handles, loc="outside upper center", ncols=5, fontsize=8)
+
+
+def _draw_dataset(axes: Axes, part: Sequence[Record], name: str, place: int) -> None:
+    at = [record["age (positions)"] + 0.1 * place for record in part]
+    style = f"{MARKERS[place]}{DASHES[place % len(DASHES)]}"
+    axes.errorbar(
+        at,
+        [record[name] for record in part],
+        yerr=reach(part, name),
+        fmt=style,
+        color=COLOURS[place],
+        label=part[0]["dataset"],
+        capsize=2,
+    )
+
+
+def _builders(artifacts: Artifacts) -> list[Builder]:
+    return [partial(_of_checkpoint, artifacts, one) for one in of_hrad(artifacts)] or [
+        partial(lacking, NEEDS)
+    ]
+
+
+def _of_checkpoint(artifacts: Artifacts, checkpoint: Checkpoint) -> Figure:
+    return feature_age(aged(checkpoint, artifacts.harvests))
+
+
+FIGURES = (
+    Entry(
+        "Prediction against the age of features",
+        "The same rounds, predicted from the target's states so many positions earlier; 0 is what"
+        " the serial engine uses, a class known a priori is about a round older. Grey: accuracy of"
+        " always saying the most frequent class, and log loss of the classes' own shares.",
+        _builders,
+    ),
+)

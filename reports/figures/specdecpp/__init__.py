@@ -1,0 +1,3 @@
+"""Figures of SpecDec++ (2405.19715)."""
+
+SECTION = "SpecDec++"

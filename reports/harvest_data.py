@@ -1,0 +1,170 @@
+"""What figures are drawn from, read from harvests."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_gen.storage.dataset import read_records, read_responses
+from predictors.base import Records
+from reports.artifacts import Artifacts, Harvest
+
+DRAWN = ("known", "drafted", "accepted", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
+
+
+@dataclass(frozen=True)
+class DraftTokens:
+    """Draft tokens with a verdict: of each round those accepted and the first one rejected. Columns
+    [n].
+
+    pair, dataset: names; temperature, draft_temperature: of the distributions that were sampled
+    from
+    q: of the drawn token under the distribution it was drawn from; where the draft is greedy, what
+    it has at temperature 1. max_q, entropy (nats): of the draft at temperature 1. accept: min(1,
+    p/q); accepted: whether it was; group: prompt"""
+
+    pair: str
+    dataset: str
+    temperature: float
+    draft_temperature: float
+    q: Tensor
+    max_q: Tensor
+    entropy: Tensor
+    accept: Tensor
+    accepted: Tensor
+    group: Tensor
+
+    @property
+    def distributions(self) -> str:
+        if self.temperature == self.draft_temperature:
+            return f"T = {self.temperature:g}"
+        return f"T = {self.temperature:g}, draft {self.draft_temperature:g}"
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of a harvest [n]: accepted draft tokens, those a verdict could be given on, and the
+    prompt of each."""
+
+    temperature: float
+    accepted: Tensor
+    most: Tensor
+    group: Tensor
+
+
+def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:
+    """Harvests of one pair together, whatever it was called."""
+    found: dict[str, list[Harvest]] = {}
+    for harvest in harvests:
+        found.setdefault(models(harvest.manifest["pair"]), []).append(harvest)
+    return list(found.values())
+
+
+def of_pair(pair: Mapping[str, str], harvests: Sequence[Harvest]) -> list[Harvest]:
+    return [harvest for harvest in harvests if models(harvest.manifest["pair"]) == models(pair)]
+
+
+def models(pair: Mapping[str, str]) -> str:
+    """Of a pair, whatever it is called."""
+    return json.dumps({**pair, "name": ""}, sort_keys=True)
+
+
+def tokens_by_pair(artifacts: Artifacts) -> list[Callable[[], list[DraftTokens]]]:
+    """What reads the draft tokens of each pair, once for all figures; without a harvest one that
+    finds none."""
+
+    def reader(harvests: Sequence[Harvest]) -> Callable[[], list[DraftTokens]]:
+        key = ("draft tokens", *(harvest.folder for harvest in harvests))
+        return lambda: artifacts.once(key, lambda: draft_tokens(harvests))
+
+    return [reader(harvests) for harvests in by_pair(artifacts.harvests) or [[]]]
+
+
+def counted(found: Sequence[DraftTokens]) -> str:
+    """How much a figure rests on."""
+    prompts = sum(len(tokens.group.unique()) for tokens in found)
+    tokens = sum(len(tokens.q) for tokens in found)
+    return f"{found[0].pair}, {prompts:,} prompts, {tokens:,} draft tokens"
+
+
+def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:
+    """The draft tokens that a verdict was given on, by dataset and distributions."""
+    return merged(tokens for harvest in harvests for tokens in _draft_tokens(harvest))
+
+
+def _draft_tokens(harvest: Harvest) -> Iterator[DraftTokens]:
+    records = read_records(harvest.folder, "rounds", "all", DRAWN)
+    warps = harvest.manifest["warp"], harvest.manifest["draft_warp"]
+    target, draft = (float(warp["temperature"]) for warp in warps)
+    pair, names = (
+        harvest.manifest["pair"]["name"],
+        [response["dataset"] for response in read_responses(harvest.folder, "all")],
+    )
+    kept, accepted = verdicts(records)
+    columns = {
+        "q": records["draft_q" if draft else "draft_max_q"],
+        "max_q": records["draft_max_q"],
+        "entropy": records["draft_entropy"],
+        "accept": records["accept_prob"],
+        "accepted": accepted,
+        "group": records["group"][:, None].expand_as(kept),
+    }
+    for name in dict.fromkeys(names):
+        of_dataset = torch.tensor([other == name for other in names])
+        rows = kept & of_dataset[records["group"]][:, None]
+        yield DraftTokens(
+            pair,
+            name,
+            target,
+            draft,
+            **{column: values[rows] for column, values in columns.items()},
+        )
+
+
+def merged(found: Iterable[DraftTokens]) -> list[DraftTokens]:
+    """One for each dataset and pair of distributions: harvests may share a dataset."""
+    parts: dict[tuple[str, str, str], list[DraftTokens]] = {}
+    for tokens in found:
+        parts.setdefault((tokens.pair, tokens.dataset, tokens.distributions), []).append(tokens)
+    return [_joined(alike) for alike in parts.values()]
+
+
+def _joined(parts: Sequence[DraftTokens]) -> DraftTokens:
+    names = ("q", "max_q", "entropy", "accept", "accepted")
+    columns: dict[str, Any] = {
+        name: torch.cat([getattr(tokens, name) for tokens in parts]) for name in names
+    }
+    return replace(parts[0], **columns, group=distinct_groups(parts))
+
+
+def distinct_groups(parts: Sequence[DraftTokens]) -> Tensor:
+    """Prompts of all parts, numbered through."""
+    firsts = [0]
+    for tokens in parts:
+        firsts.append(firsts[-1] + int(tokens.group.max()) + 1)
+    return torch.cat([tokens.group + first for tokens, first in zip(parts, firsts, strict=False)])
+
+
+def verdicts(records: Records) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rounds, gamma] bool each: tokens a verdict was given on, and those of them that were
+    accepted."""
+    depth = torch.arange(records["accept_prob"].shape[1])
+    accepted = depth < records["accepted"][:, None]
+    most = torch.minimum(records["drafted"], records["known"])[:, None]
+    return (depth <= records["accepted"][:, None]) & (depth < most), accepted
+
+
+def rounds(harvests: Sequence[Harvest]) -> dict[float, list[Rounds]]:
+    """Accepted lengths by the target's temperature."""
+    found: dict[float, list[Rounds]] = {}
+    for harvest in harvests:
+        records = read_records(harvest.folder, "rounds", "all", ("known", "drafted", "accepted"))
+        temperature = float(harvest.manifest["warp"]["temperature"])
+        most = torch.minimum(records["drafted"], records["known"])
+        found.setdefault(temperature, []).append(
+            Rounds(temperature, records["accepted"], most, records["group"])
+        )
+    return found
