@@ -14,7 +14,7 @@ from markupsafe import escape
 import train
 from decoding.trace import read_traces
 from reports.figure import Figure
-from reports.figures import overview
+from reports.figures.general import speed
 from scripts import evaluate, gen_data, report, tune
 from tests.browser import REMEDY, executable, launched, opened
 from tests.programs import SPLITS, base, refused, run
@@ -82,7 +82,7 @@ def test_every_figure_has_its_files_and_says_what_it_rests_on(made: Path, facts:
     for figure in facts["figures"]:
         assert figure["kind"] in ("measured", "modelled", "exact")
         assert all(
-            figure[key] for key in ("title", "source", "n", "interval", "reading", "section")
+            figure[key] for key in ("title", "source", "n", "interval", "how_to_read", "section")
         )
         with (out / f"{figure['name']}.csv").open(newline="") as lines:
             header, *rows = csv.reader(lines)
@@ -231,7 +231,7 @@ def test_a_bug_in_a_figure_is_not_hidden(
         raise ZeroDivisionError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(overview, "speedups", broken)
+    monkeypatch.setattr(speed, "speedups", broken)
     with pytest.raises(ZeroDivisionError):
         run(report, monkeypatch, f"run={made / 'runs'}", "logger=none")
     assert not Path("runs").exists() or not list(Path("runs").iterdir())

@@ -35,7 +35,7 @@ def confusions(checkpoint: Checkpoint) -> Figure:
         title=f"Classes decided by {name}",
         source="Ours, a confusion matrix",
         kind="measured",
-        n=f"{splits['test']['prompts']} prompts, {total} rows{_rounds_of(config['gamma'])}",
+        n=f"{splits['test']['prompts']} prompts, {total} {_rows(config['gamma'])}",
         interval="no interval: counts",
         columns=columns,
         rows=rows,
@@ -47,8 +47,8 @@ def confusions(checkpoint: Checkpoint) -> Figure:
     )
 
 
-def _rounds_of(gamma: int | None) -> str:
-    return f", rounds of {gamma} draft tokens" if gamma else ""
+def _rows(gamma: int | None) -> str:
+    return f"rounds of {gamma} draft tokens" if gamma else "rows"
 
 
 def _draw(found: Sequence[Record], canvas: Canvas) -> None:

@@ -60,7 +60,7 @@ BRANCHES = Setting(
 )
 
 
-def by_setting(setting: Setting, evaluations: Sequence[Evaluation]) -> Figure:
+def by_value(setting: Setting, evaluations: Sequence[Evaluation]) -> Figure:
     """Counts and measured speed, by dataset and all together."""
     found = _swept(evaluations, setting)
     values = (CALLS, RUN, ROLLBACK, SPEED)
@@ -94,7 +94,7 @@ def _draw(every: Sequence[drawing.Record], setting: str, canvas: Canvas) -> None
     drawing.legend(canvas, panels[0])
 
 
-def by_setting_modelled(setting: Setting, evaluations: Sequence[Evaluation]) -> Figure:
+def by_value_modelled(setting: Setting, evaluations: Sequence[Evaluation]) -> Figure:
     """Speed where each model has a device of its own, all datasets together."""
     found = pooled(_swept(evaluations, setting))
     ratios = ratios_of(found)
@@ -145,7 +145,7 @@ FIGURES = tuple(
     Entry(f"SpecBranch by {words}{more}", text, each_setting(partial(build, setting)))
     for setting, words in ((EPSILON, "threshold epsilon"), (BRANCHES, "number of branches"))
     for build, text, more in (
-        (by_setting, FEWER, ""),
-        (by_setting_modelled, FLAT, ", a device for each model"),
+        (by_value, FEWER, ""),
+        (by_value_modelled, FLAT, ", a device for each model"),
     )
 )

@@ -12,7 +12,7 @@ from evaluation import interleaving
 from evaluation.energy import Counter, Meter, nvml_counters, rapl_counters
 from reports.artifacts import Evaluation
 from reports.figure import Missing, save
-from reports.figures.energy import JOULES, energy
+from reports.figures.general.energy import JOULES, energy
 
 
 def domain(root: Path, folder: str, name: str, joules: float, most: int = 1000) -> Path:
@@ -110,7 +110,7 @@ def test_energy_per_token_is_a_ratio_of_sums() -> None:
     assert figure.column("power (W)") == pytest.approx([25.0, 12.5])
     assert (
         figure.kind == "measured"
-        and "RAPL package-0" in figure.reading
+        and "RAPL package-0" in figure.how_to_read
         and figure.n == "2 requests a method"
     )
 

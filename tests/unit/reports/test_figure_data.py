@@ -12,8 +12,9 @@ from data_gen.storage.dataset import read_manifest, read_records
 from predictors.base import load_predictor
 from predictors.inputs import FeatureSpec
 from reports.artifacts import Checkpoint, Harvest
+from reports.checkpoint_data import AGES, activations, aged, predicted, unseen
 from reports.figure import Missing
-from reports.figure_data import AGES, activations, aged, draft_tokens, predicted, rounds, unseen
+from reports.harvest_data import draft_tokens, rounds
 from runtime.files import file_hash
 from tests.checkpoints import write_checkpoint
 from tests.harvests import DIM, FEATURES, PAIR, PROMPTS, WARP, write_harvest
@@ -142,11 +143,11 @@ def test_old_features_are_those_of_earlier_rounds_of_the_same_prompt(
     assert aged(ours, [harvest(home.folder, anchors={"stride": 4})]) == []
 
 
-def test_explicit_features_are_the_hybrid_ones_without_the_embedding(home: Harvest) -> None:
+def test_without_the_embedding_the_hidden_states_are_left(home: Harvest) -> None:
     with_embedding = {"hrad": {**FEATURES["hrad"], "embedding": True}}
     found = activations(harvest(home.folder, features=with_embedding), gamma=3)
-    explicit, hybrid = found.features["explicit"], found.features["hybrid"]
-    assert hybrid.shape[1] == DIM and torch.equal(explicit, hybrid[:, : DIM // 2])
-    assert len(found.label) == len(found.group) == len(hybrid) <= 400
+    states, both = found.features["hidden states"], found.features["with embedding"]
+    assert both.shape[1] == DIM and torch.equal(states, both[:, : DIM // 2])
+    assert len(found.label) == len(found.group) == len(both) <= 400
     with pytest.raises(Missing, match="embedding"):
         activations(home)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reports.artifacts import Checkpoint, Evidence, Harvest
+from reports.artifacts import Artifacts, Checkpoint, Harvest
 from reports.figure import Figure
 from reports.page import MOST_ROWS, Lack, Section, Shown, cell, page
 
@@ -23,7 +23,7 @@ def a_figure(**changes: Any) -> Figure:
         "kind": "modelled",
         "n": "3 prompts",
         "interval": "95 %, over prompts",
-        "reading": "More is faster.",
+        "how_to_read": "More is faster.",
         "columns": ["method", "speed-up"],
         "rows": [["hrad", 1.23456], ["plain", None]],
     }
@@ -31,10 +31,10 @@ def a_figure(**changes: Any) -> Figure:
 
 
 def one(
-    figure: Figure, image: bytes | None = None, evidence: Evidence | None = None, **rest: Any
+    figure: Figure, image: bytes | None = None, artifacts: Artifacts | None = None, **rest: Any
 ) -> str:
     return page(
-        evidence or Evidence(),
+        artifacts or Artifacts(),
         [Section("Speed", [Shown(figure, image)])],
         rest.pop("lacking", []),
         **rest,
@@ -59,9 +59,11 @@ def test_a_picture_is_in_the_page_and_its_values_fold_away() -> None:
 
 def test_text_of_any_kind_stays_text() -> None:
     checkpoint = Checkpoint(Path(f"x/{NASTY}"), {"predictor": NASTY, "pair": {"name": NASTY}})
-    evidence = Evidence(checkpoints=[checkpoint], left_alone={Path(NASTY): NASTY})
-    figure = a_figure(title=NASTY, reading=NASTY, n=NASTY, columns=[NASTY, "b"], rows=[[NASTY, 1]])
-    text = one(figure, evidence=evidence, lacking=[Lack(NASTY, NASTY)])
+    artifacts = Artifacts(checkpoints=[checkpoint], left_alone={Path(NASTY): NASTY})
+    figure = a_figure(
+        title=NASTY, how_to_read=NASTY, n=NASTY, columns=[NASTY, "b"], rows=[[NASTY, 1]]
+    )
+    text = one(figure, artifacts=artifacts, lacking=[Lack(NASTY, NASTY)])
     assert "<script" not in text and text.count("&lt;script&gt;") >= 10
 
 
@@ -82,8 +84,8 @@ def test_links_of_any_name_lead_somewhere() -> None:
 
 
 def test_what_is_lacking_or_left_alone_is_said() -> None:
-    evidence = Evidence(left_alone={Path("runs/old.json"): "nothing a report reads"})
-    text = one(a_figure(), evidence=evidence, lacking=[Lack("Energy", "needs NVML")])
+    artifacts = Artifacts(left_alone={Path("runs/old.json"): "nothing a report reads"})
+    text = one(a_figure(), artifacts=artifacts, lacking=[Lack("Energy", "needs NVML")])
     assert "Not in this report" in text and "<dt>Energy</dt><dd>needs NVML</dd>" in text
     assert "<code>runs/old.json</code>: nothing a report reads" in text
     bare = one(a_figure())
@@ -105,7 +107,7 @@ def test_what_it_is_made_from_comes_first() -> None:
         "command": "python scripts/gen_data.py gamma=4",
         "versions": {"torch": "2.6"},
     }
-    text = one(a_figure(), evidence=Evidence(harvests=[Harvest(Path("data/mine"), manifest)]))
+    text = one(a_figure(), artifacts=Artifacts(harvests=[Harvest(Path("data/mine"), manifest)]))
     assert "<title>Report: mine</title>" in text
     for words in (
         "data/mine",

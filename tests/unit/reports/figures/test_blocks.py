@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reports.figure import Missing, save
-from reports.figures.blocks import block_gain, parallel_drafts
+from reports.figures.hsd.blocks import block_gain, parallel_drafts
 from tests.evaluations import chain, evaluation, labels, method, plain, trace
 
 PLAIN = [plain(4, 4.0, "a"), plain(4, 4.0, "b")]

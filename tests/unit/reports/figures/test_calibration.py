@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from reports.checkpoint_data import Predicted
 from reports.figure import Missing, save
-from reports.figures.calibration import Predicted, base_rate, diagrams, drift
+from reports.figures.general.calibration import base_rate, diagrams, drift
 
 ACCEPT = torch.tensor([0.2, 0.2, 0.8, 0.8])
 HAPPENED = torch.tensor([0.0, 1.0, 1.0, 1.0])
@@ -70,7 +71,7 @@ def test_of_three_classes_it_is_the_most_likely_one() -> None:
         figure.column("mean prediction")[0] == pytest.approx(0.6)
         and figure.column("outcome")[0] == 0.5
     )
-    assert "most likely" in figure.reading
+    assert "most likely" in figure.how_to_read
 
 
 def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_score() -> None:

@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from reports.figure import Missing, save
-from reports.figures.confidence import (
-    QUANTITIES,
-    DraftTokens,
-    acceptance_by_probability,
-    by_verdict,
-)
+from reports.figures.dyspec.acceptance import acceptance_by_probability
+from reports.figures.general.confidence import QUANTITIES, by_verdict
+from reports.harvest_data import DraftTokens
 
 TOKENS = DraftTokens(
     pair="toy",

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from reports.figure import save
-from reports.figures.masks import mask_order, trees
-from reports.figures.toy import (
+from reports.figures.dyspec.masks import mask_order, trees
+from reports.figures.spechub.toy import (
     Distributions,
     distinct_pair,
     hub_pair,

@@ -8,16 +8,12 @@ import pytest
 import torch
 
 from reports.artifacts import Checkpoint
+from reports.checkpoint_data import Activations, Aged
 from reports.figure import Missing, save
-from reports.figures.heads import (
-    Activations,
-    Aged,
-    confusions,
-    feature_age,
-    same_class,
-    sweep,
-    tsne,
-)
+from reports.figures.general.confusion import confusions
+from reports.figures.specbranch.activations import same_class, tsne
+from reports.figures.specbranch.feature_age import feature_age
+from reports.figures.specdecpp.heads import sweep
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -47,7 +43,10 @@ def test_every_round_is_a_point_in_both_panels() -> None:
     assert figure.column("features") == ["explicit"] * 24 + ["hybrid"] * 24
     assert figure.column("class")[:4] == ["none", "all", "none", "all"]
     assert figure.n == "4 prompts, 24 rounds" and figure.kind == "modelled"
-    assert "explicit 0.900 (0.900-0.900)" in figure.reading and "by chance 0.500" in figure.reading
+    assert (
+        "explicit 0.900 (0.900-0.900)" in figure.how_to_read
+        and "by chance 0.500" in figure.how_to_read
+    )
     again = tsne(found)
     assert again.rows == figure.rows
 
@@ -62,6 +61,7 @@ def hrad(counts: list[list[int]] | None) -> Checkpoint:
     config = {
         "predictor": "hrad",
         "gamma": 3,
+        "classes": ["none", "some", "all"],
         "metrics": {"test": test},
         "provenance": {"data": data},
     }
@@ -70,9 +70,9 @@ def hrad(counts: list[list[int]] | None) -> Checkpoint:
 
 def test_confusion_is_that_of_the_decision() -> None:
     figure = confusions(hrad([[6, 2, 2], [1, 3, 1], [0, 1, 4]]))
-    assert figure.column("rounds") == [6, 2, 2, 1, 3, 1, 0, 1, 4]
+    assert figure.column("rows") == [6, 2, 2, 1, 3, 1, 0, 1, 4]
     assert figure.column("of the true class, %")[:3] == [60, 20, 20]
-    assert "right 65.0%" in figure.reading and "right 50.0%" in figure.reading
+    assert "Right 65.0%" in figure.how_to_read and "right 50.0%" in figure.how_to_read
     assert figure.n == "7 prompts, 20 rounds of 3 draft tokens"
     with pytest.raises(Missing, match="predictor=hrad"):
         confusions(hrad(None))

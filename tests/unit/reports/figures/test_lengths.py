@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from reports.figure import Missing, save
-from reports.figures.lengths import accepted_lengths, fitted, length_fits, observed, total_variation
+from reports.figures.specbranch.accepted_lengths import (
+    accepted_lengths,
+    fitted,
+    length_fits,
+    observed,
+    total_variation,
+)
 from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
 
 # rounds (g, tau): (2, 0) (2, 1) (2, 2) (2, 2) (1, 1): 6 accepted, 2 rejected, so a = 6 / 8

@@ -9,7 +9,7 @@ from decoding.trace import STAGES, Trace
 from evaluation.metrics import Metrics, Spread
 from reports.artifacts import Evaluation
 from reports.figure import Missing, save
-from reports.figures.overview import speedups, time_shares
+from reports.figures.general.speed import speedups, time_shares
 
 
 def metrics(speed: float, speedup: Spread | None) -> dict[str, Any]:

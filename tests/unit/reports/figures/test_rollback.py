@@ -1,23 +1,21 @@
 """Rollback, ablation and sensitivity of SpecBranch, from hand-made rounds."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from reports.figure import Missing, save
-from reports.figures.lengths import optimal_lengths
-from reports.figures.rollback import (
-    ablation,
-    ablation_modelled,
-    epsilon,
-    epsilon_modelled,
-    most_branches,
-    most_branches_modelled,
-    rollback_rates,
-)
+from reports.figures.specbranch.ablation import ablation, ablation_modelled
+from reports.figures.specbranch.chosen_lengths import optimal_lengths
+from reports.figures.specbranch.rollback import rollback_rates
+from reports.figures.specbranch.sensitivity import BRANCHES, EPSILON, by_value, by_value_modelled
 from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
 
+epsilon, epsilon_modelled = partial(by_value, EPSILON), partial(by_value_modelled, EPSILON)
+most_branches = partial(by_value, BRANCHES)
+most_branches_modelled = partial(by_value_modelled, BRANCHES)
 CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence"}
 
 

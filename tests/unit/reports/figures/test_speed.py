@@ -4,18 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from reports.figure import Missing, save
-from reports.figures.speed import (
+from reports.estimates import (
     accepted_run,
     modelled_speedup,
     rollback_rate,
-    specbranch_modelled,
-    specbranch_speed,
-    specdecpp_modelled,
-    specdecpp_speed,
     speedup,
     tokens_per_call,
 )
+from reports.figure import Missing, save
+from reports.figures.specbranch.speed import specbranch_modelled, specbranch_speed
+from reports.figures.specdecpp.speed import specdecpp_modelled, specdecpp_speed
 from reports.runs import runs
 from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
 

@@ -8,18 +8,18 @@ import torch
 
 from reports.artifacts import Evaluation, Harvest
 from reports.figure import Missing, save
-from reports.figures.frontiers import DISCARD, VERIFICATION, frontier, tuned
-from reports.figures.theory import (
+from reports.figures.general.thresholds import DISCARD, VERIFICATION, frontier, tuned
+from reports.figures.specbranch.latency import (
     CURVES,
     LATENCY,
-    Rounds,
     acceptance,
     expected,
-    forward_times,
     latency,
     sequential,
     theorem_1,
 )
+from reports.figures.specdecpp.forward_times import forward_times
+from reports.harvest_data import Rounds
 from tests.evaluations import evaluation as made
 from tests.evaluations import method, plain
 

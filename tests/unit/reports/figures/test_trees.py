@@ -6,8 +6,9 @@ import pytest
 
 from decoding.trace import STAGES, RoundTrace
 from reports.figure import Missing, save
-from reports.figures.times import specbranch_times, tree_times
-from reports.figures.trees import sibling_rules, tree_growth, tree_table
+from reports.figures.dyspec.trees import tree_sizes, tree_table, tree_times
+from reports.figures.specbranch.speed import specbranch_times
+from reports.figures.spechub.siblings import sibling_rules
 from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
 
 
@@ -61,7 +62,7 @@ def test_tokens_per_call_of_trees() -> None:
 
 
 def test_growth_where_sizes_differ_most_at_each_temperature() -> None:
-    figure = tree_growth([*wide(), *wide(0.0)])
+    figure = tree_sizes([*wide(), *wide(0.0)])
     assert figure.rows == [
         [0.0, "toy", "dyspec layers", "a", 1, 4, 2],
         [0.0, "toy", "dyspec layers", "a", 2, 2, 0],
@@ -120,7 +121,7 @@ def test_what_is_missing_is_named() -> None:
     for build, experiment in (
         (tree_table, "wide_trees"),
         (tree_times, "wide_trees"),
-        (tree_growth, "wide_trees"),
+        (tree_sizes, "wide_trees"),
         (sibling_rules, "binary_trees"),
         (specbranch_times, "specbranch"),
     ):
@@ -131,7 +132,7 @@ def test_what_is_missing_is_named() -> None:
 def test_they_draw_with_units(tmp_path: Path) -> None:
     figures = [
         tree_table(wide()),
-        tree_growth(wide()),
+        tree_sizes(wide()),
         sibling_rules(binary(2, 3)),
         tree_times(wide()),
     ]
