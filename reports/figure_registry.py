@@ -2,9 +2,9 @@
 
 A folder is a section of the report, named by SECTION in its `__init__.py`; a module in it lists its
 figures under FIGURES. The section on the pair at hand comes first, the papers by their folders'
-names. How to read each, as Markdown for the guide:
+names. How to read each, as Markdown for the docs:
 
-    python -m reports.figure_registry"""
+    python -m reports.figure_registry > docs/figures.md"""
 
 import pkgutil
 from collections.abc import Iterator, Sequence
@@ -55,13 +55,13 @@ def _built(entry: Entry, build: Builder) -> Figure:
 
 def how_to_read() -> str:
     """Markdown: a heading for each section, a line for each figure."""
-    lines = list[str]()
+    lines = ["# The figures, and how to read them"]
     for section, entry in figure_registry():
-        heading = f"### {section}"
+        heading = f"## {section}"
         if heading not in lines:
             lines += ["", heading, ""]
         lines.append(f"- **{entry.title}**: {entry.how_to_read}")
-    return "\n".join(lines[1:]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
