@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from decoding.trace import Trace
 from evaluation.metrics import accepted_runs, draft_steps
+from evaluation.ratios import Count, compared, counted, divided, ratio
 from evaluation.tables import BASELINE
 from evaluation.timeline import TABLES, Devices, modelled_seconds
 from reports.runs import Run
-from runtime.intervals import Array, Count, Estimate, compared, counted, divided, ratio
+from runtime.intervals import Array, Estimate
 
 SPEED, CALLS, RUN, ROLLBACK = "speed-up", "tokens/target call", "accepted run M", "rollback rate RB"
 

@@ -4,14 +4,14 @@ import math
 
 from torch import Tensor
 
-from predictors.reliability import bootstrap
+from predictors.reliability import mean_gap
 from reports.figure import Cell
 
 
 def mean(values: Tensor, group: Tensor) -> list[Cell]:
     """[mean, low, high] of values [n]; group: [n], the prompt of each. No interval for a single
     prompt."""
-    return cells(bootstrap(values.double()[:, None], group, 0, signed=True))
+    return cells(mean_gap(values.double()[:, None], group, 0, signed=True))
 
 
 def cells(estimate: list[float] | list[float | None]) -> list[Cell]:

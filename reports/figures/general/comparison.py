@@ -7,6 +7,7 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from evaluation.metrics import drafted_tokens, tokens_per_second
+from evaluation.ratios import ratio
 from evaluation.tables import BASELINE
 from evaluation.timeline import TABLES
 from reports import drawing
@@ -24,7 +25,7 @@ from reports.estimates import (
 )
 from reports.figure import Cell, Figure
 from reports.runs import Run, extent, with_all
-from runtime.intervals import METHOD, columns, ratio
+from runtime.intervals import METHOD, columns
 
 DRAFTED = "drafted/round"
 MEASURED = (

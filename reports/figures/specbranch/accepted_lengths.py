@@ -13,12 +13,13 @@ from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
 from evaluation.metrics import accepted_tokens
+from evaluation.ratios import ratio
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Entry, Figure, Missing
 from reports.runs import Method, Run, extent, runs
 from reports.settings import each_setting
-from runtime.intervals import METHOD, Estimate, columns, ratio
+from runtime.intervals import METHOD, Estimate, columns
 
 COMMAND = "python scripts/evaluate.py experiment=draft_lengths"
 SHARE = "share of rounds"

@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from decoding.trace import Trace
 from evaluation.metrics import accepted_tokens
+from evaluation.ratios import counted
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Entry, Figure, Missing
@@ -16,7 +17,6 @@ from reports.figures.specbranch.accepted_lengths import Round
 from reports.figures.specbranch.speed import NEEDS, specbranch
 from reports.runs import Run
 from reports.settings import each_setting
-from runtime.intervals import counted
 
 WITHOUT_CHOICE = ("", "Fixed", "Never")
 

@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure as Canvas
 
 from decoding.models.machine import in_words, other_machine
+from evaluation.ratios import estimate
 from reports.artifacts import Artifacts, Evaluation, Json
 from reports.drawing import COLOURS, DASHES, Record, reach, records
 from reports.estimates import speedup
@@ -19,7 +20,7 @@ from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
 from reports.harvest_data import Rounds, models, of_pair, rounds
 from reports.row_means import mean
 from reports.runs import Method, Run, pooled, runs
-from runtime.intervals import METHOD, Estimate, bootstrap
+from runtime.intervals import METHOD, Estimate
 from runtime.intervals import columns as estimate_columns
 
 COSTS = "needs measured costs: python scripts/tune.py"
@@ -106,7 +107,7 @@ def acceptance(rounds: Sequence[Rounds]) -> Estimate:
         for prompt in part.group.unique().tolist()
         for rows in [part.group == prompt]
     }
-    return bootstrap(sums, lambda found: found[..., 0] / (found[..., 0] + found[..., 1]))
+    return estimate(sums, lambda found: found[..., 0] / (found[..., 0] + found[..., 1]))
 
 
 def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[Cell] | None:
