@@ -10,7 +10,7 @@ from safetensors import safe_open
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from data_gen.prompts.jsonl import load_jsonl
+from data_gen.prompts.rows import read_rows, text_of
 from drafts.chats import Chat, layers_of, save_chats, shards
 from drafts.self_chat import SelfChat, SelfChatConfig
 from runtime.errors import UserError
@@ -95,11 +95,8 @@ def read_texts(
     it is null."""
     if settings[key] is None:
         return []
-    try:
-        prompts = load_jsonl(key, settings[key], "prompt", None, True)
-    except UserError as error:
-        named = str(error)
-        for inner in ("dataset.path", "dataset.field"):
-            named = named.replace(inner, f"chats.{key}")
-        raise UserError(named) from error
-    return [tokenizer(prompt.text, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    name = f"chats.{key}"
+    texts = [
+        text_of(row, "prompt", name, where) for where, _, row in read_rows(settings[key], name)
+    ]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]

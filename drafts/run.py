@@ -81,7 +81,7 @@ def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
 
     Raises UserError where the state is another run's."""
     origin = {"target": cfg.pair.target, "draft": kind.origin(cfg.pair)[0]}
-    now = {**recipe(cfg), "pair": origin, "seed": cfg.seed}
+    now = {**settings_of(cfg), "pair": origin, "seed": cfg.seed}
     note = run.folder / SETTINGS
     if (run.folder / STATE).is_file() and note.is_file():
         if reason := differences(json.loads(note.read_text()), now):
@@ -98,7 +98,7 @@ def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
     write_json(note, now)
 
 
-def recipe(cfg: DictConfig) -> dict[str, Any]:
+def settings_of(cfg: DictConfig) -> dict[str, Any]:
     """The settings that decide what is trained."""
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     chats = {key: settings["chats"][key] for key in ("folder", "held_out")}
@@ -152,7 +152,7 @@ def provenance(
     return {
         "command": shlex.join(["python", "scripts/distill_draft.py", *sys.argv[1:]]),
         "seed": cfg.seed,
-        "config": recipe(cfg),
+        "config": settings_of(cfg),
         "chats_config": OmegaConf.to_container(cfg.chats, resolve=True),
         "notes": OmegaConf.to_container(cfg.notes, resolve=True),
         "started_from": origin,

@@ -37,7 +37,7 @@ class Text:
         return cls(chat.tokens.long(), chat.start)
 
     @classmethod
-    def given(cls, prompt: Tensor, response: Tensor) -> "Text":
+    def joined(cls, prompt: Tensor, response: Tensor) -> "Text":
         return cls(torch.cat([prompt, response]), len(prompt))
 
     @property

@@ -9,16 +9,16 @@ from runtime.errors import UserError
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character
 
 
-def parse_object(line: bytes, place: str, form: str) -> dict[str, Any]:
-    """The JSON object on one line. Raises UserError. place: config key and line; form: what to
+def parse_object(line: bytes, where: str, form: str) -> dict[str, Any]:
+    """The JSON object on one line. Raises UserError. where: config key and line; form: what to
     write there instead."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also what is not UTF-8
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"{place} is not JSON ({reason}). Mend or remove that line") from error
+        raise UserError(f"{where} is not JSON ({reason}). Mend or remove that line") from error
     if not isinstance(row, dict):
-        raise UserError(f"{place} is not a JSON object. {form}")
+        raise UserError(f"{where} is not a JSON object. {form}")
     return row
 
 

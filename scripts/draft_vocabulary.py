@@ -1,9 +1,9 @@
 """Make a draft faster by letting it propose fewer tokens: those its target says most often.
 
-    python scripts/draft_vocabulary.py                                        # counted in
-    data/starter python scripts/draft_vocabulary.py data=data/mine pair.target=my/target
-    pair.draft=my/draft size=16384 python scripts/gen_data.py
-    pair.draft_vocabulary=data/starter/draft_vocabulary.safetensors out=data/short
+    python scripts/draft_vocabulary.py          # counted in data/starter
+    python scripts/draft_vocabulary.py data=data/mine pair.target=my/target pair.draft=my/draft
+    python scripts/draft_vocabulary.py chats=data/distill/smollm2-eagle/chats size=16384
+    python scripts/gen_data.py pair.draft_vocabulary=data/starter/draft_vocabulary.safetensors
 
 The table says for each size how many of the tokens of held-out responses it holds, what it costs in
 acceptance and what it saves in time. What is decoded is lossless with any vocabulary. `--help`
@@ -116,11 +116,11 @@ def harvested(folder: Path) -> tuple[list[Text], list[Text]]:
 
 def texts(folder: Path, split: str) -> list[Text]:
     rows = read_prompts(folder, "responses", split, ["prompt_tokens", "response_tokens"])
-    return [Text.given(row["prompt_tokens"], row["response_tokens"]) for row in rows]
+    return [Text.joined(row["prompt_tokens"], row["response_tokens"]) for row in rows]
 
 
 def chats(folder: Path, held_out: int) -> tuple[list[Text], list[Text]]:
-    """The same of a distillation; its first chats are held out."""
+    """As `harvested`, of the chats a draft was trained on; the first ones are held out."""
     found = [Text.of(chat) for path in shards(folder) for chat in load_chats(path)]
     if len(found) <= held_out:
         raise UserError(

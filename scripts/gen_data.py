@@ -29,7 +29,7 @@ from tqdm import tqdm
 from data_gen.harvest import HarvestSettings, Progress, feature_dims, harvest, plan, settings_of
 from data_gen.prompts import Prompt, load_prompts
 from data_gen.requests import Request, assign_splits, make_requests
-from data_gen.responses.external import Generated, Source, with_responses
+from data_gen.responses.external import Source, with_responses
 from data_gen.statistics import estimate, statistics, summary
 from data_gen.storage import chunks
 from data_gen.storage.dataset import read_manifest, verify
@@ -125,7 +125,7 @@ def known_settings(
     splits = assign_splits(
         [prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test
     )
-    kind = "generated" if isinstance(source, Generated) else "given"
+    kind = "external" if source.external else "generated"
     return {
         **settings_of(list(splits.values()), recipe),
         "pair": {"name": cfg.pair.name},

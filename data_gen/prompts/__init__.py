@@ -1,10 +1,13 @@
-"""Prompts: one module per source, one YAML per source under ``conf/dataset``."""
+"""Prompts: one module and one YAML under ``conf/dataset`` for each dataset.
+
+A dataset has a ``name``, and is whatever the ``_target_`` of its YAML makes that can be iterated
+over: `Prompt`s with ids of their own."""
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from data_gen.prompts.prompt import Prompt
+from data_gen.prompts.prompt import Prompt, select
 from runtime.errors import UserError
 
 __all__ = ["Prompt", "load_prompts"]
@@ -14,10 +17,12 @@ def load_prompts(cfg: DictConfig) -> list[Prompt]:
     """The prompts of the config group ``dataset``; ids are unique, the list is not empty, the order
     is fixed.
 
-    Raises UserError when the source is missing, empty or malformed.
+    Raises UserError when the dataset is missing, empty or malformed.
     """
+    if "name" not in cfg:
+        raise UserError("dataset.name: expected a name, for tables, got none. Add it to the YAML")
     try:
-        return list(instantiate(cfg))
+        return select(list(instantiate(cfg)), None)
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None

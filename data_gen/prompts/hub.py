@@ -1,36 +1,40 @@
 """Prompts from a dataset of the Hugging Face hub, by name."""
 
-from data_gen.prompts.jsonl import prompt_from_row
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from data_gen.prompts.prompt import Prompt, select
+from data_gen.prompts.rows import prompt_from_row
 from runtime.errors import UserError
 
 
-def load_hub(
-    name: str,
-    hub_id: str,
-    subset: str | None,
-    split: str,
-    field: str,
-    limit: int | None,
-    chat: bool,
-) -> list[Prompt]:
+@dataclass(frozen=True)
+class HubPrompts:
     """Rows of ``datasets.load_dataset(hub_id, subset, split=split)``, the prompt in the column
-    `field`.
+    `field`. limit: a number of prompts, evenly spaced; None: all."""
 
-    Raises UserError when the dataset cannot be loaded or has no such column.
-    """
-    from datasets import load_dataset  # takes seconds to import, and only this source needs it
+    name: str
+    hub_id: str
+    subset: str | None
+    split: str
+    field: str
+    limit: int | None
+    chat: bool
 
-    try:
-        rows = load_dataset(hub_id, subset, split=split)
-    except (OSError, ValueError, RuntimeError) as error:
-        remedy = (
-            "Check dataset.hub_id, dataset.subset, dataset.split and the network, or use"
-            " dataset=jsonl"
-        )
-        raise UserError(f"dataset.hub_id: cannot load {hub_id} ({error}). {remedy}") from error
-    prompts = [
-        prompt_from_row(row, f"{name}-{number}", name, field, chat, f"{hub_id} row {number}")
-        for number, row in enumerate(rows)
-    ]
-    return select(prompts, limit)
+    def __iter__(self) -> Iterator[Prompt]:
+        """Raises UserError when the dataset cannot be loaded or has no such column."""
+        from datasets import load_dataset  # takes seconds to import, and only this source needs it
+
+        try:
+            rows = load_dataset(self.hub_id, self.subset, split=self.split)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"dataset.hub_id: cannot load {self.hub_id} ({error}). Check dataset.hub_id,"
+                " dataset.subset, dataset.split and the network, or take prompts from a file"
+            ) from error
+        prompts = [self._prompt(number, row) for number, row in enumerate(rows)]
+        return iter(select(prompts, self.limit))
+
+    def _prompt(self, number: int, row: dict[str, object]) -> Prompt:
+        name, where = f"{self.name}-{number}", f"{self.hub_id} row {number}"
+        return prompt_from_row(row, name, self.name, self.field, self.chat, where)

@@ -34,8 +34,7 @@ def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
         )
     if not prompts:
         raise UserError(
-            "dataset: there are no prompts in it. Choose another source, for example"
-            " dataset=starter"
+            "dataset: expected one prompt or more, got none. Choose another dataset=..."
         )
     name, uses = Counter(prompt.id for prompt in prompts).most_common(1)[0]
     if uses > 1:

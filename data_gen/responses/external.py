@@ -1,4 +1,5 @@
-"""A response from elsewhere, and how it becomes the tokens that the models are run along."""
+"""External responses: read from a file or asked of a server, and how their text becomes the tokens
+that the models are run along."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,38 +24,44 @@ FORM = (
 
 @dataclass(frozen=True)
 class ExternalResponse:
-    """One response. content: text or token ids; finished: the target ended it; place: config key
-    and line it came from, what errors about it begin with."""
+    """One response. content: text or token ids; finished: the target ended it; where: config key
+    and line it came from, with which errors about it begin."""
 
     prompt_id: str
     content: str | Sequence[int]
     finished: bool
-    place: str
+    where: str
 
 
 class Source(Protocol):
     """Where responses come from."""
 
+    external: bool
+    """Whether they are made elsewhere."""
+
     def fetch(
-        self, prompts: Sequence[Prompt], recipe: HarvestSettings, out: Path, ask: bool
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: Path, ask: bool
     ) -> Mapping[str, ExternalResponse] | None:
-        """A response to each of `prompts`, by id; None where the target is to answer here.
+        """A response to each of `prompts`, by id; None where the target generates them here.
 
         out: folder of the dataset, where what arrives may be kept; ask: false where nothing may be
-        made or sent."""
+        asked of a server."""
         ...
 
 
 class Generated:
-    """The target answers here, a batch of prompts at a time (`data_gen.responses.generate`)."""
+    """The target generates them here, a batch of prompts at a time
+    (`data_gen.responses.generate`)."""
+
+    external = False
 
     def fetch(
-        self, prompts: Sequence[Prompt], recipe: HarvestSettings, out: Path, ask: bool
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: Path, ask: bool
     ) -> None:
         return None
 
 
-def response_from_row(row: Mapping[str, Any], place: str) -> ExternalResponse:
+def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
     """A response from a JSON object with `id`, `response` or `response_tokens`, and perhaps
     `finish_reason`.
 
@@ -62,20 +69,20 @@ def response_from_row(row: Mapping[str, Any], place: str) -> ExternalResponse:
     does not show."""
     name, text, tokens = row.get("id"), row.get("response"), row.get("response_tokens")
     if not isinstance(name, str | int) or (text is None) == (tokens is None):
-        raise UserError(f"{place} is no response (it has {', '.join(row) or 'nothing'}). {FORM}")
+        raise UserError(f"{where} is no response (it has {', '.join(row) or 'nothing'}). {FORM}")
     content: Any = text if tokens is None else tokens
     finished = row.get("finish_reason") == "stop"
     if text is not None and not is_text(text):
-        raise UserError(f"{place} has a response that is no text. {FORM}")
+        raise UserError(f"{where} has a response that is no text. {FORM}")
     if tokens is not None and not is_ids(tokens):
-        raise UserError(f"{place} has response_tokens that are no list of whole numbers. {FORM}")
+        raise UserError(f"{where} has response_tokens that are no list of whole numbers. {FORM}")
     if not (content or finished):
         remedy = (
             'Take that prompt out of the dataset, or add "finish_reason": "stop" if the target'
             " ended it at once"
         )
-        raise UserError(f"{place} has an empty response. {remedy}")
-    return ExternalResponse(str(name), content, finished, place)
+        raise UserError(f"{where} has an empty response. {remedy}")
+    return ExternalResponse(str(name), content, finished, where)
 
 
 def is_ids(value: object) -> TypeGuard[list[int]]:
@@ -84,31 +91,33 @@ def is_ids(value: object) -> TypeGuard[list[int]]:
 
 def with_responses(
     requests: Sequence[Request],
-    given: Mapping[str, ExternalResponse] | None,
+    responses: Mapping[str, ExternalResponse] | None,
     pair: ModelPair,
     max_new: int,
 ) -> list[Request]:
-    """Requests with their responses, cut at `max_new` tokens and after the first end token."""
-    if given is None:
+    """Requests with their external responses, by prompt id, cut at `max_new` tokens and after the
+    first end token; without any where these are None."""
+    if responses is None:
         return list(requests)
-    return [replace(r, response=response_ids(given[r.prompt_id], pair, max_new)) for r in requests]
+    tokens = {r.prompt_id: response_ids(responses[r.prompt_id], pair, max_new) for r in requests}
+    return [replace(r, response=tokens[r.prompt_id]) for r in requests]
 
 
-def response_ids(given: ExternalResponse, pair: ModelPair, max_new: int) -> Tensor:
+def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> Tensor:
     """[T] int64, 1 <= T <= max_new. Raises UserError for ids beyond the vocabulary, and text
     without a token."""
-    ids = list(_encoded(given.content, pair.tokenizer))
-    if given.finished and not set(pair.eos_ids) & set(ids):
+    ids = list(_encoded(response.content, pair.tokenizer))
+    if response.finished and not set(pair.eos_ids) & set(ids):
         ids += _end(pair)
     if not ids:
         raise UserError(
-            f"{given.place} has a response without a token. Take that prompt out of the dataset"
+            f"{response.where} has a response without a token. Take that prompt out of the dataset"
         )
     if bad := [token for token in ids if not 0 <= token < pair.target.vocab_size]:
         size = pair.target.vocab_size
         raise UserError(
-            f"{given.place} has token {bad[0]}, the vocabulary ends at {size - 1}. Give responses"
-            " of pair.target"
+            f"{response.where} has token {bad[0]}, the vocabulary ends at {size - 1}. Give"
+            " responses of pair.target"
         )
     return torch.tensor(_cut(ids, pair.eos_ids, max_new))
 
@@ -127,5 +136,5 @@ def _end(pair: ModelPair) -> list[int]:
 
 
 def _cut(ids: Sequence[int], ends: Collection[int], most: int) -> list[int]:
-    first = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    first = next((index for index, token in enumerate(ids) if token in ends), len(ids))
     return list(ids[: min(first + 1, most)])

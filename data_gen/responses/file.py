@@ -1,4 +1,4 @@
-"""Responses from a JSONL file: one object a line."""
+"""External responses from a JSONL file: one object a line."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +10,20 @@ from runtime.errors import UserError
 from runtime.json_lines import parse_object
 
 
-class AnswerFile:
+class ResponseFile:
     """`path`: one object a line with a prompt's `id` and its `response` (text) or `response_tokens`
     (ids).
 
     With ``"finish_reason": "stop"`` a response ends with the target's end token. Further fields,
     blank lines, and responses to prompts that are not in the dataset are left alone."""
 
+    external = True
+
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser()
 
     def fetch(
-        self, prompts: Sequence[Prompt], recipe: HarvestSettings, out: Path, ask: bool
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: Path, ask: bool
     ) -> dict[str, ExternalResponse]:
         """Raises UserError naming the line of what is no response, or a prompt that has none or
         two."""
@@ -29,22 +31,22 @@ class AnswerFile:
             raise UserError(
                 f"responses.path: there is no file {self.path}. Set responses.path=<a JSONL file>"
             )
-        given: dict[str, ExternalResponse] = {}
+        found: dict[str, ExternalResponse] = {}
         for number, line in enumerate(self.path.read_bytes().splitlines(), start=1):
             if line.strip():
-                place = f"responses.path: {self.path} line {number}"
-                answer = response_from_row(parse_object(line, place, FORM), place)
-                if first := given.get(answer.prompt_id):
-                    earlier = first.place.rpartition(" ")[2]
+                where = f"responses.path: {self.path} line {number}"
+                response = response_from_row(parse_object(line, where, FORM), where)
+                if first := found.get(response.prompt_id):
+                    earlier = first.where.rpartition(" ")[2]
                     raise UserError(
-                        f"{place} answers {answer.prompt_id} again (line {earlier} did). Remove one"
-                        " of them"
+                        f"{where} answers {response.prompt_id} again (line {earlier} did). Remove"
+                        " one of them"
                     )
-                given[answer.prompt_id] = answer
-        if missing := [prompt.id for prompt in prompts if prompt.id not in given]:
+                found[response.prompt_id] = response
+        if missing := [prompt.id for prompt in prompts if prompt.id not in found]:
             raise UserError(
                 f"responses.path: {self.path} has no response to {missing[0]} ({len(missing)} of"
                 f" {len(prompts)} prompts lack one). Add a line with its id, or take it out of the"
                 " dataset"
             )
-        return given
+        return found

@@ -1,5 +1,5 @@
-"""Responses as they arrive: a JSONL file that a killed run leaves whole, but for its last line
-perhaps."""
+"""External responses as they arrive from a server: a JSONL file that a killed run leaves whole,
+but for its last line perhaps."""
 
 import fcntl
 import hashlib
@@ -22,7 +22,7 @@ DAMAGED = "is damaged (its checksum does not fit)"
 
 
 @contextmanager
-def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["AnswerLog"]:
+def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["ResponseLog"]:
     """The log of a dataset. Another process that opens it waits until this one is done: no prompt
     is answered twice.
 
@@ -38,16 +38,16 @@ def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["AnswerLog"]:
         ) from error
     with file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        yield AnswerLog(path, file, asked)
+        yield ResponseLog(path, file, asked)
 
 
-class AnswerLog:
-    """One line per answered prompt: what `AnswerFile` reads, what was `asked` for, a hash of the
-    prompt, and one of the line."""
+class ResponseLog:
+    """One line per prompt that has its response: what `ResponseFile` reads, what was `asked` for, a
+    hash of the prompt, and one of the line."""
 
     def __init__(self, path: Path, file: BinaryIO, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, dict(asked)
-        self.given: dict[str, ExternalResponse] = {}
+        self.responses: dict[str, ExternalResponse] = {}
         self._digests: dict[str, str | None] = {}
         self._file, self._lines = file, 0
         file.seek(0)
@@ -59,19 +59,20 @@ class AnswerLog:
         file.truncate(whole)  # what follows was being written when a run was killed
 
     def missing(self, prompts: list[Prompt]) -> list[Prompt]:
-        """Those without an answer. Raises UserError where the log answers another text."""
+        """Those without a response. Raises UserError where the log answers another text."""
         for prompt in prompts:
-            if prompt.id in self.given and self._digests[prompt.id] != digest(prompt):
+            if prompt.id in self.responses and self._digests[prompt.id] != digest(prompt):
+                where = self.responses[prompt.id].where
                 raise UserError(
-                    f"{self.given[prompt.id].place} answers another text of the prompt {prompt.id}."
-                    " Choose another out=... or remove that line"
+                    f"{where} answers another text of the prompt {prompt.id}. Choose another"
+                    " out=... or remove that line"
                 )
-        return [prompt for prompt in prompts if prompt.id not in self.given]
+        return [prompt for prompt in prompts if prompt.id not in self.responses]
 
-    def append(self, prompt: Prompt, answer: Mapping[str, Any]) -> None:
+    def append(self, prompt: Prompt, response: Mapping[str, Any]) -> None:
         """Write one line, and be sure that it is on disk. Raises UserError, and writes nothing,
         where it could not be read again."""
-        row = {"asked": self.asked, "id": prompt.id, **answer, "prompt": digest(prompt)}
+        row = {"asked": self.asked, "id": prompt.id, **response, "prompt": digest(prompt)}
         line = with_checksum(json.dumps(row).encode()[:-1])
         self._take(line)
         self._file.write(line + b"\n")
@@ -89,19 +90,19 @@ class AnswerLog:
 
     def _take(self, line: bytes) -> None:
         self._lines += 1
-        place = f"responses.url: {self.path} line {self._lines}"
-        row = parse_object(line, place, FORM)
-        given, asked = response_from_row(row, place), row.get("asked", {})
+        where = f"responses.url: {self.path} line {self._lines}"
+        row = parse_object(line, where, FORM)
+        response, asked = response_from_row(row, where), row.get("asked", {})
         if not (is_whole(line) and isinstance(asked, dict)):
-            raise UserError(f"{place} {DAMAGED}. Remove that line, or choose another out=...")
+            raise UserError(f"{where} {DAMAGED}. Remove that line, or choose another out=...")
         if changed := differences(asked, self.asked):
             raise UserError(
                 f"out: {self.path} was asked for with {changed}. Choose another out=..."
             )
-        if given.prompt_id in self.given:
-            raise UserError(f"{place} answers {given.prompt_id} again. Remove that line")
-        self.given[given.prompt_id] = given
-        self._digests[given.prompt_id] = row.get("prompt")
+        if response.prompt_id in self.responses:
+            raise UserError(f"{where} answers {response.prompt_id} again. Remove that line")
+        self.responses[response.prompt_id] = response
+        self._digests[response.prompt_id] = row.get("prompt")
 
 
 def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
@@ -114,13 +115,13 @@ def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
         return [f"{path} cannot be read ({error.strerror})"]
     bad, names = [], Counter[str]()
     for number, line in enumerate([*lines, torn] if torn else lines, 1):
-        place = f"{path} line {number}"
+        where = f"{path} line {number}"
         try:
-            names[response_from_row(parse_object(line, place, FORM), place).prompt_id] += 1
+            names[response_from_row(parse_object(line, where, FORM), where).prompt_id] += 1
         except UserError as error:
             bad.append(str(error))
         else:
-            bad += [] if number <= len(lines) and is_whole(line) else [f"{place} {DAMAGED}"]
+            bad += [] if number <= len(lines) and is_whole(line) else [f"{where} {DAMAGED}"]
     lost = [name for name in harvested if name not in names]
     bad += [f"{path} answers {name} {count} times" for name, count in names.items() if count > 1]
     return bad + (

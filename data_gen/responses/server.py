@@ -1,5 +1,5 @@
-"""Responses asked from a server that speaks OpenAI's API: vLLM, SGLang, llama.cpp, `transformers
-serve`.
+"""External responses, asked of a server that speaks OpenAI's API: vLLM, SGLang, llama.cpp,
+`transformers serve`.
 
 What arrives is kept in `answers.jsonl` in the folder of the dataset, a line at a time; the next run
 asks for the rest."""
@@ -22,7 +22,7 @@ from data_gen.harvest import HarvestSettings
 from data_gen.prompts import Prompt
 from data_gen.prompts.render import turns
 from data_gen.responses.external import ExternalResponse, is_ids
-from data_gen.responses.log import AnswerLog, open_log
+from data_gen.responses.log import ResponseLog, open_log
 from runtime.errors import UserError, checked_count
 from runtime.json_lines import is_text
 
@@ -60,6 +60,8 @@ class Server:
     key_variable: str | None
     extra: DictConfig
 
+    external = True
+
     def __post_init__(self) -> None:
         if "@" in str(self.url):
             raise UserError(
@@ -93,11 +95,11 @@ class Server:
             )
 
     def fetch(
-        self, prompts: Sequence[Prompt], recipe: HarvestSettings, out: Path, ask: bool
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: Path, ask: bool
     ) -> dict[str, ExternalResponse]:
         """Ask for the responses that `out` has not got yet. Raises UserError when one cannot be
         had; what has arrived stays."""
-        with open_log(out, self.asked(recipe)) as log:
+        with open_log(out, self.asked(settings)) as log:
             missing = log.missing(list(prompts))
             if missing and not ask:
                 raise UserError(
@@ -105,25 +107,25 @@ class Server:
                     " which takes as long as it takes. Run without estimate=true"
                 )
             if missing:
-                asyncio.run(self._ask_all(missing, recipe, log))
-            return log.given
+                asyncio.run(self._ask_all(missing, settings, log))
+            return log.responses
 
-    def asked(self, recipe: HarvestSettings) -> dict[str, Any]:
+    def asked(self, settings: HarvestSettings) -> dict[str, Any]:
         """The fields of every request. `top_k` is no part of OpenAI's API: sent only where it is
         used."""
-        warp = recipe.warp
+        warp = settings.warp
         return {
             "model": self.model,
             "temperature": warp.temperature,
             "top_p": warp.top_p,
             **({"top_k": warp.top_k} if warp.top_k else {}),
-            "max_tokens": recipe.max_new_tokens,
-            "seed": recipe.seed,  # each prompt gets its own, made of this one
+            "max_tokens": settings.max_new_tokens,
+            "seed": settings.seed,  # each prompt gets its own, made of this one
             **OmegaConf.to_container(self.extra),  # type: ignore[dict-item]
         }
 
     async def _ask_all(
-        self, prompts: Sequence[Prompt], recipe: HarvestSettings, log: AnswerLog
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, log: ResponseLog
     ) -> None:
         """Some workers take prompts from one list, so that `concurrency` requests are always under
         way."""
@@ -135,7 +137,7 @@ class Server:
         async with httpx.AsyncClient(headers=headers, timeout=None, limits=limits) as client:
             with tqdm(total=len(prompts), unit=" prompts", desc="responses") as bar:
                 workers = (
-                    self._work(client, left, recipe, log, bar) for _ in range(self.concurrency)
+                    self._work(client, left, settings, log, bar) for _ in range(self.concurrency)
                 )
                 await asyncio.gather(*workers)
 
@@ -143,18 +145,22 @@ class Server:
         self,
         client: httpx.AsyncClient,
         prompts: Iterator[Prompt],
-        recipe: HarvestSettings,
-        log: AnswerLog,
+        settings: HarvestSettings,
+        log: ResponseLog,
         bar: tqdm,
     ) -> None:
         for prompt in prompts:
-            log.append(prompt, await self._ask(client, prompt, recipe))
+            log.append(prompt, await self._ask(client, prompt, settings))
             bar.update()
 
     async def _ask(
-        self, client: httpx.AsyncClient, prompt: Prompt, recipe: HarvestSettings
+        self, client: httpx.AsyncClient, prompt: Prompt, settings: HarvestSettings
     ) -> dict[str, Any]:
-        body = {**self.asked(recipe), "seed": seed_of(recipe.seed, prompt.id), **question(prompt)}
+        body = {
+            **self.asked(settings),
+            "seed": seed_of(settings.seed, prompt.id),
+            **question(prompt),
+        }
         address = f"{self.url.rstrip('/')}/{'chat/completions' if prompt.chat else 'completions'}"
         for attempt in range(self.retries + 1):
             try:

@@ -174,14 +174,14 @@ def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
 
 def refuse_others(folder: Path, known: dict[str, Any]) -> None:
     """Raise UserError where the shards in `folder` were made with other settings than the `known`
-    ones of a plan, whose responses are "generated" or "given". A plan that cannot be read is left
-    to `claim`."""
+    ones of a plan, whose responses are "generated" or "external". A plan that cannot be read is
+    left to `claim`."""
     try:
         plan = read_checksummed(folder / chunks.PLAN, "out", "")
     except UserError:
         return
     if any(folder.glob("*.parquet")):
-        kind = "generated" if plan.get("responses") == "generated" else "given"
+        kind = "generated" if plan.get("responses") == "generated" else "external"
         before = leaves({**plan, "responses": kind})
         _refuse_changes(folder, {key: before.get(key) for key in leaves(known)}, leaves(known))
 

@@ -226,8 +226,14 @@ def test_nothing_is_asked_before_the_settings_are_checked(
         ask = ("responses=server", f"responses.url={stub.url}", "responses.model=tiny")
         for arguments, message in (
             (["splits.calibration=3"], "error: splits: calibration=3"),
-            (["out=data/d"], "error: out: data/d was made with responses=generated, here given."),
-            (["out=data/d", "seed=9"], "made with responses=generated, here given, seed=0, here 9"),
+            (
+                ["out=data/d"],
+                "error: out: data/d was made with responses=generated, here external.",
+            ),
+            (
+                ["out=data/d", "seed=9"],
+                "made with responses=generated, here external, seed=0, here 9",
+            ),
             (["out=data/d", "pair.name=large"], "made with pair.name=tiny, "),
             (["out=data/d", "gamma=4"], "made with gamma=3, "),
             (["out=data/d", "max_new_tokens=9"], "made with max_new_tokens=12, "),

@@ -70,7 +70,7 @@ def answers(folder: Path, prompts: list[Prompt]) -> dict[str, Any]:
     """What the log holds, without those of which nothing is left, which are asked for again."""
     with open_log(folder, {}) as log:
         log.missing(prompts)
-        return {name: answer.content for name, answer in sorted(log.given.items())}
+        return {name: answer.content for name, answer in sorted(log.responses.items())}
 
 
 def shown(value: Any) -> str:

@@ -28,7 +28,7 @@ TEXTS = [Text(torch.arange(1, 12), 3), Text(torch.tensor([30, 4, 9, 9]), 2)]
 
 def test_responses_are_counted_and_prompts_are_not() -> None:
     texts = [
-        Text.given(torch.tensor([5, 5, 5]), torch.tensor([2, 7, 2])),
+        Text.joined(torch.tensor([5, 5, 5]), torch.tensor([2, 7, 2])),
         Text(torch.tensor([7, 0, 7]), 1),
     ]
     chat = Chat(torch.tensor([1, 1, 7], dtype=torch.int32), 2, torch.zeros(1, 4))

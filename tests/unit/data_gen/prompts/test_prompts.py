@@ -90,13 +90,20 @@ def test_load_prompts_gives_the_source_s_own_error(tmp_path: Path) -> None:
         load_prompts(cfg)
 
 
+def test_a_dataset_has_a_name() -> None:
+    cfg = OmegaConf.load("conf/dataset/starter.yaml")
+    del cfg["name"]
+    with pytest.raises(UserError, match=r"^dataset\.name: expected a name"):
+        load_prompts(cfg)
+
+
 def test_limit_is_spread_evenly() -> None:
     prompts = [Prompt(str(i), "d", "c", "text") for i in range(10)]
     assert [p.id for p in select(prompts, 4)] == ["0", "2", "5", "7"]
     assert select(prompts, 99) == select(prompts, None) == prompts
     with pytest.raises(UserError, match=r"dataset\.limit: 0 is below 1"):
         select(prompts, 0)
-    with pytest.raises(UserError, match="no prompts"):
+    with pytest.raises(UserError, match="expected one prompt or more"):
         select([], None)
 
 

@@ -9,7 +9,7 @@ import pytest
 from data_gen.prompts import Prompt
 from data_gen.requests import make_requests
 from data_gen.responses.external import ExternalResponse, Generated, response_ids, with_responses
-from data_gen.responses.file import AnswerFile
+from data_gen.responses.file import ResponseFile
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from tests.invariant.test_teacher_forcing import SAMPLED
@@ -33,7 +33,7 @@ def write(path: Path, *rows: Any) -> Path:
 
 
 def fetch(path: Path) -> dict[str, ExternalResponse]:
-    return AnswerFile(str(path)).fetch(PROMPTS, SAMPLED, path.parent, ask=True)
+    return ResponseFile(str(path)).fetch(PROMPTS, SAMPLED, path.parent, ask=True)
 
 
 def lines(**changed: Any) -> list[Any]:
@@ -62,7 +62,7 @@ def test_text_and_ids_are_read_with_blank_lines_and_strangers(
 def test_numbers_may_be_ids(tmp_path: Path) -> None:
     prompts = [Prompt("7", "toy", "", "w1 w2")]
     path = write(tmp_path / "a.jsonl", {"id": 7, "response": "w5"})
-    assert list(AnswerFile(str(path)).fetch(prompts, SAMPLED, tmp_path, ask=True)) == ["7"]
+    assert list(ResponseFile(str(path)).fetch(prompts, SAMPLED, tmp_path, ask=True)) == ["7"]
 
 
 def test_without_a_source_the_target_answers(pair: ModelPair, tmp_path: Path) -> None:

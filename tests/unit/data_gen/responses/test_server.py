@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from data_gen.harvest import HarvestSettings
 from data_gen.prompts import Prompt
 from data_gen.responses.external import ExternalResponse
-from data_gen.responses.file import AnswerFile
+from data_gen.responses.file import ResponseFile
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import Server, pause
 from decoding.sampling import Warp
@@ -82,7 +82,7 @@ def test_what_is_asked_and_kept(tmp_path: Path) -> None:
         "min_p": 0,
         "prompt": "w4 w2",
     }
-    again = AnswerFile(str(tmp_path / NAME)).fetch(PROMPTS, NUCLEUS, tmp_path, ask=True)
+    again = ResponseFile(str(tmp_path / NAME)).fetch(PROMPTS, NUCLEUS, tmp_path, ask=True)
     assert {name: answer.content for name, answer in again.items()} == {
         n: a.content for n, a in given.items()
     }
@@ -314,7 +314,7 @@ def test_what_could_not_be_read_again_is_not_written(
         with pytest.raises(UserError, match=r"^responses\.url: .*line 2 "):
             log.append(PROMPTS[1], answer)
     with open_log(tmp_path, {}) as log:
-        assert list(log.given) == ["p0"]
+        assert list(log.responses) == ["p0"]
 
 
 @pytest.mark.parametrize(
