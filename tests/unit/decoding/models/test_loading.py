@@ -29,9 +29,9 @@ from decoding.models.loading import (
     has_plain_attention,
     load_pair,
     pair_identity,
-    resolve_dtype,
 )
 from decoding.models.machine import dtypes
+from decoding.models.options import resolve_dtype
 from runtime.errors import UserError
 
 
@@ -107,7 +107,7 @@ def test_unavailable_device_and_unknown_dtype(tiny_pair_dir: Path) -> None:
 def test_dtype_auto_is_that_of_the_files_where_the_processor_multiplies_it(
     fast: bool, tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decoding.models.loading.fast_bfloat16", lambda: fast)
+    monkeypatch.setattr("decoding.models.options.fast_bfloat16", lambda: fast)
     narrow = torch.bfloat16 if fast else torch.float32
     assert (
         resolve_dtype("auto", "cpu", torch.bfloat16)

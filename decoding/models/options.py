@@ -1,0 +1,137 @@
+"""What the keys of a ``conf/pair`` group say about loading one model: where it lies, on which
+device, in which dtype, with which further options."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from transformers import AutoConfig, PreTrainedConfig
+
+from decoding.models.packing import fast_bfloat16
+from runtime.errors import UserError
+
+REMEDY = (
+    "Run `python scripts/build_pair.py` for the embedded pair, or give a hub id or an existing"
+    " folder."
+)
+
+
+OWN_KEYS = {
+    "device_map": "Set pair.{side}_device",
+    "dtype": "Set pair.{side}_dtype",
+    "torch_dtype": "Set pair.{side}_dtype",
+    "trust_remote_code": "Set pair.trust_remote_code",
+    "attn_implementation": "Leave it out: the caches here need their own attention",
+    "output_loading_info": "Leave it out",
+}
+
+
+def load_config(side: str, cfg: DictConfig) -> PreTrainedConfig:
+    source = source_of(side, cfg)
+    try:
+        return AutoConfig.from_pretrained(
+            source, trust_remote_code=cfg.trust_remote_code, **where_of(side, cfg)
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"pair.{side}: cannot read a model from {source} ({first_line(error)}). {REMEDY}"
+        ) from error
+
+
+def source_of(side: str, cfg: DictConfig) -> str:
+    """The folder or hub id of one side; a path that does not exist is refused before the hub is
+    asked."""
+    source = str(cfg[side])
+    path = Path(source).expanduser()
+    looks_like_path = source.startswith(("~", ".", "/")) or source.count("/") > 1
+    where = where_of(side, cfg)
+    if (
+        looks_like_path
+        and not (
+            path / where.get("subfolder", "") / where.get("gguf_file", "config.json")
+        ).is_file()
+    ):
+        raise UserError(f"pair.{side}: no model in {source}. {REMEDY}")
+    return str(path) if path.exists() else source
+
+
+def device_map_of(side: str, cfg: DictConfig) -> Any:
+    """A device, "auto" or another of the strategies of accelerate, or a device for each part of the
+    model."""
+    found = cfg[f"{side}_device"]
+    device_map = OmegaConf.to_container(found) if isinstance(found, DictConfig) else str(found)
+    if not on_cpu(device_map) and not torch.accelerator.is_available():
+        raise UserError(
+            f"pair.{side}_device: {found} needs a GPU and there is none here. Set"
+            f" pair.{side}_device=cpu"
+        )
+    return device_map
+
+
+def on_cpu(device_map: Any) -> bool:
+    return set(device_map.values() if isinstance(device_map, dict) else [device_map]) <= {
+        "cpu",
+        "disk",
+    }
+
+
+def options_of(side: str, cfg: DictConfig) -> dict[str, Any]:
+    """Further keyword arguments of `from_pretrained`. Raises UserError for those that have a key of
+    their own."""
+    options: Any = OmegaConf.to_container(
+        cfg.get(f"{side}_options") or OmegaConf.create(), resolve=True
+    )
+    for name, key in OWN_KEYS.items():
+        if name in options:
+            raise UserError(
+                f"pair.{side}_options: {name} cannot be given there. {key.format(side=side)}"
+            )
+    return dict(options)
+
+
+def where_of(side: str, cfg: DictConfig) -> dict[str, Any]:
+    """The options that say which file or revision is meant, for config and tokenizer as well."""
+    options = options_of(side, cfg)
+    return {
+        name: options[name] for name in ("gguf_file", "revision", "subfolder") if name in options
+    }
+
+
+def dtype_of(side: str, cfg: DictConfig, device: str) -> torch.dtype | str:
+    name = cfg[f"{side}_dtype"]
+    stored = (
+        load_config(side, cfg).get_text_config().dtype
+        if name == "auto" and device == "cpu"
+        else None
+    )
+    return resolve_dtype(name, device, stored)
+
+
+def resolve_dtype(
+    name: str, device: str, stored: torch.dtype | str | None = None
+) -> torch.dtype | str:
+    """``auto`` is the dtype of the files; on a CPU only where that is bfloat16 and the processor
+    multiplies it, else float32. Other names are torch dtypes. stored: what the files have; None:
+    not known.
+
+    What depends on it (a harvest's plan, costs, thresholds, results) records what it became, not
+    "auto"."""
+    if name == "auto":
+        if device != "cpu":
+            return "auto"
+        return (
+            torch.bfloat16
+            if stored in (torch.bfloat16, "bfloat16") and fast_bfloat16()
+            else torch.float32
+        )
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(
+            f"pair.dtype: {name} is not a torch dtype. Use auto, float32, bfloat16 or float16."
+        )
+    return dtype
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
