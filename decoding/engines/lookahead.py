@@ -2,6 +2,7 @@
 that verify them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -17,6 +18,7 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from runtime.errors import UserError, checked_count, checked_switch
 
 
+@dataclass(eq=False)
 class LookaheadEngine:
     """Fu et al. 2024 (2402.02057). The pair's draft model is not used.
 
@@ -27,32 +29,29 @@ class LookaheadEngine:
     The output distribution is the target's after `warp`: n-grams and window are functions of what
     was committed before the round, and n-grams are verified as point masses, the paper's sampling
     rule. Greedy, the accepted path is the longest match. Unlike there, tokens that n-grams have in
-    common from their beginning run once."""
+    common from their beginning run once.
 
-    def __init__(
-        self,
-        pair: Pair,
-        window: int,
-        ngram: int,
-        guesses: int,
-        prompt_pool: bool,
-        warp: Warp,
-        eos_ids: frozenset[int] = frozenset(),
-    ) -> None:
-        """window: W, columns; ngram: N, tokens of an n-gram with its key; guesses: G, n-grams kept
-        per key and verified per call; prompt_pool: n-grams of the prompt and of the output so far
-        are guesses too."""
-        self.window = checked_count("engine.window", window)
-        self.ngram = checked_count("engine.ngram", ngram)
-        self.guesses = checked_count("engine.guesses", guesses)
-        if ngram < 2:
+    window: W, columns; ngram: N, tokens of an n-gram with its key; guesses: G, n-grams kept per key
+    and verified per call; prompt_pool: n-grams of the prompt and of the output so far are guesses
+    too"""
+
+    pair: Pair
+    window: int
+    ngram: int
+    guesses: int
+    prompt_pool: bool
+    warp: Warp
+    eos_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in ("window", "ngram", "guesses"):
+            checked_count(f"engine.{name}", getattr(self, name))
+        if self.ngram < 2:
             raise UserError(
-                f"engine.ngram: {ngram} leaves nothing after the first token. Give at least 2"
+                f"engine.ngram: expected at least 2 tokens, got {self.ngram}: nothing is left after"
+                " the first one. Give at least 2"
             )
-        self.prompt_pool = checked_switch("engine.prompt_pool", prompt_pool)
-        self.pair = pair
-        self.warp = warp
-        self.eos_ids = eos_ids
+        checked_switch("engine.prompt_pool", self.prompt_pool)
         self.verifier = PointMassVerifier()
 
     @torch.inference_mode()

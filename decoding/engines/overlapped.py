@@ -11,28 +11,20 @@ from torch import Tensor
 from decoding.draft import RoundContext
 from decoding.engines.branching import Branches, Drafter, Pending, classes_of
 from decoding.engines.fit import check_overlap_fit
+from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
 from decoding.engines.request import Request, prefill
-from decoding.engines.threads import Workers, both
+from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import ALL
-from decoding.trace import STAGES, RoundTrace, Stage, StageTrace, Stopwatch, Trace
+from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
-from runtime.errors import UserError, checked_count, checked_switch
+from runtime.errors import UserError, checked_switch
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """accepted: pending tokens accepted; branch: the accepted one; token: drawn where neither goes
-    on."""
-
-    accepted: int
-    branch: int | None
-    token: int | None
-
-
+@dataclass(eq=False)
 class OverlappedEngine:
     """While the target verifies the pending tokens, the draft goes on beyond them with several
     branches.
@@ -60,39 +52,33 @@ class OverlappedEngine:
     Raises UserError when these do not go together.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        structure: DraftStructure,
-        stop: StopRule | Classes,
-        verifier: Verifier,
-        branch_verifier: Verifier,
-        warp: Warp,
-        draft_warp: Warp,
-        overlap: bool = True,
-        pre_verify: bool = False,
-        a_priori: bool = False,
-        draft_threads: int | None = None,
-        eos_ids: frozenset[int] = frozenset(),
-    ) -> None:
-        self.structure, self.chain_rule, self.branch_rule = check_overlap_fit(
-            structure, verifier, branch_verifier
+    pair: Pair
+    structure: DraftStructure
+    stop: StopRule | Classes
+    verifier: Verifier
+    branch_verifier: Verifier
+    warp: Warp
+    draft_warp: Warp
+    overlap: bool = True
+    pre_verify: bool = False
+    a_priori: bool = False
+    draft_threads: int | None = None
+    eos_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.branching, self.chain_rule, self.branch_rule = check_overlap_fit(
+            self.structure, self.verifier, self.branch_verifier
         )
-        if pair.draft.reads_target:
+        if self.pair.draft.reads_target:
             raise UserError(
                 "engine, pair.draft: this is an EAGLE-style draft that reads its target's hidden"
                 " states, and here the two run side by side. Use engine=serial, or an ordinary"
                 " draft: pair=smollm2"
             )
-        self.classes = classes_of(stop, self.structure.gamma_max)
-        self.pair = pair
-        self.warp = warp
-        self.draft_warp = draft_warp
-        self.overlap = checked_switch("engine.overlap", overlap)
-        self.pre_verify = checked_switch("engine.pre_verify", pre_verify)
-        self.a_priori = checked_switch("engine.a_priori", a_priori)
-        self.draft_threads = threads_of_draft(pair, draft_threads)
-        self.eos_ids = eos_ids
+        self.classes = classes_of(self.stop, self.branching.gamma_max)
+        for name in ("overlap", "pre_verify", "a_priori"):
+            checked_switch(f"engine.{name}", getattr(self, name))
+        self.draft_threads = threads_of_draft(self.pair, self.draft_threads)
         self._workers: Workers | None = None
 
     @torch.inference_mode()
@@ -131,7 +117,7 @@ class _Session:
             engine.draft_warp,
             engine.branch_rule,
             engine.classes.confidence,
-            engine.structure,
+            engine.branching,
             sampler.fork(),
         )
         self.sampler = sampler.fork()
@@ -268,86 +254,21 @@ class _Session:
         tokens: list[int],
         following: Pending | None,
     ) -> RoundTrace:
-        tree, first, draft = pending.tree, int(pending.unsure), self.engine.pair.draft
+        draft, spans = self.engine.pair.draft, self.workers.spans()
         forwards, self.forwards = draft.forwards - self.forwards, draft.forwards
-        overlap = self._stages(pending, branches, outcome, following)
-        candidates = [tree.token[rows[0] - 1] for rows in branches.paths]
-        chain = pending.tokens
-        drawn, parents = (
-            [*chain, *candidates],
-            [*range(len(chain)), *[len(chain)] * len(candidates)],
-        )
-        q = [
-            distribution[token].item()
-            for distribution, token in zip(pending.q, tree.token, strict=False)
-        ]
-        q += [branches.distribution[token].item() for token in candidates[first:]]
+        stages = stage_trace(pending, branches, outcome, following, self.alone, spans)
+        drawn, parents, q = drafted(pending, branches)
+        end = outcome.accepted if outcome.branch is None else pending.length + 1 + outcome.branch
         return RoundTrace(
             draft_tokens=drawn,
             draft_parents=parents,
             draft_q=q,
-            row=outcome.accepted if outcome.branch is None else len(chain) + 1 + outcome.branch,
+            row=end,
             accepted=outcome.accepted + (outcome.branch is not None),
             tokens=tokens,
             predicted=[] if pending.outcome is None else [float(pending.outcome)],
             draft_forwards=forwards,
             draft_p=p.drawn(parents, drawn),
-            seconds=self._seconds(overlap),
-            overlap=overlap,
+            seconds=stage_seconds(self.watch.lap(), self.drafter.watch.lap(), spans),
+            overlap=stages,
         )
-
-    def _stages(
-        self, pending: Pending, branches: Branches, outcome: Outcome, following: Pending | None
-    ) -> StageTrace:
-        steps = pending.steps + branches.depth - pending.unsure
-        lost = pending.length - outcome.accepted + branches.depth
-        waste = branches.depth - 1 - (following.length if following else 0)
-        rollback, waste = (lost, 0) if outcome.branch is None else (0, waste)
-        spans, tree = self.workers.spans(), pending.tree
-        return StageTrace(
-            stage=pending.stage,
-            outcome=pending.outcome,
-            pending=pending.length,
-            draft_steps=steps,
-            alone=self.alone,
-            branches=[[tree.token[row - 1] for row in path] for path in branches.paths],
-            rollback=rollback,
-            waste=waste,
-            spans=spans,
-        )
-
-    def _seconds(self, overlap: StageTrace) -> dict[Stage, float]:
-        """Of the draft's worker, the target's and our own; `other` is what is left while they run
-        in turn."""
-        ours, drafts = self.watch.lap(), self.drafter.watch.lap()
-        drafts["target"] = sum(
-            span.end - span.start for span in overlap.spans if span.worker == "target"
-        )
-        drafts["other"] = 0.0
-        ours["other"] = max(0.0, ours["other"] - sum(drafts.values()))
-        return {stage: ours[stage] + drafts[stage] for stage in STAGES}
-
-
-def threads_of_draft(
-    pair: Pair, threads: int | None, key: str = "engine.draft_threads"
-) -> int | None:
-    """Where both models are on the CPU; None elsewhere, where there is nothing to divide. key:
-    named in errors."""
-    if threads is not None:
-        checked_count(key, threads)
-    for side, lm in (("target", pair.target), ("draft", pair.draft)):
-        device = getattr(lm, "device", torch.device("cpu"))
-        if device.type != "cpu" and threads is not None:
-            raise UserError(
-                f"{key}, pair.{side}_device: threads are divided between models on the CPU, and the"
-                f" {side} is on {device}. Set {key}=null"
-            )
-        if device.type != "cpu":
-            return None
-    total = torch.get_num_threads()
-    if threads is not None and threads >= max(2, total):
-        raise UserError(
-            f"{key}: {threads} leaves the target none of {total} threads. Lower it, or raise"
-            " OMP_NUM_THREADS"
-        )
-    return threads or max(1, total // 4)

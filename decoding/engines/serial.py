@@ -2,6 +2,7 @@
 roll back."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -17,6 +18,7 @@ from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows
 
 
+@dataclass(eq=False)
 class SerialEngine:
     """Leviathan et al. 2023 with the structure, stop rule and verifier of your choice.
 
@@ -25,24 +27,16 @@ class SerialEngine:
     every committed token except the last. Raises UserError when structure, stop rule and verifier
     do not go together."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        structure: DraftStructure,
-        stop: StopRule,
-        verifier: Verifier,
-        warp: Warp,
-        draft_warp: Warp,
-        eos_ids: frozenset[int] = frozenset(),
-    ) -> None:
-        check_fit(structure, stop, verifier)
-        self.pair = pair
-        self.structure = structure
-        self.stop = stop
-        self.verifier = verifier
-        self.warp = warp
-        self.draft_warp = draft_warp
-        self.eos_ids = eos_ids
+    pair: Pair
+    structure: DraftStructure
+    stop: StopRule
+    verifier: Verifier
+    warp: Warp
+    draft_warp: Warp
+    eos_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_fit(self.structure, self.stop, self.verifier)
 
     @torch.inference_mode()
     def decode(

@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from decoding.interfaces import LM
+from decoding.interfaces import LM, Pair
 from decoding.trace import Span
+from runtime.errors import UserError, checked_count
 
 T = TypeVar("T")
 
@@ -121,3 +122,28 @@ def _divide(threads: int | None) -> None:
     if threads is not None:
         torch.get_num_threads()
         torch.set_num_threads(threads)
+
+
+def threads_of_draft(
+    pair: Pair, threads: int | None, key: str = "engine.draft_threads"
+) -> int | None:
+    """Where both models are on the CPU; None elsewhere, where there is nothing to divide. key:
+    named in errors."""
+    if threads is not None:
+        checked_count(key, threads)
+    for side, lm in (("target", pair.target), ("draft", pair.draft)):
+        device = getattr(lm, "device", torch.device("cpu"))
+        if device.type != "cpu" and threads is not None:
+            raise UserError(
+                f"{key}, pair.{side}_device: threads are divided between models on the CPU, and the"
+                f" {side} is on {device}. Set {key}=null"
+            )
+        if device.type != "cpu":
+            return None
+    total = torch.get_num_threads()
+    if threads is not None and threads >= max(2, total):
+        raise UserError(
+            f"{key}: {threads} leaves the target none of {total} threads. Lower it, or raise"
+            " OMP_NUM_THREADS"
+        )
+    return threads or max(1, total // 4)

@@ -11,12 +11,13 @@ import time
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted, Wanted
 from decoding.models.cpu_llama import LlamaForward, fits
 from decoding.models.forward import Forward, Rows, RowTree, TransformersForward, picked
 from decoding.models.kv_cache import ATTENTION, BufferCache
+from decoding.models.options import context_limit
 from runtime.errors import UserError
 
 
@@ -43,7 +44,7 @@ class CachedLM:
         self.model.set_attn_implementation(ATTENTION)
         self.device: torch.device = model.device
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
-        self.max_length = _context_limit(model.config, max_length)
+        self.max_length = context_limit(model.config, max_length)
         self.vocabulary = vocabulary
         self.output_device = torch.device("cpu")
         self.length = 0
@@ -296,21 +297,3 @@ def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tenso
 
 def at_most_float32(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize < 4 else torch.float32
-
-
-def _context_limit(config: PreTrainedConfig, asked: int | None) -> int:
-    if asked is not None and asked < 2:
-        raise UserError(
-            f"pair.max_length: {asked} has no room for a prompt and a response. Raise it, or give"
-            " null"
-        )
-    text = config.get_text_config()
-    window = text.sliding_window if _has_sliding_layers(text) else None
-    return min(limit for limit in (text.max_position_embeddings, window, asked) if limit)
-
-
-def _has_sliding_layers(text: PreTrainedConfig) -> bool:
-    if getattr(text, "sliding_window", None) is None:
-        return False
-    layer_types = getattr(text, "layer_types", None)
-    return layer_types is None or "sliding_attention" in layer_types

@@ -1,5 +1,7 @@
 """Preallocated key/value buffers and the attention function that reads them without copying."""
 
+from typing import Any, NamedTuple
+
 import torch
 from torch.nn import functional as F
 from transformers import AttentionInterface
@@ -120,34 +122,45 @@ def _grown(old: torch.Tensor, used: int, needed: int) -> torch.Tensor:
     return new
 
 
+class Scores(NamedTuple):
+    """How scores of attention are computed. scaling: factor of the products, None: 1 / sqrt(d);
+    softcap: bound of their size, None: none; dropout: share of the weights that is dropped."""
+
+    scaling: float | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+
+
+PLAIN = Scores()
+
+
 def grouped_sdpa(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: object,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention that folds grouped query heads into rows, so keys and values are never repeated in
     memory.
 
     query ``[B, heads, n, d]``, key and value ``[B, kv_heads, L, d]``, mask ``[B, 1, n, L]``
     (additive or boolean) or None: one row sees everything, several rows start at an empty cache and
-    are causal. Returns ``[B, n, heads, d]``."""
-    if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
+    are causal. options: as transformers gives them, ``scaling``, ``softcap`` and ``dropout`` among
+    them. Returns ``[B, n, heads, d]``."""
+    if options.get("s_aux") is not None or options.get("position_bias") is not None:
         raise UserError(
             "pair: attention sinks and position biases are not supported. Choose a Llama, Qwen2 or"
             " Gemma"
         )
+    scores = Scores(options.get("scaling"), options.get("softcap"), options.get("dropout") or 0.0)
     groups = query.shape[1] // key.shape[1]
-    if attention_mask is None and query.shape[2] > 1 and softcap is not None:
+    if attention_mask is None and query.shape[2] > 1 and scores.softcap is not None:
         shape = 1, 1, query.shape[2], key.shape[2]
         attention_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
     mask = None if attention_mask is None else folded(attention_mask, groups)
-    return attend(query, key, value, mask, scaling, softcap, dropout), None
+    return attend(query, key, value, mask, scores), None
 
 
 def folded(mask: torch.Tensor, groups: int) -> torch.Tensor:
@@ -161,9 +174,7 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    dropout: float = 0.0,
+    scores: Scores = PLAIN,
 ) -> torch.Tensor:
     """As `grouped_sdpa`, with the mask `folded` before. Returns ``[B, n, heads, d]``."""
     batch, heads, n, dim = query.shape
@@ -174,22 +185,22 @@ def attend(
             key,
             value,
             is_causal=True,
-            scale=scaling,
-            dropout_p=dropout,
+            scale=scores.scaling,
+            dropout_p=scores.dropout,
             enable_gqa=groups > 1,
         )
         return out.transpose(1, 2).contiguous()
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * n, dim)
-    scaling = scaling or dim**-0.5
-    if softcap is not None:
-        out = _softcapped(query, key, value, mask, scaling, softcap)
-    elif mask is not None and not dropout and _in_two_products(query, mask, n):
-        scores = torch.baddbmm(mask[0], query[0], key[0].transpose(1, 2), alpha=scaling)
-        out = torch.bmm(torch.softmax(scores, dim=-1), value[0])
+    scaling = scores.scaling or dim**-0.5
+    if scores.softcap is not None:
+        out = _softcapped(query, key, value, mask, scaling, scores.softcap)
+    elif mask is not None and not scores.dropout and _in_two_products(query, mask, n):
+        raw = torch.baddbmm(mask[0], query[0], key[0].transpose(1, 2), alpha=scaling)
+        out = torch.bmm(torch.softmax(raw, dim=-1), value[0])
     else:
         out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout
+            query, key, value, attn_mask=mask, scale=scaling, dropout_p=scores.dropout
         )
     return out.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous()
 

@@ -135,3 +135,21 @@ def resolve_dtype(
 
 def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+
+
+def context_limit(config: PreTrainedConfig, asked: int | None) -> int:
+    if asked is not None and asked < 2:
+        raise UserError(
+            f"pair.max_length: {asked} has no room for a prompt and a response. Raise it, or give"
+            " null"
+        )
+    text = config.get_text_config()
+    window = text.sliding_window if _has_sliding_layers(text) else None
+    return min(limit for limit in (text.max_position_embeddings, window, asked) if limit)
+
+
+def _has_sliding_layers(text: PreTrainedConfig) -> bool:
+    if getattr(text, "sliding_window", None) is None:
+        return False
+    layer_types = getattr(text, "layer_types", None)
+    return layer_types is None or "sliding_attention" in layer_types
