@@ -18,7 +18,8 @@ from data_gen.responses.generate import blocks
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import rows_of
 from decoding.models.loading import ModelPair
-from decoding.sampling import Warp, largest
+from decoding.picking import largest
+from decoding.sampling import Warp
 from drafts.chats import Chat
 
 CONTEXT, WARM_UP, REPEATS = 128, 5, 30  # of timed forwards: rows in the cache, how many are run

@@ -21,7 +21,8 @@ from torch import Tensor
 from data_gen.labels import acceptance, entropy, overlap
 from decoding.models.batched_lm import BatchedLM
 from decoding.models.cached_lm import CachedLM
-from decoding.sampling import Warp, largest, pick
+from decoding.picking import largest, pick
+from decoding.sampling import Warp
 from predictors.inputs import FeatureSpec, extract
 
 # Distributions worked on at once on a CPU: so many fit a core's cache, a whole batch takes three

@@ -20,7 +20,8 @@ from decoding.draft_tree import DraftTree
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair
-from decoding.sampling import Pool, Sampler, Warp
+from decoding.picking import Pool
+from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.trace import Stopwatch

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.sampling import draw
+from decoding.picking import draw
 
 RowCost = Callable[[int], float]
 """Number of rows -> seconds of one forward."""

@@ -102,3 +102,12 @@ def _digest(tensors: Tensors, progress: str) -> str:
 
 def _line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
+
+
+def named(tensors: Tensors, prefix: str) -> Tensors:
+    """Those whose names begin with `prefix`, which they lose."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from predictors.training.batches import Items, Part, RowDropout, part_of
 from predictors.training.losses import Pairs, mean_loss
 from predictors.training.resampling import EpochSampler
-from predictors.training.resume import ResumeFile, Tensors
+from predictors.training.resume import ResumeFile, Tensors, named
 from runtime.errors import UserError
 from runtime.processes import this_process
 
@@ -238,9 +238,9 @@ class _Run:
         if file is None or state is None:
             return [], self.weights()
         tensors, progress = state
-        self.module.load_state_dict(_part(tensors, "module."))
+        self.module.load_state_dict(named(tensors, "module."))
         moments: dict[int, Tensors] = {}
-        for name, tensor in _part(tensors, "optimizer.").items():
+        for name, tensor in named(tensors, "optimizer.").items():
             index, key = name.split(".")
             moments.setdefault(int(index), {})[key] = tensor
         groups = [
@@ -249,7 +249,7 @@ class _Run:
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.scheduler.load_state_dict({**self.scheduler.state_dict(), **progress["scheduler"]})
         print(f"resuming after epoch {len(progress['history'])} from {file.path}")
-        return progress["history"], _part(tensors, "best.") or self.weights()
+        return progress["history"], named(tensors, "best.") or self.weights()
 
 
 def cosine(step: int, warmup: int, total: int) -> float:
@@ -293,11 +293,3 @@ def _progress(trainer: Trainer, run: _Run) -> Iterator[tqdm]:
         total=total, initial=done, desc="train", unit="batch", mininterval=1, disable=hidden
     ) as bar:
         yield bar
-
-
-def _part(tensors: Tensors, prefix: str) -> Tensors:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }

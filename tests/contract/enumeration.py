@@ -8,7 +8,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from decoding.sampling import Pool, Sampler
+from decoding.picking import Pool
+from decoding.sampling import Sampler
 
 Distribution = dict[Hashable, float]
 

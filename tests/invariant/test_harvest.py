@@ -19,7 +19,8 @@ from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import CachedLM, ModelPair
-from decoding.sampling import Sampler, Warp, pick
+from decoding.picking import pick
+from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.chain import Chain

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decoding.sampling import BLOCK, Pool, Sampler, Warp, iid, pick, top_tokens, without_replacement
+from decoding.picking import BLOCK, Pool, pick
+from decoding.sampling import Sampler, Warp, iid, top_tokens, without_replacement
 
 UNIFORM = st.floats(0, 1, exclude_max=True)
 WARPS = st.builds(

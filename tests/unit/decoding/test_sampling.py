@@ -4,18 +4,8 @@ from itertools import islice
 import pytest
 import torch
 
-from decoding.sampling import (
-    Pool,
-    Sampler,
-    Warp,
-    draw,
-    hub_pair,
-    iid,
-    largest,
-    pick,
-    top_tokens,
-    without_replacement,
-)
+from decoding.picking import Pool, draw, largest, pick
+from decoding.sampling import Sampler, Warp, hub_pair, iid, top_tokens, without_replacement
 from runtime.errors import UserError
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
