@@ -48,8 +48,7 @@ class LookaheadEngine:
             checked_count(f"engine.{name}", getattr(self, name))
         if self.ngram < 2:
             raise UserError(
-                f"engine.ngram: expected at least 2 tokens, got {self.ngram}: nothing is left after"
-                " the first one. Give at least 2"
+                f"engine.ngram: {self.ngram} leaves nothing after the first token. Give at least 2"
             )
         checked_switch("engine.prompt_pool", self.prompt_pool)
         self.verifier = PointMassVerifier()

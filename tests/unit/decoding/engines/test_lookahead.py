@@ -223,7 +223,7 @@ def test_accepted_eos_has_no_bonus_token() -> None:
     ("values", "said"),
     [
         ({"window": 0}, "engine.window: 0"),
-        ({"ngram": 1}, "engine.ngram: expected at least 2"),
+        ({"ngram": 1}, "engine.ngram: 1"),
         ({"ngram": 2.5}, "engine.ngram: 2.5"),
         ({"guesses": None}, "engine.guesses: None"),
         ({"prompt_pool": 3}, "engine.prompt_pool: 3"),
