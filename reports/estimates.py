@@ -57,11 +57,17 @@ def ratios_of(found: Sequence[Run]) -> list[float]:
     return sorted(asked) or [4, 5, 10, 15]
 
 
+def over(run: Run, other: Run) -> Estimate:
+    """Its measured speed over that of another method, on the prompts both have."""
+    return _ratio(run.traces, other.traces, lambda trace: trace.seconds)
+
+
 def _over_baseline(run: Run, seconds: Count) -> Estimate:
-    if run.name == BASELINE:
-        return Estimate(1.0)
-    ours, theirs = counted(run.traces, tokens, seconds), counted(run.baseline, tokens, seconds)
-    return compared(ours, theirs, _faster)
+    return Estimate(1.0) if run.name == BASELINE else _ratio(run.traces, run.baseline, seconds)
+
+
+def _ratio(ours: Sequence[Trace], theirs: Sequence[Trace], seconds: Count) -> Estimate:
+    return compared(counted(ours, tokens, seconds), counted(theirs, tokens, seconds), _faster)
 
 
 def _faster(ours: Array, theirs: Array) -> Array:

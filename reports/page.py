@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from decoding.models.machine import in_words
+from reports.answer import answers, times
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Harvest, Json
 from reports.figure import Cell, Figure
 
@@ -61,16 +62,22 @@ def page(
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"cell": cell, "number": is_number}
+    environment.filters |= {"cell": cell, "number": is_number, "times": times}
     return environment.get_template("page.html").render(
         origins=origins(artifacts),
-        sections=sections,
+        answers=answers(artifacts),
+        percent=percent,
+        sections=[pictures_first(section) for section in sections],
         lacking=lacking,
         left_alone={str(path): why for path, why in artifacts.left_alone.items()},
         viewer=viewer and Markup(viewer),
         most_rows=MOST_ROWS,
         title=title(artifacts),
     )
+
+
+def pictures_first(section: Section) -> Section:
+    return section._replace(shown=sorted(section.shown, key=lambda shown: shown.image is None))
 
 
 def title(artifacts: Artifacts) -> str:
@@ -81,6 +88,11 @@ def title(artifacts: Artifacts) -> str:
         checkpoint.config.get("pair", {}).get("name", "") for checkpoint in artifacts.checkpoints
     ]
     return ", ".join(dict.fromkeys(filter(None, pairs))) or "draftpredict"
+
+
+def percent(part: float, whole: float) -> str:
+    """As CSS has it."""
+    return f"{100 * part / whole:.2f}"
 
 
 def cell(value: Cell) -> str:

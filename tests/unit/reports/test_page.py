@@ -10,6 +10,7 @@ import pytest
 from reports.artifacts import Artifacts, Checkpoint, Harvest
 from reports.figure import Figure
 from reports.page import MOST_ROWS, Lack, Section, Shown, cell, page
+from tests.unit.reports.test_answer import decoded
 
 NASTY = '<script>alert("http://x")</script>'
 PNG = b"\x89PNG picture"
@@ -98,7 +99,7 @@ def test_long_tables_are_cut_and_say_so() -> None:
     assert f"The first {MOST_ROWS} of {MOST_ROWS + 5} rows" in text
 
 
-def test_what_it_is_made_from_comes_first() -> None:
+def test_what_it_is_made_from_comes_last() -> None:
     manifest = {
         "pair": {"name": "mine"},
         "warp": {"temperature": 0.5},
@@ -115,7 +116,7 @@ def test_what_it_is_made_from_comes_first() -> None:
         "python scripts/gen_data.py gamma=4",
         "torch 2.6",
     ):
-        assert words in text and text.index(words) < text.index("SpecDec++, table 1")
+        assert words in text and text.index(words) > text.index("SpecDec++, table 1")
 
 
 @pytest.mark.parametrize(
@@ -123,3 +124,16 @@ def test_what_it_is_made_from_comes_first() -> None:
 )
 def test_cells(value: Any, shown: str) -> None:
     assert cell(value) == shown
+
+
+def test_the_answer_comes_first_and_pictures_before_tables() -> None:
+    table, picture = Shown(a_figure(name="t"), None), Shown(a_figure(name="p"), PNG)
+    found = decoded()
+    found.results["metrics"] = {"all": {"autoregressive": {"requests": 4}}}
+    found.results["run"]["date"] = "2026-01-01"
+    found.config["pair"] = {"name": "toy"}
+    text = page(Artifacts([found]), [Section("Speed", [table, picture])], [])
+    marks = ['id="answer"', "2.00 times", "<nav", 'id="p"', 'id="t"', 'id="origins"']
+    assert [text.index(mark) for mark in marks] == sorted(text.index(mark) for mark in marks)
+    assert "python scripts/evaluate.py pair=toy" in text and "outputs are equal" in text
+    assert "Nothing was decoded yet" in one(a_figure())

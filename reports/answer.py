@@ -1,0 +1,233 @@
+"""What a report says first: which rule to use on this machine, how much faster it is, whether the
+output is the target's, how well predictions are calibrated, and the command."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from decoding.models.machine import other_machine
+from evaluation.metrics import tokens_per_second
+from evaluation.tables import BASELINE
+from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
+from reports.estimates import over, speedup
+from reports.harvest_data import models
+from reports.row_means import cells
+from reports.runs import Run, pooled, runs
+from reports.settings import setting
+from runtime.intervals import METHOD, Estimate
+
+NUMBERS = ("threshold", "gamma")  # what tuning settles, by the last part of their keys
+KINDS = ("class", "token")  # of reliability: what the head itself predicts
+STAGES = ("as trained", "calibrated")
+ONE_RUN = ("methods", "limit", "repeats", "experiment")  # of a command: which comparison it was
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One method's measured speed. chosen: whether it is the one to use."""
+
+    method: str
+    with_settings: str
+    tokens_per_second: float
+    speed: Estimate
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """For one pair, machine and temperature.
+
+    where: these in words; use: what to use, a sentence; why: how it was chosen; bars: every method,
+    fastest first; basis: what the bars rest on; lossless, calibration: lines; command: decodes with
+    it; origin: the evaluation's folder"""
+
+    where: str
+    use: str
+    why: str
+    bars: Sequence[Bar]
+    basis: str
+    lossless: Sequence[str]
+    calibration: Sequence[str]
+    command: str
+    origin: str
+
+    @property
+    def longest(self) -> float:
+        """Of the axis."""
+        ends = [end for bar in self.bars for end in (bar.speed.value, bar.speed.high) if end]
+        return 1.05 * max([1.0, *ends])
+
+
+def answers(artifacts: Artifacts) -> list[Answer]:
+    """One for each pair, machine and temperature that something was decoded at; of several
+    evaluations the one with the most requests."""
+    largest: dict[tuple[str, ...], Evaluation] = {}
+    for evaluation in artifacts.evaluations:
+        where = setting(evaluation)
+        parts = (where["models"], where["machine"], where["draft"], f"{evaluation.temperature}")
+        if parts not in largest or _requests(evaluation) >= _requests(largest[parts]):
+            largest[parts] = evaluation
+    found = (_answer(evaluation, artifacts) for evaluation in largest.values())
+    return [answer for answer in found if answer is not None]
+
+
+def _requests(evaluation: Evaluation) -> int:
+    return sum(map(len, evaluation.traces.values()))
+
+
+def _answer(evaluation: Evaluation, artifacts: Artifacts) -> Answer | None:
+    """None where nothing was compared with plain decoding."""
+    speeds = {run.name: speedup(run) for run in _compared(evaluation)}
+    ranked = sorted(_compared(evaluation), key=lambda run: -speeds[run.name].value)
+    if not ranked:
+        return None
+    best, why = _chosen(ranked, _tuning(evaluation, artifacts))
+    bars = [_bar(run, speeds[run.name], run is best) for run in ranked]
+    run, repeats = evaluation.results["run"], evaluation.config["repeats"]
+    prompts = len({prompt for one in ranked for prompt in one.prompts})
+    where = setting(evaluation)
+    return Answer(
+        where=f"{where['pair']}, T = {evaluation.temperature:g}, {where['machine']}",
+        use=_use(best, ranked),
+        why=why,
+        bars=bars,
+        basis=(
+            f"{', '.join(evaluation.datasets)}: {prompts} prompts, repeats: {repeats}; wall time of"
+            f" whole requests over that of plain decoding in the same run; {METHOD}"
+        ),
+        lossless=evaluation.results["lossless"],
+        calibration=list(_calibration(evaluation, artifacts.checkpoints)),
+        command=_command(run["command"], best),
+        origin=str(evaluation.folder),
+    )
+
+
+def _compared(evaluation: Evaluation) -> list[Run]:
+    """Every method but plain decoding, all datasets together."""
+    return [run for run in pooled(runs([evaluation])) if run.name != BASELINE and run.baseline]
+
+
+# Which to use -------------------------------------------------------------------------------------
+
+
+def _tuning(evaluation: Evaluation, artifacts: Artifacts) -> Json | None:
+    """What scripts/tune.py chose for this pair and these distributions, with costs of this machine;
+    the last one found."""
+    run, wanted = evaluation.results["run"], _temperatures(evaluation.config)
+    found = [
+        one
+        for one in artifacts.thresholds
+        if models(one["pair"]) == models(run["pair"])
+        and _temperatures(one) == wanted
+        and one["measured_on"]
+        and not other_machine(one["measured_on"], run)
+    ]
+    return found[-1] if found else None
+
+
+def _temperatures(config: Json) -> tuple[float, float]:
+    """Of the target and of the draft."""
+    target = config["warp"]
+    draft = config.get("draft_warp") or target
+    return float(target["temperature"]), float(draft["temperature"])
+
+
+def _chosen(ranked: Sequence[Run], tuning: Json | None) -> tuple[Run | None, str]:
+    """The method to use, and how it was chosen: by tuning on other prompts where there was any,
+    else the fastest of the comparison. None: plain decoding."""
+    if tuning is None:
+        why = (
+            "Nothing was tuned with costs of this machine (python scripts/tune.py), so this is the"
+            " fastest of the methods compared, chosen on the prompts it is judged on."
+        )
+        return (ranked[0] if _faster(speedup(ranked[0])) else None), why
+    advice, where = tuning["results"]["chosen"]["advice"], tuning["file"]
+    prompts = f"on the {tuning['chosen_on']} split of {tuning['data']['folder']} ({where})"
+    for run in ranked:
+        if run.name == advice:
+            return run, f"Chosen by replay {prompts}, with costs measured here."
+    return None, f"Tuning says: {advice}, {prompts}, with costs measured here."
+
+
+def _faster(speed: Estimate) -> bool:
+    return (speed.low if speed.low is not None else speed.value) > 1
+
+
+def _use(best: Run | None, ranked: Sequence[Run]) -> str:
+    if best is None:
+        return "Use plain decoding: no method is shown to be faster here."
+    speed = speedup(best)
+    settings = with_settings(best)
+    name = f"{best.label}{f' ({settings})' if settings else ''}"
+    said = f"Use {name}: {times(speed)} as fast as plain decoding."
+    if not _faster(speed):
+        said += f" {_no_gain(speed)}"
+    others = [other for other in ranked if other is not best]
+    alike = [other.label for other in others if _alike(over(other, best))]
+    return f"{said} Not told apart from it on these prompts: {', '.join(alike)}." if alike else said
+
+
+def _no_gain(speed: Estimate) -> str:
+    if (speed.value if speed.high is None else speed.high) < 1:
+        return "That is slower: tune again, on a quiet machine."
+    return "The interval holds 1, so these prompts do not show a gain."
+
+
+def times(speed: Estimate) -> str:
+    if speed.low is None:
+        return f"{speed.value:.2f} times"
+    return f"{speed.value:.2f} times ({speed.low:.2f}-{speed.high:.2f})"
+
+
+def _alike(ratio: Estimate) -> bool:
+    """Whether the interval of a ratio of speeds holds 1."""
+    return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
+
+
+def with_settings(run: Run) -> str:
+    """The numbers its stop rule was given, e.g. "threshold 0.56"."""
+    numbers = [
+        (key.rpartition(".")[2], value)
+        for key, value in run.method.settings.items()
+        if key.startswith("stop.") and key.rpartition(".")[2] in NUMBERS
+    ]
+    return ", ".join(f"{name} {value:g}" for name, value in numbers if value is not None)
+
+
+def _bar(run: Run, speed: Estimate, chosen: bool) -> Bar:
+    return Bar(run.label, with_settings(run), tokens_per_second(run.traces), speed, chosen)
+
+
+def _command(command: str, best: Run | None) -> str:
+    """That of the evaluation, with this method alone."""
+    kept = [part for part in shlex.split(command) if part.partition("=")[0] not in ONE_RUN]
+    name = BASELINE if best is None else best.name
+    return shlex.join([*kept, f"methods=[{name}]"])
+
+
+# Calibration --------------------------------------------------------------------------------------
+
+
+def _calibration(evaluation: Evaluation, checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
+    """A line for each checkpoint that was decoded with: its error on prompts it has not seen."""
+    used = [made["sha256"] for made in evaluation.results["checkpoints"].values()]
+    for checkpoint in checkpoints:
+        if checkpoint.config["sha256"] in used:
+            yield from _errors(checkpoint)
+
+
+def _errors(checkpoint: Checkpoint) -> Iterator[str]:
+    for prompts, kinds in checkpoint.config["metrics"]["reliability"].items():
+        for kind in KINDS:
+            if kind in kinds:
+                before, after = (_percent(kinds[kind][stage]["ece"]) for stage in STAGES)
+                yield (
+                    f"{checkpoint.folder.name}, {prompts}: predictions are off by {after} on"
+                    f" average, by {before} before calibration"
+                )
+
+
+def _percent(estimate: list[float | None]) -> str:
+    value, low, high = cells(estimate)
+    said = f"{100 * value:.1f} %"
+    return said if low is None else f"{said} ({100 * low:.1f}-{100 * high:.1f})"
