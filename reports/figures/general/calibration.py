@@ -92,6 +92,7 @@ def _draw_diagrams(found: Sequence[Record], canvas: Canvas) -> None:
                 capsize=2,
             )
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean prediction", ylabel="how often it happened")
+        axes.set_aspect("equal")
     canvas.axes[0].legend(loc="upper left", fontsize=8)
 
 
