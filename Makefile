@@ -1,4 +1,4 @@
-# make demo    from a fresh clone: environment, model pair, data, both predictors, the table, the report
+# make demo    from a fresh clone: environment, model pair, data, both predictors, thresholds, the table, the report
 # make test    the default tests, a process for each core
 # make check   lint, format, types, tests
 # make docs    the documentation as a site, in site/
@@ -12,11 +12,13 @@ TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --maxprocesses
 
 .PHONY: demo test check docs setup browser
 
+# A round at every position, so that every stop rule is tuned by replay on calibration prompts.
 demo: setup
 	$(RUN) scripts/build_pair.py
-	$(RUN) scripts/gen_data.py
-	$(RUN) train.py predictor=specdecpp
-	$(RUN) train.py predictor=hrad
+	$(RUN) scripts/gen_data.py out=data/rounds anchors.stride=1 gamma=8 max_new_tokens=64
+	$(RUN) train.py predictor=specdecpp data=data/rounds
+	$(RUN) train.py predictor=hrad data=data/rounds
+	$(RUN) scripts/tune.py
 	$(RUN) scripts/evaluate.py
 	$(RUN) scripts/report.py
 
