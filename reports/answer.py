@@ -4,6 +4,7 @@ output is the target's, how well predictions are calibrated, and the command."""
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from decoding.models.machine import other_machine
 from evaluation.metrics import tokens_per_second
@@ -11,7 +12,6 @@ from evaluation.tables import BASELINE
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
 from reports.estimates import over, speedup
 from reports.harvest_data import models
-from reports.row_means import cells
 from reports.runs import Run, pooled, runs
 from reports.settings import setting
 from runtime.intervals import METHOD, Estimate
@@ -24,10 +24,11 @@ ONE_RUN = ("methods", "limit", "repeats", "experiment")  # of a command: which c
 
 @dataclass(frozen=True)
 class Bar:
-    """One method's measured speed. chosen: whether it is the one to use."""
+    """One method's measured speed. settings: the numbers of its stop rule, or that it was decoded
+    without a draft; chosen: whether it is the one to use."""
 
     method: str
-    with_settings: str
+    settings: str
     tokens_per_second: float
     speed: Estimate
     chosen: bool
@@ -140,13 +141,20 @@ def _chosen(ranked: Sequence[Run], tuning: Json | None) -> tuple[Run | None, str
             "Nothing was tuned with costs of this machine (python scripts/tune.py), so this is the"
             " fastest of the methods compared, chosen on the prompts it is judged on."
         )
-        return (ranked[0] if _faster(speedup(ranked[0])) else None), why
+        fastest = next((run for run in ranked if _speculates(run)), None)
+        return (fastest if fastest and _faster(speedup(fastest)) else None), why
     advice, where = tuning["results"]["chosen"]["advice"], tuning["file"]
     prompts = f"on the {tuning['chosen_on']} split of {tuning['data']['folder']} ({where})"
     for run in ranked:
         if run.name == advice:
             return run, f"Chosen by replay {prompts}, with costs measured here."
-    return None, f"Tuning says: {advice}, {prompts}, with costs measured here."
+    return None, f"Tuning says: {advice}; {prompts}, with costs measured here."
+
+
+def _speculates(run: Run) -> bool:
+    """False where tuning found no draft worth it, so that the method was decoded without one."""
+    decoded = run.evaluation.results.get("methods", {}).get(run.name, {})
+    return bool(decoded.get("speculates", True))
 
 
 def _faster(speed: Estimate) -> bool:
@@ -162,7 +170,7 @@ def _use(best: Run | None, ranked: Sequence[Run]) -> str:
     said = f"Use {name}: {times(speed)} as fast as plain decoding."
     if not _faster(speed):
         said += f" {_no_gain(speed)}"
-    others = [other for other in ranked if other is not best]
+    others = [other for other in ranked if other is not best and _speculates(other)]
     alike = [other.label for other in others if _alike(over(other, best))]
     return f"{said} Not told apart from it on these prompts: {', '.join(alike)}." if alike else said
 
@@ -195,7 +203,8 @@ def with_settings(run: Run) -> str:
 
 
 def _bar(run: Run, speed: Estimate, chosen: bool) -> Bar:
-    return Bar(run.label, with_settings(run), tokens_per_second(run.traces), speed, chosen)
+    settings = with_settings(run) if _speculates(run) else "plain decoding: no draft is worth it"
+    return Bar(run.label, settings, tokens_per_second(run.traces), speed, chosen)
 
 
 def _command(command: str, best: Run | None) -> str:
@@ -227,7 +236,9 @@ def _errors(checkpoint: Checkpoint) -> Iterator[str]:
                 )
 
 
-def _percent(estimate: list[float | None]) -> str:
-    value, low, high = cells(estimate)
-    said = f"{100 * value:.1f} %"
-    return said if low is None else f"{said} ({100 * low:.1f}-{100 * high:.1f})"
+def _percent(estimate: Sequence[float | None]) -> str:
+    """estimate: value, low, high; the ends None or NaN where there are none."""
+    value, *ends = (
+        f"{100 * number:.1f}" for number in estimate if number is not None and not isnan(number)
+    )
+    return f"{value} % ({'-'.join(ends)})" if ends else f"{value} %"

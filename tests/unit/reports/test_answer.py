@@ -55,7 +55,7 @@ def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
     (answer,) = answers(Artifacts([decoded()]))
     assert answer.use.startswith("Use quick (threshold 0.3): 2.00 times (2.00-2.00) as fast")
     assert "chosen on the prompts it is judged on" in answer.why
-    assert [(bar.method, bar.with_settings, bar.chosen) for bar in answer.bars] == [
+    assert [(bar.method, bar.settings, bar.chosen) for bar in answer.bars] == [
         ("quick", "threshold 0.3", True),
         ("slow", "gamma 3", False),
     ]
@@ -69,6 +69,17 @@ def test_where_nothing_is_faster_it_is_plain_decoding() -> None:
     assert answer.use.startswith("Use plain decoding")
     assert answer.command.endswith("'methods=[autoregressive]'")
     assert not any(bar.chosen for bar in answer.bars)
+
+
+def test_a_method_without_a_draft_is_not_what_to_use() -> None:
+    found = decoded()
+    found.results["methods"] = {
+        name: {"settings": found.config["method"][name], "note": "", "speculates": name != "quick"}
+        for name in ("quick", "slow")
+    }
+    (answer,) = answers(Artifacts([found]))
+    assert answer.use.startswith("Use plain decoding")
+    assert answer.bars[0].settings == "plain decoding: no draft is worth it"
 
 
 def test_tuning_on_other_prompts_decides() -> None:
