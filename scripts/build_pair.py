@@ -81,7 +81,9 @@ def main(cfg: DictConfig) -> None:
     vocabulary = source(cfg, "draft_vocabulary", "set it to null: drafts then propose all tokens")
     layers = source(cfg, "draft_layers", "make them: python scripts/distill_draft.py")
     if layers is None:
-        raise UserError("draft_layers: null is no file. Make one: python scripts/distill_draft.py")
+        raise UserError(
+            "draft_layers: expected a file, got null. Make one: python scripts/distill_draft.py"
+        )
     known = {"target": target / RECORD} | (
         {} if vocabulary is None else {"draft_vocabulary": vocabulary}
     )

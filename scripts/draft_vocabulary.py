@@ -92,8 +92,8 @@ def check(cfg: DictConfig) -> tuple[Path, Path]:
         checked_count(key, cfg[key])
     if not OmegaConf.is_list(cfg.sizes):
         raise UserError(
-            f"sizes: {cfg.sizes} is no list of sizes. Give some to try, e.g. sizes=[4096,16384],"
-            " or []"
+            f"sizes: expected a list of sizes, got {cfg.sizes}. Give some to try, e.g."
+            " sizes=[4096,16384], or []"
         )
     for size in cfg.sizes:
         checked_count("sizes", size)

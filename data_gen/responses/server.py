@@ -71,17 +71,18 @@ class Server:
             )
         if not is_address(self.url):
             raise UserError(
-                f"responses.url: {self.url} is no address. Give one such as"
+                f"responses.url: expected an address, got {self.url}. Give one such as"
                 " http://127.0.0.1:8000/v1"
             )
         checked_count("responses.concurrency", self.concurrency)
         if type(self.retries) is not int or self.retries < 0:
             raise UserError(
-                f"responses.retries: {self.retries} is no whole number from 0 on. Give one, e.g. 10"
+                f"responses.retries: expected a whole number from 0 on, got {self.retries}. Give"
+                " e.g. 10"
             )
         if not (isinstance(self.timeout, int | float) and self.timeout > 0):
             raise UserError(
-                f"responses.timeout: {self.timeout} is no positive number of seconds. Give one,"
+                f"responses.timeout: expected a number of seconds above 0, got {self.timeout}. Give"
                 " e.g. 600"
             )
         if self.key_variable and not self._key():

@@ -110,7 +110,7 @@ def test_chats_are_counted_and_the_first_held_out(
         ("size=32", "size: 32 are all tokens of the pair, it has 32"),
         ("size=0", "size: 0 is no whole number from 1 on"),
         ("sizes=[0,4]", "sizes: 0 is no whole number from 1 on"),
-        ("sizes=5", "sizes: 5 is no list of sizes"),
+        ("sizes=5", "sizes: expected a list of sizes, got 5"),
         ("data=data/none", "data: data/none is no harvested dataset"),
         ("data=null", "data: None is no folder"),
         ("chats=5", "chats: 5 is no folder"),

@@ -274,7 +274,7 @@ def read_shard_rows(folder: str, kind: str) -> list[dict]:
         ),
         (
             ["responses=server", "responses.url=x", "responses.model=y"],
-            "error: responses.url: x is no address",
+            "error: responses.url: expected an address, got x",
         ),
     ],
 )

@@ -415,7 +415,7 @@ def test_impossible_settings_are_refused_by_key(changed: dict[str, Any], key: st
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x/v1", "http://", "http://x:abc/v1", ""])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match=r"^responses\.url: .* is no address"):
+    with pytest.raises(UserError, match=r"^responses\.url: expected an address, got "):
         server(url)
 
 
