@@ -16,9 +16,9 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,29 +28,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.samples import features_of, of_prompts, read_rounds, read_samples, refuse_short_rounds
+from data_gen.samples import inputs_of, of_prompts, read_rounds, read_samples, refuse_short_rounds
 from data_gen.storage.dataset import identity, read_manifest, read_prompts
 from data_gen.storage.shards import SPLITS
 from predictors.base import Predictor, Records, load_predictor, read_config, save_predictor
-from predictors.baselines import CONFIDENCES, base_rate, confidence, constant
-from predictors.calibration import Fit, balanced, calibrate
-from predictors.card import (
-    DECISION,
-    LEGEND,
-    RELIABILITY_LEGEND,
-    calibration_text,
-    confusion,
-    confusion_table,
-    model_card,
-    reliability_tables,
-    score_table,
-)
-from predictors.inputs import FeatureSpec
-from predictors.metrics import scores
-from predictors.reliability import measured, rollout_prefixes
-from predictors.survival import fit_survival
+from predictors.card import findings, model_card
+from predictors.inputs import Inputs
+from predictors.reliability import measured
+from predictors.scoring import fit_calibration, test_scores
 from predictors.training.resume import ResumeFile
-from predictors.training.trainer import Trainer, logits_in_chunks
+from predictors.training.trainer import Trainer
 from runtime.cli import hydra_script
 from runtime.compatibility import differences
 from runtime.errors import UserError, checked_seed, checked_switch
@@ -87,47 +74,44 @@ def main(cfg: DictConfig) -> None:
     if is_job() and not checked_switch("overwrite", cfg.overwrite) and finished(out, run):
         return
     refuse_foreign(out, MARKER)
-    process = this_process()
+    first = this_process().is_main_process
     unseen = {
         other: unseen_prompts(other, cfg.data, manifest, predictor)
         for other in drift_folders(cfg.drift)
     }
-    wanted = SPLITS if process.is_main_process else SPLITS[:1]
-    splits: dict[str, Records] = {
-        split: read_samples(cfg.data, predictor, split, cfg.pair) for split in wanted
-    }
-    rounds = {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in wanted[1:]}
-    with only_writer(out) if process.is_main_process else nullcontext():
-        logger: Any = instantiate(cfg.logger) if process.is_main_process else NullLogger()
+    data = read_data(cfg, predictor, SPLITS if first else SPLITS[:1])
+    with only_writer(out) if first else nullcontext():
+        logger: Any = instantiate(cfg.logger) if first else NullLogger()
         logger.start("train", OmegaConf.to_container(cfg, resolve=True))
         try:
             trainer = instantiate(
                 cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"])
             )
-            metrics = train(predictor, splits["train"], features_of(manifest, predictor), trainer)
-            process.destroy_process_group()
-            if not process.is_main_process:
-                return
-            calibrate_on(predictor, splits["calibration"], rounds["calibration"], cfg.calibration)
-            metrics["test"] = test_scores(predictor, splits["train"], splits["test"])
-            metrics["reliability"] = {
-                f"{cfg.data} (test split)": measured(predictor, splits["test"], rounds["test"]),
-                **{
-                    other: drift(predictor, other, cfg.pair, prompts)
-                    for other, prompts in unseen.items()
-                },
-            }
-            facts = {
-                "dim": splits["train"]["features"].shape[1],
-                "provenance": {**provenance(cfg, splits), "run": run},
-            }
-            save(predictor, out, {**context(predictor, manifest), **facts}, metrics)
-            trainer.forget()
-            report(predictor, metrics, out)
-            logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
-            logger.artifact(predictor.name, "predictor", out)
+            metrics = train(predictor, data, inputs_of(cfg.data, predictor), trainer)
+            this_process().destroy_process_group()
+            if first:
+                judge(predictor, data, unseen, cfg, metrics)
+                save(predictor, out, facts(predictor, data, manifest, cfg, run), metrics)
+                trainer.forget()
+                report(predictor, metrics, out)
+                log(logger, predictor, metrics, out)
         finally:
             logger.finish()
+
+
+@dataclass(frozen=True)
+class Data:
+    """By split: samples, and the rounds of those that prefix survival is fitted and judged on."""
+
+    samples: dict[str, Records]
+    rounds: dict[str, Records | None]
+
+
+def read_data(cfg: DictConfig, predictor: Predictor, splits: Sequence[str]) -> Data:
+    return Data(
+        {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in splits},
+        {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in splits[1:]},
+    )
 
 
 def drift_folders(value: Any) -> list[str]:
@@ -174,21 +158,19 @@ def refuse_other_distributions(data: str, manifest: dict[str, Any]) -> None:
     """Raise UserError where the harvest `data` differs from the one trained on in more than its
     prompts."""
     other = read_manifest(data, "drift")
-    for key in ("pair", "warp", "draft_warp", "features"):
+    for key in ("pair", "warp", "draft_warp", "inputs"):
         if {**other[key], "name": ""} != {**manifest[key], "name": ""}:
             raise UserError(
                 f"drift: {data} was made with {key}={other[key]}, the data to train on with"
-                f" {manifest[key]}. Harvest it with the same pair, distributions and features:"
+                f" {manifest[key]}. Harvest it with the same pair, distributions and inputs:"
                 " python scripts/gen_data.py"
             )
 
 
-def train(
-    predictor: Predictor, records: Records, features: FeatureSpec, trainer: Trainer
-) -> dict[str, Any]:
+def train(predictor: Predictor, data: Data, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
     """Fit on the training split."""
     started = time.perf_counter()
-    predictor.fit(records, features, trainer)
+    predictor.fit(data.samples["train"], inputs, trainer)
     return {
         "epochs": len(trainer.history),
         "seconds": time.perf_counter() - started,
@@ -196,18 +178,26 @@ def train(
     }
 
 
-def calibrate_on(
-    predictor: Predictor, records: Records, rounds: Records | None, cfg: DictConfig
+def judge(
+    predictor: Predictor,
+    data: Data,
+    unseen: Mapping[str, torch.Tensor],
+    cfg: DictConfig,
+    metrics: dict[str, Any],
 ) -> None:
-    """Fit the calibration, first of what the head predicts, then of prefixes."""
-    logits = logits_in_chunks(predictor.head, records["features"])
-    fit: Fit | None = instantiate(cfg.fit)
-    predictor.calibration = calibrate(
-        fit, logits, predictor.targets(records), records["group"], predictor.offset
+    """Fit the calibration on its split, and add the scores on the test split and on harvests of
+    other prompts to `metrics`. unseen: by such a harvest, its prompts that were not trained on."""
+    survival = checked_switch("calibration.survival", cfg.calibration.survival)
+    rounds = data.rounds["calibration"] if survival else None
+    fit_calibration(
+        predictor, data.samples["calibration"], rounds, instantiate(cfg.calibration.fit)
     )
-    if rounds is not None and checked_switch("calibration.survival", cfg.survival):
-        _, calibrated = rollout_prefixes(predictor, rounds)
-        predictor.calibration = replace(predictor.calibration, survival=fit_survival(calibrated))
+    test = data.samples["test"]
+    metrics["test"] = test_scores(predictor, data.samples["train"], test)
+    metrics["reliability"] = {
+        f"{cfg.data} (test split)": measured(predictor, test, data.rounds["test"]),
+        **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
+    }
 
 
 def drift(
@@ -223,29 +213,22 @@ def drift(
     )
 
 
-def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str, dict[str, Any]]:
-    """Scores on the test split: the predictor before and after calibration, then the trivial
-    predictors."""
-    known, wanted, n = predictor.targets(train), predictor.targets(test), len(test["group"])
-    logits = logits_in_chunks(predictor.head, test["features"])
-    calibrated = predictor.calibration.apply(logits)
-    probs = {
-        predictor.name: calibrated,
-        f"{predictor.name}, before calibration": torch.softmax(logits, dim=-1),
-        "constant": constant(known, n),
-        "base rate": base_rate(known, n),
+def facts(
+    predictor: Predictor,
+    data: Data,
+    manifest: Mapping[str, Any],
+    cfg: DictConfig,
+    run: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What `config.json` of the checkpoint says besides the predictor's own settings."""
+    return {
+        **context(predictor, manifest),
+        "dim": data.samples["train"]["inputs"].shape[1],
+        "provenance": {**provenance(cfg, data.samples), "run": run},
     }
-    if len(predictor.classes) > 2:
-        probs[f"{predictor.name}, {DECISION}"] = balanced(
-            calibrated, predictor.calibration.log_prior
-        )
-    for column in CONFIDENCES:
-        if column in test:
-            probs[f"draft confidence ({column})"] = confidence(train[column], known, test[column])
-    return {name: scores(rows, wanted) for name, rows in probs.items()}
 
 
-def context(predictor: Predictor, manifest: dict[str, Any]) -> dict[str, Any]:
+def context(predictor: Predictor, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What the checkpoint is valid for."""
     return {
         "pair": manifest["pair"],
@@ -334,12 +317,13 @@ def save(predictor: Predictor, out: Path, config: dict[str, Any], metrics: dict[
 
 def report(predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:
     """Print what the model card says about the test split."""
-    print(f"\n{score_table(metrics['test'])}\n{LEGEND}")
-    if counts := confusion(predictor.name, metrics):
-        print(f"\n{confusion_table(counts, predictor.classes)}")
-    print(f"\n{calibration_text(predictor.calibration)}\n{predictor.caveat}")
-    print(f"\n{reliability_tables(metrics['reliability'])}\n{RELIABILITY_LEGEND}\n")
+    print(f"\n{findings(predictor, metrics)}\n")
     print(f"saved {out} ({metrics['epochs']} epochs in {metrics['seconds']:.0f} s)")
+
+
+def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:
+    logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
+    logger.artifact(predictor.name, "predictor", out)
 
 
 def flat(test: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -12,12 +12,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from data_gen.labels import acceptance, entropy
+from data_gen.labels import acceptance
 from data_gen.responses.generate import at, blocks, blockwise, draw_from
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
 from decoding.sampling import Warp
-from predictors.inputs import FeatureSpec, extract
+from predictors.draft_statistics import q_stats
+from predictors.layers import side_by_side
 
 MAX_BYTES = 100 << 20  # of the logits of one forward
 # Probability that a rollout is still accepted, below which its later tokens are not looked at.
@@ -30,14 +31,16 @@ TOGETHER = 128
 
 @dataclass(frozen=True)
 class Drawn:
-    """Draft tokens. q: the probability each was drawn with; max_q, entropy: of the draft at
-    temperature 1 without filters where it was drawn (as stop rules read it). All of one shape: [A],
-    or [A, gamma] for whole rollouts."""
+    """Draft tokens. q: the probability each was drawn with; the others:
+    `predictors.draft_statistics.q_stats`. All of one shape: [A], or [A, gamma] for whole
+    rollouts."""
 
     token: Tensor
     q: Tensor
-    max_q: Tensor
-    entropy: Tensor
+    q_drawn: Tensor
+    q_max: Tensor
+    q_margin: Tensor
+    q_entropy: Tensor
 
     def take(self, index: Tensor) -> "Drawn":
         return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
@@ -57,12 +60,15 @@ class Drawn:
 @dataclass(frozen=True)
 class Rollouts:
     """Drafts of gamma tokens from A anchors. rows: [A] cache row of the last committed token before
-    each; drawn: [A, gamma] each; features: [A, gamma, D] of the draft at every drawn token (what a
-    head that scores it reads)."""
+    each; drawn: [A, gamma] each; draft_hidden: [A, gamma, L * H] bfloat16,
+    of the draft at every drawn token."""
 
     rows: Tensor
     drawn: Drawn
-    features: Tensor
+    draft_hidden: Tensor
+
+    def take(self, index: Tensor) -> "Rollouts":
+        return Rollouts(self.rows[index], self.drawn.take(index), self.draft_hidden[index])
 
 
 def rows_per_forward(lm: CachedLM) -> int:
@@ -71,7 +77,7 @@ def rows_per_forward(lm: CachedLM) -> int:
 
 
 def roll(
-    draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, spec: FeatureSpec
+    draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, layers: Sequence[int]
 ) -> Rollouts:
     """Continue the cached sequence from many of its rows at once, one forward per depth.
 
@@ -79,14 +85,14 @@ def roll(
     it was."""
     some = torch.arange(len(rows)).split(min(TOGETHER, rows_per_forward(draft)))
     parts = [
-        _roll(draft, rows[index], first.take(index), uniform[index], warp, spec) for index in some
+        _roll(draft, rows[index], first.take(index), uniform[index], warp, layers) for index in some
     ]
-    drawn, features = zip(*parts, strict=True)
-    return Rollouts(rows, Drawn.join(torch.cat, drawn, 0), torch.cat(features))
+    drawn, hidden = zip(*parts, strict=True)
+    return Rollouts(rows, Drawn.join(torch.cat, drawn, 0), torch.cat(hidden))
 
 
 def roll_greedy(
-    draft: CachedLM, response: Tensor, first: Drawn, gamma: int, spec: FeatureSpec
+    draft: CachedLM, response: Tensor, first: Drawn, gamma: int, layers: Sequence[int]
 ) -> Rollouts:
     """Rollouts of a greedy draft from every position of a response, each context run on once.
 
@@ -98,43 +104,48 @@ def roll_greedy(
     own = first.token.cpu() != response
     own[-1] = True
     uniform = torch.zeros(int(own.sum()), gamma - 1)  # a greedy draft needs no coins
-    rolled = roll(draft, rows[own], first.take(own), uniform, Warp(0.0), spec)
+    rolled = roll(draft, rows[own], first.take(own), uniform, Warp(0.0), layers)
     draft.crop(base - count + 1)
-    hidden = draft.forward(response, hidden=spec.layers, logits="none").hidden
+    hidden = draft.forward(response, hidden=layers, logits="none").hidden
     assert hidden is not None
     draft.crop(base)
     index = shared_tokens(own, gamma)
     drawn = Drawn.join(torch.cat, [first, rolled.drawn.flat()], 0).take(index)
-    return Rollouts(
-        rows, drawn, torch.cat([extract(hidden, spec), rolled.features.flatten(0, 1)])[index]
-    )
+    states = torch.cat([side_by_side(hidden), rolled.draft_hidden.flatten(0, 1)])
+    return Rollouts(rows, drawn, states[index])
 
 
 def candidate_states(
     draft: CachedLM, start: int, mixed: Tensor, position: Tensor, layers: Sequence[int]
 ) -> Tensor:
-    """Hidden states [len(layers), k, H] of the draft at `position` [k] of a sequence `mixed` [T]
-    of candidates and response tokens, which follows the `start` tokens of the prompt. Of the
-    response an ordinary draft loses its cache.
+    """Hidden states [k, L * H] bfloat16 of the draft at `position` [k] of a sequence `mixed` [T] of
+    candidates and response tokens, which follows the `start` tokens of the prompt. The draft must
+    hold the prompt and the response but for its last token; it still does afterwards.
 
     A draft that reads its target's states has none of the target's at candidates, and none of its
     own but at the first few after a verified one. It runs on each candidate as decoding does: as
-    the first one drafted after the response, which it must have cached."""
-    if not draft.reads_target:
-        draft.crop(start)
+    the first one drafted after the response."""
+    if draft.reads_target:
+        return _along_response(draft, start, mixed, layers)[position]
+    with draft.cut_to(start):
         wanted = position.tolist()
         hidden = draft.forward(mixed, hidden=layers, hidden_rows=wanted, logits="none").hidden
-        assert hidden is not None
-        return hidden
+    assert hidden is not None
+    return side_by_side(hidden)
+
+
+def _along_response(draft: CachedLM, start: int, tokens: Tensor, layers: Sequence[int]) -> Tensor:
+    """[T, L * H] at each of `tokens` [T], read as the first one drafted after the response so
+    far."""
     parts, base = [], draft.length
-    for some in torch.arange(len(mixed)).split(TOGETHER):
+    for some in torch.arange(len(tokens)).split(TOGETHER):
         hidden = forward_along(
-            draft, start - 1 + some, mixed[some, None], base, hidden=layers, logits="none"
+            draft, start - 1 + some, tokens[some, None], base, hidden=layers, logits="none"
         ).hidden
         assert hidden is not None
         draft.crop(base)
-        parts.append(hidden)
-    return torch.cat(parts, 1)[:, position]
+        parts.append(side_by_side(hidden))
+    return torch.cat(parts)
 
 
 def shared_tokens(own: Tensor, gamma: int) -> Tensor:
@@ -152,24 +163,24 @@ def shared_tokens(own: Tensor, gamma: int) -> Tensor:
 
 
 def _roll(
-    draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, spec: FeatureSpec
+    draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, layers: Sequence[int]
 ) -> tuple[Drawn, Tensor]:
     base, gamma = draft.length, uniform.shape[1] + 1
     prefix = torch.arange(base) <= rows[:, None]
     own = torch.eye(len(rows), dtype=torch.bool)
-    drawn, features = [first], []
+    drawn, states = [first], []
     for depth in range(1, gamma + 1):
         visible = torch.cat([prefix, *[own] * depth], dim=1)
         wanted: RowsWanted = "all" if depth < gamma else "none"
         output = draft.forward_masked(
-            drawn[-1].token, rows + depth, visible, hidden=spec.layers, logits=wanted
+            drawn[-1].token, rows + depth, visible, hidden=layers, logits=wanted
         )
         assert output.hidden is not None
-        features.append(extract(output.hidden, spec))
+        states.append(side_by_side(output.hidden))
         if depth < gamma:
             drawn.append(blockwise(partial(draw, warp), output.logits, uniform[:, depth - 1]))
     draft.crop(base)
-    return Drawn.join(torch.stack, drawn, 1), torch.stack(features, 1)
+    return Drawn.join(torch.stack, drawn, 1), torch.stack(states, 1)
 
 
 def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
@@ -177,11 +188,9 @@ def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
     distribution = warp.probs(logits)
     token = draw_from(warp, distribution, uniform)
     q = at(distribution, token)
-    if warp != Warp():
-        distribution = Warp().probs(
-            logits
-        )  # in place of the other: both would not fit a core's cache
-    return Drawn(token, q, distribution.amax(-1), entropy(distribution))
+    if warp != Warp():  # in place of the other: both would not fit a core's cache
+        distribution = Warp().probs(logits)
+    return Drawn(token, q, **q_stats(distribution, token))
 
 
 def rollout_acceptance(
@@ -200,39 +209,41 @@ def rollout_acceptance(
     for some in torch.arange(len(first)).split(
         max(1, min(TOGETHER, rows_per_forward(target) // STAGES[-1]))
     ):
-        _accept_in_stages(target, rolled, some, accept, drafted, verdicts, warp)
+        found = _accept_in_stages(
+            target, rolled.take(some), first[some], drafted[some], verdicts[some], warp
+        )
+        accept[some] = found
     return accept
 
 
 def _accept_in_stages(
-    target: CachedLM,
-    rolled: Rollouts,
-    some: Tensor,
-    accept: Tensor,
-    drafted: Tensor,
-    verdicts: Tensor,
-    warp: Warp,
-) -> None:
-    """Fill in `accept` of the rollouts `some`."""
-    base, done, tokens = target.length, 1, rolled.drawn.token
+    target: CachedLM, rolled: Rollouts, first: Tensor, drafted: Tensor, verdicts: Tensor, warp: Warp
+) -> Tensor:
+    """As `rollout_acceptance`, of rollouts that are run together."""
+    accept = torch.zeros(verdicts.shape, device=first.device)
+    accept[:, 0] = first
+    base, done, tokens, some = target.length, 1, rolled.drawn.token, torch.arange(len(first))
     for size in (*STAGES, *[STAGES[-1]] * tokens.shape[1]):
         going = alive(accept[some, :done].cpu(), drafted[some], verdicts[some, :done])
         target.keep(base, _rows_of(going, len(some), done - 1))
         some, until = some[going], min(done + size, tokens.shape[1])
         if not len(some) or done == until:
             break
-        logits = forward_along(
-            target, rolled.rows[some], tokens[some, done - 1 : until - 1], base
-        ).logits
-        wanted = tokens[some, done:until]
-        p = torch.cat(
-            [at(warp.probs(rows), drawn) for rows, drawn in blocks(logits, wanted.T.flatten())]
-        )
-        accept[some, done:until] = acceptance(
-            p.view(-1, len(some)).T, rolled.drawn.q[some, done:until]
-        )
+        taken = tokens[some, done - 1 : until - 1]
+        logits = forward_along(target, rolled.rows[some], taken, base).logits
+        p = _drawn_p(warp, logits, tokens[some, done:until])
+        accept[some, done:until] = acceptance(p, rolled.drawn.q[some, done:until])
         done = until
     target.crop(base)
+    return accept
+
+
+def _drawn_p(warp: Warp, logits: Tensor, tokens: Tensor) -> Tensor:
+    """[A, n], the target's probability of tokens [A, n], whose logits [n * A, V] come depth by
+    depth."""
+    rows = blocks(logits, tokens.T.flatten())
+    p = torch.cat([at(warp.probs(some), drawn) for some, drawn in rows])
+    return p.view(-1, len(tokens)).T
 
 
 def alive(accept: Tensor, drafted: Tensor, verdicts: Tensor) -> Tensor:

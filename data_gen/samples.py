@@ -1,20 +1,20 @@
 """What a predictor learns from, and is measured on: the samples made of a harvest's records."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
+import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.storage.dataset import read_manifest, read_records
+from data_gen.storage.dataset import read_embeddings, read_manifest, read_records
 from data_gen.storage.shards import FEATURES
 from predictors.base import Predictor, Records
-from predictors.inputs import FeatureSpec, narrowed, refuse_unharvested
+from predictors.inputs import Inputs, recorded, refuse_unreadable
+from predictors.layers import RecordedLayers
 from runtime.errors import UserError
 
-ROLLOUT = ("known", "drafted", "accept_prob", "rollout_features")
+VERDICTS = ("known", "drafted", "accept_prob")
 
 
 def read_samples(
@@ -22,12 +22,12 @@ def read_samples(
 ) -> Records:
     """The samples of one split ("train", "calibration", "test" or "all").
 
-    pair: config of the pair that was harvested; only needed where the harvest stored no features,
-    to run it again. Raises UserError as `read_records`, and where harvested rounds are shorter than
-    those the predictor is about."""
+    pair: config of the pair that was harvested; only needed where the harvest stored no hidden
+    states, to run it again. Raises UserError as `read_records`, and where harvested rounds are
+    shorter than those the predictor is about."""
     refuse_short_rounds(folder, predictor)
     return predictor.samples(
-        records_of(folder, predictor, predictor.kind, split, predictor.columns, pair)
+        read_inputs(folder, predictor, predictor.kind, split, predictor.columns, pair)
     )
 
 
@@ -45,11 +45,11 @@ def refuse_short_rounds(folder: str | Path, predictor: Predictor) -> None:
 def read_rounds(
     folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None
 ) -> Records | None:
-    """The rounds of one split, for prefix survival; None where `predictor` does not score single
-    draft tokens."""
-    if len(predictor.classes) > 2:
+    """The rounds of one split with `inputs` [N, gamma, D], for prefix survival; None where
+    `predictor` is not asked about single draft tokens."""
+    if predictor.when == "round":
         return None
-    return records_of(folder, predictor, "rounds", split, ROLLOUT, pair)
+    return read_inputs(folder, predictor, "rounds", split, VERDICTS, pair)
 
 
 def of_prompts(records: Records, prompts: Tensor) -> Records:
@@ -58,45 +58,81 @@ def of_prompts(records: Records, prompts: Tensor) -> Records:
     return {name: values[kept] for name, values in records.items()}
 
 
-def features_of(manifest: Mapping[str, Any], predictor: Predictor) -> FeatureSpec:
-    """What `predictor` reads of a harvest: all that was harvested for it, or its own choice of
-    layers."""
-    harvested = FeatureSpec.from_dict(manifest["features"][predictor.name])
-    wanted = harvested if predictor.layers is None else replace(harvested, layers=predictor.layers)
-    refuse_unharvested(harvested, wanted)
-    return wanted
+def inputs_of(folder: str | Path, predictor: Predictor) -> Inputs:
+    """What `predictor` reads of a harvest, every layer spelled out. Raises UserError where the
+    harvest does not hold it."""
+    layers = RecordedLayers.from_dict(read_manifest(folder)["inputs"])
+    return predictor.reads.among(layers)
 
 
-def records_of(
+def read_inputs(
     folder: str | Path,
     predictor: Predictor,
     kind: str,
     split: str,
     columns: Collection[str],
-    pair: DictConfig | None,
+    pair: DictConfig | None = None,
 ) -> Records:
-    """`records_with_features`, of the layers that `predictor` reads."""
-    manifest = read_manifest(folder)
-    harvested, wanted = (
-        FeatureSpec.from_dict(manifest["features"][predictor.name]),
-        features_of(manifest, predictor),
-    )
-    records = records_with_features(folder, kind, split, columns, pair)
-    return {
-        name: narrowed(values, harvested, wanted) if name in FEATURES else values
-        for name, values in records.items()
-    }
+    """The columns `columns` of one kind of record, `group`, and `inputs`, the matrix that
+    `predictor` reads (`predictors.inputs.recorded`)."""
+    inputs, when = inputs_of(folder, predictor), predictor.when
+    refuse_unreadable(inputs, when, kind, predictor.name)
+    needed = inputs.columns(when)
+    records = read_columns(folder, kind, split, {*columns, *needed}, pair)
+    layers = RecordedLayers.from_dict(read_manifest(folder)["inputs"])
+    kept = {name: records[name] for name in (*columns, "group")}
+    return kept | {"inputs": recorded(inputs, layers, records, when)}
 
 
-def records_with_features(
-    folder: str | Path, kind: str, split: str, columns: Collection[str], pair: DictConfig | None
+def read_columns(
+    folder: str | Path,
+    kind: str,
+    split: str,
+    columns: Collection[str],
+    pair: DictConfig | None = None,
 ) -> Records:
-    """`read_records`, with the feature columns computed again where none are stored."""
-    records = read_records(folder, kind, split, columns)
-    if not read_manifest(folder)["features_stored"] and set(FEATURES) & set(columns):
+    """`read_records`, with hidden states computed again where none are stored, and with the columns
+    of `WORKED_OUT`."""
+    ids = {WORKED_OUT[name][0] for name in columns if name in WORKED_OUT}
+    records = read_records(folder, kind, split, {*columns, *ids})
+    stored = read_manifest(folder)["features_stored"]
+    wanted = {name for name in columns if name in FEATURES or name in EMBEDDINGS}
+    if wanted and not stored:
+        if pair is None:
+            raise UserError(
+                f"pair: {folder} stores no hidden states. Give the pair that was harvested"
+            )
         from data_gen.recompute import recompute  # imports the models
 
-        if pair is None:
-            raise UserError(f"pair: {folder} stores no features. Give the pair that was harvested")
-        records |= recompute(folder, kind, split, columns, pair)
-    return records
+        records |= recompute(folder, kind, split, wanted, pair)
+    found = {
+        name: WORKED_OUT[name][1](folder, records[WORKED_OUT[name][0]])
+        for name in columns
+        if name in WORKED_OUT and name not in records
+    }
+    return {**records, **found}
+
+
+def _depth(folder: str | Path, tokens: Tensor) -> Tensor:
+    return torch.arange(1, tokens.shape[-1] + 1).expand_as(tokens)
+
+
+def _embedding(folder: str | Path, tokens: Tensor) -> Tensor:
+    """[..., E] of token ids [...]."""
+    ids, vectors = read_embeddings(folder)
+    place = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
+    if not torch.equal(ids[place], tokens):
+        raise UserError(
+            f"data: {folder} lacks embeddings of tokens that it names. Harvest again with another"
+            " out=..."
+        )
+    return vectors[place]
+
+
+EMBEDDINGS = ("embedding", "committed_embedding")
+WORKED_OUT: dict[str, tuple[str, Callable[[str | Path, Tensor], Tensor]]] = {
+    "depth": ("token", _depth),
+    "embedding": ("token", _embedding),
+    "committed_embedding": ("committed", _embedding),
+}
+"""Columns that are not recorded as such: what they are made of, and how."""

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from data_gen.harvest import HarvestSettings, Row, answers_of, label, split_into_chunks
+from data_gen.harvest import answers_of, split_into_chunks
+from data_gen.records import Row, label
 from data_gen.requests import Request, spread
+from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from decoding.models.loading import ModelPair
 
@@ -23,18 +25,18 @@ def statistics(out: Path, chunk_count: int, gamma: int) -> dict[str, Any]:
         tokens += len(
             _values(_columns(out, "responses", index, "response_tokens")["response_tokens"])
         )
-        candidates = _columns(out, "specdecpp", index, "overlap", "soft_label")
-        overlap, soft_label = (
-            _values(candidates[name]).astype(float) for name in ("overlap", "soft_label")
+        candidates = _columns(out, "mixed", index, "overlap", "accept_prob")
+        overlap, accept = (
+            _values(candidates[name]).astype(float) for name in ("overlap", "accept_prob")
         )
-        sums += (len(overlap), overlap.sum(), soft_label.sum())
+        sums += (len(overlap), overlap.sum(), accept.sum())
         rounds = _columns(out, "rounds", index, "accepted")
         lengths += np.bincount(_values(rounds["accepted"]), minlength=gamma + 1)
     return {
         "response_tokens": tokens,
-        "records": {"specdecpp": int(sums[0]), "rounds": int(lengths.sum())},
+        "records": {"mixed": int(sums[0]), "rounds": int(lengths.sum())},
         "overlap": float(sums[1] / max(sums[0], 1)),
-        "soft_label": float(sums[2] / max(sums[0], 1)),
+        "accept_prob": float(sums[2] / max(sums[0], 1)),
         "accepted_lengths": lengths.tolist(),
     }
 
@@ -60,9 +62,9 @@ def summary(manifest: dict[str, Any]) -> str:
     rows = {
         "prompts": f"{manifest['prompts']['count']:,} ({splits})",
         "response tokens": f"{found['response_tokens']:,}{given}",
-        "SpecDec++ records": f"{counts['specdecpp']:,}",
+        "mixed records": f"{counts['mixed']:,}",
         "  mean sum(min(p, q))": f"{found['overlap']:.3f}",
-        "  mean min(1, p/q)": f"{found['soft_label']:.3f}",
+        "  mean min(1, p/q)": f"{found['accept_prob']:.3f}",
         "rounds": f"{counts['rounds']:,}",
         "  mean accepted length": f"{mean:.2f} of {manifest['gamma']}",
         "  accepted lengths": shares,
@@ -82,16 +84,16 @@ class Estimate:
 
 
 def estimate(
-    pair: ModelPair, requests: Sequence[Request], recipe: HarvestSettings, labelled: int = 8
+    pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, labelled: int = 8
 ) -> Estimate:
     """Answer one full batch of prompts, spread over all of them, label some of its answers, and
     scale both up.
 
     Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how
     long answers are is what varies most, and is measured on the whole batch."""
-    batches = split_into_chunks(requests, recipe.batch_size)
+    batches = split_into_chunks(requests, settings.batch_size)
     some = spread([request for batch in batches for request in batch], len(batches[0]))
-    opening, answering, label_rate, size, tokens = _measure(pair, some, recipe, labelled)
+    opening, answering, label_rate, size, tokens = _measure(pair, some, settings, labelled)
     scale = len(requests) / len(some)
     prefill = opening * sum(map(_padded, batches)) / _padded(some)
     total = tokens * scale
@@ -103,7 +105,7 @@ def estimate(
 
 
 def _measure(
-    pair: ModelPair, some: Sequence[Request], recipe: HarvestSettings, labelled: int
+    pair: ModelPair, some: Sequence[Request], settings: HarvestSettings, labelled: int
 ) -> tuple[float, float, float, float, int]:
     """Seconds to run the prompts and to answer them; seconds and bytes per token to label answers
     and to write the labels; tokens of the answers."""
@@ -112,11 +114,11 @@ def _measure(
     records: list[dict[str, Row]] = []
     marks, labelling, labelled_tokens = [perf_counter()], 0.0, 0
     advance = lambda _: marks.append(perf_counter()) if len(marks) < 3 else None  # noqa: E731
-    for answer in answers_of(pair, some, recipe, advance):
+    for answer in answers_of(pair, some, settings, advance):
         lengths.append(len(answer.distributions.response))
         if some[answer.index].prompt_id in chosen:
             start = perf_counter()
-            records.append(label(pair, some[answer.index], answer, recipe))
+            records.append(label(pair, some[answer.index], answer, settings))
             labelling, labelled_tokens = (
                 labelling + perf_counter() - start,
                 labelled_tokens + lengths[-1],

@@ -1,6 +1,6 @@
 """What a round works on: the draft, its verdict, and the facts known before drafting."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,6 +85,10 @@ class Verdict:
         return self.path if self.token is None else [*self.path, self.token]
 
 
+def no_embedding(token: int) -> Tensor:
+    raise AssertionError("this context comes without a target's embeddings")
+
+
 @dataclass(frozen=True)
 class RoundContext:
     """Facts verified before the round starts.
@@ -93,7 +97,9 @@ class RoundContext:
     target_hidden: [len(target_layers), H], the target at the last verified position (that of
         committed[-2]), in the layers the stop rule reads; None when it reads none or nothing has
         been verified yet
-    next_embedding: [H], the target's input embedding of committed[-1]; None when target_hidden is
+    embed: the target's input embedding [E] of a token
+    verdicts: on the request's draft tokens so far, oldest first: whether each was accepted; after
+        the first one rejected in a round, the rest of it has none
     max_new: tokens that may still be committed
     round: 0 for the first round of a request (adaptive rules start afresh there)
     eos_ids: tokens that end the output
@@ -103,8 +109,9 @@ class RoundContext:
     max_new: int
     round: int = 0
     target_hidden: Tensor | None = None
-    next_embedding: Tensor | None = None
+    embed: Callable[[int], Tensor] = no_embedding
     eos_ids: frozenset[int] = frozenset()
+    verdicts: Sequence[bool] = ()
 
     @property
     def max_depth(self) -> int:

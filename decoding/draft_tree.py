@@ -240,6 +240,30 @@ def depth_first(parents: Sequence[int]) -> list[int]:
     return order
 
 
+class DrawnToken:
+    """A drawn token and what the draft model says of it; nothing runs before it is asked."""
+
+    def __init__(self, tree: DraftTree, row: int) -> None:
+        self._tree, self._row = tree, row
+
+    @property
+    def token(self) -> int:
+        return self._tree.token[self._row - 1]
+
+    @property
+    def depth(self) -> int:
+        """1 for the first of the draft."""
+        return self._tree.depth[self._row]
+
+    def hidden(self) -> Tensor:
+        """[len(draft_layers), H], the draft's hidden states at the token."""
+        return self._tree.hidden(self._row)
+
+    def unwarped_q(self) -> Tensor:
+        """[V], `DraftTree.unwarped_q` where it was drawn: never a forward."""
+        return self._tree.unwarped_q(self._tree.parent[self._row - 1])
+
+
 class DraftStep:
     """The tip of one path of a `DraftTree`: what a stop rule sees before each draw.
 
@@ -289,6 +313,14 @@ class DraftStep:
         row = self.row if self._tree.has_run(self.row) or not self.tokens else self._before()
         assert self._tree.has_run(row), "the draft has not run on anything yet"
         return self._tree.hidden(row)
+
+    def drawn(self, back: int = 0) -> DrawnToken:
+        """The last drawn token of the path, or the one `back` tokens before it."""
+        row = self.row
+        for _ in range(back):
+            row = self._tree.parent[row - 1]
+        assert row > 0, "no such token has been drawn"
+        return DrawnToken(self._tree, row)
 
     def stopped_by(self, stop: StopRule) -> bool:
         """Ask the rule; its own time is counted apart from the forwards it causes."""

@@ -46,7 +46,7 @@ class _Step:
 
     def __init__(self, pair: Pair, context: Tensor, gamma: int, k: int) -> None:
         self.pair, self.context = pair, context
-        self.verified = RoundContext(context, 2 * gamma + 2, 0, None, None, frozenset())
+        self.verified = RoundContext(context, 2 * gamma + 2)
         # no confidence is below 0, so that every stage has its full size; k candidates whatever the
         # first one is
         parts = pair.draft, Warp(), _Always(k), ConfidenceBefore(0.0), BranchPoint(gamma, k)

@@ -6,7 +6,7 @@ A checkpoint folder holds `config.json` (what it was trained for), `model.safete
 import hashlib
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from predictors.calibration import Calibration, balanced
-from predictors.inputs import FeatureSpec
+from predictors.inputs import Inputs, When
 from runtime.compatibility import leaves
 from runtime.errors import UserError
 from runtime.files import without_nan, write_atomically, write_json
@@ -25,7 +25,7 @@ from runtime.files import without_nan, write_atomically, write_json
 if TYPE_CHECKING:
     from predictors.training.trainer import Trainer
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 UNREADABLE = (
     *(
         SafetensorError,
@@ -45,19 +45,24 @@ Records = Mapping[str, torch.Tensor]
 
 
 class Predictor(Protocol):
-    """A dataclass whose constructor arguments are its settings; `fit` sets `features` and `head`.
+    """A dataclass whose constructor arguments are its settings; `fit` sets `inputs` and `head`.
 
+    reads: its inputs, where layers may be None for "all that were recorded"; inputs: the same with
+    every layer spelled out, stored in the checkpoint. when: "round", it is asked before a round is
+    drafted; "token", after each drawn token.
     classes: names of the C columns `head` returns. label: what they mean. caveat: what calibration
     leaves wrong.
-    layers: those it reads of the harvested ones; None for all. Each predictor is a module
-    `predictors.<name>` with its class as `PREDICTOR`."""
+
+    A predictor is one module `predictors.<name>` with its class as `PREDICTOR`, and one YAML in
+    `conf/predictor`; nothing else names it. The module may lie outside of this tree, in a folder
+    `predictors` on PYTHONPATH."""
 
     name: ClassVar[str]
     classes: ClassVar[tuple[str, ...]]
     label: ClassVar[str]
     caveat: ClassVar[str]
-    layers: Sequence[int] | None
-    features: FeatureSpec
+    when: ClassVar[When]
+    inputs: Inputs
     calibration: Calibration
     head: nn.Module
 
@@ -66,16 +71,20 @@ class Predictor(Protocol):
         """The draft length its label belongs to; None where the label does not depend on one."""
 
     @property
+    def reads(self) -> Inputs: ...
+
+    @property
     def kind(self) -> str:
-        """Which of the harvest's record sets it learns from."""
+        """The records it learns from, "rounds" or "mixed"."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What `samples` needs of them."""
+        """What `samples` needs of them besides the inputs."""
 
     def samples(self, records: Records) -> Records:
-        """The rows to learn from and to be scored on, made of harvested records: `features` [n, D],
-        `group` [n], ..."""
+        """The rows to learn from and to be scored on, `inputs` [n, D], `group` [n], ..., made of
+        its `columns` of records and their `inputs` (`data_gen.samples.read_inputs`): [n, D], or [n,
+        gamma, D] of rounds where `when` is "token"."""
 
     @property
     def offset(self) -> tuple[float, ...]:
@@ -85,14 +94,14 @@ class Predictor(Protocol):
     def build(self, dim: int) -> nn.Module:
         """An untrained head: float32 [n, dim] -> logits [n, C]."""
 
-    def fit(self, records: Records, features: FeatureSpec, trainer: "Trainer") -> "Predictor":
+    def fit(self, records: Records, inputs: Inputs, trainer: "Trainer") -> "Predictor":
         """Learn from the training split; returns self."""
 
     def targets(self, records: Records) -> torch.Tensor:
         """[n, C] distribution over `classes` that each row is scored against."""
 
     def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Calibrated probabilities of float32 features [n, D]; for two classes [n], that of the
+        """Calibrated probabilities of float32 inputs [n, D]; for two classes [n], that of the
         second."""
 
 
@@ -105,7 +114,7 @@ def load_predictor(
 ) -> Predictor:
     """Load the predictor saved in `directory`, refusing one that was trained for something else.
 
-    expect: what this run has, any of `pair`, `features`, `warp`, `draft_warp` (dicts, compared leaf
+    expect: what this run has, any of `pair`, `inputs`, `warp`, `draft_warp` (dicts, compared leaf
     by leaf) and `gamma`; what is left out is not checked. A pair may be renamed: its fingerprints
     decide. A checkpoint whose label does not depend on gamma has gamma null and fits every gamma.
     key: config key named in errors."""
@@ -125,7 +134,7 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
     predictor: Predictor = importlib.import_module(f"predictors.{config['predictor']}").PREDICTOR(
         **config["settings"]
     )
-    predictor.features = FeatureSpec.from_dict(config["features"])
+    predictor.inputs = Inputs.from_dict(config["inputs"])
     predictor.calibration = Calibration.from_dict(
         json.loads((folder / "calibration.json").read_text())
     )
@@ -164,13 +173,13 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
     """`config.json` of a checkpoint folder."""
     path = folder / "config.json"
     if not path.is_file():
-        train = f"python train.py predictor=specdecpp (or hrad) out={folder}"
+        train = f"python train.py predictor=... out={folder}"
         raise UserError(f"{key}: no checkpoint in {folder}. Train one: {train}")
     try:
         config: dict[str, Any] = json.loads(path.read_text())
         version, name = config["format_version"], config["predictor"]
     except UNREADABLE as error:
-        raise damaged(folder, key, "specdecpp (or hrad)", error) from error
+        raise damaged(folder, key, "...", error) from error
     if version != FORMAT_VERSION or not _is_predictor(name):
         raise UserError(
             f"{key}: {folder} holds predictor {name!r} in format {version}, this version reads"
@@ -211,9 +220,9 @@ def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As it would read back from JSON: tuples become lists, a FeatureSpec its dict."""
+    """As it would read back from JSON: tuples become lists, Inputs their dict."""
     flat = {
-        name: value.to_dict() if isinstance(value, FeatureSpec) else value
+        name: value.to_dict() if isinstance(value, Inputs) else value
         for name, value in values.items()
     }
     plain: dict[str, Any] = json.loads(json.dumps(flat))
@@ -227,7 +236,7 @@ def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any
         "format_version": FORMAT_VERSION,
         "predictor": predictor.name,
         "settings": settings(predictor),
-        "features": predictor.features.to_dict(),
+        "inputs": predictor.inputs.to_dict(),
         "classes": list(predictor.classes),
         "label": predictor.label,
         **context,

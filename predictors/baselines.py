@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-CONFIDENCES = ("q_token", "draft_max_q")
+CONFIDENCES = ("q", "q_max")
 """Columns with a draft probability: of the drawn token, and the largest of its distribution."""
 
 

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictors.calibration import Calibration
 from predictors.survival import Survival
+
+if TYPE_CHECKING:
+    from predictors.base import Predictor
 
 COLUMNS = ("kl", "brier", "ece", "auroc", "accuracy")
 LEGEND = (
@@ -163,15 +166,52 @@ def bins_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
+def findings(predictor: "Predictor", metrics: Mapping[str, Any]) -> str:
+    """What training prints: scores, confusion, calibration and reliability."""
+    counts = confusion(predictor.name, metrics)
+    return "\n\n".join(
+        [
+            f"{score_table(metrics['test'])}\n{LEGEND}",
+            *([confusion_table(counts, predictor.classes)] if counts else []),
+            f"{calibration_text(predictor.calibration)}\n{predictor.caveat}",
+            f"{reliability_tables(metrics['reliability'])}\n{RELIABILITY_LEGEND}",
+        ]
+    )
+
+
 def model_card(
     config: Mapping[str, Any], metrics: Mapping[str, Any], calibration: Calibration, caveat: str
 ) -> str:
     """`README.md` of a checkpoint folder. caveat: what the calibration does not mend."""
+    made = f"Made by `{config['provenance']['command']}` on {config['provenance']['date']}."
+    parts = [
+        f"# {config['predictor']} for {config['pair']['name']}",
+        made,
+        "\n".join(f"- {name}: {value}" for name, value in card_facts(config, metrics).items()),
+        *_test_part(config, metrics),
+        "## Calibration",
+        "Fitted on the calibration split:",
+        calibration_text(calibration),
+        caveat,
+        "Measured on the test split, and on all of any other harvest:",
+        reliability_tables(metrics["reliability"]),
+        RELIABILITY_LEGEND,
+        "Predicted / observed, in bins of equal mass of the test split:",
+        bins_table(next(iter(metrics["reliability"].values()))),
+        "## Limits",
+        "It is valid for this pair, these inputs and these sampling distributions only; loading it"
+        " for\nothers is refused.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def card_facts(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The list at the top of a model card."""
     provenance, data = config["provenance"], config["provenance"]["data"]
-    facts = {
+    return {
         "Pair": config["pair"]["name"],
         "Settings": json.dumps(config["settings"]),
-        "Features": json.dumps(config["features"]),
+        "Inputs": json.dumps(config["inputs"]),
         "Classes": ", ".join(config["classes"]),
         "Label": config["label"],
         "Gamma": config["gamma"],
@@ -182,46 +222,18 @@ def model_card(
             f"{metrics['epochs']} epochs, {metrics['seconds']:.0f} s, seed {provenance['seed']}"
         ),
     }
+
+
+def _test_part(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
     counts = confusion(config["predictor"], metrics)
-    matrix = f"\n{confusion_table(counts, tuple(config['classes']))}\n" if counts else ""
     rows = ", ".join(
         f"{split} {count['rows']} rows of {count['prompts']} prompts"
-        for split, count in data["splits"].items()
+        for split, count in config["provenance"]["data"]["splits"].items()
     )
-    return f"""# {config["predictor"]} for {config["pair"]["name"]}
-
-Made by `{provenance["command"]}` on {provenance["date"]}.
-
-{chr(10).join(f"- {name}: {value}" for name, value in facts.items())}
-
-## Test split
-
-{rows}. The test split took no part in training, early stopping or calibration.
-
-{score_table(metrics["test"])}
-{matrix}
-{LEGEND}
-
-## Calibration
-
-Fitted on the calibration split:
-
-{calibration_text(calibration)}
-
-{caveat}
-
-Measured on the test split, and on all of any other harvest:
-
-{reliability_tables(metrics["reliability"])}
-
-{RELIABILITY_LEGEND}
-
-Predicted / observed, in bins of equal mass of the test split:
-
-{bins_table(next(iter(metrics["reliability"].values())))}
-
-## Limits
-
-It is valid for this pair, these features and these sampling distributions only; loading it for
-others is refused.
-"""
+    return [
+        "## Test split",
+        f"{rows}. The test split took no part in training, early stopping or calibration.",
+        score_table(metrics["test"]),
+        *([confusion_table(counts, tuple(config["classes"]))] if counts else []),
+        LEGEND,
+    ]

@@ -12,7 +12,8 @@ from torch import nn
 
 from predictors.base import Records
 from predictors.calibration import Calibration
-from predictors.inputs import FeatureSpec, checked_layers
+from predictors.inputs import Inputs, When
+from predictors.layers import checked_layers
 from predictors.training.batches import Items, RowDropout
 from predictors.training.losses import balanced_cross_entropy, smoothed_cross_entropy
 from predictors.training.resampling import (
@@ -73,11 +74,13 @@ class HRAD:
     gamma: draft tokens of the rounds whose outcome it predicts, at most those harvested.
     smote_neighbours: k of SMOTE, 0 switches it off. standardise: give the MLP standardised columns
     (constants of the training fold, saved with the weights); the paper feeds the raw states.
-    layers: those of the harvest it reads; None for all."""
+    layers: those of the harvest it reads; None for all. token: whether it reads the last committed
+    token's embedding, as in the paper."""
 
     name: ClassVar[str] = "hrad"
     kind: ClassVar[str] = "rounds"
-    columns: ClassVar[tuple[str, ...]] = ("known", "accepted", "drafted", "draft_max_q", "features")
+    when: ClassVar[When] = "round"
+    columns: ClassVar[tuple[str, ...]] = ("known", "accepted", "drafted", "q_max")
     classes: ClassVar[tuple[str, ...]] = ("none", "some", "all")
     label: ClassVar[str] = (
         "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n"
@@ -96,7 +99,8 @@ class HRAD:
     smote_neighbours: int = 5
     standardise: bool = True
     layers: Sequence[int] | None = None
-    features: FeatureSpec = field(init=False)
+    token: bool = True
+    inputs: Inputs = field(init=False)
     calibration: Calibration = field(default=Calibration(), init=False)
     offset: tuple[float, ...] = field(default=(), init=False)
     head: nn.Module = field(init=False)
@@ -112,8 +116,12 @@ class HRAD:
                 " least 0"
             )
 
+    @property
+    def reads(self) -> Inputs:
+        return Inputs(target_hidden=self.layers, token=self.token)
+
     def samples(self, records: Records) -> Records:
-        """The rounds whose first `gamma` verdicts are known, with their `label`; `draft_max_q` of
+        """The rounds whose first `gamma` verdicts are known, with their `label`; `q_max` of
         the first token."""
         known = records["known"] >= self.gamma
         if not known.any():
@@ -122,15 +130,15 @@ class HRAD:
             )
         rows = {name: values[known] for name, values in records.items()}
         label = round_class(rows["accepted"], rows["drafted"], self.gamma)
-        return {**rows, "label": label, "draft_max_q": rows["draft_max_q"][:, 0]}
+        return {**rows, "label": label, "q_max": rows["q_max"][:, 0]}
 
     def build(self, dim: int) -> ClassMLP:
         return ClassMLP(dim, self.dropout)
 
-    def fit(self, records: Records, features: FeatureSpec, trainer: Trainer) -> "HRAD":
-        """Train on `features` [n, D] and `label` [n]; prompts are held out first, then the rest is
+    def fit(self, records: Records, inputs: Inputs, trainer: Trainer) -> "HRAD":
+        """Train on `inputs` [n, D] and `label` [n]; prompts are held out first, then the rest is
         rebalanced."""
-        x, label, group = records["features"].float(), records["label"], records["group"]
+        x, label, group = records["inputs"].float(), records["label"], records["group"]
         held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
         fold = x[~held], label[~held], group[~held]
         torch.manual_seed(trainer.seed)
@@ -140,7 +148,7 @@ class HRAD:
         self.offset = log_prior(label, len(self.classes))
         if self.smote_neighbours:
             fold = smote(*fold, self.smote_neighbours, trainer.seed)
-        self.features, self.head = features, head
+        self.inputs, self.head = inputs, head
         trainer.train(
             head,
             Items(fold[0], fold[1]),
@@ -156,7 +164,7 @@ class HRAD:
 
     @torch.inference_mode()
     def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Calibrated probabilities [n, 3] of (none, some, all) for float32 features [n, D]."""
+        """Calibrated probabilities [n, 3] of (none, some, all) for float32 inputs [n, D]."""
         return self.calibration.apply(self.head(x))
 
 

@@ -1,114 +1,283 @@
-"""Which hidden states a predictor reads, and the one function that reads them.
+"""What predictors may read, and the one function that makes a predictor's matrix of it.
 
-Harvesting, training and decoding all call `extract`, so a predictor is served exactly the numbers
-it was trained on: the values are rounded to bfloat16, the precision of the harvested files, also
-while decoding."""
+Harvested records and a live round give the same facts by name; `matrix` puts those that a predictor
+reads side by side, so it is served exactly the numbers it was trained on. A new input is a field of
+`Inputs` and an entry of `CATALOGUE`; one that nothing is recorded for yet is a column of the
+records as well.
 
-from collections.abc import Sequence
+Hidden states and embeddings are rounded to bfloat16, the precision of the harvested files, also
+while decoding. Every other number is float32."""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
+from torch import Tensor
 
+from predictors.draft_statistics import Q_STATS, history_row, q_stats
+from predictors.layers import LAYERS, RecordedLayers, among, checked_layers, narrowed
 from runtime.errors import UserError, checked_switch
+
+When = Literal["round", "token"]
+"""When a predictor is asked: before a round is drafted, or after each drawn token."""
+Facts = Mapping[str, Tensor]
+"""Raw numbers by name, [...] or [..., d] each, for the same rows."""
 
 
 @dataclass(frozen=True)
-class FeatureSpec:
-    """Where a feature vector comes from.
+class Inputs:
+    """What a predictor reads, a choice from the catalogue.
 
-    side: model whose hidden states are read, ``"draft"`` or ``"target"``.
-    layers: indices into `hidden_states`, all negative (-1 = after the final norm), in the order of
-    concatenation.
-    embedding: append the target's input embedding of the next committed token.
-    """
+    draft_hidden: layers of the draft's hidden states at the drawn token; target_hidden: layers of
+    the target's at the last verified position. Negative indices (-1: what the output layer reads),
+    in the order of the columns; () for none, None for all that were recorded.
+    token: the target's input embedding of the drawn token; of the last committed token where the
+        predictor is asked before a round.
+    q_stats: what the draft, before its warp, thought of the drawn token
+        (`draft_statistics.q_stats`).
+    depth: 1 for the first token of a draft, 2 for the next, ...
+    history: how the last draft tokens of the request went (`draft_statistics.history_row`)."""
 
-    side: str
-    layers: Sequence[int]
-    embedding: bool = False
+    draft_hidden: Sequence[int] | None = ()
+    target_hidden: Sequence[int] | None = ()
+    token: bool = False
+    q_stats: bool = False
+    depth: bool = False
+    history: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(int(layer) for layer in self.layers))
-        checked_switch("features.embedding", self.embedding)
-        if self.side not in ("draft", "target"):
-            raise UserError(f"features.side: {self.side!r} is no model. Use draft or target")
-        if not self.layers or max(self.layers) >= 0:
-            raise UserError(
-                f"features.layers: {list(self.layers)} must be one or more negative indices, -1 ="
-                " last layer"
-            )
+        for side in LAYERS:
+            layers = checked_layers(getattr(self, side), f"inputs.{side}")
+            object.__setattr__(self, side, layers)
+        for name in ("token", "q_stats", "depth", "history"):
+            checked_switch(f"inputs.{name}", getattr(self, name))
 
-    def dim(self, hidden_size: int, embedding_size: int) -> int:
-        """Length D of a feature vector for models of these sizes."""
-        return len(self.layers) * hidden_size + self.embedding * embedding_size
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is read, in the order of the matrix."""
+        return tuple(name for name in CATALOGUE if getattr(self, name) not in ((), False))
+
+    @property
+    def draft_layers(self) -> tuple[int, ...]:
+        """As `StopRule.draft_layers`, of inputs whose layers are spelled out."""
+        return tuple(self.draft_hidden or ())
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """As `StopRule.target_layers`."""
+        return tuple(self.target_hidden or ())
+
+    def columns(self, when: When) -> tuple[str, ...]:
+        """The columns of records that `recorded` takes."""
+        names = dict.fromkeys(column for name in self.names for column in CATALOGUE[name].columns)
+        if when == "round":
+            return tuple(COMMITTED.get(name, name) for name in names)
+        spread = any(CATALOGUE[name].per_round for name in self.names)
+        return (*names, "depth") if spread and "depth" not in names else tuple(names)
+
+    def among(self, layers: RecordedLayers, where: str = "predictor.layers") -> "Inputs":
+        """With "all that were recorded" spelled out. Raises UserError where others are read than
+        were recorded, or in another order. where: config key, and what it names."""
+        draft, target = (
+            among(getattr(self, side), layers.of(side), side, where) for side in LAYERS
+        )
+        return replace(self, draft_hidden=draft, target_hidden=target)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "layers": list(self.layers)}
+        layers = {side: getattr(self, side) for side in LAYERS}
+        plain = {side: None if some is None else list(some) for side, some in layers.items()}
+        return asdict(self) | plain
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "FeatureSpec":
+    def from_dict(cls, values: Mapping[str, Any]) -> "Inputs":
         return cls(**values)
 
 
-def checked_layers(layers: Any) -> tuple[int, ...] | None:
-    """`predictor.layers` as a tuple; None for all that were harvested."""
-    if layers is None:
-        return None
-    if (
-        isinstance(layers, str)
-        or not isinstance(layers, Sequence)
-        or not all(type(n) is int and n < 0 for n in layers)
-    ):
+class LiveRound(Protocol):
+    """What is known before a round is drafted: `decoding.draft.RoundContext`. target_hidden:
+    [layers, H] of exactly the layers that are read, None while nothing has been verified."""
+
+    @property
+    def committed(self) -> Tensor: ...
+
+    @property
+    def target_hidden(self) -> Tensor | None: ...
+
+    @property
+    def verdicts(self) -> Sequence[bool]: ...
+
+    @property
+    def embed(self) -> Callable[[int], Tensor]: ...
+
+
+class LiveToken(Protocol):
+    """A drawn token: `decoding.draft_tree.DrawnToken`. hidden(): [layers, H] of exactly the layers
+    that are read."""
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    def hidden(self) -> Tensor: ...
+
+    def unwarped_q(self) -> Tensor: ...
+
+
+# The catalogue ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Input:
+    """One entry of the catalogue.
+
+    columns: of the records, that give its facts; live: the same facts of one moment, of a round
+    that starts (no token) or of a drawn token; make: facts -> [..., d]
+    drawn: it is there only once a token is drawn; mixed: records of the kind `mixed` hold it
+    per_round: one value for all tokens of a round"""
+
+    columns: tuple[str, ...]
+    live: Callable[[LiveRound, LiveToken | None], Facts]
+    make: Callable[[Facts], Tensor]
+    drawn: bool = False
+    mixed: bool = False
+    per_round: bool = False
+
+
+def _of_draft(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    return {"draft_hidden": _there(drawn).hidden().flatten()}
+
+
+def _of_target(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    assert context.target_hidden is not None, "nothing has been verified yet"
+    return {"target_hidden": context.target_hidden.flatten()}
+
+
+def _of_token(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    token = int(context.committed[-1]) if drawn is None else drawn.token
+    return {"embedding": context.embed(token)}
+
+
+def _of_q(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    drawn = _there(drawn)
+    return q_stats(
+        unwarped := drawn.unwarped_q(), torch.tensor(drawn.token, device=unwarped.device)
+    )
+
+
+def _of_depth(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    return {"depth": torch.tensor(_there(drawn).depth)}
+
+
+def _of_verdicts(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    return {"history": history_row(context.verdicts)}
+
+
+def _there(drawn: LiveToken | None) -> LiveToken:
+    assert drawn is not None, "this input is there only once a token is drawn"
+    return drawn
+
+
+CATALOGUE: Mapping[str, Input] = {
+    "draft_hidden": Input(
+        ("draft_hidden",),
+        _of_draft,
+        lambda facts: facts["draft_hidden"].to(torch.bfloat16),
+        drawn=True,
+        mixed=True,
+    ),
+    "target_hidden": Input(
+        ("target_hidden",),
+        _of_target,
+        lambda facts: facts["target_hidden"].to(torch.bfloat16),
+        per_round=True,
+    ),
+    "token": Input(
+        ("embedding",), _of_token, lambda facts: facts["embedding"].to(torch.bfloat16), mixed=True
+    ),
+    "q_stats": Input(
+        Q_STATS,
+        _of_q,
+        lambda facts: torch.stack([facts[name].float() for name in Q_STATS], dim=-1),
+        drawn=True,
+        mixed=True,
+    ),
+    "depth": Input(
+        ("depth",), _of_depth, lambda facts: facts["depth"].float()[..., None], drawn=True
+    ),
+    "history": Input(
+        ("history",), _of_verdicts, lambda facts: facts["history"].float(), per_round=True
+    ),
+}
+"""The columns of a matrix are in this order."""
+COMMITTED = {"embedding": "committed_embedding"}
+"""Columns of a drawn token, and those that stand for them before a round."""
+
+
+def refuse_unreadable(inputs: Inputs, when: When, kind: str, name: str) -> None:
+    """Raise UserError where the predictor `name` reads nothing, or what is not there when it is
+    asked, or what the records it learns from do not hold."""
+    early = [one for one in inputs.names if when == "round" and CATALOGUE[one].drawn]
+    missing = [one for one in inputs.names if kind == "mixed" and not CATALOGUE[one].mixed]
+    if not inputs.names:
+        raise UserError(f"predictor: expected {name} to read something, got no input. Name one")
+    if early:
         raise UserError(
-            f"predictor.layers: {layers} are no layers. Give negative ones, e.g."
-            " predictor.layers=[-2,-1]"
+            f"predictor: expected inputs that are there before a round, got {', '.join(early)} of a"
+            f" drawn token. Let {name} be asked after each token, or read something else"
         )
-    return tuple(layers)
-
-
-def narrowed(features: torch.Tensor, harvested: FeatureSpec, wanted: FeatureSpec) -> torch.Tensor:
-    """Feature vectors [..., D] of `harvested` -> those of `wanted` [..., D'], which reads some of
-    its layers.
-
-    An embedding counts as one more layer: as wide as a hidden state, as in every model that is
-    loaded here."""
-    if wanted == harvested:
-        return features
-    refuse_unharvested(harvested, wanted)
-    kept = [layer in wanted.layers for layer in harvested.layers] + [True] * harvested.embedding
-    parts = features.unflatten(-1, (len(kept), -1))
-    return parts[..., torch.tensor(kept, device=features.device), :].flatten(-2)
-
-
-def refuse_unharvested(
-    harvested: FeatureSpec, wanted: FeatureSpec, where: str = "predictor.layers"
-) -> None:
-    """Raise UserError where `wanted` reads other things than `harvested`, or its layers in another
-    order. where: config key, and what it names."""
-    have, want = list(harvested.layers), list(wanted.layers)
-    if replace(wanted, layers=have) != harvested or want != [
-        layer for layer in have if layer in want
-    ]:
+    if missing:
         raise UserError(
-            f"{where}: {want} are not some of the harvested layers {have}, in their order. Choose"
-            " among them, or harvest others: python scripts/gen_data.py features.hrad.layers=..."
-            " (or features.specdecpp.layers)"
+            f"predictor: expected inputs that mixed records hold, got {', '.join(missing)}. Let"
+            f" {name} learn from rounds"
         )
 
 
-def extract(
-    hidden: torch.Tensor, spec: FeatureSpec, embedding: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Feature vectors of n positions.
+def matrix(inputs: Inputs, facts: Facts) -> Tensor:
+    """The columns that a predictor reads, [..., D], in the order of the catalogue: float32, or
+    bfloat16 where every number is one."""
+    parts = [CATALOGUE[name].make(facts) for name in inputs.names]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    hidden: [len(spec.layers), n, H], hidden states of the `spec.side` model in these layers.
-    embedding: [n, E], required when `spec.embedding`. Returns float32 [n, D] of bfloat16 precision,
-    layers first, then the embedding."""
-    assert len(hidden) == len(spec.layers), "hidden states of exactly the layers that are read"
-    parts = list(hidden)
-    if spec.embedding:
-        if embedding is None:
-            raise ValueError("this FeatureSpec needs the embedding of the next committed token")
-        parts.append(embedding)
-    rows = parts[0] if len(parts) == 1 else torch.cat([part.to(hidden) for part in parts], dim=-1)
-    return rows.to(torch.bfloat16).float()
+
+def recorded(
+    inputs: Inputs, layers: RecordedLayers, records: Mapping[str, Tensor], when: When
+) -> Tensor:
+    """The matrix of harvested records: [N, D] of N rounds before they are drafted (`when` "round")
+    or of N mixed records, [N, gamma, D] of the tokens of N rounds ("token").
+
+    inputs: with every layer spelled out; layers: those of the records; records: at least
+    `inputs.columns(when)`, as `data_gen.samples.read_columns` gives them."""
+    hidden = {
+        side: narrowed(records[side], layers.of(side), getattr(inputs, side))
+        for side in LAYERS
+        if side in inputs.names
+    }
+    facts = {**records, **hidden}
+    if when == "round":
+        names = {old: new for new, old in COMMITTED.items()}
+        return matrix(inputs, {names.get(name, name): values for name, values in facts.items()})
+    once = [name for name in inputs.names if CATALOGUE[name].per_round]
+    spread = {
+        column: facts[column][:, None].expand(*records["depth"].shape, -1)
+        for name in once
+        for column in CATALOGUE[name].columns
+    }
+    return matrix(inputs, {**facts, **spread})
+
+
+def live(inputs: Inputs, context: LiveRound, drawn: LiveToken | None = None) -> Tensor:
+    """[1, D] float32: the row that `recorded` holds for a round that starts now (`drawn` None), or
+    for a drawn token of it. What is not read is not worked out."""
+    facts: dict[str, Tensor] = {}
+    for name in inputs.names:
+        facts |= CATALOGUE[name].live(context, drawn)
+    return matrix(inputs, facts)[None].float()
+
+
+def readable(inputs: Inputs, context: LiveRound) -> bool:
+    """Whether all of it exists already: the target's states do from the first verified position
+    on."""
+    return not inputs.target_layers or context.target_hidden is not None

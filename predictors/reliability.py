@@ -25,7 +25,7 @@ BINS = 10
 def measured(predictor: Predictor, records: Records, rounds: Records | None) -> dict[str, Any]:
     """Stages of calibration on held-out rows: of what the head predicts ("token" or "class"), and
     with `rounds` of prefix survival, "prefix all", "prefix 1", ... by length."""
-    logits = logits_in_chunks(predictor.head, records["features"])
+    logits = logits_in_chunks(predictor.head, records["inputs"])
     probs = {
         "as trained": torch.softmax(logits, dim=-1),
         "calibrated": predictor.calibration.apply(logits),
@@ -55,8 +55,7 @@ def prefix_stages(predictor: Predictor, rounds: Records) -> dict[str, Any]:
 def rollout_prefixes(predictor: Predictor, rounds: Records) -> tuple[Prefixes, Prefixes]:
     """Prefixes of a split's rollouts, by f as trained and by calibrated f."""
     shape = rounds["accept_prob"].shape
-    features = rounds["rollout_features"].reshape(shape.numel(), -1)
-    logits = logits_in_chunks(predictor.head, features)
+    logits = logits_in_chunks(predictor.head, rounds["inputs"].reshape(shape.numel(), -1))
     columns = (
         rounds["accept_prob"],
         torch.minimum(rounds["drafted"], rounds["known"]),

@@ -12,7 +12,8 @@ from torch import nn
 
 from predictors.base import Records
 from predictors.calibration import Calibration
-from predictors.inputs import FeatureSpec, checked_layers
+from predictors.inputs import Inputs, When
+from predictors.layers import checked_layers
 from predictors.training.batches import Items
 from predictors.training.losses import weighted_soft_bce
 from predictors.training.resampling import hold_out_prompts
@@ -48,7 +49,7 @@ class AcceptanceHead(nn.Module):
 
 def kept_depths(records: Records) -> Records:
     """Of each round the tokens a decoder would have verified: those accepted and the first one
-    rejected.
+    rejected. Columns of tokens, [N, gamma, ...], become [n, ...].
 
     Their hidden states are what decoding sees, and P(all k accepted) is the product of P(token i
     accepted | those before it accepted): what the head learns is the factor that the stop rule
@@ -56,24 +57,23 @@ def kept_depths(records: Records) -> Records:
     along the rollout), but a token behind a rejected one has no place in the product. The coins of
     the harvest decide what is rejected, so a depth occurs as often as it is reached. `depth` counts
     the round's tokens before it."""
-    depth = torch.arange(records["accept_prob"].shape[1])
+    shape = records["accept_prob"].shape
+    depth = torch.arange(shape[1])
     most = torch.minimum(records["drafted"], records["known"])
     kept = (depth <= records["accepted"][:, None]) & (depth < most[:, None])
-    per_round = {"group": records["group"][:, None].expand_as(kept), "depth": depth.expand_as(kept)}
-    names = {"soft_label": "accept_prob", "q_token": "draft_q", "draft_max_q": "draft_max_q"}
-    per_token = {ours: records[theirs] for ours, theirs in names.items()}
-    features = {"features": records["rollout_features"]} if "rollout_features" in records else {}
-    return {name: values[kept] for name, values in {**features, **per_token, **per_round}.items()}
+    of_tokens = {name: values for name, values in records.items() if values.shape[:2] == shape}
+    per_round = {"group": records["group"][:, None].expand(shape), "depth": depth.expand(shape)}
+    return {name: values[kept] for name, values in (of_tokens | per_round).items()}
 
 
 @dataclass
 class SpecDecPP:
     """Predicts s = min(1, p/q) of a drawn draft token from the draft's hidden state at that token.
 
-    recipe: what it learns from. "mixed": the paper's token mixing, candidates at all response
-        positions in a context of response tokens and earlier candidates, labelled as if that were
-        the response alone; "rollouts": tokens of harvested rounds in the context of their own
-        round, which is what decoding sees (`kept_depths`).
+    context: of the draft tokens it learns from. "mixed": the paper's token mixing, candidates at
+        all response positions in a context of response tokens and earlier candidates, labelled as
+        if that were the response alone; "rollout": tokens of harvested rounds in the context of
+        their own round, which is what decoding sees (`kept_depths`).
     depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss. Its
     minimum lies at log-odds log(s / (1 - s)) - log(w_rej / w_acc): softmax(head) is the paper's f,
     for which its threshold of 0.7 with w_rej = 6 is meant; `predict_proba` undoes the known shift
@@ -82,9 +82,10 @@ class SpecDecPP:
     """
 
     name: ClassVar[str] = "specdecpp"
+    when: ClassVar[When] = "token"
     classes: ClassVar[tuple[str, ...]] = ("reject", "accept")
     label: ClassVar[str] = (
-        "soft_label = min(1, p(Y)/q(Y)) of a drawn draft token Y, under the warped distributions"
+        "accept_prob = min(1, p(Y)/q(Y)) of a drawn draft token Y, under the warped distributions"
     )
     caveat: ClassVar[str] = (
         "Before calibration the output is the paper's f, which w_rej lowers by log(w_rej / w_acc)"
@@ -92,19 +93,22 @@ class SpecDecPP:
         " again."
     )
 
-    recipe: Literal["mixed", "rollouts"] = "mixed"
+    context: Literal["mixed", "rollout"] = "mixed"
     depth: int = 3
     tie_blocks: bool = False
     w_rej: float = 6.0
     w_acc: float = 1.0
     layers: Sequence[int] | None = None
-    features: FeatureSpec = field(init=False)
+    inputs: Inputs = field(init=False)
     calibration: Calibration = field(default=Calibration(), init=False)
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.recipe not in ("mixed", "rollouts"):
-            raise UserError(f"predictor.recipe: {self.recipe!r} is unknown. Use mixed or rollouts")
+        if self.context not in ("mixed", "rollout"):
+            raise UserError(
+                f"predictor.context: expected mixed or rollout, got {self.context!r}. Use one of"
+                " them"
+            )
         self.layers = checked_layers(self.layers)
         if (
             type(self.depth) is not int
@@ -122,25 +126,20 @@ class SpecDecPP:
         return None
 
     @property
+    def reads(self) -> Inputs:
+        return Inputs(draft_hidden=self.layers)
+
+    @property
     def kind(self) -> str:
-        return "specdecpp" if self.recipe == "mixed" else "rounds"
+        return "mixed" if self.context == "mixed" else "rounds"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        if self.recipe == "mixed":
-            return "soft_label", "q_token", "draft_max_q", "features"
-        return (
-            "known",
-            "drafted",
-            "accepted",
-            "draft_q",
-            "draft_max_q",
-            "accept_prob",
-            "rollout_features",
-        )
+        verdicts = () if self.context == "mixed" else ("known", "drafted", "accepted")
+        return (*verdicts, "accept_prob", "q", "q_max")
 
     def samples(self, records: Records) -> Records:
-        return records if self.recipe == "mixed" else kept_depths(records)
+        return records if self.context == "mixed" else kept_depths(records)
 
     @property
     def offset(self) -> tuple[float, ...]:
@@ -149,13 +148,13 @@ class SpecDecPP:
     def build(self, dim: int) -> AcceptanceHead:
         return AcceptanceHead(dim, self.depth, self.tie_blocks)
 
-    def fit(self, records: Records, features: FeatureSpec, trainer: Trainer) -> "SpecDecPP":
-        """Train on `features` [n, D] and `soft_label` [n]; a micro-batch is all positions of
+    def fit(self, records: Records, inputs: Inputs, trainer: Trainer) -> "SpecDecPP":
+        """Train on `inputs` [n, D] and `accept_prob` [n]; a micro-batch is all positions of
         `batch_size` prompts."""
-        x, s, group = records["features"], records["soft_label"], records["group"]
+        x, s, group = records["inputs"], records["accept_prob"], records["group"]
         held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
         torch.manual_seed(trainer.seed)
-        self.features, self.head = features, self.build(x.shape[1])
+        self.inputs, self.head = inputs, self.build(x.shape[1])
         loss = partial(weighted_soft_bce, w_rej=self.w_rej, w_acc=self.w_acc)
         trainer.train(
             self.head, Items(x[~held], s[~held], group[~held]), Items(x[held], s[held]), loss, loss
@@ -163,12 +162,12 @@ class SpecDecPP:
         return self
 
     def targets(self, records: Records) -> torch.Tensor:
-        s = records["soft_label"]
+        s = records["accept_prob"]
         return torch.stack([1 - s, s], dim=-1)
 
     @torch.inference_mode()
     def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Calibrated acceptance probability [n] of float32 features [n, D]."""
+        """Calibrated acceptance probability [n] of float32 inputs [n, D]."""
         return self.calibration.apply(self.head(x))[:, 1]
 
 

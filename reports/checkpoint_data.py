@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_gen.samples import of_prompts, records_of
+from data_gen.samples import of_prompts, read_inputs
 from data_gen.storage.chunks import MANIFEST
-from data_gen.storage.dataset import read_records, read_responses
+from data_gen.storage.dataset import read_responses
 from predictors.base import Predictor, Records, load_predictor
 from predictors.calibration import balanced
 from predictors.hrad import HRAD
-from predictors.inputs import FeatureSpec
 from predictors.training.trainer import logits_in_chunks
 from reports.artifacts import Checkpoint, Harvest
 from reports.figure import Missing
@@ -99,8 +98,8 @@ def predicted(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> list[Predi
     its training first.
 
     Empty where the harvest it was trained on is not among them: nothing says then which prompts it
-    has seen. Harvests of other pairs, distributions or features are left out, and those that stored
-    no features."""
+    has seen. Harvests of other pairs, distributions or layers are left out, and those that stored
+    no hidden states."""
     predictor, fitting = _on_harvests(checkpoint, harvests)
     return [_predicted(checkpoint, predictor, harvest, fitting[0]) for harvest in fitting]
 
@@ -128,7 +127,7 @@ def trained_on(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> Harvest |
 def _fits(other: Harvest, home: Harvest, predictor: Predictor) -> bool:
     """Whether it differs in its prompts alone, and holds some that `home` does not."""
     theirs, ours = other.manifest, home.manifest
-    keys = ("pair", "warp", "draft_warp", "features")
+    keys = ("pair", "warp", "draft_warp", "inputs")
     alike = all({**theirs[key], "name": ""} == {**ours[key], "name": ""} for key in keys)
     whole = theirs["features_stored"] and (predictor.gamma or 0) <= theirs["gamma"]
     return alike and whole and bool(unseen(other, home).any())
@@ -138,7 +137,7 @@ def _predicted(
     checkpoint: Checkpoint, predictor: Predictor, harvest: Harvest, home: Harvest
 ) -> Predicted:
     samples = held_out(predictor, harvest, home)
-    logits = logits_in_chunks(predictor.head, samples["features"])
+    logits = logits_in_chunks(predictor.head, samples["inputs"])
     return Predicted(
         checkpoint=checkpoint.folder.name,
         predictor=predictor.name,
@@ -163,9 +162,9 @@ def _held_out(
     predictor: Predictor, harvest: Harvest, home: Harvest, kind: str, columns: Collection[str]
 ) -> Records:
     if harvest is home:
-        return records_of(home.folder, predictor, kind, "test", columns, None)
+        return read_inputs(home.folder, predictor, kind, "test", columns, None)
     return of_prompts(
-        records_of(harvest.folder, predictor, kind, "all", columns, None), unseen(harvest, home)
+        read_inputs(harvest.folder, predictor, kind, "all", columns, None), unseen(harvest, home)
     )
 
 
@@ -182,25 +181,18 @@ def unseen(harvest: Harvest, home: Harvest) -> torch.Tensor:
 def activations(harvest: Harvest, gamma: int = 3) -> Activations:
     """Inputs of `POINTS` rounds, without and with the embedding of the next token.
 
-    Raises Missing where the harvest stored none, or none with an embedding.
+    Raises Missing where the harvest stored none.
     """
-    spec = FeatureSpec.from_dict(harvest.manifest["features"]["hrad"])
-    if not (
-        harvest.manifest["features_stored"]
-        and spec.embedding
-        and harvest.manifest["gamma"] >= gamma
-    ):
-        raise Missing(
-            "needs a harvest with stored features, the embedding among them: python"
-            " scripts/gen_data.py"
-        )
+    if not (harvest.manifest["features_stored"] and harvest.manifest["gamma"] >= gamma):
+        raise Missing("needs a harvest with stored hidden states: python scripts/gen_data.py")
     predictor = HRAD(gamma=gamma)
-    samples = predictor.samples(read_records(harvest.folder, "rounds", "all", predictor.columns))
+    columns = (*predictor.columns, "target_hidden")
+    samples = predictor.samples(read_inputs(harvest.folder, predictor, "rounds", "all", columns))
     order = torch.randperm(len(samples["group"]), generator=torch.Generator().manual_seed(0))[
         :POINTS
     ]
-    both = samples["features"][order].float()
-    states = both.unflatten(1, (len(spec.layers) + 1, -1))[:, :-1].flatten(1)
+    both = samples["inputs"][order].float()
+    states = samples["target_hidden"][order].float()
     return Activations(
         harvest.name,
         gamma,
@@ -227,7 +219,7 @@ def _aged(checkpoint: Checkpoint, predictor: Predictor, harvest: Harvest, home: 
     records = _held_out(predictor, harvest, home, "rounds", (*predictor.columns, "anchor"))
     gamma = checkpoint.config["gamma"]
     kept = ((records["anchor"] >= max(AGES)) & (records["known"] >= gamma)).nonzero()[:, 0]
-    all_probs = predictor.calibration.apply(logits_in_chunks(predictor.head, records["features"]))
+    all_probs = predictor.calibration.apply(logits_in_chunks(predictor.head, records["inputs"]))
     probs = {
         age: all_probs[kept - age] for age in AGES
     }  # rounds of a prompt lie one after the other

@@ -12,7 +12,7 @@ from data_gen.storage.dataset import read_records, read_responses
 from predictors.base import Records
 from reports.artifacts import Artifacts, Harvest
 
-DRAWN = ("known", "drafted", "accepted", "draft_q", "draft_max_q", "draft_entropy", "accept_prob")
+DRAWN = ("known", "drafted", "accepted", "q", "q_max", "q_entropy", "accept_prob")
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ def _draft_tokens(harvest: Harvest) -> Iterator[DraftTokens]:
     )
     kept, accepted = verdicts(records)
     columns = {
-        "q": records["draft_q" if draft else "draft_max_q"],
-        "max_q": records["draft_max_q"],
-        "entropy": records["draft_entropy"],
+        "q": records["q" if draft else "q_max"],
+        "max_q": records["q_max"],
+        "entropy": records["q_entropy"],
         "accept": records["accept_prob"],
         "accepted": accepted,
         "group": records["group"][:, None].expand_as(kept),

@@ -23,17 +23,20 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
-from data_gen.harvest import HarvestSettings, Row, draws, label, split_into_chunks
+from data_gen.harvest import draws, split_into_chunks
 from data_gen.prompts import load_prompts
+from data_gen.records import Row, label
 from data_gen.requests import Request, make_requests, spread
 from data_gen.responses.generate import read_answers
 from data_gen.rollouts import NEGLIGIBLE
+from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair
 from evaluation.baselines.plain_harvest import Coins, OneByOne
 from evaluation.baselines.transformers_generate import benchmark_decode
 from evaluation.side_by_side import branch_bytes, measure_step, model_bytes
 from evaluation.tables import markdown
+from predictors.draft_statistics import Q_STATS
 from runtime.cli import hydra_script
 from runtime.errors import UserError, checked_count, is_count
 
@@ -76,16 +79,7 @@ def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[s
 
 
 ALL, ONE = "all positions", "one at a time"
-COMPARED = (
-    "known",
-    "drafted",
-    "accepted",
-    "draft_tokens",
-    "draft_q",
-    "draft_max_q",
-    "draft_entropy",
-    "accept_prob",
-)
+COMPARED = ("known", "drafted", "accepted", "token", "q", *Q_STATS, "accept_prob")
 
 
 @dataclass
@@ -104,12 +98,12 @@ class Agreement:
         accepted, which the harvest writes as 0 from where it may be `NEGLIGIBLE`."""
         drafted = int(ours["drafted"])
         self.rounds += 1
-        if ours["draft_tokens"][:drafted].tolist() != theirs["draft_tokens"].tolist():
+        if ours["token"][:drafted].tolist() != theirs["token"].tolist():
             return
         self.same_tokens += 1
         known = min(drafted, int(ours["known"]))
         self.same_accepted += min(known, theirs["accepted"]) == int(ours["accepted"])
-        for name in ("draft_q", "draft_max_q", "draft_entropy"):
+        for name in ("q", *Q_STATS):
             self._compare(ours[name][:drafted], theirs[name])
         survival, expected = (row["accept_prob"][:known].cpu().cumprod(0) for row in (ours, theirs))
         self._compare(survival, expected.where((survival > 0) | (expected >= NEGLIGIBLE), 0.0))
@@ -123,33 +117,33 @@ def benchmark_harvest(cfg: DictConfig) -> str:
 
     The plain way works on `plain_prompts` of the prompts: unlike that of batches, its rate does not
     depend on how many."""
-    recipe: HarvestSettings = instantiate(cfg.harvest)
-    if recipe.stride != 1:
+    settings: HarvestSettings = instantiate(cfg.harvest)
+    if settings.stride != 1:
         raise UserError(
-            f"harvest.stride: {recipe.stride} skips positions that the plain way labels. Use 1"
+            f"harvest.stride: {settings.stride} skips positions that the plain way labels. Use 1"
         )
     pair = load_pair(cfg.pair)
-    room = recipe.max_new_tokens + recipe.gamma
+    room = settings.max_new_tokens + settings.gamma
     requests = make_requests(
         load_prompts(cfg.dataset), pair, room, cfg.splits.calibration, cfg.splits.test
     )
     ours = all_positions(
-        pair, requests, recipe
+        pair, requests, settings
     )  # also warms up, and tells how long the responses are
     some = spread(requests, checked_count("plain_prompts", cfg.plain_prompts))
     responses = [ours[request.prompt_id]["response_tokens"] for request in some]
     coins = [
-        Coins.of(request, recipe, len(response))
+        Coins.of(request, settings, len(response))
         for request, response in zip(some, responses, strict=True)
     ]
     plain: dict[str, list[Row]] = {}
 
     def one_by_one() -> None:
-        engine = OneByOne(pair, recipe)
+        engine = OneByOne(pair, settings)
         for request, *given in zip(some, responses, coins, strict=True):
             plain[request.prompt_id] = list(engine.rounds(request, *given))
 
-    ways = {ALL: lambda: all_positions(pair, requests, recipe), ONE: one_by_one}
+    ways = {ALL: lambda: all_positions(pair, requests, settings), ONE: one_by_one}
     seconds = take_turns(ways, cfg.repeats)
     agreement = Agreement()
     for name, rounds in plain.items():
@@ -162,18 +156,18 @@ def benchmark_harvest(cfg: DictConfig) -> str:
 
 
 def all_positions(
-    pair: ModelPair, requests: list[Request], recipe: HarvestSettings
+    pair: ModelPair, requests: list[Request], settings: HarvestSettings
 ) -> dict[str, Row]:
     """By prompt id, responses and rounds of a harvest, whose other records are made as well;
     nothing goes to disk."""
     found = {}
-    for chunk in split_into_chunks(requests, recipe.batch_size):
+    for chunk in split_into_chunks(requests, settings.batch_size):
         prompts = [request.tokens for request in chunk]
         for answer in read_answers(
-            pair.target, pair.draft, prompts, draws(chunk, recipe), recipe.reading(pair)
+            pair.target, pair.draft, prompts, draws(chunk, settings), settings.of_responses(pair)
         ):
             request = chunk[answer.index]
-            records = label(pair, request, answer, recipe)
+            records = label(pair, request, answer, settings)
             found[request.prompt_id] = records["responses"] | records["rounds"]
     return found
 
@@ -195,7 +189,7 @@ def harvest_report(
             f" tokens, {agreement.same_accepted} of those the same accepted length;"
         ),
         (
-            "largest difference of q, max q, entropy, P(accepted so far) in those:"
+            "largest difference of q, its statistics, P(accepted so far) in those:"
             f" {agreement.difference:.1e}"
         ),
     ]

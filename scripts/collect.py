@@ -35,6 +35,7 @@ from evaluation.replay.candidates import (
 from evaluation.replay.tuning import Choice, choose, hindsight, span
 from evaluation.tables import markdown
 from predictors.base import damaged, read_config
+from predictors.inputs import Inputs
 from runtime.cli import hydra_script
 from runtime.errors import UserError
 from runtime.files import checked_folder
@@ -99,7 +100,8 @@ def check_thresholds(thresholds: Any) -> None:
 def settings(folder: Path) -> Cells:
     config = read_config(folder, KEY)
     named = {"checkpoint": folder.name, "predictor": config["predictor"]}
-    read = {"layers": " ".join(map(str, config["features"]["layers"]))}
+    inputs = Inputs.from_dict(config["inputs"])
+    read = {"layers": " ".join(map(str, (*inputs.draft_layers, *inputs.target_layers)))}
     return {name: str(value) for name, value in (named | read | config["settings"] | read).items()}
 
 

@@ -26,15 +26,17 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.harvest import HarvestSettings, Progress, feature_dims, harvest, plan, settings_of
+from data_gen.harvest import Progress, harvest, plan, settings_of
 from data_gen.prompts import Prompt, load_prompts
 from data_gen.requests import Request, assign_splits, make_requests
 from data_gen.responses.external import Source, with_responses
+from data_gen.settings import HarvestSettings
 from data_gen.statistics import estimate, statistics, summary
 from data_gen.storage import chunks
 from data_gen.storage.dataset import read_manifest, verify
 from data_gen.storage.sharing import Worker, refuse_others
 from decoding.models.loading import ModelPair, load_pair
+from predictors.layers import RecordedLayers
 from runtime.checksums import write_checksummed
 from runtime.cli import hydra_script
 from runtime.errors import UserError, checked_switch
@@ -54,26 +56,26 @@ def main(cfg: DictConfig) -> None:
     if checked_switch("verify", cfg.verify):
         report_faults(out, place)
         return
-    recipe = make_recipe(cfg)
+    settings = make_settings(cfg)
     prompts, estimating = load_prompts(cfg.dataset), checked_switch("estimate", cfg.estimate)
     source = instantiate(cfg.responses)
-    known = known_settings(cfg, prompts, recipe, source)
+    known = known_settings(cfg, prompts, settings, source)
     if not estimating:
         refuse_others(out, known)
-    given = source.fetch(prompts, recipe, out, ask=not estimating)  # a server may need the memory
+    given = source.fetch(prompts, settings, out, ask=not estimating)  # a server may need the memory
     place.share_cores()
     pair = load_pair(cfg.pair)
-    new_tokens = recipe.max_new_tokens + recipe.gamma
+    new_tokens = settings.max_new_tokens + settings.gamma
     requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
-    requests = with_responses(requests, given, pair, recipe.max_new_tokens)
+    requests = with_responses(requests, given, pair, settings.max_new_tokens)
     if estimating:
-        print_estimate(pair, requests, recipe, out, place)
+        print_estimate(pair, requests, settings, out, place)
         return
     start = time.perf_counter()
-    with place.reporting(), progress_bar(requests, recipe, place) as bar:
-        harvest(pair, requests, recipe, out, watch(bar, recipe), place)
+    with place.reporting(), progress_bar(requests, settings, place) as bar:
+        harvest(pair, requests, settings, out, watch(bar, settings), place)
     if place.rank == 0:
-        manifest = finish(pair, requests, recipe, out, cfg)
+        manifest = finish(pair, requests, settings, out, cfg)
         print(
             f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
             f"\nsaved {out}"
@@ -100,7 +102,7 @@ def report_faults(out: Path, place: Worker) -> None:
     print(f"content {manifest['content']}")
 
 
-def make_recipe(cfg: DictConfig) -> HarvestSettings:
+def make_settings(cfg: DictConfig) -> HarvestSettings:
     """The settings of a harvest, checked before any model is loaded."""
     return HarvestSettings(
         gamma=cfg.gamma,
@@ -111,14 +113,13 @@ def make_recipe(cfg: DictConfig) -> HarvestSettings:
         stride=cfg.anchors.stride,
         warp=instantiate(cfg.warp),
         draft_warp=instantiate(cfg.draft_warp),
-        specdecpp=instantiate(cfg.features.specdecpp),
-        hrad=instantiate(cfg.features.hrad),
+        layers=RecordedLayers(cfg.inputs.draft_layers, cfg.inputs.target_layers),
         features_stored=cfg.features.stored,
     )
 
 
 def known_settings(
-    cfg: DictConfig, prompts: list[Prompt], recipe: HarvestSettings, source: Source
+    cfg: DictConfig, prompts: list[Prompt], settings: HarvestSettings, source: Source
 ) -> dict:
     """What of the plan is known before a response is asked for or a model is loaded. Raises
     UserError for shares that cannot be."""
@@ -127,47 +128,46 @@ def known_settings(
     )
     kind = "external" if source.external else "generated"
     return {
-        **settings_of(list(splits.values()), recipe),
+        **settings_of(list(splits.values()), settings),
         "pair": {"name": cfg.pair.name},
         "responses": kind,
     }
 
 
-def progress_bar(requests: list[Request], recipe: HarvestSettings, place: Worker) -> tqdm:
+def progress_bar(requests: list[Request], settings: HarvestSettings, place: Worker) -> tqdm:
     """Counts response tokens, at most `max_new_tokens` per prompt; sparing with lines where there
     is no terminal. Of several processes the first shows it, for all of them."""
     interval = 0.5 if sys.stderr.isatty() else 30.0
-    total = len(requests) * recipe.max_new_tokens
+    total = len(requests) * settings.max_new_tokens
     shown = {"unit": " tokens", "desc": "harvest", "mininterval": interval, "dynamic_ncols": True}
     return tqdm(total=total, disable=place.rank > 0, **shown)
 
 
-def watch(bar: tqdm, recipe: HarvestSettings) -> Progress:
+def watch(bar: tqdm, settings: HarvestSettings) -> Progress:
     """Callbacks that move the bar: its total shrinks by what short answers and earlier runs leave
     undone."""
     done = {"prompts": 0}
 
     def finished(prompts: int, tokens: int) -> None:
         done["prompts"] += prompts
-        bar.total -= prompts * recipe.max_new_tokens - tokens
+        bar.total -= prompts * settings.max_new_tokens - tokens
         bar.set_postfix_str(f"{done['prompts']} prompts labelled", refresh=False)
 
     return Progress(sampled=bar.update, finished=finished)
 
 
 def finish(
-    pair: ModelPair, requests: list[Request], recipe: HarvestSettings, out: Path, cfg: DictConfig
+    pair: ModelPair, requests: list[Request], settings: HarvestSettings, out: Path, cfg: DictConfig
 ) -> dict:
     """Write the manifest, which makes the folder a dataset. Returns it."""
-    settings = plan(pair, requests, recipe)
+    whole = plan(pair, requests, settings)
     manifest = {
-        **settings,
+        **whole,
         "shares": {"calibration": cfg.splits.calibration, "test": cfg.splits.test},
         "responses_from": OmegaConf.to_container(cfg.responses),
         "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
-        "statistics": statistics(out, chunks.chunk_count(settings), recipe.gamma),
-        "feature_dims": feature_dims(pair, recipe),
-        **chunks.inventory(out, settings),
+        "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma),
+        **chunks.inventory(out, whole),
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
         "versions": {name: version(name) for name in PACKAGES},
     }
@@ -176,11 +176,11 @@ def finish(
 
 
 def print_estimate(
-    pair: ModelPair, requests: list[Request], recipe: HarvestSettings, out: Path, place: Worker
+    pair: ModelPair, requests: list[Request], settings: HarvestSettings, out: Path, place: Worker
 ) -> None:
     if place.rank > 0:
         return
-    expected = estimate(pair, requests, recipe)
+    expected = estimate(pair, requests, settings)
     out.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out.parent).free
     print(f"{len(requests)} prompts, about {expected.tokens:,.0f} response tokens, to {out}")

@@ -10,10 +10,10 @@ import torch
 from predictors.base import Predictor, checksums, save_predictor
 from predictors.calibration import Calibration
 from predictors.hrad import HRAD
-from predictors.inputs import FeatureSpec
+from predictors.inputs import Inputs
 from predictors.specdecpp import SpecDecPP
 
-ONE_STATE = {"specdecpp": FeatureSpec("draft", [-1]), "hrad": FeatureSpec("target", [-1], True)}
+ONE_STATE = {"specdecpp": Inputs([-1]), "hrad": Inputs((), [-1], token=True)}
 
 AS_TRAINED = Calibration()
 
@@ -24,14 +24,14 @@ def write_checkpoint(
     dim: int,
     *,
     gamma: int = 4,
-    features: FeatureSpec | None = None,
+    inputs: Inputs | None = None,
     calibration: Calibration = AS_TRAINED,
     context: Mapping[str, Any] | None = None,
 ) -> Path:
-    """An untrained but deterministic predictor `name` on `dim` features; gamma only binds H-RAD."""
+    """An untrained but deterministic predictor `name` on `dim` inputs; gamma only binds H-RAD."""
     torch.manual_seed(0)
     predictor: Predictor = HRAD(gamma) if name == "hrad" else SpecDecPP(depth=0)
-    predictor.features, predictor.calibration = features or ONE_STATE[name], calibration
+    predictor.inputs, predictor.calibration = inputs or ONE_STATE[name], calibration
     predictor.head = predictor.build(dim)
     return save(predictor, folder, context)
 
@@ -39,7 +39,7 @@ def write_checkpoint(
 def write_logistic(folder: Path, calibration: Calibration = AS_TRAINED) -> Path:
     """SpecDec++ head on one feature x whose logits have the log-odds x."""
     predictor = SpecDecPP(depth=0)
-    predictor.features, predictor.head = ONE_STATE["specdecpp"], predictor.build(1)
+    predictor.inputs, predictor.head = ONE_STATE["specdecpp"], predictor.build(1)
     predictor.calibration = calibration
     predictor.head.load_state_dict(
         {"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)}

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from data_gen.harvest import HarvestSettings, Progress, harvest, plan
+from data_gen.harvest import Progress, harvest, plan
 from data_gen.prompts import Prompt
 from data_gen.requests import Request
 from data_gen.responses import log
+from data_gen.settings import HarvestSettings
 from data_gen.storage.chunks import PLAN, plan_id
 from data_gen.storage.dataset import read_responses
 from data_gen.storage.shards import SPLITS
 from data_gen.storage.sharing import ALONE, Worker
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from predictors.inputs import FeatureSpec
+from predictors.layers import RecordedLayers
 from runtime.checksums import CHECKSUM, write_checksummed
 from runtime.files import file_hash
 from scripts.gen_data import finish
@@ -40,8 +41,7 @@ RECIPE = HarvestSettings(
     stride=2,
     warp=Warp(0.9),
     draft_warp=Warp(),
-    specdecpp=FeatureSpec("draft", [-1]),
-    hrad=FeatureSpec("target", [-2, -1], embedding=True),
+    layers=RecordedLayers([-1], [-2, -1]),
 )
 
 

@@ -6,15 +6,13 @@ from typing import Any
 import torch
 
 from data_gen.storage import chunks, shards
+from predictors.draft_statistics import Q_STATS, history_rows
 from runtime.checksums import write_checksummed
 
-DIM = 8
+DIM, EMBEDDING = 8, 2
 PAIR = {"name": "toy", "target": "aa", "draft": "bb", "tokenizer": "cc"}
 WARP = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-FEATURES = {
-    "specdecpp": {"side": "draft", "layers": [-1], "embedding": False},
-    "hrad": {"side": "target", "layers": [-1], "embedding": False},
-}
+INPUTS = {"draft_layers": [-1], "target_layers": [-1]}
 PROMPTS = {"train": 12, "calibration": 4, "test": 4}
 
 
@@ -34,9 +32,11 @@ def write_harvest(
                     **head,
                     "prompt_tokens": letters(name),
                     "response_tokens": repetitive(rows, len(lines["rounds"])),
+                    "embedded": torch.tensor([0]),
+                    "embedding": shards.pack_features(torch.zeros(1, EMBEDDING)),
                 }
             )
-            lines["specdecpp"].append({**head, **_specdecpp(rows, generator)})
+            lines["mixed"].append({**head, **_mixed(rows, generator)})
             lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
     count = sum(PROMPTS.values())
     settings = {"prompts": {"count": count}, "batch_size": count, "splits": PROMPTS}
@@ -50,8 +50,7 @@ def write_harvest(
         "gamma": gamma,
         "max_new_tokens": rows,
         "anchors": {"stride": 1},
-        "features": FEATURES,
-        "feature_dims": {"specdecpp": DIM, "hrad": DIM},
+        "inputs": INPUTS,
         "features_stored": True,
         **chunks.inventory(folder, settings),
     }
@@ -70,18 +69,15 @@ def letters(name: str) -> torch.Tensor:
     return torch.tensor(list(name.encode()))
 
 
-def _specdecpp(rows: int, generator: torch.Generator) -> dict[str, Any]:
+def _mixed(rows: int, generator: torch.Generator) -> dict[str, Any]:
     x = torch.randn(rows, DIM, generator=generator)
     q = torch.rand(rows, generator=generator)
     return {
         "position": torch.arange(rows),
-        "token_ids": torch.arange(rows),
-        "soft_label": torch.sigmoid(4 * x[:, 0]),
-        "overlap": q,
-        "q_token": q,
-        "draft_max_q": q,
-        "draft_entropy": q,
-        "features": shards.pack_features(x),
+        "token": torch.zeros(rows, dtype=torch.int64),
+        "accept_prob": torch.sigmoid(4 * x[:, 0]),
+        **dict.fromkeys(("overlap", "q", *Q_STATS), q),
+        "draft_hidden": shards.pack_features(x),
     }
 
 
@@ -93,14 +89,14 @@ def _rounds(rows: int, gamma: int, generator: torch.Generator) -> dict[str, Any]
     several = torch.rand(rows, gamma, generator=generator)
     return {
         "anchor": torch.arange(rows),
+        "committed": torch.zeros(rows, dtype=torch.int64),
         "known": torch.full((rows,), gamma),
         "drafted": torch.full((rows,), gamma),
         "accepted": accepted,
-        "draft_tokens": torch.zeros(rows, gamma, dtype=torch.int64),
-        "draft_q": several,
-        "draft_max_q": several,
-        "draft_entropy": several,
+        "history": history_rows(accepted > 0),
+        "token": torch.zeros(rows, gamma, dtype=torch.int64),
+        **dict.fromkeys(("q", *Q_STATS), several),
         "accept_prob": torch.sigmoid(4 * along[:, :, 0]),
-        "features": shards.pack_features(x),
-        "rollout_features": shards.pack_features(along),
+        "target_hidden": shards.pack_features(x),
+        "draft_hidden": shards.pack_features(along),
     }

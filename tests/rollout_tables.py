@@ -13,7 +13,8 @@ from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.stopping.specdecpp import SpecDecPPStop
-from predictors.inputs import extract
+from predictors.inputs import matrix
+from predictors.layers import side_by_side
 
 
 def slow_table(
@@ -71,13 +72,15 @@ def _round(
         token = sampler.draw(q)
         text = torch.cat([text, torch.tensor([token])])
         hidden = _run(pair.draft, text, head.draft_layers)[1][:, -1:]
-        features = extract(hidden, head.predictor.features)
+        facts = {"draft_hidden": side_by_side(hidden)}
         found["tokens"].append(token)
         found["accept"].append(min(1.0, float(p[token] / q[token])))
         found["confidence"].append(float(unwarped_q[token]))
         found["max_q"].append(float(unwarped_q.max()))
         found["entropy"].append(float(torch.special.entr(unwarped_q).sum()))
-        scores.append(head.predictor.predict_proba(features).item())
+        scores.append(
+            head.predictor.predict_proba(matrix(head.predictor.inputs, facts).float()).item()
+        )
     found["accept"] = [
         value if all(found["accept"][:depth]) else 0.0
         for depth, value in enumerate(found["accept"])
@@ -88,7 +91,9 @@ def _round(
     coins = [sampler.accept(accept, 1.0) for accept in found["accept"][: found["drawn"]]]
     found["accepted"] = [*coins, False].index(False)
     hidden = _run(pair.target, prefix[:-1], classes.target_layers)[1][:, -1:]
-    features = extract(hidden, classes.predictor.features, pair.target.embed(int(prefix[-1]))[None])
+    embedding = pair.target.embed(int(prefix[-1]))[None]
+    facts = {"target_hidden": side_by_side(hidden), "embedding": embedding}
+    features = matrix(classes.predictor.inputs, facts).float()
     found["predicted"] = {head.survival: survival, classes.outcomes: int(classes.decide(features))}
     return found
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from data_gen.harvest import HarvestSettings
 from data_gen.prompts import Prompt
 from data_gen.requests import Request
+from data_gen.settings import HarvestSettings
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.json_lines import is_text

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_gen.harvest import HarvestSettings
 from data_gen.prompts import Prompt
 from data_gen.responses.external import FORM, ExternalResponse, response_from_row
+from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
 from runtime.json_lines import parse_object
 

@@ -18,12 +18,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from data_gen.labels import acceptance, entropy, overlap
+from data_gen.labels import acceptance, overlap
 from decoding.models.batched_lm import BatchedLM
 from decoding.models.cached_lm import CachedLM
 from decoding.picking import largest, pick
 from decoding.sampling import Warp
-from predictors.inputs import FeatureSpec, extract
+from predictors.draft_statistics import q_stats
+from predictors.layers import side_by_side
 
 # Distributions worked on at once on a CPU: so many fit a core's cache, a whole batch takes three
 # times as long.
@@ -43,40 +44,53 @@ def uniforms(seed: int, prompt_id: str, purpose: str, *shape: int) -> Tensor:
 class Distributions:
     """What both models say at n positions. response: [n] int64, drawn from p; candidate: [n] int64,
     drawn from q; q, accept: [n], the candidate's draft probability and min(1, p / q); overlap: [n],
-    sum(min(p, q)); max_q, entropy: [n], of the draft at temperature 1 without filters (as stop
-    rules read it)."""
+    sum(min(p, q)); q_drawn, q_max, q_margin, q_entropy: [n], of the candidate
+    (`predictors.draft_statistics.q_stats`)."""
 
     response: Tensor
     candidate: Tensor
     q: Tensor
     accept: Tensor
     overlap: Tensor
-    max_q: Tensor
-    entropy: Tensor
+    q_drawn: Tensor
+    q_max: Tensor
+    q_margin: Tensor
+    q_entropy: Tensor
+
+    @classmethod
+    def join(cls, parts: "Sequence[Distributions]") -> "Distributions":
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+    def first(self, count: int) -> "Distributions":
+        """Those of the first `count` positions."""
+        return Distributions(
+            **{field.name: getattr(self, field.name)[:count] for field in fields(self)}
+        )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A response of T tokens to prompt `index`. distributions: at positions 0..T-1; features: [A,
-    D] of the target at the last verified position (that of the token before the last committed one)
-    when 0, stride, 2 stride, ... tokens are out."""
+    """A response of T tokens to prompt `index`. distributions: at positions 0..T-1; target_hidden:
+    [A, L * H] bfloat16, at the last verified position (that of the token before the last committed
+    one) when 0, stride, 2 stride, ... tokens are out."""
 
     index: int
     distributions: Distributions
-    features: Tensor
+    target_hidden: Tensor
 
 
 @dataclass(frozen=True)
 class ResponseSettings:
     """How to answer. max_new: most tokens of a response, itself cut after the first of eos_ids;
-    stride, features: as in `Answer`."""
+    stride: as in `Answer`; target_layers: of its hidden states."""
 
     max_new: int
     eos_ids: Collection[int]
     warp: Warp
     draft_warp: Warp
     stride: int
-    features: FeatureSpec
+    target_layers: Sequence[int]
 
 
 def read_answers(
@@ -84,7 +98,7 @@ def read_answers(
     draft: CachedLM,
     prompts: Sequence[Tensor],
     uniform: Tensor,
-    reading: ResponseSettings,
+    settings: ResponseSettings,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> Iterator[Answer]:
     """Answer the prompts and yield each answer when it ends.
@@ -93,13 +107,13 @@ def read_answers(
     advance is told after each step how many tokens it brought. While an answer is out, `target` and
     `draft` hold its prompt and response without the last token. Raises UserError when a model
     returns NaN logits."""
-    batch = _Batch(target, draft, prompts, uniform, reading)
-    ends = torch.tensor(sorted(reading.eos_ids))
+    batch = _Batch(target, draft, prompts, uniform, settings)
+    ends = torch.tensor(sorted(settings.eos_ids))
     live = torch.ones(len(prompts), dtype=torch.bool)
-    for position in range(reading.max_new):
+    for position in range(settings.max_new):
         drawn = batch.step(position)
         advance(int(live.sum()))
-        ended = live & (torch.isin(drawn, ends) | (position + 1 == reading.max_new))
+        ended = live & (torch.isin(drawn, ends) | (position + 1 == settings.max_new))
         for place in ended.nonzero()[:, 0].tolist():
             yield batch.answer(place, position + 1)
         live &= ~ended
@@ -119,31 +133,34 @@ class _Batch:
         draft: CachedLM,
         prompts: Sequence[Tensor],
         uniform: Tensor,
-        reading: ResponseSettings,
+        settings: ResponseSettings,
     ) -> None:
-        self._embed, self._uniform, self._reading = target.embed, uniform, reading
+        self._uniform, self._settings = uniform, settings
         self._rows = torch.arange(len(prompts))  # the prompt each sequence of the batch belongs to
         self._distributions: dict[str, Tensor] = {}  # [B, max_new] each
-        self._features: list[Tensor] = []  # [B, D] each, one per multiple of the stride
-        known, room = [prompt[:-2] for prompt in prompts], reading.max_new + 1
+        self._hidden: list[Tensor] = []  # [B, L * H] each, one per multiple of the stride
+        known, room = [prompt[:-2] for prompt in prompts], settings.max_new + 1
         self._target = BatchedLM(target, known, room)
         self._draft = BatchedLM(draft, known, room, self._target)
         before_last, self._tokens = (
             torch.stack([prompt[index] for prompt in prompts]) for index in (-2, -1)
         )
-        hidden = self._target.step(before_last, reading.features.layers).hidden
+        hidden = self._target.step(before_last, settings.target_layers).hidden
         self._draft.step(before_last)
-        self._note_features(hidden)
+        self._note_hidden(hidden)
 
     def step(self, position: int) -> Tensor:
         """Draw the response tokens of one position. Returns them, int64 [b] on the CPU."""
-        reading = self._reading
-        anchor = (position + 1) % reading.stride == 0
-        ours = self._target.step(self._tokens, reading.features.layers if anchor else ())
+        settings = self._settings
+        anchor = (position + 1) % settings.stride == 0
+        ours = self._target.step(self._tokens, settings.target_layers if anchor else ())
         theirs = self._draft.step(self._tokens)
         uniform = self._uniform[:, self._rows, position].T
         distributions = blockwise(
-            partial(compare, reading.warp, reading.draft_warp), ours.logits, theirs.logits, uniform
+            partial(compare, settings.warp, settings.draft_warp),
+            ours.logits,
+            theirs.logits,
+            uniform,
         )
         self._tokens = distributions.response.cpu()
         for field in fields(Distributions):
@@ -153,7 +170,7 @@ class _Batch:
             )
             column[self._rows, position] = values
         if ours.hidden is not None:
-            self._note_features(ours.hidden)
+            self._note_hidden(ours.hidden)
         return self._tokens
 
     def answer(self, place: int, length: int) -> Answer:
@@ -165,8 +182,8 @@ class _Batch:
         distributions = Distributions(
             **{name: column[row, :length] for name, column in self._distributions.items()}
         )
-        read = self._features[: -(-length // self._reading.stride)]
-        return Answer(row, distributions, torch.stack([features[row] for features in read]))
+        anchors = self._hidden[: -(-length // self._settings.stride)]
+        return Answer(row, distributions, torch.stack([hidden[row] for hidden in anchors]))
 
     def keep(self, places: Tensor) -> None:
         """Drop all other sequences from the batch."""
@@ -174,14 +191,14 @@ class _Batch:
         self._draft.keep(places)
         self._rows, self._tokens = self._rows[places], self._tokens[places]
 
-    def _note_features(self, hidden: Tensor | None) -> None:
-        """hidden: of the token before self._tokens, which are the next committed ones."""
+    def _note_hidden(self, hidden: Tensor | None) -> None:
+        """hidden: [L, b, H], of the token before self._tokens, which are the next committed
+        ones."""
         assert hidden is not None
-        embedding = torch.stack([self._embed(token) for token in self._tokens.tolist()])
-        features = extract(hidden, self._reading.features, embedding)
-        noted = features.new_zeros(self._uniform.shape[1], features.shape[1])
-        noted[self._rows] = features
-        self._features.append(noted)
+        rows = side_by_side(hidden)
+        noted = rows.new_zeros(self._uniform.shape[1], rows.shape[1])
+        noted[self._rows] = rows
+        self._hidden.append(noted)
 
 
 Columns = TypeVar("Columns")
@@ -227,8 +244,7 @@ def compare(
         q=q_drawn,
         accept=acceptance(p_drawn, q_drawn),
         overlap=overlap(p, q),
-        max_q=unwarped_q.amax(-1),
-        entropy=entropy(unwarped_q),
+        **q_stats(unwarped_q, candidate),
     )
 
 

@@ -18,11 +18,11 @@ import httpx
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.harvest import HarvestSettings
 from data_gen.prompts import Prompt
 from data_gen.prompts.render import turns
 from data_gen.responses.external import ExternalResponse, is_ids
 from data_gen.responses.log import ResponseLog, open_log
+from data_gen.settings import HarvestSettings
 from runtime.errors import UserError, checked_count
 from runtime.json_lines import is_text
 

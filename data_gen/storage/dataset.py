@@ -16,6 +16,7 @@ from tqdm import tqdm
 from data_gen.storage import chunks
 from data_gen.storage.chunks import MANIFEST, PLAN
 from data_gen.storage.shards import (
+    DRAWN,
     FEATURES,
     INTEGERS,
     PROMPT,
@@ -26,7 +27,8 @@ from data_gen.storage.shards import (
 )
 from decoding.sampling import Warp
 from predictors.base import UNREADABLE
-from predictors.inputs import FeatureSpec
+from predictors.draft_statistics import HISTORY
+from predictors.layers import RecordedLayers
 from runtime.checksums import (
     Form,
     digest,
@@ -60,7 +62,6 @@ def _spells_out(kind: Any) -> Callable[[Any], bool]:
 
 
 _WARP = _spells_out(Warp)
-_SPEC = _spells_out(FeatureSpec)
 PLAN_FORM: Form = {
     "prompts": {"count": is_length},
     "batch_size": is_length,
@@ -74,7 +75,7 @@ MANIFEST_FORM: Form = {
     "gamma": is_length,
     "max_new_tokens": is_length,
     "anchors": {"stride": is_length},
-    "features": {"specdecpp": _SPEC, "hrad": _SPEC},
+    "inputs": _spells_out(RecordedLayers),
     "features_stored": lambda value: isinstance(value, bool),
     "responses_from": lambda value: value is None or isinstance(value, dict),
     "shards": chunks.are_entries,
@@ -114,15 +115,15 @@ def identity(manifest: dict[str, Any]) -> str:
 def read_records(
     folder: str | Path, kind: str, split: str, columns: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """All samples of one kind ("specdecpp" or "rounds") and split ("train", "calibration", "test"
+    """All samples of one kind ("mixed" or "rounds") and split ("train", "calibration", "test"
     or "all").
 
     Returns one tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample
     first: integers int64, floats float32, [N], or [N, gamma] in `rounds` where every token of a
-    round has a value; `features` bfloat16 [N, D], `rollout_features` bfloat16 [N, gamma, D]; and
+    round has a value; `history` [N, 3]; hidden states bfloat16 [N, L * H] or [N, gamma, L * H]; and
     `group` int64 [N], the number of the prompt a sample came from (to check or make splits by
-    prompt). Features are left out where the harvest stored none. Raises UserError naming the shard
-    when one is missing or damaged, or when the split is empty."""
+    prompt). Hidden states are left out where the harvest stored none. Raises UserError naming the
+    shard when one is missing or damaged, or when the split is empty."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     stored = [
@@ -152,12 +153,30 @@ def read_records(
     return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
 
 
+RESPONSE = (*PROMPT, "prompt_tokens", "response_tokens")
+
+
+def read_embeddings(folder: str | Path) -> tuple[Tensor, Tensor]:
+    """Ids [U], ascending, of all tokens that the records name, and their input embeddings [U, E],
+    bfloat16. The harvest must have stored them."""
+    folder = Path(folder)
+    found: dict[int, Tensor] = {}
+    for entry in read_manifest(folder)["shards"]:
+        if entry["kind"] == "responses":
+            table = read_shard(folder, entry, ["embedded", "embedding"])
+            ids = _values(table["embedded"]).tolist()
+            vectors = _values(table["embedding"]).view(torch.bfloat16).view(len(ids), -1)
+            found |= dict(zip(ids, vectors, strict=True))
+    ids = sorted(found)
+    return torch.tensor(ids), torch.stack([found[token] for token in ids])
+
+
 def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
     """`prompt_id`, `dataset`, `split`, `prompt_tokens` and `response_tokens` of the prompts of a
     split, in the order of the groups of `read_records`."""
     folder = Path(folder)
     entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
-    tables = [read_shard(folder, entry, SCHEMAS["responses"].names) for entry in entries]
+    tables = [read_shard(folder, entry, RESPONSE) for entry in entries]
     return [row for table in tables for row in _of_split(table, split).to_pylist()]
 
 
@@ -189,10 +208,10 @@ def _shaped(
 ) -> Tensor:
     """counts: [rows], samples of each row. Raises ValueError where a row has not as many values as
     its samples need."""
-    each_token = kind == "rounds" and (
-        name.startswith("draft_") or name in ("accept_prob", "rollout_features")
-    )
+    each_token = kind == "rounds" and name in DRAWN
     values, shape = _values(column), [int(counts.sum()), *([gamma] if each_token else [])]
+    if name == "history":
+        shape.append(HISTORY)
     if name in FEATURES:
         values = values.view(torch.bfloat16)
         shape.append(len(values) // math.prod(shape))

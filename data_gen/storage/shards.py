@@ -1,37 +1,50 @@
 """One shard of a harvested dataset: a parquet file of known hash.
 
-Chunk i of the prompts is three shards, `responses-0000i.parquet`, `specdecpp-0000i.parquet` and
+Chunk i of the prompts is three shards, `responses-0000i.parquet`, `mixed-0000i.parquet` and
 `rounds-0000i.parquet`, one row per prompt, readable by the `datasets` package.
-`data_gen.storage.chunks` says what else lies in the folder.
+`data_gen.storage.chunks` says what else lies in the folder. Columns are named by what they hold;
+who reads them is not known here.
 
-`responses` holds token ids. `specdecpp` has one sample per response position whose candidate was
-kept by token mixing (2405.19715, section 3.2). `rounds` has one sample per anchor t = 0, stride, 2
-stride, ... below the length T of the response, its last positions included: the round that starts
-when t tokens are committed, gamma draft tokens long, drawn on past any stop point and any end
-token.
+`responses` holds token ids, and the target's input embedding of every token that the prompt's
+records name: `embedded` are their ids, ascending, `embedding` the vectors.
 
+`mixed` has one sample per response position whose candidate was kept by token mixing (2405.19715,
+section 3.2): a draft token at `position`, after a mix of response tokens and earlier candidates.
+
+`rounds` has one sample per anchor t = 0, stride, 2 stride, ... below the length T of the response,
+its last positions included: the round that starts when t tokens are committed, gamma draft tokens
+long, drawn on past any stop point and any end token.
+
+Of a drawn token (one in `mixed`, gamma in a sample of `rounds`):
+- `token`: its id. `q`: the probability it was drawn with, under the draft's warp.
+- `q_drawn`, `q_max`, `q_margin`, `q_entropy`: what the draft thought at temperature 1, unfiltered,
+  where the token was drawn: of the token, the highest probability, its margin to the second, the
+  entropy in nats.
+- `draft_hidden`: the draft's hidden states at the token.
+- `accept_prob`: min(1, p / q). In `mixed`, after the response up to there; `overlap` is sum(min(p,
+  q)). In `rounds`, given that the tokens before it were accepted, and 0 where that is out of the
+  question: after a token that the coins reject, once all tokens so far have a probability below
+  0.001 of being accepted (the target is not run there), and behind an end token. Greedy: 1 while
+  the rollout is what the target says, then 0.
+
+Of a round:
 - `drafted`: tokens up to and including the first drafted end token, at most gamma. Beyond it values
-mean nothing.
+  mean nothing.
 - `accepted`: of those, by token-wise verification with coins of the harvest (exact for a greedy
-target).
-- `accept_prob`: min(1, p / q) of each token given that those before it were accepted; 0 where that
-  is out of the question: after a token that the coins reject, once all tokens so far have a
-  probability below 0.001 of being accepted (the target is not run there), and behind an end token.
-  Greedy: 1 while the rollout is what the target says, then 0.
+  target).
 - `known`: tokens whose verdict is known: gamma, except near the end of a greedy response that was
   cut at max_new_tokens. What the target would have said next was never computed there: it is T - t,
   and `accept_prob` is 0 beyond. A decode of T tokens drafts at most T - t - 1 tokens from t, so
   replaying it needs nothing else; training leaves rounds out whose length is not known.
-- `draft_q`: of the drawn token under the distribution it was drawn from; `draft_max_q`,
-  `draft_entropy` (nats): of the draft at temperature 1 without filters at the same place, as stop
-  rules read it.
-- `features`: of the target at the last verified position before the round.
-- `rollout_features`: of the draft at each drawn token.
+- `committed`: id of the last committed token.
+- `target_hidden`: the target's hidden states at the last verified position, that of the token
+  before `committed`.
+- `history`: how the draft fared before (`predictors.draft_statistics.history_row`), 3 numbers.
 
-Per-sample values are lists, flattened row by row where a sample has several (`features`: n * D
-bfloat16 numbers kept as int16 bits; draft columns and `accept_prob`: n * gamma; `rollout_features`:
-n * gamma * D). With `features=recompute` feature lists are empty and the manifest says
-`"features_stored": false`."""
+Per-sample values are lists, flattened row by row where a sample has several (`history`: n * 3; of
+drawn tokens: n * gamma). Hidden states and embeddings are bfloat16 numbers kept as int16 bits: n *
+L * H, n * gamma * L * H for L layers. With `features=recompute` these lists are empty and the
+manifest says `"features_stored": false`."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable
@@ -47,50 +60,41 @@ import torch
 from torch import Tensor
 
 from predictors.base import UNREADABLE
+from predictors.draft_statistics import Q_STATS
 from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 SPLITS = ("train", "calibration", "test")
 INTEGERS, FLOATS, BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
 PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
-SCHEMAS = {
-    "responses": pa.schema({**PROMPT, "prompt_tokens": INTEGERS, "response_tokens": INTEGERS}),
-    "specdecpp": pa.schema(
-        {
-            **PROMPT,
-            "position": INTEGERS,
-            "token_ids": INTEGERS,
-            "soft_label": FLOATS,
-            "overlap": FLOATS,
-            "q_token": FLOATS,
-            "draft_max_q": FLOATS,
-            "draft_entropy": FLOATS,
-            "features": BITS,
-        }
-    ),
-    "rounds": pa.schema(
-        {
-            **PROMPT,
-            "anchor": INTEGERS,
-            "known": INTEGERS,
-            "drafted": INTEGERS,
-            "accepted": INTEGERS,
-            "draft_tokens": INTEGERS,
-            "draft_q": FLOATS,
-            "draft_max_q": FLOATS,
-            "draft_entropy": FLOATS,
-            "accept_prob": FLOATS,
-            "features": BITS,
-            "rollout_features": BITS,
-        }
-    ),
+DRAWN = {
+    "token": INTEGERS,
+    **dict.fromkeys(("q", *Q_STATS, "accept_prob"), FLOATS),
+    "draft_hidden": BITS,
 }
-FEATURES = ("features", "rollout_features")
+ROUND = {
+    **dict.fromkeys(("anchor", "known", "drafted", "accepted", "committed"), INTEGERS),
+    "history": FLOATS,
+    "target_hidden": BITS,
+}
+SCHEMAS = {
+    "responses": pa.schema(
+        {
+            **PROMPT,
+            **dict.fromkeys(("prompt_tokens", "response_tokens", "embedded"), INTEGERS),
+            "embedding": BITS,
+        }
+    ),
+    "mixed": pa.schema({**PROMPT, "position": INTEGERS, "overlap": FLOATS, **DRAWN}),
+    "rounds": pa.schema({**PROMPT, **ROUND, **DRAWN}),
+}
+FEATURES = ("draft_hidden", "target_hidden", "embedding")
+"""Columns of hidden states and embeddings."""
 
 
 def shard_name(kind: str, index: int) -> str:
-    """File name of chunk `index` of one kind of record ("responses", "specdecpp" or "rounds")."""
+    """File name of chunk `index` of one kind of record ("responses", "mixed" or "rounds")."""
     return f"{kind}-{index:05d}.parquet"
 
 

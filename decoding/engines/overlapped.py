@@ -170,6 +170,7 @@ class _Session:
         with self.watch.stage("verify"):
             p = WarpedRows(output.logits, self.engine.warp)
             outcome = self._verify(pending, branches, p)
+        self._note(pending, branches, outcome)
         tokens = self.request.commit(self._emitted(pending, branches, outcome))
         self.hidden = None if output.hidden is None else output.hidden[:, outcome.accepted]
         following = self._settle(pending, branches, outcome, goes_on)
@@ -202,6 +203,11 @@ class _Session:
                 return Outcome(accepted, first + branch, None)
             left = rest
         return Outcome(accepted, None, sampler.draw(left))
+
+    def _note(self, pending: Pending, branches: Branches, outcome: Outcome) -> None:
+        branched = outcome.branch is not None
+        tested = outcome.accepted < pending.length or bool(branches.paths)
+        self.request.note(outcome.accepted + branched, rejected=tested and not branched)
 
     def _emitted(self, pending: Pending, branches: Branches, outcome: Outcome) -> list[int]:
         accepted = pending.tokens[: outcome.accepted]
@@ -240,9 +246,14 @@ class _Session:
 
     def _context(self) -> RoundContext:
         committed, hidden = self.request.committed, self.hidden
-        embedding = None if hidden is None else self.engine.pair.target.embed(int(committed[-1]))
         return RoundContext(
-            committed, self.request.max_new, self.round, hidden, embedding, self.engine.eos_ids
+            committed,
+            self.request.max_new,
+            self.round,
+            hidden,
+            self.engine.pair.target.embed,
+            self.engine.eos_ids,
+            self.request.verdicts,
         )
 
     def _trace(

@@ -1,7 +1,7 @@
 """One request in progress: what is committed, how much may follow, and whether it has ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,13 +13,14 @@ from runtime.errors import UserError
 @dataclass
 class Request:
     """text: [n + max_new] int64, prompt and output so far, then what is not written yet; committed:
-    its first n; max_new: tokens that may still be committed."""
+    its first n; max_new: tokens that may still be committed; verdicts: `RoundContext.verdicts`."""
 
     text: Tensor
     committed: Tensor
     max_new: int
     eos_ids: frozenset[int]
     ended: bool = False
+    verdicts: list[bool] = field(default_factory=list)
 
     @classmethod
     def open(
@@ -54,6 +55,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.ended or self.max_new == 0
+
+    def note(self, accepted: int, rejected: bool) -> None:
+        """A round's verdicts: so many draft tokens accepted in a row, and then one rejected, or
+        none put to the test."""
+        self.verdicts += [True] * accepted + [False] * rejected
 
     def commit(self, tokens: list[int]) -> list[int]:
         """Append `tokens` up to the first EOS and return those that were appended."""

@@ -74,6 +74,7 @@ class SerialEngine:
             verdict = self.verifier.verify(draft, p, sampler)
         with watch.stage("stop"):
             self.stop.end_round(verdict)
+        request.note(verdict.accepted, rejected=verdict.row in draft.parent)
         tokens = request.commit(verdict.emitted)
         path = draft.rows_to(verdict.row)
         self._roll_back(tree, draft, path, len(request.committed))
@@ -98,9 +99,14 @@ class SerialEngine:
         return self.pair.target.forward(tokens, parents, hidden=self.stop.target_layers)
 
     def _context(self, request: Request, round_: int, hidden: Tensor | None) -> RoundContext:
-        embedding = None if hidden is None else self.pair.target.embed(int(request.committed[-1]))
         return RoundContext(
-            request.committed, request.max_new, round_, hidden, embedding, self.eos_ids
+            request.committed,
+            request.max_new,
+            round_,
+            hidden,
+            self.pair.target.embed,
+            self.eos_ids,
+            request.verdicts,
         )
 
     def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:

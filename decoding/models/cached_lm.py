@@ -8,7 +8,8 @@ models are refused."""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
@@ -195,6 +196,20 @@ class CachedLM:
         self.length = rows[0][0].shape[-2]
         if states is not None:
             self.states = written(self.states, 0, states)
+
+    @contextmanager
+    def cut_to(self, length: int) -> Iterator[None]:
+        """Inside, the cache ends after its first ``length`` rows; afterwards it holds what it
+        held."""
+        rows, states = self._cache.rows(length), self.states[length : self.length].clone()
+        self.crop(length)
+        yield
+        self.crop(length)
+        for layer, (keys, values) in enumerate(rows):
+            self._cache.update(keys, values, layer)
+        self.length = length + (rows[0][0].shape[-2] if rows else 0)
+        if self._recorded is not None:
+            self.states = written(self.states, length, states)
 
     @property
     def row_bytes(self) -> int:

@@ -96,6 +96,13 @@ class BufferCache(Cache):
             self.layers.append(BufferLayer())
         return self.layers[index]
 
+    def rows(self, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies of the keys and values from row ``start`` on, per layer."""
+        used = [(layer.keys, layer.values, slice(start, layer.length)) for layer in self.layers]
+        return [
+            (keys[:, :, some].clone(), values[:, :, some].clone()) for keys, values, some in used
+        ]
+
     def set_length(self, length: int) -> None:
         """Forget every row from ``length`` on."""
         for layer in self.layers:

@@ -12,11 +12,12 @@ from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
 from decoding.stopping.policy import Policy
 from decoding.stopping.rollout_table import RolloutTable
-from predictors.base import Records
-from predictors.inputs import FeatureSpec, narrowed
+from predictors.base import Predictor, Records
+from predictors.inputs import recorded
+from predictors.layers import RecordedLayers
 from runtime.errors import UserError
 
-CHUNK = 65536  # feature vectors a predictor is asked about at once
+CHUNK = 65536  # rows a predictor is asked about at once
 
 
 class TunableRule:
@@ -65,13 +66,17 @@ class TunableRule:
         return {}
 
 
-def in_chunks(
-    ask: Callable[[Tensor], Tensor], features: Tensor, harvested: FeatureSpec, wanted: FeatureSpec
-) -> Tensor:
-    """`ask` of float32 rows [n, D'] of `wanted`, made of `harvested` bfloat16 [..., D]."""
-    parts = features.flatten(0, -2).split(CHUNK)
-    found = torch.cat([ask(narrowed(part, harvested, wanted).float()) for part in parts])
-    return found.view(features.shape[:-1])
+def in_chunks(ask: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
+    """`ask` of the rows of a matrix [..., D], in float32."""
+    found = torch.cat([ask(part.float()) for part in matrix.flatten(0, -2).split(CHUNK)])
+    return found.view(matrix.shape[:-1])
+
+
+def matrix_of(predictor: Predictor, records: Records, manifest: Mapping[str, Any]) -> Tensor:
+    """What `predictor` reads of the rounds of a harvest with this manifest
+    (`predictors.inputs.recorded`)."""
+    layers = RecordedLayers.from_dict(manifest["inputs"])
+    return recorded(predictor.inputs, layers, records, predictor.when)
 
 
 def setting_of(rule: TunableRule) -> float:

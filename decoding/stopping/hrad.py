@@ -12,12 +12,12 @@ from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
-from decoding.stopping.base import TunableRule, in_chunks
+from decoding.stopping.base import TunableRule, in_chunks, matrix_of
 from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor, read_config
 from predictors.calibration import balanced
-from predictors.inputs import FeatureSpec, extract
+from predictors.inputs import live, readable
 from runtime.errors import UserError
 
 KEY = "stop.checkpoint"
@@ -46,9 +46,9 @@ class HRADStop(TunableRule):
         self.gamma: int = read_config(Path(checkpoint), KEY)["gamma"]
         self.confidence = confidence
         self.draft_layers = confidence.draft_layers
-        self.target_layers = self.predictor.features.layers
+        self.target_layers = self.predictor.inputs.target_layers
         self.setting = f"confidence.{confidence.setting}"
-        self.columns = ("features", *confidence.columns)
+        self.columns = (*self.predictor.inputs.columns("round"), *confidence.columns)
         self.outcomes = f"outcome by {checkpoint}, balance {balance}"  # column of a table
 
     def begin_round(self, context: RoundContext) -> None:
@@ -78,8 +78,7 @@ class HRADStop(TunableRule):
 
     def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
         """[n], the class of each round."""
-        harvested = FeatureSpec.from_dict(manifest["features"][self.predictor.name])
-        outcome = in_chunks(self.decide, records["features"], harvested, self.predictor.features)
+        outcome = in_chunks(self.decide, matrix_of(self.predictor, records, manifest))
         return {self.outcomes: outcome, **self.confidence.predictions(records, manifest)}
 
     def _checked(self, balance: float, checkpoint: str | Path) -> float:
@@ -97,24 +96,20 @@ class HRADStop(TunableRule):
 
     def classify(self, context: RoundContext) -> int:
         """The class of what is drafted after `context.committed`."""
-        if context.target_hidden is None:
+        if not readable(self.predictor.inputs, context):
             return SOME
-        assert context.next_embedding is not None
-        features = extract(
-            context.target_hidden[:, None], self.predictor.features, context.next_embedding[None]
-        )
-        return int(self.decide(features))
+        return int(self.decide(live(self.predictor.inputs, context)))
 
-    def decide(self, features: Tensor) -> Tensor:
-        """[n] classes of features [n, D]."""
-        probs = self.predictor.predict_proba(features)
+    def decide(self, inputs: Tensor) -> Tensor:
+        """[n] classes of inputs [n, D]."""
+        probs = self.predictor.predict_proba(inputs)
         return balanced(probs, self.predictor.calibration.log_prior, self.balance).argmax(-1)
 
 
 def load_classifier(checkpoint: str | Path) -> Predictor:
-    """A three-class predictor on the target's hidden states, or UserError."""
+    """A predictor of three classes that is asked before a round, or UserError."""
     predictor = load_predictor(checkpoint, key=KEY)
-    if len(predictor.classes) != 3 or predictor.features.side != "target":
+    if len(predictor.classes) != 3 or predictor.when != "round":
         raise UserError(
             f"{KEY}: {checkpoint} holds {predictor.name!r}, which does not predict a round's"
             " outcome. Train one that does: python train.py predictor=hrad"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
-from decoding.stopping.base import TunableRule, checked_probability, in_chunks
+from decoding.stopping.base import TunableRule, checked_probability, in_chunks, matrix_of
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor
-from predictors.inputs import FeatureSpec, extract
+from predictors.inputs import live
 from runtime.errors import UserError
 
 KEY = "stop.checkpoint"
@@ -37,8 +37,6 @@ class SpecDecPPStop(TunableRule):
         token is sent: both are lossless.
     """
 
-    columns = ("rollout_features",)
-
     def __init__(
         self,
         checkpoint: str | Path,
@@ -50,11 +48,13 @@ class SpecDecPPStop(TunableRule):
         self.threshold, self.order = checked_probability(threshold), order
         self.least, self.most = _checked(bounds, order)
         self.predictor = load_head(checkpoint)
-        self.draft_layers = self.predictor.features.layers
+        inputs = self.predictor.inputs
+        self.draft_layers, self.target_layers = inputs.draft_layers, inputs.target_layers
+        self.columns = inputs.columns("token")
         self.survival = f"survival by {checkpoint}"  # column of a table
 
     def begin_round(self, context: RoundContext) -> None:
-        self.predicted = []
+        self.predicted, self._context = [], context
         self._all_accepted = 1.0  # P(all scored tokens are accepted)
 
     def should_stop(self, step: DraftStep) -> bool:
@@ -78,30 +78,21 @@ class SpecDecPPStop(TunableRule):
 
     def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
         """[n, G], survival of each prefix of each rollout."""
-        harvested = FeatureSpec.from_dict(manifest["features"][self.predictor.name])
-        f = in_chunks(
-            self.predictor.predict_proba,
-            records["rollout_features"],
-            harvested,
-            self.predictor.features,
-        )
+        f = in_chunks(self.predictor.predict_proba, matrix_of(self.predictor, records, manifest))
         return {self.survival: self.predictor.calibration.survival(f)}
 
     def _acceptance(self, step: DraftStep) -> float:
         """f of the last drawn token ("paper") or of the one before it ("code")."""
-        hidden = step.hidden() if self.order == "paper" else step.previous_hidden()
-        features = extract(hidden[:, None], self.predictor.features)
-        return self.predictor.predict_proba(features).item()
+        drawn = step.drawn(back=0 if self.order == "paper" else 1)
+        return self.predictor.predict_proba(
+            live(self.predictor.inputs, self._context, drawn)
+        ).item()
 
 
 def load_head(checkpoint: str | Path) -> Predictor:
-    """A two-class predictor on the draft's hidden states, or UserError."""
+    """A predictor of two classes that is asked after each drawn token, or UserError."""
     predictor = load_predictor(checkpoint, key=KEY)
-    if (
-        len(predictor.classes) != 2
-        or predictor.features.side != "draft"
-        or predictor.features.embedding
-    ):
+    if len(predictor.classes) != 2 or predictor.when != "token":
         raise UserError(
             f"{KEY}: {checkpoint} holds {predictor.name!r}, which does not score draft tokens. "
             "Train one that does: python train.py predictor=specdecpp"

@@ -1,7 +1,7 @@
 """The plain way to harvest rounds: the serial engine drafts and verifies one after another, at
 every position.
 
-What `data_gen.harvest.rounds` is held against, for labels and for speed. It is given the coins of
+What `data_gen.records.rounds` is held against, for labels and for speed. It is given the coins of
 the harvest, so the labels are the same up to rounding."""
 
 from collections.abc import Iterator
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_gen.harvest import HarvestSettings, Row
-from data_gen.labels import acceptance, entropy
+from data_gen.labels import acceptance
+from data_gen.records import Row
 from data_gen.requests import Request
 from data_gen.responses.generate import at, uniforms
+from data_gen.settings import HarvestSettings
 from decoding.draft import Draft, RoundContext
 from decoding.draft_tree import DraftTree
 from decoding.engines.request import prefill
@@ -27,6 +28,7 @@ from decoding.structures.chain import Chain
 from decoding.trace import Stopwatch
 from decoding.verification import WarpedRows
 from decoding.verifiers.token import TokenVerifier
+from predictors.draft_statistics import q_stats
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class Coins:
     verdict: Tensor
 
     @classmethod
-    def of(cls, request: Request, recipe: HarvestSettings, length: int) -> "Coins":
+    def of(cls, request: Request, settings: HarvestSettings, length: int) -> "Coins":
         """Those the harvest uses for a response of `length` tokens, with an anchor at every
         position."""
-        seed, name, shape = recipe.seed, request.prompt_id, (length, recipe.gamma)
+        seed, name, shape = settings.seed, request.prompt_id, (length, settings.gamma)
         draft = uniforms(seed, name, "rollouts", *shape)
-        draft[:, 0] = uniforms(seed, name, "candidates", recipe.max_new_tokens)[:length]
+        draft[:, 0] = uniforms(seed, name, "candidates", settings.max_new_tokens)[:length]
         return cls(draft, uniforms(seed, name, "verdicts", *shape))
 
 
@@ -69,12 +71,12 @@ class OneByOne(SerialEngine):
     Between rounds both caches hold what is committed, as in a decode: nothing is computed again for
     the next position."""
 
-    def __init__(self, pair: ModelPair, recipe: HarvestSettings) -> None:
-        self.gamma, eos_ids = recipe.gamma, frozenset(pair.eos_ids)
+    def __init__(self, pair: ModelPair, settings: HarvestSettings) -> None:
+        self.gamma, eos_ids = settings.gamma, frozenset(pair.eos_ids)
         chain: Any = Chain(self.gamma)
         verifier: Any = TokenVerifier()
         super().__init__(
-            pair, chain, Fixed(self.gamma), verifier, recipe.warp, recipe.draft_warp, eos_ids
+            pair, chain, Fixed(self.gamma), verifier, settings.warp, settings.draft_warp, eos_ids
         )
 
     @torch.inference_mode()
@@ -102,11 +104,10 @@ class OneByOne(SerialEngine):
 def _columns(tree: DraftTree, draft: Draft, logits: Tensor, warp: Warp) -> Row:
     """What a round's record says about each of its tokens."""
     q, tokens = torch.tensor(tree.drawn_q()), torch.tensor(draft.token, dtype=torch.long)
-    beliefs = [tree.unwarped_q(row) for row in range(len(draft))]
+    unwarped = torch.stack([tree.unwarped_q(row) for row in range(len(draft))])
     return {
-        "draft_tokens": tokens,
-        "draft_q": q,
-        "draft_max_q": torch.stack([unwarped_q.max() for unwarped_q in beliefs]),
-        "draft_entropy": torch.stack([entropy(unwarped_q) for unwarped_q in beliefs]),
+        "token": tokens,
+        "q": q,
+        **q_stats(unwarped, tokens),
         "accept_prob": acceptance(at(warp.probs(logits[: len(draft)]), tokens), q),
     }

@@ -15,7 +15,8 @@ from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate, sweep
 from predictors.base import read_config, refuse_mismatch
-from predictors.inputs import FeatureSpec, refuse_unharvested
+from predictors.inputs import Inputs
+from predictors.layers import RecordedLayers
 from runtime.errors import UserError, checked_count
 
 # Checks -------------------------------------------------------------------------------------------
@@ -66,21 +67,14 @@ def check_out(out: Path) -> None:
 def refuse_foreign_checkpoint(
     folder: Path, manifest: Mapping[str, Any], key: str, gamma_max: int
 ) -> None:
-    """Raise UserError where it was trained for another pair, other distributions or other features
-    than the harvest's (some of its layers will do), or for longer drafts than are replayed."""
+    """Raise UserError where it was trained for another pair, other distributions or other layers
+    than the harvest's (some of them will do), or for longer drafts than are replayed."""
     config = read_config(folder, key)
     trained = {name: manifest[name] for name in ("pair", "warp", "draft_warp")}
-    harvested = manifest["features"].get(config["predictor"])
-    if harvested is None:
-        raise UserError(
-            f"{key}: {folder} holds {config['predictor']!r}, which stops no drafts. Train specdecpp"
-            " or hrad"
-        )
-    features = {"features": {name: harvested[name] for name in ("side", "embedding")}}
-    refuse_mismatch(config, trained | features, f"{key}: {folder}")
-    read = FeatureSpec.from_dict(config["features"])
-    refuse_unharvested(
-        FeatureSpec.from_dict(harvested), read, f"{key}: {folder} reads layers that replay lacks"
+    refuse_mismatch(config, trained, f"{key}: {folder}")
+    Inputs.from_dict(config["inputs"]).among(
+        RecordedLayers.from_dict(manifest["inputs"]),
+        f"{key}: {folder} reads layers that replay lacks",
     )
     if (config.get("gamma") or 0) > gamma_max:
         raise UserError(

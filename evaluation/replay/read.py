@@ -8,25 +8,15 @@ from typing import Any
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.samples import records_with_features
+from data_gen.samples import read_columns
 from data_gen.storage.dataset import read_manifest, read_responses
 from data_gen.storage.shards import SPLITS
-from decoding.sampling import Warp
 from decoding.stopping.base import TunableRule
 from decoding.stopping.rollout_table import RolloutTable, build
 from predictors.base import Records
 from runtime.errors import UserError
 
-COLUMNS = (
-    "anchor",
-    "drafted",
-    "accepted",
-    "draft_tokens",
-    "draft_q",
-    "draft_max_q",
-    "draft_entropy",
-    "accept_prob",
-)
+COLUMNS = ("anchor", "drafted", "accepted", "token", "q_drawn", "q_max", "q_entropy", "accept_prob")
 
 
 def read_table(
@@ -49,8 +39,8 @@ def read_table(
             " scripts/gen_data.py anchors.stride=1 out=<another folder>"
         )
     columns = dict.fromkeys([*COLUMNS, *(name for rule in rules for name in rule.columns)])
-    records = records_with_features(folder, "rounds", split, list(columns), pair)
-    values = recorded(records, Warp.from_dict(manifest["draft_warp"]))
+    records = read_columns(folder, "rounds", split, list(columns), pair)
+    values = recorded(records)
     predicted: dict[str, Tensor] = {}
     for rule in rules:
         predicted |= rule.predictions(records, manifest)
@@ -59,24 +49,16 @@ def read_table(
     return build(list(rows), greedy)
 
 
-def recorded(records: Records, draft_warp: Warp) -> dict[str, Tensor]:
-    """The columns of `RolloutTable` that the harvest holds, a row per round. What the unwarped
-    draft says of a token is known where it is the most probable one, and where there is no warp."""
-    of_drawn = (
-        "draft_max_q"
-        if draft_warp.temperature == 0
-        else "draft_q"
-        if draft_warp == Warp()
-        else None
-    )
+def recorded(records: Records) -> dict[str, Tensor]:
+    """The columns of `RolloutTable` that the harvest holds, a row per round."""
     return {
-        "tokens": records["draft_tokens"],
+        "tokens": records["token"],
         "drawn": records["drafted"],
         "accepted": records["accepted"],
         "accept": records["accept_prob"],
-        "max_q": records["draft_max_q"],
-        "entropy": records["draft_entropy"],
-        **({"confidence": records[of_drawn]} if of_drawn else {}),
+        "max_q": records["q_max"],
+        "entropy": records["q_entropy"],
+        "confidence": records["q_drawn"],
     }
 
 

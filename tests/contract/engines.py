@@ -138,7 +138,7 @@ def stop_rule(name: str, folder: Path, values: dict, gamma: int = 3) -> StopRule
     if "checkpoint" in config:
         predictor = Path(config.checkpoint).name
         width = TableLM(random_table(2, 0)).shape[1]
-        dim = width * (len(ONE_STATE[predictor].layers) + ONE_STATE[predictor].embedding)
+        dim = width * len(ONE_STATE[predictor].names)
         config.checkpoint = str(write_checkpoint(folder / predictor, predictor, dim, gamma=gamma))
     if OmegaConf.is_missing(config, "cost"):
         config.cost = str(

@@ -40,8 +40,14 @@ class ByTarget(ByContext):
     target_layers = (-3, -2, -1)
 
     def classify(self, context: RoundContext) -> int:
-        assert context.target_hidden is not None and context.next_embedding is not None
-        return int((context.target_hidden.sum() + context.next_embedding.sum()) * 1e3) % 3
+        assert context.target_hidden is not None
+        return (
+            int(
+                (context.target_hidden.sum() + context.embed(int(context.committed[-1])).sum())
+                * 1e3
+            )
+            % 3
+        )
 
 
 class Policy(NamedTuple):

@@ -11,12 +11,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from data_gen.samples import features_of, read_samples
-from data_gen.storage.dataset import read_manifest
+from data_gen.samples import inputs_of, read_samples
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.baselines import base_rate
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
-from predictors.inputs import FeatureSpec
+from predictors.inputs import Inputs
 from predictors.metrics import scores
 from predictors.survival import Survival
 from predictors.training.resampling import SYNTHETIC
@@ -24,7 +23,7 @@ from predictors.training.trainer import Trainer, logits_in_chunks
 from runtime.errors import UserError
 from runtime.files import replaced_folder
 from tests.checkpoints import rewrite_checksum
-from tests.harvests import DIM, PAIR, WARP, write_harvest
+from tests.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))
@@ -43,14 +42,14 @@ def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
     trainer = instantiate(
         OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{request.param}.yaml"), TRAINING)
     )
-    spec = features_of(read_manifest(harvest), predictor)
+    spec = inputs_of(harvest, predictor)
     return predictor.fit(read_samples(harvest, predictor, "train"), spec, trainer)
 
 
 @pytest.fixture(scope="module")
 def dim(trained: Predictor, harvest: Path) -> int:
-    found = read_samples(harvest, trained, "train")["features"].shape[1]
-    assert found == DIM
+    found = read_samples(harvest, trained, "train")["inputs"].shape[1]
+    assert found == DIM + EMBEDDING * ("token" in trained.inputs.names)
     return found
 
 
@@ -63,7 +62,7 @@ def checkpoint(trained: Predictor, dim: int, tmp_path: Path) -> Path:
 
 def test_it_ranks_a_learnable_label(trained: Predictor, harvest: Path) -> None:
     test = read_samples(harvest, trained, "test")
-    probs = torch.softmax(logits_in_chunks(trained.head, test["features"]), -1)
+    probs = torch.softmax(logits_in_chunks(trained.head, test["inputs"]), -1)
     assert scores(probs, trained.targets(test))["auroc"] > (0.85 if trained.name == "hrad" else 0.7)
 
 
@@ -75,7 +74,7 @@ def test_calibration_keeps_the_ranking_and_helps_on_its_split(
     trained: Predictor, harvest: Path, method: str
 ) -> None:
     records = read_samples(harvest, trained, "calibration")
-    logits, targets = logits_in_chunks(trained.head, records["features"]), trained.targets(records)
+    logits, targets = logits_in_chunks(trained.head, records["inputs"]), trained.targets(records)
     fit = instantiate(OmegaConf.load(CONF / "calibration" / f"{method}.yaml").fit)
     found = calibrate(fit, logits, targets, records["group"], trained.offset)
     probs = found.apply(logits.double())
@@ -106,7 +105,7 @@ def test_one_row_gives_what_the_batch_gives(trained: Predictor, dim: int) -> Non
 def test_round_trip_through_disk_is_exact(trained: Predictor, dim: int, checkpoint: Path) -> None:
     loaded, x = load_predictor(checkpoint), torch.randn(9, dim)
     assert torch.equal(loaded.predict_proba(x), trained.predict_proba(x))
-    assert loaded == trained or loaded.features == trained.features
+    assert loaded == trained or loaded.inputs == trained.inputs
     assert loaded.calibration == trained.calibration
     assert {path.suffix for path in checkpoint.iterdir()} == {".json", ".safetensors"}
 
@@ -116,7 +115,7 @@ def test_every_calibration_comes_back_exact(
     trained: Predictor, dim: int, harvest: Path, tmp_path: Path, method: str
 ) -> None:
     records = read_samples(harvest, trained, "calibration")
-    logits, x = logits_in_chunks(trained.head, records["features"]), torch.randn(50, dim)
+    logits, x = logits_in_chunks(trained.head, records["inputs"]), torch.randn(50, dim)
     fit = instantiate(OmegaConf.load(CONF / "calibration" / f"{method}.yaml").fit)
     found = fit(logits, trained.targets(records)) if fit else Calibration()
     trained.calibration = replace(found, survival=Survival(0.9, 1 / 3, -0.1))
@@ -132,7 +131,7 @@ def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:
     trainer = instantiate(
         OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{trained.name}.yaml"), TRAINING)
     )
-    again.fit(read_samples(harvest, trained, "train"), trained.features, trainer)
+    again.fit(read_samples(harvest, trained, "train"), trained.inputs, trainer)
     for ours, theirs in zip(trained.head.parameters(), again.head.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -140,10 +139,10 @@ def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:
 def test_what_it_was_trained_for_is_accepted(
     trained: Predictor, harvest: Path, checkpoint: Path
 ) -> None:
-    spec = features_of(read_manifest(harvest), trained)
+    spec = inputs_of(harvest, trained)
     renamed = {**PAIR, "name": "another name"}
-    expect = {"pair": renamed, "features": spec, "warp": WARP, "draft_warp": WARP, "gamma": 4}
-    assert load_predictor(checkpoint, expect=expect).features == trained.features
+    expect = {"pair": renamed, "inputs": spec, "warp": WARP, "draft_warp": WARP, "gamma": 4}
+    assert load_predictor(checkpoint, expect=expect).inputs == trained.inputs
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_what_it_was_trained_for_is_accepted(
         ("pair.draft", {"pair": {**PAIR, "draft": "other"}}),
         ("warp.top_k", {"warp": {**WARP, "top_k": 50}}),
         ("draft_warp.temperature", {"draft_warp": {**WARP, "temperature": 0.0}}),
-        ("features.(side|layers)", {"features": FeatureSpec("draft", [-2])}),
+        ("inputs.draft_hidden", {"inputs": Inputs([-2])}),
         ("gamma", {"gamma": 5}),
     ],
 )
@@ -170,7 +169,7 @@ def test_a_label_that_does_not_depend_on_gamma_fits_every_gamma(
     trained: Predictor, dim: int, tmp_path: Path
 ) -> None:
     save_predictor(trained, tmp_path, {**CONTEXT, "dim": dim, "gamma": None})
-    assert load_predictor(tmp_path, expect={"gamma": 9}).features == trained.features
+    assert load_predictor(tmp_path, expect={"gamma": 9}).inputs == trained.inputs
 
 
 @pytest.mark.parametrize("name", ["config.json", "calibration.json", "model.safetensors"])
@@ -260,11 +259,11 @@ def test_rebalancing_sees_the_training_fold_only(
     monkeypatch.setattr(hrad, "smote", spy)
     records = read_samples(harvest, hrad.HRAD(), "train")
     trainer = Recorder(epochs=1, batch_size=4, lr=0.1, schedule="plateau")
-    hrad.HRAD().fit(records, FeatureSpec("target", [-1]), trainer)
+    hrad.HRAD().fit(records, Inputs((), [-1]), trainer)
     held = set(records["group"].tolist()) - set(seen["given"].tolist())
     assert len(held) == 1  # a tenth of 12 prompts
     kept = records["group"] == held.pop()
-    assert torch.equal(trainer.held_out.x, records["features"][kept].float())
+    assert torch.equal(trainer.held_out.x, records["inputs"][kept].float())
     assert (seen["after"] == SYNTHETIC).any()
     assert set(seen["after"].tolist()) == set(seen["given"].tolist()) | {SYNTHETIC}
     assert torch.bincount(trainer.items.y).unique().numel() == 1

@@ -1,12 +1,11 @@
 """A tiny greedy harvest that replay can be tried on."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from predictors.inputs import FeatureSpec
+from predictors.inputs import Inputs
 from runtime.files import file_hash
 from scripts import gen_data
 from tests.checkpoints import write_checkpoint
@@ -30,11 +29,10 @@ def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
     digest = file_hash(folder / "data/greedy/manifest.json")
     context["provenance"] = {"data": {"folder": "data/greedy", "sha256": digest}}
-    for name, layers in (("specdecpp", [-1]), ("hrad", [-3, -1])):
-        spec = replace(FeatureSpec.from_dict(manifest["features"][name]), layers=layers)
-        dim = spec.dim(WIDTH, WIDTH)
+    reads = {"specdecpp": Inputs([-1]), "hrad": Inputs((), [-3, -1], token=True)}
+    for (name, inputs), dim in zip(reads.items(), (WIDTH, 3 * WIDTH), strict=True):
         write_checkpoint(
-            folder / "checkpoints" / name, name, dim, gamma=3, features=spec, context=context
+            folder / "checkpoints" / name, name, dim, gamma=3, inputs=inputs, context=context
         )
     return folder
 

@@ -88,8 +88,8 @@ CASES = [
         HARVEST,
         ["splits.calibration=0.6", "splits.test=0.5"],
     ),
-    Case("features of the wrong model", HARVEST, ["features.specdecpp.side=target"]),
-    Case("layers that do not exist", HARVEST, ["features.hrad.layers=[99]"]),
+    Case("no layers", HARVEST, ["inputs.draft_layers=[]"]),
+    Case("layers that do not exist", HARVEST, ["inputs.target_layers=[99]"]),
     Case("a word for a switch", HARVEST, ["features.stored=maybe"]),
     Case("a key that does not exist", HARVEST, ["gama=3"]),
     Case("a group that does not exist", HARVEST, ["pair=nobody"]),
@@ -149,11 +149,11 @@ CASES = [
         write("data/toy/manifest.json", '{"schema_version": 2}'),
     ),
     Case("a manifest with a changed number", TRAIN, [], edit("data/toy/manifest.json", gamma=9)),
-    Case("a shard cut short", TRAIN, [], cut("data/toy/specdecpp-00000.parquet")),
-    Case("a missing shard", TRAIN, [], lambda: Path("data/toy/specdecpp-00000.parquet").unlink()),
+    Case("a shard cut short", TRAIN, [], cut("data/toy/mixed-00000.parquet")),
+    Case("a missing shard", TRAIN, [], lambda: Path("data/toy/mixed-00000.parquet").unlink()),
     Case("rounds shorter than the classes", TRAIN, ["predictor=hrad", "predictor.gamma=30"]),
     Case("layers that were not harvested", TRAIN, ["predictor.layers=[-7]"]),
-    Case("an unknown recipe", TRAIN, ["predictor.recipe=both"]),
+    Case("an unknown context", TRAIN, ["predictor.context=both"]),
     Case("a negative depth", TRAIN, ["predictor.depth=-1"]),
     Case("no epochs", TRAIN, ["trainer.epochs=0"]),
     Case("a learning rate of nothing", TRAIN, ["trainer.lr=0"]),
@@ -318,7 +318,7 @@ def checkpoint(folder: Path, **changes: object) -> None:
     write_checkpoint(folder / "checkpoints" / "specdecpp", "specdecpp", 24, context=context)
 
 
-SMALL = ("gamma=4", "features.specdecpp.layers=[-1]")
+SMALL = ("gamma=4", "inputs.draft_layers=[-1]")
 OWN = {
     HARVEST: [
         "max_new_tokens=12",

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from data_gen.storage.dataset import read_manifest, read_records
+from data_gen.storage.dataset import read_embeddings, read_manifest, read_records
 from data_gen.storage.shards import SPLITS
 from scripts import gen_data
 from tests.answer_stub import stub_server
@@ -61,17 +61,20 @@ def test_dataset_folder(
     assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9 and all(
         manifest["splits"].values()
     )
-    assert manifest["feature_dims"] == {"specdecpp": 24, "hrad": 5 * 24}
     assert manifest["bytes"] == sum(
         path.stat().st_size for path in Path("data/jsonl").glob("*.parquet")
     )
-    for kind, name in (("specdecpp", "specdecpp"), ("rounds", "hrad")):
+    for kind, column, width in (("mixed", "draft_hidden", 24), ("rounds", "target_hidden", 4 * 24)):
         read = [read_records("data/jsonl", kind, split) for split in SPLITS]
         assert sum(len(records["group"]) for records in read) == found["records"][kind]
-        assert {records["features"].shape[1] for records in read} == {
-            manifest["feature_dims"][name]
-        }
-    assert {records["rollout_features"].shape[1:] for records in read} == {(3, 24)}
+        assert {records[column].shape[1] for records in read} == {width}
+    assert {records["draft_hidden"].shape[1:] for records in read} == {(3, 24)}
+    assert {records["history"].shape[1:] for records in read} == {(3,)}
+    ids, vectors = read_embeddings("data/jsonl")
+    assert {int(token) for records in read for token in records["token"].flatten()} <= set(
+        ids.tolist()
+    )
+    assert vectors.shape == (len(ids), 24)
     assert sum(found["accepted_lengths"]) == found["records"]["rounds"]
     assert float(expected[1]) * 1e6 == pytest.approx(manifest["bytes"], rel=0.2)
     printed = capsys.readouterr().out
@@ -178,7 +181,7 @@ def test_responses_from_a_file_and_from_a_server(
     taken, given = read["statistics"]["response_tokens"], read["given_tokens"]
     assert taken == given and f"{taken:,} of {given:,} given" in capsys.readouterr().out
     assert read["responses_from"]["path"] == "data/server/answers.jsonl"
-    for kind in ("responses", "rounds", "specdecpp"):
+    for kind in ("responses", "rounds", "mixed"):
         ours, theirs = (read_shard_rows(f"data/{name}", kind) for name in ("file", "server"))
         assert ours == theirs and len(ours) == 9
     assert all(row["response_tokens"][0] == 5 for row in read_shard_rows("data/file", "responses"))

@@ -12,7 +12,7 @@ from data_gen.storage.dataset import read_manifest
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
 from runtime.checksums import write_checksummed
-from tests.harvests import DIM, PAIR, WARP, write_harvest
+from tests.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
 
@@ -51,7 +51,7 @@ def test_checkpoint_folder(
         f"{name}, before calibration",
         "constant",
         "base rate",
-        "draft confidence (draft_max_q)",
+        "draft confidence (q_max)",
     }
     assert rows <= metrics["test"].keys()
     assert len(metrics["history"]) == metrics["epochs"] == 2
@@ -75,7 +75,7 @@ def test_the_rollouts_recipe_trains_on_rounds(
     run(
         monkeypatch,
         "predictor=specdecpp",
-        "predictor.recipe=rollouts",
+        "predictor.context=rollout",
         "data=data/toy",
         *QUICK,
         "trainer.epochs=8",
@@ -188,23 +188,19 @@ def test_one_harvest_serves_fewer_layers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = read_manifest(write_harvest(Path("data/toy")))
-    manifest["features"]["hrad"] |= {
-        "layers": [-3, -2, -1],
-        "embedding": True,
-    }  # of the width DIM / 4
+    manifest["inputs"]["target_layers"] = [-4, -3, -2, -1]  # of the width DIM / 4
     write_checksummed(Path("data/toy/manifest.json"), manifest)
     run(monkeypatch, "predictor=hrad", "predictor.layers=[-3,-1]", "data=data/toy", *QUICK)
     config = json.loads(Path("checkpoints/hrad/config.json").read_text())
     assert (
-        config["features"]["layers"] == config["settings"]["layers"] == [-3, -1]
-        and config["dim"] == DIM * 3 // 4
+        config["inputs"]["target_hidden"] == config["settings"]["layers"] == [-3, -1]
+        and config["dim"] == DIM // 2 + EMBEDDING
     )
-    assert load_predictor("checkpoints/hrad").features.layers == (-3, -1)
+    assert load_predictor("checkpoints/hrad").inputs.target_layers == (-3, -1)
     with pytest.raises(SystemExit):
         run(monkeypatch, "predictor=hrad", "predictor.layers=[-1,-3]", "data=data/toy", *QUICK)
     assert (
-        "error: predictor.layers: [-1, -3] are not some of the harvested layers"
-        in capsys.readouterr().err
+        "error: predictor.layers: expected some of the recorded layers" in capsys.readouterr().err
     )
 
 
@@ -235,7 +231,7 @@ def test_no_harvest_names_the_command(
     assert "python scripts/gen_data.py" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["specdecpp-00000.parquet", "manifest.json"])
+@pytest.mark.parametrize("name", ["mixed-00000.parquet", "manifest.json"])
 def test_a_damaged_harvest_is_one_line(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

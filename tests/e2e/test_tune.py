@@ -233,13 +233,13 @@ def test_a_checkpoint_for_other_features_is_refused(
     given = ["rules.specdecpp.checkpoint=others/specdecpp", "rules.hrad.checkpoint=others/hrad"]
     for changed, words in (
         (
-            {"layers": [-5, -1]},
-            "reads layers that replay lacks: [-5, -1] are not some of the harvested layers [-4, -3",
+            {"target_hidden": [-5, -1]},
+            "reads layers that replay lacks: expected some of the recorded layers [-4, -3, -2, -1]",
         ),
         ({"embedding": False}, "was trained with features.embedding=False"),
     ):
         Path("others/hrad/config.json").write_text(
-            json.dumps(config | {"features": config["features"] | changed})
+            json.dumps(config | {"inputs": config["inputs"] | changed})
         )
         for others in (["cost=c4"], ["cost=c4", "check=true"]):
             message = refused(tune, monkeypatch, capsys, *arguments, *others, *given)

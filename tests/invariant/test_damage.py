@@ -100,7 +100,7 @@ def assert_readers_name(folder: Path, name: str) -> None:
     """What training meets: one line with the file and what to do. Plan and markers are not needed
     to read."""
     with pytest.raises(UserError) as error:
-        for kind in ("specdecpp", "rounds"):
+        for kind in ("mixed", "rounds"):
             read_records(folder, kind, "all")
         read_responses(folder, "all")
     assert (
@@ -196,7 +196,7 @@ def test_manifest_of_another_dataset(
     pair: ModelPair, folder: Path, original: Path, foreign: Path
 ) -> None:
     shutil.copy(foreign / "manifest.json", folder / "manifest.json")
-    assert_readers_name(folder, "specdecpp-00000.parquet")
+    assert_readers_name(folder, "mixed-00000.parquet")
     assert_found_and_repaired(pair, folder, original, ["manifest.json"])
 
 
@@ -274,9 +274,9 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
 
 def test_several_at_once(pair: ModelPair, folder: Path, original: Path) -> None:
     (folder / "rounds-00000.parquet").unlink()
-    (folder / "specdecpp-00002.parquet").write_bytes(b"PAR1")
+    (folder / "mixed-00002.parquet").write_bytes(b"PAR1")
     (folder / "plan.json").write_text("{")
-    bad = ["plan.json", "rounds-00000.parquet", "specdecpp-00002.parquet"]
+    bad = ["plan.json", "rounds-00000.parquet", "mixed-00002.parquet"]
     assert_found_and_repaired(pair, folder, original, bad)
 
 

@@ -36,11 +36,9 @@ SMALL = replace(RECIPE, stride=1, max_new_tokens=6, batch_size=2)
 READERS: dict[str, Callable[[Path], Any]] = {
     "manifest": read_manifest,
     "rounds": lambda folder: read_records(folder, "rounds", "all"),
-    "specdecpp": lambda folder: read_records(folder, "specdecpp", "train"),
+    "mixed": lambda folder: read_records(folder, "mixed", "train"),
     "responses": lambda folder: read_responses(folder, "all"),
-    "prompts": lambda folder: list(
-        read_prompts(folder, "rounds", "all", ["anchor", "draft_tokens"])
-    ),
+    "prompts": lambda folder: list(read_prompts(folder, "rounds", "all", ["anchor", "token"])),
     "table": lambda folder: vars(read_table(folder, "all")),
 }
 

@@ -9,12 +9,13 @@ import torch
 from hydra import compose, initialize_config_dir
 from safetensors.torch import save_file
 
-from data_gen.harvest import label
+from data_gen.records import label
+from data_gen.settings import HarvestSettings
 from decoding.models.eagle import FILE
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Warp
 from predictors.hrad import HRAD
-from predictors.inputs import extract
+from predictors.layers import side_by_side
 from predictors.specdecpp import SpecDecPP
 from tests.invariant import (
     test_harvest,
@@ -65,36 +66,31 @@ def test_features_of_rounds_are_those_a_stop_rule_reads(
 def test_features_of_candidates_are_those_of_the_first_drafted_token(pair: ModelPair) -> None:
     recipe, request = test_harvest.RECIPE, test_harvest.some_requests()[0]
     answer = test_harvest.answers(pair, [request], recipe)[request.prompt_id]
-    row = label(pair, request, answer, recipe)["specdecpp"]
+    row = label(pair, request, answer, recipe)["mixed"]
     stored = (
-        torch.from_numpy(row["features"])
+        torch.from_numpy(row["draft_hidden"])
         .view(torch.bfloat16)
         .view(len(row["position"]), -1)
         .float()
     )
     assert len(stored) > 5
-    for position, token, feature in zip(row["position"], row["token_ids"], stored, strict=True):
+    for position, token, feature in zip(row["position"], row["token"], stored, strict=True):
         known = torch.cat([request.tokens, answer.distributions.response[:position]])
         pair.target.reset()
         pair.draft.reset()
         pair.target.forward(known[:-1])
         pair.draft.forward(known)
         hidden = pair.draft.forward(
-            token[None], torch.tensor([-1]), hidden=recipe.specdecpp.layers
+            token[None], torch.tensor([-1]), hidden=recipe.layers.draft_layers
         ).hidden
-        torch.testing.assert_close(
-            feature, extract(hidden, recipe.specdecpp)[0], atol=1e-6, rtol=0.01
-        )
+        torch.testing.assert_close(feature, side_by_side(hidden)[0].float(), atol=1e-6, rtol=0.01)
 
 
 @pytest.mark.parametrize(
     "recipe", [test_teacher_forcing.SAMPLED, test_teacher_forcing.GREEDY], ids=["sampled", "greedy"]
 )
 def test_given_responses_make_the_same_records(
-    pair: ModelPair,
-    recipe: test_harvest.HarvestSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pair: ModelPair, recipe: HarvestSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test_teacher_forcing.test_records_are_those_of_generated_responses(
         pair, recipe, 1, tmp_path, monkeypatch
@@ -144,7 +140,7 @@ def test_recomputed_features_equal_stored_ones(
         folder, "pair.dtype=float64"
     )  # a draft that reads its own states adds up what rounds otherwise
     folders = test_recompute.folders.__wrapped__(cfg, tmp_path_factory)
-    for predictor in (SpecDecPP(), SpecDecPP(recipe="rollouts"), HRAD(gamma=2)):
+    for predictor in (SpecDecPP(), SpecDecPP(context="rollout"), HRAD(gamma=2)):
         test_recompute.test_recomputed_features_equal_stored_ones(folders, cfg, predictor)
 
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.harvest import HarvestSettings, Progress, draws, harvest, label
-from data_gen.labels import accepted_length, entropy
+from data_gen.harvest import Progress, draws, harvest
+from data_gen.labels import accepted_length
+from data_gen.records import candidates, label
 from data_gen.requests import Request
-from data_gen.responses.generate import Answer, Distributions, at, read_answers, uniforms
-from data_gen.rollouts import Drawn, Rollouts, roll, roll_greedy, rollout_acceptance, shared_tokens
+from data_gen.responses.generate import Answer, at, read_answers, uniforms
+from data_gen.rollouts import Rollouts, roll, roll_greedy, rollout_acceptance, shared_tokens
+from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
@@ -25,7 +27,9 @@ from decoding.stopping.fixed import Fixed
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
-from predictors.inputs import FeatureSpec, extract
+from predictors.draft_statistics import Q_STATS, entropy, q_stats
+from predictors.inputs import Inputs, live
+from predictors.layers import RecordedLayers, side_by_side
 from runtime.errors import UserError
 from tests.checkpoints import write_checkpoint
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
@@ -39,8 +43,7 @@ RECIPE = HarvestSettings(
     stride=2,
     warp=Warp(0.9, top_k=20),
     draft_warp=Warp(1.1, top_p=0.95),
-    specdecpp=FeatureSpec("draft", [-1]),
-    hrad=FeatureSpec("target", [-3, -1], embedding=True),
+    layers=RecordedLayers([-1], [-3, -1]),
 )
 GREEDY = replace(RECIPE, warp=Warp(0.0), draft_warp=Warp(0.0), stride=1)
 
@@ -57,7 +60,7 @@ def answers(pair: ModelPair, requests: list[Request], recipe: HarvestSettings) -
     """By prompt id. The caches are those of the answer that ended last."""
     prompts = [request.tokens for request in requests]
     found = read_answers(
-        pair.target, pair.draft, prompts, draws(requests, recipe), recipe.reading(pair)
+        pair.target, pair.draft, prompts, draws(requests, recipe), recipe.of_responses(pair)
     )
     return {requests[answer.index].prompt_id: answer for answer in found}
 
@@ -80,7 +83,7 @@ def test_an_answer_does_not_depend_on_its_batch(pair: ModelPair) -> None:
         assert torch.equal(
             alone.distributions.response, together[request.prompt_id].distributions.response
         )
-        torch.testing.assert_close(alone.features, together[request.prompt_id].features)
+        torch.testing.assert_close(alone.target_hidden, together[request.prompt_id].target_hidden)
 
 
 def test_distributions_and_features_of_an_answer(pair: ModelPair) -> None:
@@ -101,24 +104,20 @@ def test_distributions_and_features_of_an_answer(pair: ModelPair) -> None:
             answer.distributions.q[t],
             answer.distributions.accept[t],
             answer.distributions.overlap[t],
-            answer.distributions.max_q[t],
+            *(getattr(answer.distributions, name)[t] for name in Q_STATS),
         ]
         unwarped_q = naive(pair.draft, known)[0].softmax(-1)
         expected = [
             q[y],
             min(torch.tensor(1.0), p[y] / q[y]),
             torch.minimum(p, q).sum(),
-            unwarped_q.max(),
+            *q_stats(unwarped_q, y).values(),
         ]
         torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=0)
         if t % RECIPE.stride == 0:
             hidden = naive(pair.target, known)[1][:, -2:-1]
-            feature = extract(
-                hidden[list(RECIPE.hrad.layers)],
-                RECIPE.hrad,
-                pair.target.embed(int(known[-1]))[None],
-            )[0]
-            torch.testing.assert_close(answer.features[t // RECIPE.stride], feature)
+            states = side_by_side(hidden[list(RECIPE.layers.target_layers)])[0]
+            torch.testing.assert_close(answer.target_hidden[t // RECIPE.stride], states)
 
 
 def warps() -> tuple[Warp, Warp]:
@@ -132,8 +131,8 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
     uniform = uniforms(0, "x", "rollouts", len(anchors), 3)
     distributions, rows = answer.distributions, anchors + len(request.tokens) - 1
     before = pair.draft.length, pair.target.length
-    first = first_draws(distributions, anchors)
-    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
+    first = candidates(distributions, anchors)
+    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     accept = verdicts_of_all(pair, rolled, distributions.accept[anchors])
     assert (pair.draft.length, pair.target.length) == before
     for a, t in enumerate(anchors.tolist()):
@@ -146,19 +145,20 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
             unwarped_q = naive(pair.draft, known)[0].softmax(-1)
             assert d == 0 or pick(q, uniform[a, d - 1]) == token
             assert rolled.drawn.q[a, d].item() == pytest.approx(q[token].item(), abs=1e-4)
-            assert rolled.drawn.max_q[a, d].item() == pytest.approx(
-                unwarped_q.max().item(), abs=1e-4
-            )
-            assert rolled.drawn.entropy[a, d].item() == pytest.approx(
+            assert rolled.drawn.q_entropy[a, d].item() == pytest.approx(
                 entropy(unwarped_q).item(), abs=1e-4
             )
+            first_two = unwarped_q.sort(descending=True).values[:2].tolist()
+            said = unwarped_q[token].item(), first_two[0], first_two[0] - first_two[1]
+            drawn = (rolled.drawn.q_drawn, rolled.drawn.q_max, rolled.drawn.q_margin)
+            assert [values[a, d].item() for values in drawn] == pytest.approx(said, abs=1e-4)
             assert accept[a, d].item() == pytest.approx(
                 min(1.0, (p[token] / q[token]).item()), abs=1e-4
             )
             known = torch.cat([known, token[None]])
-            hidden = naive(pair.draft, known)[1][list(RECIPE.specdecpp.layers), -1:]
-            feature = extract(hidden, RECIPE.specdecpp)[0]
-            torch.testing.assert_close(rolled.features[a, d], feature, atol=1e-6, rtol=0.01)
+            hidden = naive(pair.draft, known)[1][list(RECIPE.layers.draft_layers), -1:]
+            states = side_by_side(hidden)[0]
+            torch.testing.assert_close(rolled.draft_hidden[a, d], states, atol=1e-6, rtol=0.01)
 
 
 def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Tensor) -> Tensor:
@@ -168,24 +168,15 @@ def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Tensor) -> Tensor:
     return rollout_acceptance(pair.target, rolled, first, drafted, coins, RECIPE.warp)
 
 
-def first_draws(distributions: Distributions, anchors: Tensor) -> Drawn:
-    return Drawn(
-        distributions.candidate[anchors],
-        distributions.q[anchors],
-        distributions.max_q[anchors],
-        distributions.entropy[anchors],
-    )
-
-
 def test_many_rollouts_are_verified_in_parts(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = some_requests()[0]
     distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
     rows = torch.arange(len(distributions.response)) + len(request.tokens) - 1
-    first = first_draws(distributions, torch.arange(len(rows)))
+    first = candidates(distributions, torch.arange(len(rows)))
     uniform = uniforms(0, "x", "r", len(rows), 3)
-    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
+    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     at_once = verdicts_of_all(pair, rolled, distributions.accept)
     monkeypatch.setattr("data_gen.rollouts.MAX_BYTES", 10 * 4 * VOCAB)
     torch.testing.assert_close(verdicts_of_all(pair, rolled, distributions.accept), at_once)
@@ -198,9 +189,9 @@ def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
     request, gamma = some_requests()[0], 9
     distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
     rows = torch.arange(len(distributions.response)) + len(request.tokens) - 1
-    first, count = first_draws(distributions, torch.arange(len(rows))), len(rows)
+    first, count = candidates(distributions, torch.arange(len(rows))), len(rows)
     uniform = uniforms(0, "x", "r", count, gamma - 1)
-    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.specdecpp)
+    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     everything, coins = (
         verdicts_of_all(pair, rolled, distributions.accept),
         uniforms(0, "x", "verdicts", count, gamma),
@@ -232,34 +223,34 @@ def test_many_rollouts_are_drafted_in_parts(
     drafted = (
         pair.draft,
         rows,
-        first_draws(distributions, torch.arange(len(rows))),
+        candidates(distributions, torch.arange(len(rows))),
         uniforms(0, "x", "r", len(rows), 3),
     )
-    at_once = roll(*drafted, RECIPE.draft_warp, RECIPE.specdecpp)
+    at_once = roll(*drafted, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     monkeypatch.setattr("data_gen.rollouts.TOGETHER", 5)
-    in_parts = roll(*drafted, RECIPE.draft_warp, RECIPE.specdecpp)
+    in_parts = roll(*drafted, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     assert len(rows) > 10 and torch.equal(in_parts.drawn.token, at_once.drawn.token)
     torch.testing.assert_close(vars(in_parts.drawn), vars(at_once.drawn))
-    torch.testing.assert_close(in_parts.features, at_once.features)
+    torch.testing.assert_close(in_parts.draft_hidden, at_once.draft_hidden)
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 9])
 def test_shared_greedy_rollouts_equal_their_own(pair: ModelPair, gamma: int) -> None:
-    recipe, spec = replace(GREEDY, gamma=gamma), GREEDY.specdecpp
+    recipe, layers = replace(GREEDY, gamma=gamma), GREEDY.layers.draft_layers
     shared = 0
     for request in some_requests():
         distributions = answers(pair, [request], recipe)[request.prompt_id].distributions
         before, count = pair.draft.length, len(distributions.response)
-        first = first_draws(distributions, torch.arange(count))
-        spared = roll_greedy(pair.draft, distributions.response, first, gamma, spec)
+        first = candidates(distributions, torch.arange(count))
+        spared = roll_greedy(pair.draft, distributions.response, first, gamma, layers)
         assert pair.draft.length == before
         rows = torch.arange(count) + len(request.tokens) - 1
-        each = roll(pair.draft, rows, first, torch.zeros(count, gamma - 1), Warp(0.0), spec)
+        each = roll(pair.draft, rows, first, torch.zeros(count, gamma - 1), Warp(0.0), layers)
         assert torch.equal(spared.rows, each.rows) and torch.equal(
             spared.drawn.token, each.drawn.token
         )
         torch.testing.assert_close(vars(spared.drawn), vars(each.drawn))
-        torch.testing.assert_close(spared.features, each.features, atol=1e-6, rtol=0.01)
+        torch.testing.assert_close(spared.draft_hidden, each.draft_hidden, atol=1e-6, rtol=0.01)
         shared += int((first.token == distributions.response)[:-1].sum())
     assert shared > 10
 
@@ -270,26 +261,26 @@ def test_where_shared_tokens_are_found() -> None:
     assert found == [[4, 5, 6], [1, 2, 7], [2, 7, 8], [7, 8, 9]]
 
 
-def test_specdecpp_features_read_the_mixed_sequence(pair: ModelPair) -> None:
+def test_mixed_hidden_states_read_the_mixed_sequence(pair: ModelPair) -> None:
     request = some_requests()[0]
     answer = answers(pair, [request], RECIPE)[request.prompt_id]
-    row = label(pair, request, answer, RECIPE)["specdecpp"]
+    row = label(pair, request, answer, RECIPE)["mixed"]
     kept = torch.zeros(len(answer.distributions.response), dtype=torch.bool)
     kept[row["position"]] = True
     assert 0 < kept.sum() < len(kept), "the seed should mix something"
     mixed = torch.where(kept, answer.distributions.candidate, answer.distributions.response)
     hidden = naive(pair.draft, torch.cat([request.tokens, mixed]))[1][:, len(request.tokens) :]
     stored = (
-        torch.from_numpy(row["features"]).view(torch.bfloat16).view(int(kept.sum()), -1).float()
+        torch.from_numpy(row["draft_hidden"]).view(torch.bfloat16).view(int(kept.sum()), -1).float()
     )
     torch.testing.assert_close(
         stored,
-        extract(hidden[list(RECIPE.specdecpp.layers)], RECIPE.specdecpp)[kept],
+        side_by_side(hidden[list(RECIPE.layers.draft_layers)])[kept].float(),
         atol=1e-6,
         rtol=0.01,
     )
-    torch.testing.assert_close(row["soft_label"], answer.distributions.accept[kept])
-    assert torch.equal(row["token_ids"], answer.distributions.candidate[kept])
+    torch.testing.assert_close(row["accept_prob"], answer.distributions.accept[kept])
+    assert torch.equal(row["token"], answer.distributions.candidate[kept])
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 9])
@@ -313,7 +304,7 @@ def test_walking_greedy_rounds_replays_a_real_decode(pair: ModelPair, gamma: int
             length = min(gamma, int(row["drafted"][position]), most - position - 1)
             accepted = min(int(row["accepted"][position]), length)
             assert length <= row["known"][position]
-            assert (row["draft_tokens"][position, :length].tolist(), accepted) == (
+            assert (row["token"][position, :length].tolist(), accepted) == (
                 turn.draft_tokens,
                 turn.accepted,
             )
@@ -348,9 +339,9 @@ class Noting(SpecDecPPStop):
         self.read: list[Tensor] = [] if self.first else self.read
 
     def _acceptance(self, step: DraftStep) -> float:
-        hidden = step.hidden() if self.order == "paper" else step.previous_hidden()
         if self.first:
-            self.read.append(extract(hidden[:, None], self.predictor.features)[0])
+            drawn = step.drawn(0 if self.order == "paper" else 1)
+            self.read.append(live(self.predictor.inputs, self._context, drawn)[0])
         return super()._acceptance(step)
 
 
@@ -358,7 +349,9 @@ class Noting(SpecDecPPStop):
 def test_features_along_a_rollout_are_those_the_stop_rule_reads(
     pair: ModelPair, order: Literal["paper", "code"], tmp_path: Path
 ) -> None:
-    checkpoint = write_checkpoint(tmp_path, "specdecpp", 24, features=RECIPE.specdecpp)
+    checkpoint = write_checkpoint(
+        tmp_path, "specdecpp", 24, inputs=Inputs(RECIPE.layers.draft_layers)
+    )
     stop = Noting(checkpoint, 1.0, (1, GREEDY.gamma), order)
     engine = SerialEngine(
         pair, Chain(9), stop, TokenVerifier(), GREEDY.warp, GREEDY.draft_warp, frozenset({EOS})
@@ -368,7 +361,7 @@ def test_features_along_a_rollout_are_those_the_stop_rule_reads(
         answer = answers(pair, [request], GREEDY)[request.prompt_id]
         row = label(pair, request, answer, GREEDY)["rounds"]
         stored = (
-            torch.from_numpy(row["rollout_features"])
+            torch.from_numpy(row["draft_hidden"])
             .view(torch.bfloat16)
             .view(len(row["anchor"]), GREEDY.gamma, -1)
         )
@@ -377,7 +370,7 @@ def test_features_along_a_rollout_are_those_the_stop_rule_reads(
             drafted = (
                 engine.decode(committed, GREEDY.gamma + 1, Sampler.seeded(0)).rounds[0].draft_tokens
             )
-            assert drafted == row["draft_tokens"][t, : len(drafted)].tolist()
+            assert drafted == row["token"][t, : len(drafted)].tolist()
             for depth, feature in enumerate(stop.read):
                 torch.testing.assert_close(stored[t, depth].float(), feature, atol=1e-6, rtol=0.01)
                 compared += 1
@@ -440,11 +433,7 @@ def test_every_record_is_consistent(pair: ModelPair, tmp_path: Path) -> None:
                 0 <= n <= m <= RECIPE.gamma
                 for n, m in zip(row["accepted"], row["drafted"], strict=True)
             )
-            assert (
-                len(row["accept_prob"])
-                == len(row["draft_tokens"])
-                == RECIPE.gamma * len(row["anchor"])
-            )
+            assert len(row["accept_prob"]) == len(row["token"]) == RECIPE.gamma * len(row["anchor"])
 
 
 def test_nan_logits_stop_the_harvest_before_anything_is_written(tmp_path: Path) -> None:
@@ -464,8 +453,6 @@ def test_nan_logits_stop_the_harvest_before_anything_is_written(tmp_path: Path) 
         ({"stride": 0}, r"anchors\.stride"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"mixing": 1.0}, "mixing"),
-        ({"specdecpp": FeatureSpec("target", [-1])}, r"features\.specdecpp"),
-        ({"hrad": FeatureSpec("draft", [-1])}, r"features\.hrad"),
     ],
 )
 def test_impossible_settings_are_refused_by_key(change: dict, key: str) -> None:

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data_gen.harvest import HarvestSettings
 from data_gen.requests import Request
+from data_gen.settings import HarvestSettings
 from decoding.sampling import Warp
 from evaluation.baselines.plain_harvest import Coins, OneByOne
-from predictors.inputs import FeatureSpec
+from predictors.draft_statistics import Q_STATS
+from predictors.layers import RecordedLayers
 from scripts.benchmark import (
     ALL,
     COMPARED,
@@ -30,8 +31,7 @@ SAMPLED = HarvestSettings(
     stride=1,
     warp=Warp(0.9, top_k=20),
     draft_warp=Warp(1.1, top_p=0.95),
-    specdecpp=FeatureSpec("draft", [-1]),
-    hrad=FeatureSpec("target", [-1]),
+    layers=RecordedLayers([-1], [-1]),
 )
 
 
@@ -70,18 +70,16 @@ def test_all_positions_at_once_give_the_labels_of_one_at_a_time(
 
 
 def test_disagreement_is_seen() -> None:
-    ours = {"known": 3, "drafted": 2, "accepted": 1, "draft_tokens": torch.tensor([4, 5, 6])}
-    floats = dict.fromkeys(
-        ("draft_q", "draft_max_q", "draft_entropy", "accept_prob"), torch.tensor([0.5, 0.5, 0.5])
-    )
+    ours = {"known": 3, "drafted": 2, "accepted": 1, "token": torch.tensor([4, 5, 6])}
+    floats = dict.fromkeys(("q", *Q_STATS, "accept_prob"), torch.tensor([0.5, 0.5, 0.5]))
     theirs = {
         "accepted": 2,
-        "draft_tokens": torch.tensor([4, 5]),
+        "token": torch.tensor([4, 5]),
         **{k: v[:2] + 0.25 for k, v in floats.items()},
     }
     agreement = Agreement()
     agreement.add({**ours, **floats}, theirs)
-    agreement.add({**ours, **floats}, {**theirs, "draft_tokens": torch.tensor([4, 6])})
+    agreement.add({**ours, **floats}, {**theirs, "token": torch.tensor([4, 6])})
     assert (agreement.rounds, agreement.same_tokens, agreement.same_accepted) == (2, 1, 0)
     assert agreement.difference == pytest.approx(0.75**2 - 0.25)
 

@@ -1,4 +1,4 @@
-"""A harvest that stores no features teaches what one that stores them teaches."""
+"""A harvest that stores no hidden states teaches what one that stores them teaches."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +9,17 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from data_gen.harvest import HarvestSettings, Progress, harvest, plan
+from data_gen.harvest import Progress, harvest, plan
 from data_gen.requests import Request
 from data_gen.samples import read_samples
+from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from data_gen.storage.chunks import inventory
 from decoding.models.loading import load_pair
 from decoding.sampling import Warp
 from predictors.base import Predictor
 from predictors.hrad import HRAD
-from predictors.inputs import FeatureSpec
+from predictors.layers import RecordedLayers
 from predictors.specdecpp import SpecDecPP
 from runtime.checksums import write_checksummed
 from runtime.errors import UserError
@@ -34,8 +35,7 @@ RECIPE = HarvestSettings(
     stride=2,
     warp=Warp(0.9),
     draft_warp=Warp(),
-    specdecpp=FeatureSpec("draft", [-1]),
-    hrad=FeatureSpec("target", [-2, -1], embedding=True),
+    layers=RecordedLayers([-1], [-2, -1]),
 )
 
 
@@ -64,7 +64,7 @@ def folders(pair_cfg: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> d
     return made
 
 
-@pytest.mark.parametrize("predictor", [SpecDecPP(), SpecDecPP(recipe="rollouts"), HRAD(gamma=2)])
+@pytest.mark.parametrize("predictor", [SpecDecPP(), SpecDecPP(context="rollout"), HRAD(gamma=2)])
 def test_recomputed_features_equal_stored_ones(
     folders: dict[bool, Path], pair_cfg: DictConfig, predictor: Predictor
 ) -> None:
@@ -78,7 +78,7 @@ def test_recomputed_features_equal_stored_ones(
 
 
 def test_nothing_of_them_is_on_disk(folders: dict[bool, Path]) -> None:
-    for kind in ("rounds", "specdecpp"):
+    for kind in ("rounds", "mixed", "responses"):
         for row in pq.read_table(folders[False] / shards.shard_name(kind, 0)).to_pylist():
             assert not any(row[name] for name in shards.FEATURES if name in row)
 
@@ -87,5 +87,5 @@ def test_another_pair_is_refused(folders: dict[bool, Path], pair_cfg: DictConfig
     other = DictConfig({**pair_cfg, "draft": pair_cfg.target})
     with pytest.raises(UserError, match=r"^pair\.draft: it is not the one of the harvest, tiny"):
         read_samples(folders[False], HRAD(), "test", other)
-    with pytest.raises(UserError, match=r"^pair: .* stores no features"):
+    with pytest.raises(UserError, match=r"^pair: .* stores no hidden states"):
         read_samples(folders[False], HRAD(), "test")

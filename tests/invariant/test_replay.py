@@ -12,8 +12,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from data_gen.harvest import HarvestSettings, Progress, harvest
+from data_gen.harvest import Progress, harvest
 from data_gen.requests import Request
+from data_gen.settings import HarvestSettings
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import StopRule
 from decoding.models.loading import ModelPair
@@ -26,8 +27,9 @@ from decoding.verifiers.token import TokenVerifier
 from evaluation.replay.check import counted
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer
+from predictors.layers import RecordedLayers
 from scripts.gen_data import finish
-from tests.checkpoints import ONE_STATE, write_checkpoint
+from tests.checkpoints import write_checkpoint
 from tests.datasets import SETTINGS
 from tests.rollout_tables import slow_table
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
@@ -195,8 +197,7 @@ def recipe(warp: Warp, max_new: int, gamma: int) -> HarvestSettings:
         stride=1,
         warp=warp,
         draft_warp=warp,
-        specdecpp=ONE_STATE["specdecpp"],
-        hrad=ONE_STATE["hrad"],
+        layers=RecordedLayers([-1], [-1]),
     )
 
 

@@ -75,7 +75,7 @@ def test_a_folder_that_is_read_only_can_be_read_and_checked(
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
     resized(disk, "ro")
     assert verify(folder) == [f"{folder / 'rounds-00001.parquet'} is missing"]
-    assert len(read_records(folder, "specdecpp", "all")["group"])
+    assert len(read_records(folder, "mixed", "all")["group"])
     with pytest.raises(OSError) as error:
         make_dataset(pair, folder, PROMPTS)
     assert (

@@ -8,12 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_gen.harvest import HarvestSettings, Progress, answers_of, harvest, plan
+from data_gen.harvest import Progress, answers_of, harvest, plan
 from data_gen.requests import Request
+from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from predictors.inputs import FeatureSpec
+from predictors.layers import RecordedLayers
 from runtime.errors import UserError
 from tests.tiny_pair import EOS, VOCAB
 
@@ -26,8 +27,7 @@ SAMPLED = HarvestSettings(
     stride=8,
     warp=Warp(0.9, top_k=20),
     draft_warp=Warp(1.1, top_p=0.95),
-    specdecpp=FeatureSpec("draft", [-1]),
-    hrad=FeatureSpec("target", [-3, -1], embedding=True),
+    layers=RecordedLayers([-1], [-3, -1]),
 )
 GREEDY = replace(SAMPLED, warp=Warp(0.0), draft_warp=Warp(0.0))
 
@@ -119,7 +119,7 @@ def test_a_response_is_followed_as_far_as_the_target_could_have_said_it(
             "and ends with a draw of its own"
         )
         assert pair.target.length == pair.draft.length == len(request.tokens) + at
-        assert len(answer.distributions.accept) == at + 1 and len(answer.features) == 1
+        assert len(answer.distributions.accept) == at + 1 and len(answer.target_hidden) == 1
 
 
 def possible(pair: ModelPair, request: Request, said: torch.Tensor, token: int, warp: Warp) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from data_gen.labels import accepted_length, drafted_length, known_depth
 from data_gen.storage import shards
 from data_gen.storage.dataset import read_records
+from predictors.draft_statistics import Q_STATS
 from runtime.errors import UserError
 from tests.harvests import write_harvest
 
@@ -25,11 +26,12 @@ def test_rounds_come_back_as_they_were(rows: int, gamma: int, seed: int) -> None
     features = torch.randn(rows, gamma, 3, generator=generator) * 1e3
     record = {
         **{"prompt_id": "é\n|", "dataset": "", "split": "test"},
-        **dict.fromkeys(("anchor", "known", "drafted", "accepted"), whole),
-        "draft_tokens": whole[:, None].expand(-1, gamma),
-        **dict.fromkeys(("draft_q", "draft_max_q", "draft_entropy", "accept_prob"), floats),
-        "features": shards.pack_features(features[:, 0]),
-        "rollout_features": shards.pack_features(features),
+        **dict.fromkeys(("anchor", "committed", "known", "drafted", "accepted"), whole),
+        "token": whole[:, None].expand(-1, gamma),
+        **dict.fromkeys(("q", *Q_STATS, "accept_prob"), floats),
+        "history": floats[:, :1].expand(-1, 3),
+        "target_hidden": shards.pack_features(features[:, 0]),
+        "draft_hidden": shards.pack_features(features),
     }
     with tempfile.TemporaryDirectory() as name:
         folder = write_harvest(Path(name), rows=2, gamma=gamma)
@@ -37,7 +39,7 @@ def test_rounds_come_back_as_they_were(rows: int, gamma: int, seed: int) -> None
         row = shards.read_shard(folder, entry, record).to_pylist()[0]
     assert row["prompt_id"] == "é\n|" and row["accepted"] == whole.tolist()
     assert torch.equal(torch.tensor(row["accept_prob"]), floats.flatten())
-    bits = torch.tensor(row["rollout_features"], dtype=torch.int16).view(torch.bfloat16)
+    bits = torch.tensor(row["draft_hidden"], dtype=torch.int16).view(torch.bfloat16)
     assert torch.equal(bits, features.bfloat16().flatten())
 
 
@@ -96,4 +98,4 @@ def damage(path: Path, data: st.DataObject) -> None:
 
 
 def read(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {kind: read_records(folder, kind, "all") for kind in ("specdecpp", "rounds")}
+    return {kind: read_records(folder, kind, "all") for kind in ("mixed", "rounds")}

@@ -5,11 +5,11 @@ from data_gen.labels import (
     acceptance,
     accepted_length,
     drafted_length,
-    entropy,
     greedy_acceptance,
     known_depth,
     overlap,
 )
+from predictors.draft_statistics import entropy
 from predictors.hrad import round_class
 
 

@@ -23,14 +23,14 @@ def test_rollouts_end_with_the_first_rejected_token() -> None:
             [4, 4, 4, 4, 2]
         ),  # nothing is known of the fifth after two accepted tokens
         "group": torch.tensor([0, 0, 1, 1, 2]),
-        **dict.fromkeys(("accept_prob", "draft_q", "draft_max_q"), values),
-        "rollout_features": values[..., None].expand(5, gamma, 3),
+        **dict.fromkeys(("accept_prob", "q", "q_max"), values),
+        "inputs": values[..., None].expand(5, gamma, 3),
     }
     rows = kept_depths(records)
-    assert rows["soft_label"].tolist() == [0, 4, 5, 6, 8, 9, 10, 11, 12, 16, 17]
+    assert rows["accept_prob"].tolist() == [0, 4, 5, 6, 8, 9, 10, 11, 12, 16, 17]
     assert rows["depth"].tolist() == [0, 0, 1, 2, 0, 1, 2, 3, 0, 0, 1]
     assert rows["group"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2]
-    assert torch.equal(rows["features"][:, 0], rows["soft_label"]) and rows["features"].shape == (
+    assert torch.equal(rows["inputs"][:, 0], rows["accept_prob"]) and rows["inputs"].shape == (
         11,
         3,
     )
@@ -44,26 +44,21 @@ def test_a_depth_occurs_as_often_as_it_is_reached() -> None:
     several = accept.expand(n, 3)
     records = {
         **{"accepted": accepted, "drafted": torch.full((n,), 3), "known": torch.full((n,), 3)},
-        **{
-            "group": torch.zeros(n),
-            "accept_prob": several,
-            "draft_q": several,
-            "draft_max_q": several,
-        },
+        **{"group": torch.zeros(n), "accept_prob": several, "q": several, "q_max": several},
     }
     reached = torch.bincount(kept_depths(records)["depth"]) / n
     torch.testing.assert_close(reached, torch.tensor([1.0, 0.9, 0.45]), atol=4e-3, rtol=0)
 
 
-def test_both_recipes_and_hrad_read_one_harvest(tmp_path: Path) -> None:
+def test_both_contexts_and_hrad_read_one_harvest(tmp_path: Path) -> None:
     folder = write_harvest(tmp_path / "toy", rows=5, gamma=3)
     mixed, rollouts, classes = (
         read_samples(folder, predictor, "test")
-        for predictor in (SpecDecPP(), SpecDecPP(recipe="rollouts"), HRAD(2))
+        for predictor in (SpecDecPP(), SpecDecPP(context="rollout"), HRAD(2))
     )
-    assert len(mixed["features"]) == len(classes["label"]) == 5 * PROMPTS["test"]
-    assert rollouts["features"].shape == (len(rollouts["soft_label"]), DIM)
-    assert rollouts["q_token"].shape == rollouts["group"].shape == rollouts["soft_label"].shape
+    assert len(mixed["inputs"]) == len(classes["label"]) == 5 * PROMPTS["test"]
+    assert rollouts["inputs"].shape == (len(rollouts["accept_prob"]), DIM)
+    assert rollouts["q"].shape == rollouts["group"].shape == rollouts["accept_prob"].shape
 
 
 def test_rounds_of_unknown_length_are_left_out() -> None:
@@ -71,16 +66,18 @@ def test_rounds_of_unknown_length_are_left_out() -> None:
         "known": torch.tensor([3, 1, 2]),
         "accepted": torch.tensor([2, 1, 0]),
         "drafted": torch.tensor([3, 3, 3]),
-        "draft_max_q": torch.rand(3, 3),
+        "q_max": torch.rand(3, 3),
         "group": torch.tensor([0, 0, 1]),
     }
     rows = HRAD(gamma=2).samples(records)
     assert rows["label"].tolist() == [2, 0] and rows["group"].tolist() == [0, 1]
-    assert torch.equal(rows["draft_max_q"], records["draft_max_q"][[0, 2], 0])
+    assert torch.equal(rows["q_max"], records["q_max"][[0, 2], 0])
     with pytest.raises(UserError, match=r"^predictor\.gamma: no harvested round of 4 tokens"):
         HRAD(gamma=4).samples(records)
 
 
-def test_unknown_recipe() -> None:
-    with pytest.raises(UserError, match=r"^predictor\.recipe: 'both' is unknown"):
-        SpecDecPP(recipe="both")  # type: ignore[arg-type]
+def test_unknown_context() -> None:
+    with pytest.raises(
+        UserError, match=r"^predictor\.context: expected mixed or rollout, got 'both'"
+    ):
+        SpecDecPP(context="both")  # type: ignore[arg-type]

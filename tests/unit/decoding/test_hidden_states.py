@@ -15,7 +15,7 @@ from decoding.stopping.hrad import HRADStop
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
-from predictors.inputs import FeatureSpec
+from predictors.inputs import Inputs
 from runtime.errors import UserError
 from tests.checkpoints import write_checkpoint
 from tests.tiny_pair import tiny_pair
@@ -44,9 +44,9 @@ def noted(lm: object, monkeypatch: pytest.MonkeyPatch) -> list[LMOutput]:
 def test_prefill_returns_one_position_for_hrad(
     pair: ModelPair, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = FeatureSpec("target", LAYERS, embedding=True)
+    reads = Inputs((), LAYERS, token=True)
     checkpoint = write_checkpoint(
-        tmp_path / "hrad", "hrad", reads.dim(WIDTH, WIDTH), features=reads
+        tmp_path / "hrad", "hrad", (len(LAYERS) + 1) * WIDTH, inputs=reads
     )
     stop, outputs = HRADStop(checkpoint, Confidence(0.3)), noted(pair.target, monkeypatch)
     engine = SerialEngine(pair, Chain(4), stop, TokenVerifier(), Warp(), Warp())

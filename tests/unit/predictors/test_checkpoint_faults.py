@@ -67,8 +67,8 @@ SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bad setting": lambda c: {**c, "settings": {**c["settings"], "gamma": 0}},
     "huge": lambda c: {**c, "dim": 10**12},
     "negative": lambda c: {**c, "dim": -1},
-    "no features": lambda c: {**c, "features": {}},
-    "endless layer": lambda c: {**c, "features": {**c["features"], "layers": [INF]}},
+    "no inputs": lambda c: {name: value for name, value in c.items() if name != "inputs"},
+    "endless layer": lambda c: {**c, "inputs": {**c["inputs"], "target_hidden": [INF]}},
     "a module that is none": lambda c: {**c, "predictor": "a.b"},
     "no name": lambda c: {**c, "predictor": ""},
     "a number": lambda c: {**c, "predictor": 7},
@@ -124,7 +124,7 @@ def test_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
     path = checkpoint / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
     with pytest.raises(
-        UserError, match="in format 2, this version reads 3. Train it again: python train.py"
+        UserError, match="in format 2, this version reads 4. Train it again: python train.py"
     ):
         load_predictor(checkpoint)
 

@@ -1,81 +1,149 @@
 import pytest
 import torch
 
-from predictors.inputs import FeatureSpec, checked_layers, extract, narrowed
+from predictors.draft_statistics import Q_STATS, history_row, history_rows, q_stats
+from predictors.inputs import CATALOGUE, Inputs, matrix, recorded, refuse_unreadable
+from predictors.layers import RecordedLayers, checked_layers, narrowed, side_by_side
 from runtime.errors import UserError
 
 HIDDEN = torch.arange(4 * 2 * 3, dtype=torch.float32).view(4, 2, 3)  # [n_layers + 1, n, H]
+LAYERS = RecordedLayers([-1], [-3, -2, -1])
 
 
-def test_layers_are_concatenated_in_order_then_the_embedding() -> None:
-    embedding = torch.full((2, 2), -1.0)
-    rows = extract(HIDDEN[-2:], FeatureSpec("target", [-2, -1], embedding=True), embedding)
-    assert torch.equal(rows, torch.cat([HIDDEN[2], HIDDEN[3], embedding], dim=1))
+def rounds(count: int = 5, gamma: int = 4) -> dict[str, torch.Tensor]:
+    """Records of the kind `rounds`, with what is worked out of them: H = 3, E = 2."""
+    shape = count, gamma
+    return {
+        "draft_hidden": torch.randn(*shape, 3).bfloat16(),
+        "target_hidden": torch.randn(count, 9).bfloat16(),
+        "embedding": torch.randn(*shape, 2).bfloat16(),
+        "committed_embedding": torch.randn(count, 2).bfloat16(),
+        "history": torch.rand(count, 3),
+        "depth": torch.arange(1, gamma + 1).expand(shape),
+        **{name: torch.rand(shape) for name in Q_STATS},
+    }
+
+
+def test_layers_lie_side_by_side_in_their_order() -> None:
+    rows = side_by_side(HIDDEN[-2:])
+    assert rows.dtype == torch.bfloat16 and torch.equal(
+        rows.float(), torch.cat([HIDDEN[2], HIDDEN[3]], dim=1)
+    )
 
 
 def test_values_have_the_precision_of_the_harvested_files() -> None:
-    hidden = torch.randn(2, 5, 7)
-    rows = extract(hidden[-1:], FeatureSpec("draft", [-1]))
+    facts = {"draft_hidden": torch.randn(5, 7), "embedding": torch.randn(5, 2)}
+    rows = matrix(Inputs([-1], token=True), facts)
+    wanted = torch.cat([facts["draft_hidden"], facts["embedding"]], dim=1)
+    assert torch.equal(rows.float(), wanted.bfloat16().float())
+
+
+def test_numbers_that_are_stored_in_float32_keep_it() -> None:
+    records = rounds()
+    rows = recorded(Inputs([-1], q_stats=True), LAYERS, records, "token")
     assert rows.dtype == torch.float32
-    assert torch.equal(rows, hidden[-1].bfloat16().float())
+    assert torch.equal(rows[..., 3:], torch.stack([records[name] for name in Q_STATS], -1))
 
 
-def test_bfloat16_and_float32_models_mix() -> None:
-    rows = extract(
-        HIDDEN[-1:].bfloat16(), FeatureSpec("target", [-1], embedding=True), torch.ones(2, 3)
-    )
-    assert rows.dtype == torch.float32 and rows.shape == (2, 6)
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_columns_are_in_the_order_of_the_catalogue(name: str) -> None:
+    records, one = rounds(), {name: (-1,) if name.endswith("hidden") else True}
+    everything = Inputs([-1], [-1], token=True, q_stats=True, depth=True, history=True)
+    alone = recorded(Inputs(**one), LAYERS, records, "token")
+    widths = {"draft_hidden": 3, "target_hidden": 3, "token": 2, "q_stats": 4, "depth": 1}
+    start = sum(widths[other] for other in list(CATALOGUE)[: list(CATALOGUE).index(name)])
+    both = recorded(everything, LAYERS, records, "token")
+    assert torch.equal(both[..., start : start + alone.shape[-1]], alone.float())
 
 
-@pytest.mark.parametrize("embedding, expected", [(False, 12), (True, 17)])
-def test_dim(embedding: bool, expected: int) -> None:
-    assert (
-        FeatureSpec("target", [-2, -1], embedding).dim(hidden_size=6, embedding_size=5) == expected
-    )
+def test_facts_of_a_round_are_the_same_for_all_its_tokens() -> None:
+    records = rounds()
+    rows = recorded(Inputs((), [-2], history=True), LAYERS, records, "token")
+    assert rows.shape == (5, 4, 6)
+    assert torch.equal(rows[:, 3, :3], records["target_hidden"][:, 3:6].float())
+    assert torch.equal(rows[:, 0, 3:], records["history"])
+
+
+def test_before_a_round_the_token_is_the_last_committed_one() -> None:
+    records, reads = rounds(), Inputs((), [-3, -1], token=True)
+    assert reads.columns("round") == ("target_hidden", "committed_embedding")
+    assert reads.columns("token") == ("target_hidden", "embedding", "depth")
+    rows = recorded(reads, LAYERS, records, "round")
+    hidden = records["target_hidden"].view(5, 3, 3)[:, [0, 2]].flatten(1)
+    assert torch.equal(rows, torch.cat([hidden, records["committed_embedding"]], 1))
 
 
 def test_round_trip() -> None:
-    spec = FeatureSpec("target", [-4, -1], embedding=True)
-    assert FeatureSpec.from_dict(spec.to_dict()) == spec
+    reads = Inputs([-2, -1], None, q_stats=True)
+    assert Inputs.from_dict(reads.to_dict()) == reads
+    assert Inputs.from_dict({"draft_hidden": [-1]}) == Inputs([-1])
 
 
-@pytest.mark.parametrize(
-    "arguments, key",
-    [(("both", [-1]), "side"), (("draft", [0]), "layers"), (("draft", []), "layers")],
-)
-def test_bad_specs_are_refused(arguments: tuple[str, list[int]], key: str) -> None:
-    with pytest.raises(UserError, match=f"features.{key}"):
-        FeatureSpec(*arguments)
+@pytest.mark.parametrize(("draft", "key"), [([0], "draft"), ([], "draft"), (None, "draft")])
+def test_bad_layers_to_record_are_refused(draft: list[int], key: str) -> None:
+    with pytest.raises(UserError, match=rf"^inputs\.{key}_layers: expected"):
+        RecordedLayers(draft, [-1])
 
 
-@pytest.mark.parametrize("embedding", [False, True])
+def test_null_means_all_that_were_recorded() -> None:
+    assert Inputs(None, None).among(LAYERS) == Inputs([-1], [-3, -2, -1])
+    assert Inputs([-1], depth=True).among(LAYERS) == Inputs([-1], depth=True)
+
+
 @pytest.mark.parametrize("layers", [[-3, -1], [-2], [-3, -2, -1]])
-def test_harvested_columns_of_some_layers_are_what_decoding_extracts(
-    layers: list[int], embedding: bool
-) -> None:
-    hidden, token = torch.randn(4, 2, 3), torch.randn(2, 3)
-    harvested, wanted = (
-        FeatureSpec("target", [-3, -2, -1], embedding),
-        FeatureSpec("target", layers, embedding),
-    )
-    rows = extract(hidden[-3:], harvested, token)
-    assert torch.equal(narrowed(rows, harvested, wanted), extract(hidden[layers], wanted, token))
-    rounds = rows[:, None].expand(2, 5, -1)
-    assert narrowed(rounds, harvested, wanted).shape == (2, 5, wanted.dim(3, 3))
+def test_recorded_columns_of_some_layers_are_what_decoding_reads(layers: list[int]) -> None:
+    hidden = torch.randn(4, 2, 3)
+    rows = narrowed(side_by_side(hidden[-3:]), [-3, -2, -1], layers)
+    assert torch.equal(rows, side_by_side(hidden[layers]))
+    rollouts = side_by_side(hidden[-3:])[:, None].expand(2, 5, -1)
+    assert narrowed(rollouts, [-3, -2, -1], layers).shape == (2, 5, 3 * len(layers))
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [FeatureSpec("target", [-4]), FeatureSpec("target", [-1, -2]), FeatureSpec("draft", [-1])],
-)
-def test_what_was_not_harvested_is_refused(wanted: FeatureSpec) -> None:
+@pytest.mark.parametrize("wanted", [[-4], [-1, -2], [-5, -1]])
+def test_what_was_not_recorded_is_refused(wanted: list[int]) -> None:
     with pytest.raises(
-        UserError, match=r"^predictor\.layers: .*not some of the harvested layers \[-2, -1\]"
+        UserError,
+        match=r"^predictor\.layers: expected some of the recorded layers \[-3, -2, -1\], in their"
+        r" order, got .* inputs\.target_layers=",
     ):
-        narrowed(torch.zeros(1, 4), FeatureSpec("target", [-2, -1]), wanted)
+        Inputs((), wanted).among(LAYERS)
 
 
 @pytest.mark.parametrize("layers", [3, "-1", [0], [True], [-1.0]])
 def test_layers_that_are_none_are_refused(layers: object) -> None:
-    with pytest.raises(UserError, match=r"^predictor\.layers: .*are no layers"):
+    with pytest.raises(UserError, match=r"^predictor\.layers: expected negative layers"):
         checked_layers(layers)
+
+
+@pytest.mark.parametrize(
+    ("reads", "when", "kind", "words"),
+    [
+        (Inputs(), "token", "rounds", "expected new to read something"),
+        (Inputs([-1]), "round", "rounds", "before a round, got draft_hidden"),
+        (Inputs(depth=True, q_stats=True), "round", "rounds", "got q_stats, depth of a drawn"),
+        (Inputs([-1], [-1]), "token", "mixed", "mixed records hold, got target_hidden"),
+        (Inputs(history=True), "token", "mixed", "mixed records hold, got history"),
+    ],
+)
+def test_what_is_not_there_is_refused(reads: Inputs, when: str, kind: str, words: str) -> None:
+    with pytest.raises(UserError, match=f"^predictor: .*{words}"):
+        refuse_unreadable(reads, when, kind, "new")  # type: ignore[arg-type]
+
+
+def test_statistics_of_a_drawn_token() -> None:
+    unwarped = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]])
+    found = q_stats(unwarped, torch.tensor([1, 2]))
+    assert list(found) == list(Q_STATS)
+    torch.testing.assert_close(found["q_drawn"], torch.tensor([0.3, 1.0]))
+    torch.testing.assert_close(found["q_max"], torch.tensor([0.5, 1.0]))
+    torch.testing.assert_close(found["q_margin"], torch.tensor([0.2, 1.0]))
+    torch.testing.assert_close(found["q_entropy"], torch.tensor([1.02965, 0.0]))
+
+
+def test_history_looks_back_on_the_last_verdicts() -> None:
+    assert history_row([]).tolist() == [0.5, 0.5, 0.0]
+    assert history_row([True]).tolist() == [0.75, 0.75, 1 / 16]
+    row = history_row([True] * 14 + [False] * 6)
+    assert row.tolist() == pytest.approx([0.5 / 5, 10.5 / 17, 1.0])
+    rows = history_rows(torch.tensor([True, False, False]))
+    assert torch.equal(rows[2], history_row([True, False])) and rows.shape == (3, 3)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from data_gen.samples import read_inputs, read_samples
 from data_gen.storage.dataset import read_manifest, read_records
 from predictors.base import load_predictor
-from predictors.inputs import FeatureSpec
 from reports.artifacts import Checkpoint, Harvest
 from reports.checkpoint_data import AGES, activations, aged, predicted, unseen
 from reports.figure import Missing
 from reports.harvest_data import draft_tokens, rounds
 from runtime.files import file_hash
 from tests.checkpoints import write_checkpoint
-from tests.harvests import DIM, FEATURES, PAIR, PROMPTS, WARP, write_harvest
+from tests.harvests import DIM, EMBEDDING, PAIR, PROMPTS, WARP, write_harvest
 
 
 def harvest(folder: Path, **other: Any) -> Harvest:
@@ -25,12 +25,12 @@ def harvest(folder: Path, **other: Any) -> Harvest:
 
 
 def checkpoint(folder: Path, data: Path, name: str = "hrad") -> Checkpoint:
-    spec = FeatureSpec(**FEATURES[name])  # type: ignore[arg-type]
     context: Mapping[str, Any] = {
         **{"pair": PAIR, "warp": WARP, "draft_warp": WARP},
         "provenance": {"data": {"sha256": file_hash(data / "manifest.json")}},
     }
-    write_checkpoint(folder, name, DIM, gamma=3, features=spec, context=context)
+    dim = DIM + EMBEDDING * (name == "hrad")
+    write_checkpoint(folder, name, dim, gamma=3, context=context)
     return Checkpoint(folder, json.loads((folder / "config.json").read_text()))
 
 
@@ -52,7 +52,7 @@ def test_draft_tokens_are_those_with_a_verdict(home: Harvest) -> None:
     for row in range(len(records["group"])):
         most = int(min(records["drafted"][row], records["known"][row]))
         for depth in range(min(int(records["accepted"][row]) + 1, most)):
-            kept.append(float(records["draft_q"][row, depth]))
+            kept.append(float(records["q"][row, depth]))
             accepted.append(depth < int(records["accepted"][row]))
     assert tokens.q.tolist() == pytest.approx(kept) and tokens.accepted.tolist() == accepted
     assert (tokens.dataset, tokens.distributions) == ("toy", "T = 1")
@@ -100,10 +100,8 @@ def test_they_are_those_of_the_checkpoint(tmp_path: Path, home: Harvest, name: s
     ours = checkpoint(tmp_path / "h", home.folder, name)
     (one,) = predicted(ours, [home])
     predictor = load_predictor(ours.folder)
-    samples = predictor.samples(
-        read_records(home.folder, predictor.kind, "test", predictor.columns)
-    )
-    probs = predictor.predict_proba(samples["features"].float())
+    samples = read_samples(home.folder, predictor, "test")
+    probs = predictor.predict_proba(samples["inputs"].float())
     assert torch.allclose(one.calibrated if name == "hrad" else one.calibrated[:, 1], probs)
     assert torch.equal(one.targets, predictor.targets(samples))
 
@@ -130,7 +128,7 @@ def test_old_features_are_those_of_earlier_rounds_of_the_same_prompt(
     ours = checkpoint(tmp_path / "h", home.folder)
     (one,) = aged(ours, [home])
     predictor = load_predictor(ours.folder)
-    records = read_records(home.folder, "rounds", "test")
+    records = read_inputs(home.folder, predictor, "rounds", "test", ("anchor", "known"))
     row = {
         (int(g), int(a)): n
         for n, (g, a) in enumerate(zip(records["group"], records["anchor"], strict=True))
@@ -138,16 +136,16 @@ def test_old_features_are_those_of_earlier_rounds_of_the_same_prompt(
     kept = [key for key, n in row.items() if key[1] >= max(AGES) and records["known"][n] >= 3]
     assert len(one.group) == len(kept) > 0 and list(one.probs) == list(AGES)
     for age in (0, AGES[-1]):
-        wanted = records["features"][[row[group, anchor - age] for group, anchor in kept]].float()
+        wanted = records["inputs"][[row[group, anchor - age] for group, anchor in kept]].float()
         assert torch.allclose(one.probs[age], predictor.predict_proba(wanted))
     assert aged(ours, [harvest(home.folder, anchors={"stride": 4})]) == []
 
 
 def test_without_the_embedding_the_hidden_states_are_left(home: Harvest) -> None:
-    with_embedding = {"hrad": {**FEATURES["hrad"], "embedding": True}}
-    found = activations(harvest(home.folder, features=with_embedding), gamma=3)
+    found = activations(home, gamma=3)
     states, both = found.features["hidden states"], found.features["with embedding"]
-    assert both.shape[1] == DIM and torch.equal(states, both[:, : DIM // 2])
+    assert states.shape[1] == DIM and torch.equal(states, both[:, :DIM])
+    assert both.shape[1] == DIM + EMBEDDING
     assert len(found.label) == len(found.group) == len(both) <= 400
-    with pytest.raises(Missing, match="embedding"):
-        activations(home)
+    with pytest.raises(Missing, match="hidden states"):
+        activations(harvest(home.folder, features_stored=False))

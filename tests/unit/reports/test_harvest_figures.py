@@ -9,7 +9,7 @@ from reports.artifacts import Artifacts, Checkpoint, Harvest
 from reports.checkpoint_data import one_of_each
 from reports.figure import Figure, Missing
 from reports.figure_registry import builders, figure_registry
-from tests.harvests import FEATURES, PAIR, PROMPTS, write_harvest
+from tests.harvests import PAIR, PROMPTS, write_harvest
 from tests.unit.reports.figures.test_theory import COST, FOUND
 from tests.unit.reports.test_figure_data import checkpoint, harvest
 from tests.unit.reports.test_figure_registry import WITHOUT_INPUT
@@ -34,9 +34,8 @@ def built(artifacts: Artifacts) -> tuple[dict[str, list[Figure]], dict[str, str]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
-    features = {"hrad": {**FEATURES["hrad"], "embedding": True}, "specdecpp": FEATURES["specdecpp"]}
     folder = write_harvest(tmp_path_factory.mktemp("home"))
-    return harvest(folder, features=features, splits=PROMPTS)
+    return harvest(folder, splits=PROMPTS)
 
 
 def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest) -> None:

@@ -11,12 +11,12 @@ import httpx
 import pytest
 from omegaconf import OmegaConf
 
-from data_gen.harvest import HarvestSettings
 from data_gen.prompts import Prompt
 from data_gen.responses.external import ExternalResponse
 from data_gen.responses.file import ResponseFile
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import Server, pause
+from data_gen.settings import HarvestSettings
 from decoding.sampling import Warp
 from runtime.errors import UserError
 from tests.answer_stub import Behaviour, stub_server

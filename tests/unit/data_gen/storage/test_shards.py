@@ -26,9 +26,12 @@ def folder(tmp_path: Path) -> Path:
 def test_records_by_split(folder: Path) -> None:
     records = dataset.read_records(folder, "rounds", "train")
     rows = 5 * PROMPTS["train"]
-    assert records["features"].shape == (rows, DIM) and records["features"].dtype == torch.bfloat16
-    assert records["draft_q"].shape == (rows, 3) and records["draft_q"].dtype == torch.float32
-    assert records["rollout_features"].shape == (rows, 3, DIM)
+    assert (
+        records["target_hidden"].shape == (rows, DIM)
+        and records["target_hidden"].dtype == torch.bfloat16
+    )
+    assert records["q"].shape == (rows, 3) and records["q"].dtype == torch.float32
+    assert records["draft_hidden"].shape == (rows, 3, DIM)
     assert records["accepted"].shape == (rows,) and records["accepted"].dtype == torch.int64
     assert records["group"].tolist() == [
         group for group in range(PROMPTS["train"]) for _ in range(5)
@@ -59,7 +62,7 @@ def test_columns_are_read_on_demand(folder: Path) -> None:
         "group",
     }
     everything = dataset.read_records(folder, "rounds", "test")
-    some = dataset.read_records(folder, "rounds", "test", ["draft_q", "rollout_features"])
+    some = dataset.read_records(folder, "rounds", "test", ["q", "draft_hidden"])
     assert all(torch.equal(everything[name], values) for name, values in some.items())
 
 
@@ -78,11 +81,11 @@ def test_features_survive_as_bfloat16(folder: Path) -> None:
         "prompt_id": "a",
         "dataset": "d",
         "split": "test",
-        "features": shards.pack_features(values),
+        "draft_hidden": shards.pack_features(values),
     }
-    row |= {name: torch.zeros(2) for name in shards.SCHEMAS["specdecpp"].names if name not in row}
-    shards.write_shard(folder, "specdecpp", 7, [row])
-    stored = pq.read_table(folder / "specdecpp-00007.parquet")["features"][0].as_py()
+    row |= {name: torch.zeros(2) for name in shards.SCHEMAS["mixed"].names if name not in row}
+    shards.write_shard(folder, "mixed", 7, [row])
+    stored = pq.read_table(folder / "mixed-00007.parquet")["draft_hidden"][0].as_py()
     assert torch.equal(
         torch.tensor(stored, dtype=torch.int16).view(torch.bfloat16).view(2, 2), values.bfloat16()
     )
@@ -95,7 +98,7 @@ def test_the_datasets_package_reads_shards(folder: Path, tmp_path: Path) -> None
         split="train",
         cache_dir=str(tmp_path / "cache"),
     )
-    assert len(loaded) == sum(PROMPTS.values()) and len(loaded[0]["features"]) == 5 * DIM
+    assert len(loaded) == sum(PROMPTS.values()) and len(loaded[0]["target_hidden"]) == 5 * DIM
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "flipped", "other"])
@@ -105,7 +108,7 @@ def test_damaged_shard_is_named_with_the_remedy(folder: Path, damage: str) -> No
     if damage == "missing":
         path.unlink()
     elif damage == "other":
-        path.write_bytes((folder / "specdecpp-00000.parquet").read_bytes())
+        path.write_bytes((folder / "mixed-00000.parquet").read_bytes())
     else:
         middle = len(content) // 3
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
@@ -118,8 +121,8 @@ def test_damaged_shard_is_named_with_the_remedy(folder: Path, damage: str) -> No
 
 def test_nan_is_not_written(folder: Path) -> None:
     rows = pq.read_table(folder / SHARD).to_pylist()
-    rows[0]["features"][0] = 0x7FC0  # NaN in bfloat16
-    with pytest.raises(UserError, match="^pair: NaN or infinite values in column features"):
+    rows[0]["target_hidden"][0] = 0x7FC0  # NaN in bfloat16
+    with pytest.raises(UserError, match="^pair: NaN or infinite values in column target_hidden"):
         shards.write_shard(folder, "rounds", 1, rows)
     assert not (folder / "rounds-00001.parquet").exists()
 
@@ -185,10 +188,7 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(
     ("changed", "names"),
     [
         ({"gamma": "4", "prompts": None}, "prompts.count, gamma"),
-        (
-            {"warp": {"top_p": 2}, "features": {"hrad": []}},
-            "warp, features.specdecpp, features.hrad",
-        ),
+        ({"warp": {"top_p": 2}, "inputs": {"draft_layers": [1]}}, "warp, inputs"),
         (
             {
                 "shards": [
@@ -228,7 +228,7 @@ def at(table: pa.Table) -> int:
         (lambda table: table.drop_columns(["accepted"]), "No match for FieldRef"),
         (lambda table: table.slice(1), "19 rows instead of 20"),
         (
-            lambda table: table.set_column(at(table), "accepted", table["draft_q"]),
+            lambda table: table.set_column(at(table), "accepted", table["q"]),
             "column accepted is of type list<.*float",
         ),
         (

@@ -137,9 +137,9 @@ class FixedClass:
     """A predictor that always answers `outcome`."""
 
     def __init__(self, outcome: int, like: HRADStop) -> None:
-        self.outcome, self.features, self.calibration = (
+        self.outcome, self.inputs, self.calibration = (
             outcome,
-            like.predictor.features,
+            like.predictor.inputs,
             Calibration(),
         )
 
@@ -157,7 +157,7 @@ def test_hrad_class_decides(tmp_path: Path, outcome: int, eps: float, count: int
     stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3, gamma=4), Confidence(eps))
     stop.predictor = FixedClass(outcome, stop)  # type: ignore[assignment]
     context = RoundContext(
-        CONTEXT.committed, 100, target_hidden=torch.zeros(1, 2), next_embedding=torch.zeros(1)
+        CONTEXT.committed, 100, target_hidden=torch.zeros(1, 2), embed=lambda token: torch.zeros(1)
     )
     assert hrad_drafted(stop, context) == count
     assert stop.predicted == [outcome]
@@ -177,7 +177,7 @@ def test_hrad_weighs_classes_by_the_priors_it_was_calibrated_with(
         {"weight": torch.zeros(3, 64), "bias": torch.tensor([0.0, 0.0, math.log(2)])}
     )
     context = RoundContext(
-        CONTEXT.committed, 100, target_hidden=torch.zeros(1, 2), next_embedding=torch.zeros(1)
+        CONTEXT.committed, 100, target_hidden=torch.zeros(1, 2), embed=lambda token: torch.zeros(1)
     )
     assert stop.classify(context) == outcome
 
@@ -226,7 +226,6 @@ def test_rules_see_the_last_verified_position_after_any_draft(structure: DraftSt
     rows = TableLM(table).forward(torch.tensor([1, 2, *trace.tokens]), hidden=range(-3, 0)).hidden
     for context in stop.seen:
         assert torch.equal(context.target_hidden, rows[:, len(context.committed) - 2])
-        assert torch.equal(context.next_embedding, pair.target.embed(int(context.committed[-1])))
     after_leaf = sum(len(round_.tokens) == round_.accepted for round_ in trace.rounds[:-1])
     assert after_leaf > 3 or structure.shape == "tree"
     assert len({round_.accepted for round_ in trace.rounds}) >= 3 - (

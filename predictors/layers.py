@@ -1,0 +1,90 @@
+"""Which layers' hidden states are recorded, and which of them are read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.errors import UserError
+
+LAYERS = {"draft_hidden": "draft_layers", "target_hidden": "target_layers"}
+"""Columns of hidden states, and the settings that say which layers."""
+
+
+@dataclass(frozen=True)
+class RecordedLayers:
+    """Layers of both models whose hidden states a harvest holds: negative indices (-1: what the
+    output layer reads), in the order of the columns."""
+
+    draft_layers: Sequence[int]
+    target_layers: Sequence[int]
+
+    def __post_init__(self) -> None:
+        for name in LAYERS.values():
+            layers = checked_layers(getattr(self, name), key := f"inputs.{name}")
+            if not layers:
+                raise UserError(
+                    f"{key}: expected one or more layers, got {getattr(self, name)}. Give negative"
+                    f" ones, -1 is the last: {key}=[-1]"
+                )
+            object.__setattr__(self, name, layers)
+
+    def of(self, column: str) -> tuple[int, ...]:
+        """Those of "draft_hidden" or "target_hidden"."""
+        layers: tuple[int, ...] = getattr(self, LAYERS[column])
+        return layers
+
+    def to_dict(self) -> dict[str, list[int]]:
+        return {name: list(getattr(self, name)) for name in LAYERS.values()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RecordedLayers":
+        return cls(**values)
+
+
+def checked_layers(layers: Any, key: str = "predictor.layers") -> tuple[int, ...] | None:
+    """Layers as a tuple; None for all that were recorded."""
+    if layers is None:
+        return None
+    if (
+        isinstance(layers, str)
+        or not isinstance(layers, Sequence)
+        or not all(type(n) is int and n < 0 for n in layers)
+    ):
+        raise UserError(
+            f"{key}: expected negative layers, got {layers}. Give some, e.g. {key}=[-2,-1]"
+        )
+    return tuple(layers)
+
+
+def among(
+    wanted: Sequence[int] | None, recorded: Sequence[int], column: str, where: str
+) -> tuple[int, ...]:
+    """The layers `wanted`, None spelled out as all of `recorded`. Raises UserError where they are
+    not some of those, in their order. where: config key, and what it names."""
+    if wanted is None:
+        return tuple(recorded)
+    if list(wanted) != [layer for layer in recorded if layer in wanted]:
+        raise UserError(
+            f"{where}: expected some of the recorded layers {list(recorded)}, in their order, got"
+            f" {list(wanted)}. Choose among them, or record others: python scripts/gen_data.py"
+            f" inputs.{LAYERS[column]}=..."
+        )
+    return tuple(wanted)
+
+
+def narrowed(hidden: Tensor, recorded: Sequence[int], wanted: Sequence[int]) -> Tensor:
+    """Hidden states [..., len(recorded) * H] -> those of the layers `wanted`, some of them."""
+    if tuple(wanted) == tuple(recorded):
+        return hidden
+    kept = torch.tensor([layer in wanted for layer in recorded], device=hidden.device)
+    return hidden.unflatten(-1, (len(recorded), -1))[..., kept, :].flatten(-2)
+
+
+def side_by_side(hidden: Tensor) -> Tensor:
+    """Hidden states [L, n, H] of L layers -> [n, L * H] bfloat16, the precision they are stored
+    and read in."""
+    rows = hidden[0] if len(hidden) == 1 else torch.cat(list(hidden), dim=-1)
+    return rows.to(torch.bfloat16)
