@@ -50,8 +50,10 @@ class Metrics:
     baseline.
     tokens_per_target_call: committed tokens / target forwards (prefill excluded); 1 for
     autoregressive decoding.
-    accepted_run: M, mean length of runs of consecutively accepted draft tokens; a run spans rounds
-        and ends at a rejection or with the request. Not comparable with tokens_per_target_call.
+    accepted_run: mean length of runs of consecutively accepted draft tokens; a run spans rounds and
+        ends at a rejection or with the request. Not comparable with tokens_per_target_call.
+    accepted_length: M as SpecBranch counts it (2506.01979, appendix E.3): a serial round is a run
+        by itself, in an overlapped engine runs span rounds. Comparable with the paper's tables.
     discard_rate: draft tokens not accepted / committed tokens. verification_rate: target calls /
     committed tokens.
     rollback_rate: RB of SpecBranch, draft steps not accepted / draft steps, without what is wasted;
@@ -70,6 +72,7 @@ class Metrics:
     drafted_per_round: float
     draft_forwards_per_round: float
     accepted_run: float
+    accepted_length: float
     discard_rate: float
     verification_rate: float
     rollback_rate: float
@@ -101,6 +104,7 @@ def measure(
     steps = [draft_steps(r) for t in traces for r in t.rounds]
     forwards = sum(r.draft_forwards for t in traces for r in t.rounds)
     runs = [run for trace in traces for run in accepted_runs(trace)]
+    lengths = [length for trace in traces for length in accepted_lengths(trace)]
     per_request = [accepted_tokens(t) / drafted_tokens(t) for t in traces if drafted_tokens(t)]
     speeds = [tokens_per_second(repeat) for repeat in repeats]
     pairs = zip(speeds, baseline or (), strict=baseline is not None)
@@ -118,6 +122,7 @@ def measure(
         drafted_per_round=_ratio(drafted, rounds),
         draft_forwards_per_round=_ratio(forwards, rounds),
         accepted_run=mean(runs) if runs else 0.0,
+        accepted_length=mean(lengths) if lengths else 0.0,
         discard_rate=_ratio(drafted - accepted, tokens),
         verification_rate=_ratio(rounds, tokens),
         rollback_rate=_ratio(sum(lost for _, lost in steps), sum(drawn for drawn, _ in steps)),
@@ -194,6 +199,14 @@ def accepted_runs(trace: Trace) -> list[int]:
             runs.append(run)
             run = 0
     return [*runs, run] if run else runs
+
+
+def accepted_lengths(trace: Trace) -> list[int]:
+    """The same with every serial round that drafted as a run of its own: SpecBranch's M. The rounds
+    of an overlapped engine are one stretch of drafting until something is rejected."""
+    if any(round_.overlap for round_ in trace.rounds):
+        return accepted_runs(trace)
+    return [round_.accepted for round_ in trace.rounds if round_.draft_tokens]
 
 
 def _model_seconds(trace: Trace) -> float:

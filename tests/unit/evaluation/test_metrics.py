@@ -1,10 +1,12 @@
 """Metrics of hand-made traces, computed by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
 from evaluation.lossless import broken_invariants
-from evaluation.metrics import accepted_runs, measure, profile
+from evaluation.metrics import accepted_lengths, accepted_runs, measure, profile
 
 
 def round_(
@@ -47,6 +49,17 @@ def test_runs_span_rounds_and_end_at_rejections() -> None:
     assert accepted_runs(trace([round_(0, 0, 1)], 1.0)) == []
 
 
+def test_a_serial_round_is_an_accepted_length_by_itself() -> None:
+    assert accepted_lengths(trace(FIRST, 1.0)) == [3, 0, 2, 1]
+    assert accepted_lengths(trace([round_(0, 0, 1)], 1.0)) == []
+
+
+def test_accepted_lengths_of_an_overlapped_engine_span_rounds() -> None:
+    shared = StageTrace("draft", 1, 1, 1, 1, [], 0, 0, [])
+    rounds = [replace(found, overlap=shared) for found in FIRST]
+    assert accepted_lengths(trace(rounds, 1.0)) == accepted_runs(trace(FIRST, 1.0)) == [3, 0, 3]
+
+
 def tree_round(row: int, accepted: int) -> RoundTrace:
     """Two children of the root, rows 1 and 3, and a child of the first, row 2."""
     return RoundTrace(
@@ -73,6 +86,7 @@ def test_ratios_pool_over_requests() -> None:
     assert found.drafted_per_round == pytest.approx(13 / 7)
     assert found.draft_forwards_per_round == pytest.approx(14 / 7)
     assert found.accepted_run == pytest.approx((3 + 0 + 3 + 2) / 4)
+    assert found.accepted_length == pytest.approx((3 + 0 + 2 + 1 + 1 + 1) / 6)
     assert found.discard_rate == pytest.approx(5 / 15)
     assert found.verification_rate == pytest.approx(7 / 15)
     assert found.rollback_rate == pytest.approx(5 / 13)
