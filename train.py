@@ -39,7 +39,7 @@ from predictors.scoring import fit_calibration, test_scores
 from predictors.training.resume import ResumeFile
 from predictors.training.trainer import Trainer
 from runtime.cli import hydra_script
-from runtime.compatibility import differences
+from runtime.compatibility import differences, incompatible
 from runtime.errors import UserError, checked_seed, checked_switch
 from runtime.files import (
     checked_folder,
@@ -158,13 +158,13 @@ def refuse_other_distributions(data: str, manifest: dict[str, Any]) -> None:
     """Raise UserError where the harvest `data` differs from the one trained on in more than its
     prompts."""
     other = read_manifest(data, "drift")
-    for key in ("pair", "warp", "draft_warp", "inputs"):
-        if {**other[key], "name": ""} != {**manifest[key], "name": ""}:
-            raise UserError(
-                f"drift: {data} was made with {key}={other[key]}, the data to train on with"
-                f" {manifest[key]}. Harvest it with the same pair, distributions and inputs:"
-                " python scripts/gen_data.py"
-            )
+    same = {key: manifest[key] for key in ("pair", "warp", "draft_warp", "inputs")}
+    if found := incompatible(other, same):
+        name, made, here = found[0]
+        raise UserError(
+            f"drift: {data} was made with {name}={made}, the data to train on with {here}. Harvest"
+            " it with the same pair, distributions and inputs: python scripts/gen_data.py"
+        )
 
 
 def train(predictor: Predictor, data: Data, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:

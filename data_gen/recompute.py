@@ -15,6 +15,7 @@ from data_gen.storage.dataset import read_manifest, read_prompts
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from predictors.layers import RecordedLayers, side_by_side
+from runtime.compatibility import incompatible
 from runtime.errors import UserError
 
 Row = Mapping[str, Tensor]
@@ -52,12 +53,12 @@ def _loaded(pair: str) -> ModelPair:
 
 def refuse_other_pair(pair: ModelPair, manifest: Mapping[str, Any]) -> None:
     ours, harvested = pair_identity(pair), manifest["pair"]
-    for side in ("target", "draft"):
-        if ours[side] != harvested[side]:
-            raise UserError(
-                f"pair.{side}: it is not the one of the harvest, {harvested['name']}, whose"
-                " hidden states are to be recomputed. Give the pair that was harvested"
-            )
+    models = {side: harvested[side] for side in ("target", "draft")}
+    if found := incompatible({"pair": ours}, {"pair": models}):
+        raise UserError(
+            f"{found[-1].name}: it is not the one of the harvest, {harvested['name']}, whose"
+            " hidden states are to be recomputed. Give the pair that was harvested"
+        )
 
 
 def run_draft(pair: ModelPair, answer: Row) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from predictors.calibration import Calibration, balanced
 from predictors.inputs import Inputs, When
-from runtime.compatibility import leaves
+from runtime.compatibility import incompatible
 from runtime.errors import UserError
 from runtime.files import without_nan, write_atomically, write_json
 
@@ -207,16 +207,13 @@ def damaged(folder: Path, key: str, name: str, error: Exception) -> UserError:
 def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where: str) -> None:
     """Raise `UserError` naming the first key in which the run differs from what the checkpoint was
     trained for."""
-    for name, wanted in leaves(_plain(expect)).items():
-        trained = leaves({name.split(".")[0]: config.get(name.split(".")[0])})
-        if name == "pair.name" or (name == "gamma" and trained.get("gamma") is None):
-            continue
-        if trained.get(name) != wanted:
-            raise UserError(
-                f"{where} was trained with {name}={trained.get(name)!r}, but this run has"
-                f" {name}={wanted!r}. Use the former, or harvest and train for this run: python"
-                f" scripts/gen_data.py, python train.py predictor={config['predictor']}"
-            )
+    if found := incompatible(config, expect):
+        name, trained, wanted = found[0]
+        raise UserError(
+            f"{where} was trained with {name}={trained!r}, but this run has {name}={wanted!r}. Use"
+            " the former, or harvest and train for this run: python scripts/gen_data.py, python"
+            f" train.py predictor={config['predictor']}"
+        )
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

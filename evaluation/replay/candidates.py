@@ -17,6 +17,7 @@ from evaluation.replay.tuning import Candidate, sweep
 from predictors.base import read_config, refuse_mismatch
 from predictors.inputs import Inputs
 from predictors.layers import RecordedLayers
+from runtime.compatibility import incompatible
 from runtime.errors import UserError, checked_count
 
 # Checks -------------------------------------------------------------------------------------------
@@ -88,11 +89,10 @@ def refuse_other_pair(identity: Mapping[str, Any], manifest: Mapping[str, Any], 
     """Raise UserError where it is not the harvest's but for its name. where: config key and what
     belongs to it."""
     harvested = manifest["pair"]
-    if other := [
-        part for part in harvested if part != "name" and identity.get(part) != harvested[part]
-    ]:
+    if found := incompatible({"pair": identity}, {"pair": harvested}):
+        part = found[0].name.removeprefix("pair.")
         raise UserError(
-            f"{where} belongs to another {other[0]} than the harvest of {harvested['name']}. Give"
+            f"{where} belongs to another {part} than the harvest of {harvested['name']}. Give"
             " the pair that was harvested, or harvest this one: python scripts/gen_data.py"
         )
 
