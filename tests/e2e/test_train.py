@@ -150,12 +150,12 @@ def test_drift_without_other_prompts_is_refused(
         (
             {"warp": {**WARP, "temperature": 0.5}},
             "[data/other]",
-            "drift: data/other was made with warp=",
+            "drift: data/other was made with warp.temperature=0.5, the data to train on with",
         ),
         (
             {"pair": {**PAIR, "draft": "dd"}},
             "[data/other]",
-            "drift: data/other was made with pair=",
+            "drift: data/other was made with pair.draft=dd, the data to train on with",
         ),
         (
             {"gamma": 2},
