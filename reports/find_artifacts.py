@@ -53,7 +53,8 @@ def gather(folders: Sequence[Path]) -> Artifacts:
     if not any(found.values()):
         where = ", ".join(map(str, folders)) or "runs, data or checkpoints"
         raise UserError(
-            f"{KEY}: nothing to report on in {where}. Decode something: python scripts/evaluate.py"
+            f"{KEY}: expected evaluations, harvests, checkpoints or tunings in {where}, got none."
+            " Decode something: python scripts/evaluate.py"
         )
     return Artifacts(**found, left_alone=left)
 
@@ -65,8 +66,8 @@ def _markers(folders: Sequence[Path]) -> Iterator[Path]:
     for top in folders:
         if not top.is_dir():
             raise UserError(
-                f"{KEY}: there is no folder {top}. Write {KEY}=<folder of runs, harvests or"
-                " checkpoints>"
+                f"{KEY}: expected a folder, got {top}, which is none. Write {KEY}=<folder of runs,"
+                " harvests or checkpoints>"
             )
         for parent, inner, names in os.walk(top, followlinks=True):
             folder = Path(parent)

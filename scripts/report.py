@@ -82,7 +82,7 @@ def searched(run: Any) -> list[Path]:
     folders = [run] if isinstance(run, str) else list(run) if OmegaConf.is_list(run) else []
     if not folders or not all(isinstance(folder, str) and folder for folder in folders):
         raise UserError(
-            f"run: {run} is no folder and no list of folders. Write run=<folder> or"
+            f"run: expected a folder or a list of folders, got {run}. Write run=<folder> or"
             " run=[<folder>,...]"
         )
     return [Path(folder) for folder in folders]
@@ -163,13 +163,17 @@ def log(logger: Any, figure: Figure, folder: Path) -> None:
 def print_trace(cfg: DictConfig) -> None:
     """The rounds of one request, decoded by one method."""
     if cfg.trace is None:
-        raise UserError("prompt: of which trace? Add trace=<a traces-*.jsonl of an evaluation>")
+        raise UserError(
+            "trace: expected a file beside prompt, got none. Add trace=<a traces-*.jsonl>"
+        )
     if cfg.prompt is None:
-        raise UserError("trace: which of its prompts? Add prompt=<a number from 1 on, or an id>")
+        raise UserError(
+            "prompt: expected one beside trace, got none. Add prompt=<a number from 1 on, or an id>"
+        )
     path = Path(str(cfg.trace))
     if not path.is_file():
         raise UserError(
-            f"trace: there is no file {path}. Give one of an evaluation, e.g."
+            f"trace: expected a file of an evaluation, got {path}, which is not there. Write e.g."
             " trace=runs/x/traces-hrad.jsonl"
         )
     trace = of_prompt(read_traces(path), cfg.prompt, path)
@@ -188,8 +192,8 @@ def of_prompt(traces: Sequence[Trace], prompt: Any, path: Path) -> Trace:
     if not chosen or isinstance(prompt, bool):
         ids = ", ".join(name for _, name in prompts[:3])
         raise UserError(
-            f"prompt: {prompt} is none of the {len(prompts)} in trace={path}. Give a number from 1"
-            f" on, or an id: {ids}"
+            f"prompt: expected a number from 1 to {len(prompts)} or an id in trace={path}, got"
+            f" {prompt}. The ids begin with {ids}"
         )
     return traces[chosen[0]]
 
