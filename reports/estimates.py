@@ -1,17 +1,22 @@
 """What is estimated of a run, with bootstrap intervals over prompts: speed-up, tokens per target
-call, accepted run, rollback."""
+call, accepted length, rollback."""
 
 from collections.abc import Sequence
 
 from decoding.trace import Trace
-from evaluation.metrics import accepted_runs, draft_steps
+from evaluation.metrics import accepted_lengths, draft_steps
 from evaluation.ratios import Count, compared, counted, divided, ratio
 from evaluation.tables import BASELINE
 from evaluation.timeline import TABLES, Devices, modelled_seconds
 from reports.runs import Run
 from runtime.intervals import Array, Estimate
 
-SPEED, CALLS, RUN, ROLLBACK = "speed-up", "tokens/target call", "accepted run M", "rollback rate RB"
+SPEED, CALLS, LENGTH, ROLLBACK = (
+    "speed-up",
+    "tokens/target call",
+    "accepted length M",
+    "rollback rate RB",
+)
 
 
 def speedup(run: Run) -> Estimate:
@@ -28,10 +33,12 @@ def tokens_per_call(run: Run) -> Estimate:
     return ratio(run.traces, tokens, lambda trace: len(trace.rounds))
 
 
-def accepted_run(run: Run) -> Estimate:
-    """M."""
+def accepted_length(run: Run) -> Estimate:
+    """SpecBranch's M."""
     return ratio(
-        run.traces, lambda trace: sum(accepted_runs(trace)), lambda trace: len(accepted_runs(trace))
+        run.traces,
+        lambda trace: sum(accepted_lengths(trace)),
+        lambda trace: len(accepted_lengths(trace)),
     )
 
 

@@ -13,10 +13,10 @@ from evaluation.timeline import TABLES
 from reports import drawing
 from reports.estimates import (
     CALLS,
+    LENGTH,
     ROLLBACK,
-    RUN,
     SPEED,
-    accepted_run,
+    accepted_length,
     modelled_speedup,
     ratios_of,
     rollback_rate,
@@ -41,7 +41,7 @@ MODELLED = (
 
 def measured(name: str, title: str, source: str, found: Sequence[Run]) -> Figure:
     """Every method on every dataset, drawn with datasets apart."""
-    estimated = (SPEED, CALLS, RUN, ROLLBACK)
+    estimated = (SPEED, CALLS, LENGTH, ROLLBACK)
     names = ["T", "dataset", "method", DRAFTED, "tokens/s"]
     names += [column for value in estimated for column in columns(value)]
     rows = [_measured_row(run) for run in with_all(found)]
@@ -125,7 +125,7 @@ def of_ratio(c: float) -> str:
 
 def _measured_row(run: Run) -> list[Cell]:
     drafts = any(map(drafted_tokens, run.traces))
-    of_draft = [*accepted_run(run), *rollback_rate(run)] if drafts else [None] * 6
+    of_draft = [*accepted_length(run), *rollback_rate(run)] if drafts else [None] * 6
     drafted = ratio(run.traces, drafted_tokens, lambda trace: len(trace.rounds)).value
     head = [run.temperature, run.dataset, run.label, drafted]
     return [*head, tokens_per_second(run.traces), *speedup(run), *tokens_per_call(run), *of_draft]

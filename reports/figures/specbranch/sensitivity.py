@@ -13,10 +13,10 @@ from reports import drawing
 from reports.artifacts import Evaluation
 from reports.estimates import (
     CALLS,
+    LENGTH,
     ROLLBACK,
-    RUN,
     SPEED,
-    accepted_run,
+    accepted_length,
     modelled_speedup,
     ratios_of,
     rollback_rate,
@@ -63,8 +63,8 @@ BRANCHES = Setting(
 def by_value(setting: Setting, evaluations: Sequence[Evaluation]) -> Figure:
     """Counts and measured speed, by dataset and all together."""
     found = _swept(evaluations, setting)
-    values = (CALLS, RUN, ROLLBACK, SPEED)
-    estimates = (tokens_per_call, accepted_run, rollback_rate, speedup)
+    values = (CALLS, LENGTH, ROLLBACK, SPEED)
+    estimates = (tokens_per_call, accepted_length, rollback_rate, speedup)
     names = ["T", "dataset", setting.name, *(name for one in values for name in columns(one))]
     rows: list[list[Cell]] = [
         [

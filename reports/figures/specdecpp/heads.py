@@ -21,7 +21,7 @@ def sweep(checkpoints: Sequence[Checkpoint]) -> Figure:
     heads = [one for one in checkpoints if one.config["predictor"] == "specdecpp"]
     if len({tuple(map(one.config["settings"].get, ("depth", "w_rej"))) for one in heads}) < 2:
         raise Missing(f"needs SpecDec++ checkpoints of several depths or weights: {COMMAND}")
-    columns = ["checkpoint", "recipe", "depth", "w_rej", *estimate_columns("log loss")]
+    columns = ["checkpoint", "context", "depth", "w_rej", *estimate_columns("log loss")]
     columns += ["kl", "ece", "auroc"]
     rows = sorted(map(_sweep_row, heads), key=lambda row: [str(row[1]), row[2], row[3]])
     tests = {f"{_test(one)['prompts']} prompts, {_test(one)['rows']:,} rows" for one in heads}
@@ -42,7 +42,7 @@ def _sweep_row(one: Checkpoint) -> list[Cell]:
     settings, metrics = one.config["settings"], one.config["metrics"]
     stages = next(iter(metrics["reliability"].values()))["token"]
     scores = [metrics["test"]["specdecpp"][name] for name in ("kl", "ece", "auroc")]
-    named = [one.folder.name, *(settings[name] for name in ("recipe", "depth", "w_rej"))]
+    named = [one.folder.name, *(settings[name] for name in ("context", "depth", "w_rej"))]
     return [*named, *cells(stages["calibrated"]["log_loss"]), *scores]
 
 
@@ -53,15 +53,15 @@ def _test(one: Checkpoint) -> Mapping[str, int]:
 
 def _draw_sweep(found: Sequence[Record], canvas: Canvas) -> None:
     axes = canvas.subplots()
-    groups = list(dict.fromkeys((record["recipe"], record["w_rej"]) for record in found))
-    for place, (recipe, weight) in enumerate(groups):
+    groups = list(dict.fromkeys((record["context"], record["w_rej"]) for record in found))
+    for place, (context, weight) in enumerate(groups):
         part = [
-            record for record in found if (record["recipe"], record["w_rej"]) == (recipe, weight)
+            record for record in found if (record["context"], record["w_rej"]) == (context, weight)
         ]
         at = [record["depth"] + 0.08 * (place - (len(groups) - 1) / 2) for record in part]
         style = f"{MARKERS[place % len(MARKERS)]}{DASHES[place % len(DASHES)]}"
         y = [record["log loss"] for record in part]
-        colour, label = COLOURS[place % len(COLOURS)], f"{recipe}, w_rej = {weight:g}"
+        colour, label = COLOURS[place % len(COLOURS)], f"{context}, w_rej = {weight:g}"
         axes.errorbar(
             at, y, yerr=reach(part, "log loss"), fmt=style, color=colour, label=label, capsize=2
         )

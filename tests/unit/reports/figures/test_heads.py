@@ -107,7 +107,7 @@ def head(depth: int, w_rej: float, loss: float) -> Checkpoint:
     stages = {"calibrated": {"log_loss": [loss, loss - 0.1, None]}}
     config: dict[str, Any] = {
         "predictor": "specdecpp",
-        "settings": {"depth": depth, "w_rej": w_rej, "recipe": "mixed"},
+        "settings": {"depth": depth, "w_rej": w_rej, "context": "mixed"},
         "metrics": {
             "reliability": {"train (test split)": {"token": stages}},
             "test": {"specdecpp": {"kl": 0.4, "ece": 0.02, "auroc": 0.7}},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from reports.estimates import (
-    accepted_run,
+    accepted_length,
     modelled_speedup,
     rollback_rate,
     speedup,
@@ -50,7 +50,7 @@ def test_estimates_of_a_run() -> None:
         "8 tokens in 4 s over 8 in 8; prompt b alone 4/3, prompt a alone 4"
     )
     assert tokens_per_call(run) == (pytest.approx(8 / 3), 2, 4)
-    assert accepted_run(run).value == pytest.approx(5 / 3), "runs of 3, 1 and 1"
+    assert accepted_length(run).value == pytest.approx(5 / 3), "5 tokens in 3 rounds"
     assert rollback_rate(run) == (pytest.approx(2 / 7), 0, 0.5)
     # c = 2, draft forwards 7, target calls 3: 13 for 8 tokens, plain decoding 16
     assert modelled_speedup(run, 2.0).value == pytest.approx(16 / 13)
@@ -70,7 +70,7 @@ def test_the_measured_table() -> None:
     assert (
         plainly["speed-up"] == 1
         and plainly["speed-up low"] is None
-        and plainly["accepted run M"] is None
+        and plainly["accepted length M"] is None
     )
     assert row_of(figure, "specbranch")["rollback rate RB"] == pytest.approx(4 / 7), (
         "as the engine has counted"
