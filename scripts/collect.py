@@ -147,6 +147,11 @@ def tune_one(
 ) -> list[Choice]:
     """The best threshold of the rule that asks this checkpoint, or each that is given."""
     name = read_config(folder, KEY)["predictor"]
+    if name not in cfg.rules:
+        raise UserError(
+            f"rules.{name}: expected the stop rule that asks checkpoints of {name}, got none. Give"
+            f" its YAML: +stop@rules.{name}=<stop rule>"
+        )
     stops = {name: instantiate(cfg.rules[name], checkpoint=str(folder))}
     first, second = (replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge))
     chosen_on, judged_on = (

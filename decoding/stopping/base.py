@@ -29,6 +29,7 @@ class TunableRule:
     calls_cost: whether a number it computes takes time worth measuring
     stops_never: whether it leaves the length to the structure
     columns: of a harvest's round records, that `predictions` reads
+    caution: what to know where its setting was not tuned; "" for nothing
     predicted: what it computed this round, one number per decision, for the trace
     """
 
@@ -37,6 +38,7 @@ class TunableRule:
     setting: str = "threshold"
     calls_cost: bool = True
     stops_never: bool = False
+    caution: str = ""
     columns: Sequence[str] = ()
 
     def __init__(self) -> None:

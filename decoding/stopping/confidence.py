@@ -8,7 +8,6 @@ from decoding.stopping.base import TunableRule, checked_probability
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.policy import SOME, Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
-from runtime.errors import UserError
 
 
 class Confidence(TunableRule):
@@ -31,11 +30,6 @@ class Confidence(TunableRule):
 
     def policy(self, table: RolloutTable) -> Policy:
         """It looks at the token drawn last, so never before the first one."""
-        if table.confidence is None:
-            raise UserError(
-                "draft_warp: what the draft thought of its own tokens is on record for temperature"
-                " 0, and for 1 without filters. Tune confidence_before instead"
-            )
         return Policy(lowest(seen_later(table.confidence, 1)), first=1)
 
     # In an overlapped engine

@@ -25,8 +25,7 @@ class RolloutTable:
     accept: [B, T, G], min(1, p / q) given that the tokens before were accepted
     max_q, entropy: [B, T, G], of the draft at temperature 1, unfiltered, before each token; the
     entropy in nats
-    confidence: [B, T, G], the probability of each token under that distribution; None where it was
-    not recorded
+    confidence: [B, T, G], the probability of each token under that distribution
     predicted: what predictors say, by the names that stop rules give it; [B, T] or [B, T, G] each
     """
 
@@ -40,7 +39,7 @@ class RolloutTable:
     accept: Array
     max_q: Array
     entropy: Array
-    confidence: Array | None = None
+    confidence: Array
     predicted: Mapping[str, Array] = field(default_factory=dict)
 
     @property

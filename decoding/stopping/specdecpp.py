@@ -51,6 +51,7 @@ class SpecDecPPStop(TunableRule):
         inputs = self.predictor.inputs
         self.draft_layers, self.target_layers = inputs.draft_layers, inputs.target_layers
         self.columns = inputs.columns("token")
+        self.caution = _caution(self.threshold, self.predictor, checkpoint)
         self.survival = f"survival by {checkpoint}"  # column of a table
 
     def begin_round(self, context: RoundContext) -> None:
@@ -98,6 +99,15 @@ def load_head(checkpoint: str | Path) -> Predictor:
             "Train one that does: python train.py predictor=specdecpp"
         )
     return predictor
+
+
+def _caution(threshold: float, head: Predictor, checkpoint: str | Path) -> str:
+    if head.calibration.method == "none" and head.calibration.survival.is_product:
+        return ""
+    return (
+        f"threshold {threshold} is not tuned, and {checkpoint} is calibrated: the paper's 0.7 is"
+        " for a head as it is trained. Tune it: python scripts/tune.py"
+    )
 
 
 def _checked(bounds: Sequence[int], order: str) -> tuple[int, int]:

@@ -117,6 +117,15 @@ def test_calibrated_survival_takes_the_place_of_the_product(tmp_path: Path) -> N
     )  # the trace keeps what the head said
 
 
+def test_an_untuned_threshold_of_a_calibrated_head_is_said(head: Path, tmp_path: Path) -> None:
+    """The paper's threshold is for the head as it is trained."""
+    assert not SpecDecPPStop(head, 0.7, [1, 20], "paper").caution
+    for calibration in (Calibration("temperature"), Calibration(survival=Survival(bias=-2.0))):
+        calibrated = write_logistic(tmp_path / "calibrated", calibration)
+        stop = SpecDecPPStop(calibrated, 0.7, [1, 20], "paper")
+        assert stop.caution.startswith("threshold 0.7 is not tuned") and "tune.py" in stop.caution
+
+
 def test_wrong_settings_and_checkpoints(head: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"stop\.threshold"):
         SpecDecPPStop(head, 1.5, [2, 20], "paper")
