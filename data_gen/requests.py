@@ -64,18 +64,19 @@ def requests_of_split(
     pair: ModelPair,
     new_tokens: int,
     split: str,
-    calibration: float,
-    test: float,
+    shares: Mapping[str, float],
     limit: int | None,
 ) -> list[Request]:
     """`limit` prompts of a split ("all": of the whole set), evenly spaced, ready to be decoded.
+    shares: of the prompts, "calibration" and "test".
 
     Raises UserError for an unknown split, and as `assign_splits`.
     """
     if split not in ("all", *SPLITS):
         raise UserError(f"split: {split!r} is unknown. Use all, {', '.join(SPLITS)}")
     if split != "all":
-        splits = assign_splits([prompt.id for prompt in prompts], calibration, test)
+        names = [prompt.id for prompt in prompts]
+        splits = assign_splits(names, shares["calibration"], shares["test"])
         prompts = [prompt for prompt in prompts if splits[prompt.id] == split]
     room = min(pair.target.max_length, pair.draft.max_length) - new_tokens
     return [

@@ -3,6 +3,8 @@ of them alike."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 from torch import Tensor
@@ -17,7 +19,20 @@ WARM_UP_TOKENS = 12
 
 
 class Engine(Protocol):
+    """What decodes. Two attributes are optional: `records_drafts` is False where traces do not say
+    what was drafted; `make_ready(prompts, max_new_tokens)` is called before anything is timed and
+    returns None, or in a line why the engine cannot run here."""
+
     def decode(self, prompt_ids: Tensor, max_new_tokens: int, sampler: Sampler) -> Trace: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often each request is decoded, how far, and from which seed."""
+
+    repeats: int
+    max_new_tokens: int
+    seed: int
 
 
 Traces = dict[str, list[list[Trace]]]
@@ -30,43 +45,62 @@ def warm_up(engines: Mapping[str, Engine], request: Request) -> None:
         engine.decode(request.tokens, WARM_UP_TOKENS, Sampler.seeded(0))
 
 
+def make_ready(
+    engines: Mapping[str, Engine], requests: Sequence[Request], max_new_tokens: int
+) -> dict[str, str]:
+    """Let every engine that has to be made ready be so. Returns those that cannot run here, and
+    why."""
+    left_out, prompts = {}, [request.tokens for request in requests]
+    for name, engine in engines.items():
+        if (ready := getattr(engine, "make_ready", None)) is None:
+            continue
+        print(f"{name}: compiling, which takes a minute or so and is not timed", flush=True)
+        if why := ready(prompts, max_new_tokens):
+            left_out[name] = why
+            print(
+                f"{name}: left out, it does not compile here ({why}). Install a C++ compiler such"
+                " as g++"
+            )
+    return left_out
+
+
 def run(
     engines: Mapping[str, Engine],
     requests: Sequence[Request],
-    *,
-    repeats: int,
-    max_new_tokens: int,
-    seed: int,
-    advance: Callable[[Trace], None],
+    plan: Plan,
     journal: Journal,
     stage: str,
+    advance: Callable[[Trace], None],
 ) -> Traces:
     """Every method decodes a request before the next one's turn; who goes first rotates. `advance`
     sees each trace.
 
-    A request's seed depends on `seed`, its prompt and the repeat, not on the method. Turns that
+    A request's seed depends on the plan's, its prompt and the repeat, not on the method. Turns that
     `journal` has from an earlier run of this `stage` are taken from there."""
-    traces: Traces = {name: [[] for _ in range(repeats)] for name in engines}
-    names = list(engines)
-    for repeat in range(repeats):
+    traces: Traces = {name: [[] for _ in range(plan.repeats)] for name in engines}
+    names = alternating(list(engines))
+    for repeat in range(plan.repeats):
         for index, request in enumerate(requests):
             key = f"{stage}/{repeat}/{index}"
             if key not in journal.turns:
                 first = (repeat + index) % len(names)
                 turn = {}
                 for name in names[first:] + names[:first]:
-                    turn[name] = _decode(
-                        engines[name],
-                        name,
-                        request,
-                        request_seed(seed, request, repeat),
-                        max_new_tokens,
-                    )
+                    turn[name] = _decode(engines[name], request, repeat, plan)
+                    turn[name].method = name
                     advance(turn[name])
                 journal.add(key, turn)
             for name, trace in journal.turns[key].items():
                 traces[name][repeat].append(trace)
     return traces
+
+
+def alternating(names: Sequence[str]) -> list[str]:
+    """One of the first half, one of the second, and so on: what disturbs the machine for a while
+    does not hit neighbours of the list, which are often variants of one method."""
+    half = -(-len(names) // 2)
+    pairs = zip_longest(names[:half], names[half:])
+    return [name for pair in pairs for name in pair if name is not None]
 
 
 def request_seed(seed: int, request: Request, repeat: int) -> int:
@@ -76,19 +110,24 @@ def request_seed(seed: int, request: Request, repeat: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def _decode(engine: Engine, name: str, request: Request, seed: int, max_new_tokens: int) -> Trace:
-    meter = energy.meter()
+def _decode(engine: Engine, request: Request, repeat: int, plan: Plan) -> Trace:
+    seed, meter = request_seed(plan.seed, request, repeat), energy.meter()
     before = meter.read()
-    trace = engine.decode(request.tokens, max_new_tokens, Sampler.seeded(seed))
+    trace = engine.decode(request.tokens, plan.max_new_tokens, Sampler.seeded(seed))
     trace.joules = meter.since(before)
-    trace.prompt_id, trace.dataset, trace.method, trace.seed = (
-        request.prompt_id,
-        request.dataset,
-        name,
-        seed,
-    )
+    trace.prompt_id, trace.dataset, trace.seed = request.prompt_id, request.dataset, seed
     return trace
 
 
 def of_dataset(traces: Sequence[Sequence[Trace]], dataset: str) -> list[list[Trace]]:
     return [[trace for trace in repeat if trace.dataset == dataset] for repeat in traces]
+
+
+def by_dataset(traces: Traces) -> dict[str, Traces]:
+    """Of all prompts ("all") and, where there are several datasets, of each."""
+    datasets = sorted({trace.dataset for repeats in traces.values() for trace in repeats[0]})
+    each = {
+        dataset: {name: of_dataset(found, dataset) for name, found in traces.items()}
+        for dataset in datasets
+    }
+    return {"all": traces} if len(each) == 1 else {"all": traces, **each}

@@ -186,7 +186,8 @@ def drafted_tokens(trace: Trace) -> int:
 
 
 def accepted_tokens(trace: Trace) -> int:
-    return sum(r.accepted for r in trace.rounds)
+    """Of the drafts that the trace knows; other libraries do not say what they drafted."""
+    return sum(r.accepted for r in trace.rounds if r.draft_tokens)
 
 
 def accepted_runs(trace: Trace) -> list[int]:

@@ -1,11 +1,10 @@
-"""What the programs that compare methods share: the parts of their configs made ready, and decoding
-in turns."""
+"""One comparison of methods: the parts of its config made ready, and decoding in turns."""
 
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,116 +14,117 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
-from data_gen.requests import Request, refuse_other_shares, requests_of_split
+from data_gen.requests import Request, requests_of_split
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.trace import Trace
 from evaluation import energy
-from evaluation.interleaving import Engine, Traces, run, warm_up
+from evaluation.checks import check_checkpoints, check_costs, check_splits, checkpoint_configs
+from evaluation.choices import alternatives, chosen, tuned_elsewhere, tuned_methods, tuned_names
+from evaluation.interleaving import Engine, Plan, Traces, run, warm_up
 from evaluation.journal import Journal, file_hashes, journal_path
-from evaluation.methods import (
-    FIXED,
-    check_checkpoints,
-    check_costs,
-    checkpoint_configs,
-    engine,
-    method_names,
-)
+from evaluation.methods import Method, configured, engine, method_names, set_keys
 from evaluation.metrics import tokens_per_second
 from evaluation.replay import thresholds
+
+CHOSEN_ON = "calibration"  # the split whose prompts settings are tried on
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """names: of methods, the baseline first; checkpoints: what each was trained for, by the key
-    that names it."""
+    """methods: by name, the baseline first; checkpoints: what each was trained for, by the key that
+    names it; tried: of a method that is not settled yet, the ways to settle it, by what is set;
+    tried_on: the prompts for that, none of them of the test split."""
 
-    names: list[str]
+    methods: dict[str, Method]
     checkpoints: dict[str, dict[str, Any]]
     pair: ModelPair
     requests: list[Request]
+    tried: dict[str, dict[str, Method]] = field(default_factory=dict)
+    tried_on: list[Request] = field(default_factory=list)
 
 
 def prepare(cfg: DictConfig) -> Comparison:
-    """Load what `cfg` asks for, with tuned thresholds put into `cfg.method`. What does not fit
+    """Load what `cfg` asks for and settle what can be settled without decoding. What does not fit
     together is refused before anything is decoded (UserError)."""
-    names = method_names(cfg, HydraConfig.get().overrides.task)
-    by_method = {name: checkpoint_configs(cfg, name) for name in names}
-    checkpoints = {key: trained for found in by_method.values() for key, trained in found.items()}
+    overrides = list(HydraConfig.get().overrides.task)
+    names = method_names(cfg, overrides)
+    checkpoints = {name: checkpoint_configs(cfg, name) for name in names}
     pair = load_pair(cfg.pair)
-    for name, found in by_method.items():
-        check_checkpoints(cfg, pair, name, found)
+    for name, trained in checkpoints.items():
+        check_checkpoints(cfg, pair, name, trained)
     for warning in check_costs(cfg, pair, names):
         print(warning)
-    for key, trained in checkpoints.items():
-        check_splits(
-            cfg,
-            trained.get("provenance", {}).get("data"),
-            f"{OmegaConf.select(cfg, key)} was trained",
-        )
-    use_thresholds(cfg, pair)
-    requests = load_requests(cfg, pair)
-    for name in names:
-        engine(cfg, name, pair)
-    return Comparison(names, checkpoints, pair, requests)
-
-
-def use_thresholds(cfg: DictConfig, pair: ModelPair) -> None:
-    """Put tuned thresholds into `cfg.method` where `cfg.thresholds` has some for this run, and say
-    which."""
-    overrides = list(HydraConfig.get().overrides.task)
-    if cfg.thresholds is None or not (
-        "thresholds" in thresholds.keys(overrides) or Path(cfg.thresholds).is_file()
-    ):
-        return
-    run = {
-        "pair": pair_identity(pair),
-        **{key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")},
+    methods = {name: Method(name, configured(cfg, name)) for name in names}
+    tuned = use_thresholds(cfg, pair, names, overrides)
+    tried = {
+        name: found
+        for name in names
+        if name not in tuned and (found := alternatives(cfg, name, overrides))
     }
-    found = thresholds.read(Path(cfg.thresholds))
-    if other := thresholds.misfit(found, run):
-        print(f"thresholds: those of {cfg.thresholds} are for another {other}, left out")
-        return
-    if thresholds.tuned(cfg, found):
-        check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
-    print("\n".join(thresholds.apply(cfg, found, overrides, setup_facts(pair))))
-
-
-def check_splits(cfg: DictConfig, data: Mapping[str, str] | None, where: str) -> None:
-    """Refuse test prompts that the harvest `data` has not kept for tests. where: what was made of
-    it."""
-    if data and cfg.split != "all":
-        refuse_other_shares(data, cfg.splits, where)
-
-
-def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
-    """`cfg.limit` prompts of the split, evenly spaced."""
-    prompts, shares = load_prompts(cfg.dataset), cfg.splits
-    return requests_of_split(
-        prompts, pair, cfg.max_new_tokens, cfg.split, shares.calibration, shares.test, cfg.limit
+    methods |= tuned
+    for method in [*methods.values(), *(one for found in tried.values() for one in found.values())]:
+        engine(method, pair)
+    pending = any(len(found) > 1 for found in tried.values())
+    return Comparison(
+        methods,
+        {key: of for trained in checkpoints.values() for key, of in trained.items()},
+        pair,
+        load_requests(cfg, pair, cfg.split, cfg.limit),
+        tried,
+        load_requests(cfg, pair, CHOSEN_ON, cfg.tried_prompts) if pending else [],
     )
 
 
-def open_journal(cfg: DictConfig, compared: Comparison, *more: Any) -> Journal:
+def use_thresholds(
+    cfg: DictConfig, pair: ModelPair, names: Sequence[str], overrides: Sequence[str]
+) -> dict[str, Method]:
+    """The methods that the file `cfg.thresholds` settles, where there is one and it is of this
+    pair and these distributions. Says which."""
+    asked = "thresholds" in set_keys(overrides)
+    if cfg.thresholds is None or not (asked or Path(cfg.thresholds).is_file()):
+        return {}
+    found = thresholds.read(Path(cfg.thresholds))
+    warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
+    if other := thresholds.misfit(found, {"pair": pair_identity(pair), **warps}):
+        print(f"thresholds: those of {cfg.thresholds} are for another {other}, left out")
+        return {}
+    if tuned_names(names, found):
+        check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
+    tuned, lines = tuned_methods(cfg, names, found, overrides)
+    print("\n".join([*lines, *tuned_elsewhere(cfg, found, overrides, setup_facts(pair))]))
+    return tuned
+
+
+def load_requests(cfg: DictConfig, pair: ModelPair, split: str, limit: int | None) -> list[Request]:
+    """`limit` prompts of the split, evenly spaced."""
+    prompts = load_prompts(cfg.dataset)
+    return requests_of_split(prompts, pair, cfg.max_new_tokens, split, cfg.splits, limit)
+
+
+# The journal --------------------------------------------------------------------------------------
+
+
+def open_journal(cfg: DictConfig, compared: Comparison) -> Journal:
     """Of an interrupted run of exactly these settings, prompts, models, files, devices and
-    versions, or a new one. more: settings that only this program has, as JSON holds them."""
-    names, pair = compared.names, compared.pair
-    methods = {name: OmegaConf.to_container(cfg.method[name], resolve=True) for name in names}
-    settings = {key: OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp")}
-    sizes = [cfg.max_new_tokens, cfg.repeats, cfg.seed, list(cfg.gammas) if FIXED in names else []]
-    prompts = [
-        [request.dataset, request.prompt_id, request.tokens.tolist()]
-        for request in compared.requests
-    ]
+    versions, or a new one."""
+    methods = {name: method.to_dict() for name, method in compared.methods.items()}
+    tried = {
+        name: {label: one.to_dict() for label, one in found.items()}
+        for name, found in compared.tried.items()
+    }
     facts = [
         methods,
-        settings,
-        sizes,
-        prompts,
-        pair_identity(pair),
-        setup_facts(pair),
-        file_hashes(methods),
-        *more,
+        tried,
+        {key: OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp")},
+        [cfg.max_new_tokens, cfg.repeats, cfg.seed],
+        [
+            [request.dataset, request.prompt_id, request.tokens.tolist()]
+            for request in (*compared.requests, *compared.tried_on)
+        ],
+        pair_identity(compared.pair),
+        setup_facts(compared.pair),
+        file_hashes([named_files(method.settings) for method in compared.methods.values()]),
     ]
     journal = Journal(journal_path(Path(cfg.out), facts))
     if journal.resumed:
@@ -135,38 +135,37 @@ def open_journal(cfg: DictConfig, compared: Comparison, *more: Any) -> Journal:
     return journal
 
 
-def fixed_grid(
-    cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], journal: Journal
-) -> dict[int, float]:
-    """Tokens/s of every fixed draft length in one pass of its own, so that the comparison itself
-    stays unbiased."""
-    if len(cfg.gammas) == 1:
-        return {cfg.gammas[0]: 0.0}
-    engines = {str(gamma): engine(cfg, FIXED, pair, gamma) for gamma in cfg.gammas}
-    return {
-        int(gamma): speed
-        for gamma, speed in one_pass(cfg, engines, requests, "fixed gammas", journal).items()
-    }
+def named_files(settings: DictConfig) -> Any:
+    """The settings without the models that `pair_identity` knows, and with the folder of a draft
+    that it does not."""
+    found: Any = OmegaConf.to_container(settings)
+    own = found["engine"]
+    models = own.pop("models", {})
+    if "assistant" in own:
+        own["assistant"] = str(
+            Path(own["assistant"] or models.get("assistant") or models["draft"]).expanduser()
+        )
+    return found
 
 
-def one_pass(
-    cfg: DictConfig,
-    engines: Mapping[str, Engine],
-    requests: Sequence[Request],
-    stage: str,
-    journal: Journal,
-) -> dict[str, float]:
-    """Tokens/s of each engine."""
-    traces = decode(cfg, engines, requests, 1, stage, journal)
-    return {name: tokens_per_second(repeats[0]) for name, repeats in traces.items()}
+# Decoding -----------------------------------------------------------------------------------------
 
 
-def best_gamma(grid: Mapping[int, float]) -> int | None:
-    return max(grid, key=lambda gamma: grid[gamma]) if grid else None
-
-
-def label(name: str, grid: Mapping[int, float]) -> str:
-    return f"best fixed gamma ({best_gamma(grid)})" if name == FIXED and grid else name
+def settle(
+    cfg: DictConfig, compared: Comparison, journal: Journal
+) -> tuple[dict[str, Method], dict[str, dict[str, float]]]:
+    """Try what is to be tried, in passes of their own. Returns all methods as they are compared,
+    and tokens/s of what was tried, by method and by what was set."""
+    methods, speeds = dict(compared.methods), dict[str, dict[str, float]]()
+    for name, tried in compared.tried.items():
+        speeds[name] = {}
+        if len(tried) > 1:
+            engines = {label: engine(one, compared.pair) for label, one in tried.items()}
+            traces = decode(cfg, engines, compared.tried_on, 1, journal, f"{name}, tried")
+            speeds[name] = {label: tokens_per_second(found[0]) for label, found in traces.items()}
+        where = f"on {len(compared.tried_on)} prompt(s) of the {CHOSEN_ON} split"
+        methods[name] = chosen(tried, speeds[name], where)
+    return methods, {name: found for name, found in speeds.items() if found}
 
 
 def decode(
@@ -174,18 +173,16 @@ def decode(
     engines: Mapping[str, Engine],
     requests: Sequence[Request],
     repeats: int,
-    stage: str,
     journal: Journal,
+    stage: str,
 ) -> Traces:
     """Every method on every request, after a warm-up, with a progress bar that counts tokens."""
-    tokens, done = (
-        0,
-        sum(len(turn) for key, turn in journal.turns.items() if key.startswith(f"{stage}/")),
-    )
-    total = len(engines) * len(requests) * repeats
+    turns = [turn for key, turn in journal.turns.items() if key.startswith(f"{stage}/")]
+    tokens, done, total = 0, sum(map(len, turns)), len(engines) * len(requests) * repeats
     if done < total:
         warm_up(engines, requests[0])
-    with tqdm(total=total, initial=done, desc=stage, unit="request") as bar:
+    plan = Plan(repeats, cfg.max_new_tokens, cfg.seed)
+    with tqdm(total=total, initial=done, desc=stage.split(":")[0], unit="request") as bar:
 
         def advance(trace: Trace) -> None:
             nonlocal tokens
@@ -193,16 +190,7 @@ def decode(
             bar.update()
             bar.set_postfix_str(f"{tokens / bar.format_dict['elapsed']:.0f} tokens/s")
 
-        return run(
-            engines,
-            requests,
-            repeats=repeats,
-            max_new_tokens=cfg.max_new_tokens,
-            seed=cfg.seed,
-            advance=advance,
-            journal=journal,
-            stage=stage,
-        )
+        return run(engines, requests, plan, journal, stage, advance)
 
 
 def run_facts(cfg: DictConfig, pair: ModelPair, script: str) -> dict[str, Any]:

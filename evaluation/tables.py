@@ -1,6 +1,6 @@
 """Tables in words and Markdown from metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig
@@ -11,34 +11,47 @@ from evaluation.metrics import Metrics, OverlapMetrics, Spread
 BASELINE = "autoregressive"
 
 
-def page(cfg: DictConfig, results: Mapping[str, Any], fixed: str) -> str:
-    """Everything a comparison of methods says. cfg: of scripts/evaluate.py; fixed: the best fixed
-    length's name."""
+def page(cfg: DictConfig, results: Mapping[str, Any]) -> str:
+    """The table presentation: everything that a comparison of methods says. cfg: of
+    scripts/evaluate.py."""
     parts = [f"# {cfg.pair.name}: {cfg.dataset.name}, {setting(cfg)}"]
+    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
     for name, metrics in results["metrics"].items():
         parts += [
             f"## {name}: {metrics[BASELINE].requests // cfg.repeats} prompts, {cfg.repeats} repeats"
         ]
-        parts += [speed_table(metrics, fixed), summary(metrics, cfg.repeats), draft_table(metrics)]
+        parts += [speed_table(metrics, results["against"], drafting)]
+        parts += [summary(metrics, cfg.repeats, drafting), draft_table(metrics)]
+    parts += remarks(results)
+    if results["overlap"]:
+        parts += ["## Draft and target side by side", overlap_table(results["overlap"])]
+    if cfg.modelled:
+        parts += ["## Speed-up, modelled: a device for each model"]
+        parts += [modelled_table(results["modelled"])]
+    parts += ["## Lossless", *results["lossless"]]
+    if cfg.profile:
+        parts += ["## Share of decode time", profile_table(results["profile"])]
+    return "\n\n".join(parts)
+
+
+def remarks(results: Mapping[str, Any]) -> list[str]:
+    """What both presentations say about how the numbers came about."""
+    parts = [
+        f"{name}: {method['note']}."
+        for name, method in results["methods"].items()
+        if method["note"]
+    ]
+    for name, speeds in results["tried"].items():
+        said = ", ".join(f"{what}: {speed:.1f}" for what, speed in speeds.items())
+        parts += [f"{name}, tokens/s in the pass that chose: {said}"]
+    for name, why in results["left_out"].items():
+        parts += [f"{name}: left out, it did not compile ({why})."]
     if results["resumed"]:
         parts += [
             f"Decoded in more than one sitting ({results['resumed']} turns before the last one)."
             " The methods of a turn ran next to each other; tokens/s mix the sittings."
         ]
-    if len(results["fixed_grid"]) > 1:
-        grid = ", ".join(f"{gamma}: {speed:.1f}" for gamma, speed in results["fixed_grid"].items())
-        parts += [f"Fixed draft lengths, tokens/s in the one pass that chose among them: {grid}"]
-    if results["overlap"]:
-        parts += ["## Draft and target side by side", overlap_table(results["overlap"])]
-    if cfg.modelled:
-        parts += [
-            "## Speed-up, modelled: a device for each model",
-            modelled_table(results["modelled"]),
-        ]
-    parts += ["## Lossless", *results["lossless"]]
-    if cfg.profile:
-        parts += ["## Share of decode time", profile_table(results["profile"])]
-    return "\n\n".join(parts)
+    return parts
 
 
 def setting(cfg: DictConfig) -> str:
@@ -51,35 +64,31 @@ def setting(cfg: DictConfig) -> str:
     return f"temperature {cfg.warp.temperature}{draft}{filters}, up to {cfg.max_new_tokens} tokens"
 
 
-def speed_table(metrics: Mapping[str, Metrics], fixed: str | None) -> str:
+def speed_table(
+    metrics: Mapping[str, Metrics], against: Mapping[str, str], drafting: Collection[str]
+) -> str:
     """tokens/s and speed-up as median (lowest-highest over repeats), the latter over the baseline
-    of the same run."""
-    header = [
-        "method",
-        "tokens/s",
-        "speed-up, measured",
-        "vs best fixed",
-        "tokens/target call",
-        "predictor time",
-        "verdict",
-    ]
+    of the same run.
+
+    against: what else to compare with -> method; drafting: methods that no tuning made plain."""
+    header = ["method", "tokens/s", "speed-up, measured", *(f"vs {what}" for what in against)]
     rows = [
         [
             name,
             _spread(m.tokens_per_second, ".1f"),
             _spread(m.speedup, ".2f", "x"),
-            _versus(m, metrics.get(fixed or "")),
+            *(_versus(m, metrics[other]) for other in against.values()),
             f"{m.tokens_per_target_call:.2f}",
             f"{m.predictor_share:.1%}",
-            verdict(name, m),
+            verdict(name, m, drafting),
         ]
         for name, m in metrics.items()
     ]
-    return markdown(header, rows)
+    return markdown([*header, "tokens/target call", "predictor time", "verdict"], rows)
 
 
 def draft_table(metrics: Mapping[str, Metrics]) -> str:
-    """How much was drafted, and what became of it."""
+    """How much was drafted, and what became of it, where that is known."""
     header = [
         "method",
         "drafted/round",
@@ -104,7 +113,7 @@ def draft_table(metrics: Mapping[str, Metrics]) -> str:
             f"{m.rollback_rate:.3f}",
         ]
         for name, m in metrics.items()
-        if name != BASELINE
+        if name != BASELINE and m.drafted_per_round
     ]
     return markdown(header, rows)
 
@@ -150,12 +159,17 @@ def profile_table(shares: Mapping[str, Mapping[str, float]]) -> str:
     )
 
 
-def verdict(name: str, metrics: Metrics) -> str:
+NOT_WORTH_IT = "plain decoding: no draft is worth it here"
+
+
+def verdict(name: str, metrics: Metrics, drafting: Collection[str] | None = None) -> str:
     """Whether the method beats the baseline in every repeat, in none, or in some; one repeat
-    decides nothing."""
+    decides nothing. drafting: methods that no tuning made plain; None: all."""
     if metrics.speedup is None:
         return "baseline"
-    if metrics.drafted_per_round == 0:
+    if drafting is not None and name not in drafting:
+        return NOT_WORTH_IT
+    if metrics.tokens_per_target_call == 1:
         return "does not speculate"
     if metrics.repeats < 2:
         return "one repeat"
@@ -164,17 +178,20 @@ def verdict(name: str, metrics: Metrics) -> str:
     return "SLOWER" if metrics.speedup.high < 1 else "no clear difference"
 
 
-def summary(metrics: Mapping[str, Metrics], repeats: int) -> str:
+def summary(metrics: Mapping[str, Metrics], repeats: int, drafting: Collection[str]) -> str:
     """One sentence on where speculation pays and where it does not."""
     groups: dict[str, list[str]] = {}
     for name, m in metrics.items():
         if m.speedup is not None:
-            groups.setdefault(verdict(name, m), []).append(f"{name} ({m.speedup.median:.2f}x)")
+            groups.setdefault(verdict(name, m, drafting), []).append(
+                f"{name} ({m.speedup.median:.2f}x)"
+            )
     words = {
         "faster": "Faster than autoregressive decoding in every repeat",
         "no clear difference": "Neither faster nor slower beyond the spread",
         "SLOWER": "Speculation LOSES against autoregressive decoding with",
-        "does not speculate": "Without a draft, so plain decoding",
+        NOT_WORTH_IT: "Plain decoding, because tuning found no draft worth it here",
+        "does not speculate": "Without a draft",
         "one repeat": "Measured once, so without a verdict",
     }
     said = [f"{text}: {', '.join(groups[key])}." for key, text in words.items() if key in groups]
@@ -221,10 +238,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _versus(metrics: Metrics, fixed: Metrics | None) -> str:
-    if fixed is None:
-        return "-"
-    return f"{metrics.tokens_per_second.median / fixed.tokens_per_second.median:.2f}x"
+def _versus(metrics: Metrics, other: Metrics) -> str:
+    return f"{metrics.tokens_per_second.median / other.tokens_per_second.median:.2f}x"
 
 
 def _spread(spread: Spread | None, form: str, unit: str = "") -> str:

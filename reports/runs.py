@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decoding.trace import Trace
-from evaluation.methods import FIXED
 from evaluation.tables import BASELINE
 from reports.artifacts import Evaluation, Json
 from reports.figure import Missing
 
 PARTS = ("engine", "structure", "verifier", "stop")
 ALL = "all"  # datasets together
-BEST_FIXED = (  # in the metrics with the length that was best there, which datasets need not share
-    "best fixed gamma"
-)
+BEST_FIXED = "fixed"  # its length is the best that was tried, which evaluations need not share
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        return BEST_FIXED if self.name.startswith(BEST_FIXED) else self.name.replace("_", " ")
+        return self.name.replace("_", " ")
 
     @property
     def prompts(self) -> set[tuple[str, str]]:
@@ -71,8 +68,10 @@ def pearl(how: Method) -> bool:
 
 
 def method(evaluation: Evaluation, name: str) -> Method:
-    """name: as in its metrics; the best fixed length has that length."""
-    config = evaluation.config["method"][FIXED if name.startswith(BEST_FIXED) else name]
+    """name: as in its metrics. What was decoded counts: settings that were tuned or tried have
+    their values."""
+    decoded = evaluation.results.get("methods", {}).get(name)
+    config = decoded["settings"] if decoded else evaluation.config["method"][name]
     parts = {part: config.get(part, {}).get("_target_", "").rpartition(".")[2] for part in PARTS}
     settings = {
         key: value for part in PARTS for key, value in _settings(config.get(part, {}), part)
@@ -83,9 +82,6 @@ def method(evaluation: Evaluation, name: str) -> Method:
         if key.split(".")[:2] in (["engine", part] for part in (*PARTS, "warp"))
     ]:
         del settings[key]  # what the engine was given: the method's own parts once more
-    if name.startswith(BEST_FIXED):
-        grid = evaluation.results["fixed_grid"]
-        settings["stop.gamma"] = int(max(grid, key=lambda gamma: grid[gamma]))
     return Method(**parts, settings=settings)
 
 

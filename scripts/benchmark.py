@@ -1,19 +1,17 @@
 """Measure a part of the toolkit against the plain way to do the same, side by side in one process.
 
-    python scripts/benchmark.py                       # what=harvest: all positions at once against
-    one round at a time python scripts/benchmark.py warp=greedy draft_warp.temperature=0 python
-    scripts/benchmark.py what=overlap repeats=30   # a branch stage: side by side against each model
-    alone python scripts/benchmark.py decode repeats=1          # what=decode: our methods against
-    those of transformers
+    python scripts/benchmark.py                           # all positions at once, or one at a time
+    python scripts/benchmark.py warp=greedy draft_warp.temperature=0
+    python scripts/benchmark.py what=overlap pair=smollm2 repeats=30  # side by side, or in turn
 
-What is compared takes turns, so that drift of the machine hits all of it alike.
+What is compared takes turns, so that drift of the machine hits all of it alike. Methods of decoding
+are compared by scripts/evaluate.py.
 """
 
 import runtime.openmp  # noqa: F401  (before torch loads)
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -33,34 +31,21 @@ from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair
 from evaluation.baselines.plain_harvest import Coins, OneByOne
-from evaluation.baselines.transformers_generate import benchmark_decode
-from evaluation.side_by_side import branch_bytes, measure_step, model_bytes
+from evaluation.baselines.side_by_side import branch_bytes, measure_step, model_bytes
 from evaluation.tables import markdown
 from predictors.draft_statistics import Q_STATS
 from runtime.cli import hydra_script
 from runtime.errors import UserError, checked_count, is_count
 
-WHAT = ("harvest", "overlap", "decode")
-
 
 @hydra_script("benchmark")
 def main(cfg: DictConfig) -> None:
     """Run the benchmark that `what` names and print its figures."""
-    benchmarks = dict(
-        zip(WHAT, (benchmark_harvest, benchmark_overlap, benchmark_decode), strict=True)
-    )
+    benchmarks = {"harvest": benchmark_harvest, "overlap": benchmark_overlap}
     if cfg.what not in benchmarks:
-        raise UserError(f"what: {cfg.what!r} is unknown. Use {', '.join(benchmarks)}")
+        raise UserError(f"what: expected {' or '.join(benchmarks)}, got {cfg.what!r}. Choose one")
     checked_count("repeats", cfg.repeats)
     print(benchmarks[cfg.what](cfg))
-
-
-def with_key(arguments: Sequence[str]) -> list[str]:
-    """Of the command line: the benchmark's name may come first, without ``what=``."""
-    return [
-        f"what={word}" if place == 0 and word in WHAT else word
-        for place, word in enumerate(arguments)
-    ]
 
 
 def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -202,19 +187,43 @@ def harvest_report(
 def benchmark_overlap(cfg: DictConfig) -> str:
     """A branch stage with so many branches: what overlapping costs in time, and branches in
     memory."""
-    settings = cfg.overlap
+    settings, pair = checked_overlap(cfg.overlap), load_pair(cfg.pair)
+    refuse_unfit_pair(pair, settings)
+    context = some_context(cfg, pair)
+    threads = threads_of_draft(pair, settings.draft_threads, "overlap.draft_threads")
+    models = model_bytes(pair.target) + model_bytes(pair.draft)
+    held = branch_bytes(pair, context, settings.gamma, settings.branches)
+    rows = []
+    for k in tqdm(settings.branches, desc="overlap", unit="width"):
+        step = measure_step(pair, context, settings.gamma, k, threads, cfg.repeats)
+        seconds = [f"{1e3 * value:.1f}" for value in (step.target, step.draft, step.together)]
+        memory = [f"{held[k] / 1e6:.1f}", f"{held[k] / models:.1%}"]
+        rows.append([str(k), *seconds, f"{step.slowdown:.2f}", *memory])
+    milliseconds = ["target alone, ms", "draft alone, ms", "side by side, ms", "over the slower"]
+    note = (
+        f"{settings.gamma} pending tokens, branches of {settings.gamma}, context of {len(context)},"
+        f" medians of {cfg.repeats}; CPU threads: {threads or 'not divided'} of"
+        f" {torch.get_num_threads()} for the draft. MB: held at the end of the stage (cache rows,"
+        f" logits, distributions); the models' weights are {models / 1e6:.0f} MB"
+    )
+    return f"{markdown(['branches', *milliseconds, 'MB', 'of models'], rows)}\n\n{note}"
+
+
+def checked_overlap(settings: DictConfig) -> DictConfig:
+    """Raise UserError for sizes that cannot be."""
     checked_count("overlap.gamma", settings.gamma)
     if checked_count("overlap.context", settings.context) < 2:
         raise UserError("overlap.context: 1 leaves nothing to prefill. Use 2 or more")
-    if not (
-        OmegaConf.is_list(settings.branches)
-        and settings.branches
-        and all(map(is_count, settings.branches))
-    ):
+    listed = OmegaConf.is_list(settings.branches) and settings.branches
+    if not (listed and all(map(is_count, settings.branches))):
         raise UserError(
             f"overlap.branches: {settings.branches} must be whole numbers from 1 on, e.g. [1,4,16]"
         )
-    pair = load_pair(cfg.pair)
+    return settings
+
+
+def refuse_unfit_pair(pair: ModelPair, settings: DictConfig) -> None:
+    """Raise UserError for a draft that cannot run beside its target, or too short a context."""
     if pair.draft.reads_target:
         raise UserError(
             "what, pair.draft: an EAGLE-style draft that reads its target's hidden states cannot"
@@ -226,43 +235,14 @@ def benchmark_overlap(cfg: DictConfig) -> str:
             f"overlap.context: {settings.context} and two drafts exceed the models' context. Use"
             f" {room}"
         )
+
+
+def some_context(cfg: DictConfig, pair: ModelPair) -> Tensor:
+    """[overlap.context] tokens: the longest prompt, as often as it takes."""
     longest = max((prompt.text for prompt in load_prompts(cfg.dataset)), key=len)
-    context = pair.tokenizer(longest, return_tensors="pt").input_ids[0]
-    context = context.repeat(-(-settings.context // len(context)))[: settings.context]
-    threads = threads_of_draft(pair, settings.draft_threads, "overlap.draft_threads")
-    models = model_bytes(pair.target) + model_bytes(pair.draft)
-    held = branch_bytes(pair, context, settings.gamma, settings.branches)
-    rows = []
-    for k in tqdm(settings.branches, desc="overlap", unit="width"):
-        step = measure_step(pair, context, settings.gamma, k, threads, cfg.repeats)
-        seconds = [f"{1e3 * value:.1f}" for value in (step.target, step.draft, step.together)]
-        rows.append(
-            [
-                str(k),
-                *seconds,
-                f"{step.slowdown:.2f}",
-                f"{held[k] / 1e6:.1f}",
-                f"{held[k] / models:.1%}",
-            ]
-        )
-    header = [
-        "branches",
-        "target alone, ms",
-        "draft alone, ms",
-        "side by side, ms",
-        "over the slower",
-        "MB",
-        "of models",
-    ]
-    note = (
-        f"{settings.gamma} pending tokens, branches of {settings.gamma}, context of {len(context)},"
-        f" medians of {cfg.repeats}; CPU threads: {threads or 'not divided'} of"
-        f" {torch.get_num_threads()} for the draft. MB: held at the end of the stage (cache rows,"
-        f" logits, distributions); the models' weights are {models / 1e6:.0f} MB"
-    )
-    return f"{markdown(header, rows)}\n\n{note}"
+    tokens: Tensor = pair.tokenizer(longest, return_tensors="pt").input_ids[0]
+    return tokens.repeat(-(-cfg.overlap.context // len(tokens)))[: cfg.overlap.context]
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = with_key(sys.argv[1:])
     main()

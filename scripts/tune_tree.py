@@ -82,9 +82,7 @@ def most_nodes(cfg: DictConfig) -> int:
 def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
     """`cfg.limit` prompts of the split, evenly spaced."""
     prompts, shares = load_prompts(cfg.dataset), cfg.splits
-    return requests_of_split(
-        prompts, pair, cfg.max_new_tokens + 1, cfg.split, shares.calibration, shares.test, cfg.limit
-    )
+    return requests_of_split(prompts, pair, cfg.max_new_tokens + 1, cfg.split, shares, cfg.limit)
 
 
 # Measuring ----------------------------------------------------------------------------------------

@@ -102,6 +102,4 @@ def evaluation(
         "warp": {"temperature": temperature},
         "repeats": 1,
     }
-    return Evaluation(
-        Path("runs/toy"), {"run": {"config": config}, "fixed_grid": {}, **results}, dict(traces)
-    )
+    return Evaluation(Path("runs/toy"), {"run": {"config": config}, **results}, dict(traces))

@@ -1,1 +1,1 @@
-"""What a user would run instead."""
+"""What a user would run instead: `generate` of transformers, the plain harvest, models in turn."""

@@ -26,6 +26,8 @@ class GenerateEngine:
     which changes nothing at temperature 1 or 0, and costs acceptance elsewhere, not exactness.
     Raises ValueError for settings that transformers refuses."""
 
+    records_drafts = False
+
     def __init__(
         self,
         target: PreTrainedModel,
@@ -51,8 +53,8 @@ class GenerateEngine:
 
         A round is what a target forward has added. Assisted, with prompt lookup as well, the first
         one runs prompt and draft together and is a round as any other; otherwise it is the prefill,
-        which adds a token without a draft. What was drafted is not known, so `draft_tokens` is
-        empty."""
+        which adds a token without a draft. What was drafted is not known (`records_drafts`), so
+        `draft_tokens` is empty."""
         self.target.generation_config = GenerationConfig()
         if self.assistant is not None:
             self.assistant.generation_config = GenerationConfig(
@@ -93,6 +95,17 @@ class Rounds(BaseStreamer):
 
     def end(self) -> None:
         pass
+
+
+class CompiledGenerateEngine(GenerateEngine):
+    """`generate` with a compiled forward on a static cache; `make_ready` compiles it."""
+
+    def make_ready(self, prompts: Sequence[Tensor], max_new_tokens: int) -> str | None:
+        """Compile, with a cache as long as the longest of `prompts` [n] and its response.
+
+        Returns None, or in a line why it does not compile here (`not_compiled`)."""
+        self.settings = compiled_settings(max(map(len, prompts)) + max_new_tokens)
+        return not_compiled(self, min(prompts, key=len))
 
 
 def compiled_settings(length: int) -> dict[str, Any]:
@@ -138,7 +151,4 @@ def warp_settings(warp: Warp) -> dict[str, Any]:
 
 
 def _round(added: Sequence[int]) -> RoundTrace:
-    accepted = len(added) - 1
-    return RoundTrace(
-        [], [], [], accepted, accepted, list(added), [], 0, dict.fromkeys(STAGES, 0.0)
-    )
+    return RoundTrace([], [], [], 0, len(added) - 1, list(added), [], 0, dict.fromkeys(STAGES, 0.0))

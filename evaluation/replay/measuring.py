@@ -81,13 +81,7 @@ def decode_some(
         },
     }
     requests = requests_of_split(
-        load_prompts(cfg.dataset),
-        pair,
-        cost.max_new_tokens,
-        "calibration",
-        cfg.splits.calibration,
-        cfg.splits.test,
-        cost.limit,
+        load_prompts(cfg.dataset), pair, cost.max_new_tokens, "calibration", cfg.splits, cost.limit
     )
     traces: dict[str, list[Trace]] = {name: [] for name in engines}
     for request in tqdm(requests, desc="cost", unit="prompt"):

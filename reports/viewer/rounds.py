@@ -148,9 +148,8 @@ def _counts(found: Counter[Any]) -> str:
 
 
 def rule_of(config: Mapping[str, Any], method: str) -> str:
-    """config: of the run; method: as in its results, e.g. "best fixed gamma (3)"."""
-    name = "fixed" if method.startswith("best fixed") else method
-    stop = config.get("method", {}).get(name, {}).get("stop") or {}
+    """config: of the run; method: as in its results."""
+    stop = config.get("method", {}).get(method, {}).get("stop") or {}
     return str(stop.get("_target_", "")).rpartition(".")[2]
 
 

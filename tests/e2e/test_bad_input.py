@@ -72,6 +72,8 @@ HARVEST, TRAIN, EVALUATE, TUNE = (
 )
 SHARD = "data/toy/rounds-00000.parquet"
 REPORT, TRACE = "scripts/report.py", "runs/toy/traces-specdecpp.jsonl"
+THEIR_SETTINGS = "method.prompt_lookup.engine.settings"
+PROMPT_LOOKUP = ("methods=[prompt_lookup]", "~tried.prompt_lookup")
 CASES = [
     # settings of a harvest
     Case("gamma 0", HARVEST, ["gamma=0"]),
@@ -184,6 +186,31 @@ CASES = [
     Case("a checkpoint that is a number", EVALUATE, ["method.specdecpp.stop.checkpoint=5"]),
     Case("no repeats", EVALUATE, ["repeats=0"]),
     Case("no prompts", EVALUATE, ["limit=0"]),
+    Case("no prompts to choose on", EVALUATE, ["tried_prompts=0"]),
+    Case("one value to try", EVALUATE, ["tried.fixed.stop.gamma=4"]),
+    Case("something else to try", EVALUATE, ["+tried.fixed.stop.gama=[4]"]),
+    Case("no such presentation", EVALUATE, ["presentation=figures"]),
+    Case("nothing to compare with", EVALUATE, ["against.fixed=fixed"]),
+    Case(
+        "a number for settings",
+        EVALUATE,
+        [*PROMPT_LOOKUP, "method.prompt_lookup.engine.settings=5"],
+    ),
+    Case(
+        "copies of no tokens",
+        EVALUATE,
+        [*PROMPT_LOOKUP, f"{THEIR_SETTINGS}.prompt_lookup_num_tokens=0"],
+    ),
+    Case(
+        "a schedule of none",
+        EVALUATE,
+        ["methods=[assisted]", "method.assisted.engine.settings.num_assistant_tokens_schedule=x"],
+    ),
+    Case(
+        "a lossy setting",
+        EVALUATE,
+        ["methods=[assisted]", "+method.assisted.engine.settings.assistant_ensemble_weight=0.5"],
+    ),
     Case("no such split", EVALUATE, ["split=dev"]),
     Case("no such thresholds", EVALUATE, ["thresholds=none.json"]),
     Case("thresholds that are no JSON", EVALUATE, ["thresholds=bad.json"], write("bad.json", "{")),
@@ -202,29 +229,6 @@ CASES = [
     Case("no file", TUNE, ["out="]),
     Case("no such benchmark", "scripts/benchmark.py", ["what=all"]),
     Case("positions left out", "scripts/benchmark.py", ["harvest.stride=4"]),
-    Case(
-        "nothing to compare with", "scripts/benchmark.py", ["what=decode", "~transformers.generate"]
-    ),
-    Case(
-        "a number for settings", "scripts/benchmark.py", ["what=decode", "transformers.dynamic=5"]
-    ),
-    Case(
-        "drafts of no tokens",
-        "scripts/benchmark.py",
-        ["what=decode", "transformers.assisted.num_assistant_tokens=[]"],
-    ),
-    Case(
-        "a schedule of none",
-        "scripts/benchmark.py",
-        ["what=decode", "transformers.dynamic.num_assistant_tokens_schedule=x"],
-    ),
-    Case(
-        "a lossy setting",
-        "scripts/benchmark.py",
-        ["what=decode", "+transformers.dynamic.assistant_ensemble_weight=0.5"],
-    ),
-    Case("no prompts to choose on", "scripts/benchmark.py", ["what=decode", "tried_prompts=0"]),
-    Case("a method nobody has defined", "scripts/benchmark.py", ["what=decode", "methods=[magic]"]),
     Case("a tree of no nodes", "scripts/tune_tree.py", ["nodes=0"]),
     Case("no responses to count", "scripts/draft_vocabulary.py", ["data=null"]),
     Case("one size for several", "scripts/draft_vocabulary.py", ["sizes=5"]),

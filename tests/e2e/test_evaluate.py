@@ -14,7 +14,7 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import load_pair, pair_identity
 from decoding.trace import Trace, read_traces
 from decoding.verifiers.token import TokenVerifier
-from evaluation import token_texts
+from evaluation import runner, token_texts
 from runtime.files import only_writer
 from scripts import evaluate
 from tests.checkpoints import write_checkpoint
@@ -23,7 +23,7 @@ from tests.processes import end, forked, wait_for
 ROOT = Path(__file__).parents[2]
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 LEARNED = ("specdecpp", "hrad")
-METHODS = ["autoregressive", "best fixed gamma", "confidence", "adaedl", *LEARNED]
+METHODS = ["autoregressive", "fixed", "confidence", "adaedl", *LEARNED]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,8 @@ def base(tiny_pair_dir: Path, tmp_path: Path) -> list[str]:
             "limit=4",
             "max_new_tokens=14",
             "repeats=2",
-            "gammas=[1,3]",
+            "tried.fixed.stop.gamma=[1,3]",
+            "tried_prompts=1",
             "logger=none",
             "out=runs/x",
         ),
@@ -120,11 +121,11 @@ def test_greedy_equals_autoregressive_for_every_method(
     assert (out / "table.md").read_text().strip() in printed
 
     results = json.loads((out / "results.json").read_text())
-    assert [name.split(" (")[0] for name in results["metrics"]["all"]] == METHODS
+    assert list(results["metrics"]["all"]) == METHODS
     assert set(results["metrics"]) == {"all", "even", "odd"}
-    assert set(results["fixed_grid"]) == {"1", "3"}
+    assert set(results["tried"]["fixed"]) == {"stop.gamma=1", "stop.gamma=3"}
     assert 0 < results["metrics"]["all"]["confidence"]["acceptance"] < 1
-    traces = {name: read_traces(out / f"traces-{name.replace(' ', '-')}.jsonl") for name in METHODS}
+    traces = {name: read_traces(out / f"traces-{name}.jsonl") for name in METHODS}
     assert {len(found) for found in traces.values()} == {8}
     texts = token_texts.read(out)
     assert texts.prompt(traces["hrad"][0]).startswith("w") and len(texts.prompts) == 4
@@ -177,6 +178,42 @@ def test_an_interrupted_run_is_taken_up_by_the_same_command(
     assert json.loads(Path("runs/x/results.json").read_text())["resumed"] == 2
     assert "more than one sitting" in Path("runs/x/table.md").read_text()
     assert len(read_traces(Path("runs/x/traces-custom.jsonl"))) == 4
+
+
+def test_settings_are_tried_on_prompts_that_are_not_judged(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pass that chooses the fixed length sees calibration prompts alone; a length that is
+    given is not chosen."""
+    decoded: dict[str, set[str]] = {}
+    whole = runner.decode
+
+    def seen(cfg: Any, engines: Any, requests: Any, *more: Any) -> Any:
+        stage = "judged" if "autoregressive" in engines else "tried"
+        decoded[stage] = {request.split + request.prompt_id for request in requests}
+        return whole(cfg, engines, requests, *more)
+
+    monkeypatch.setattr(runner, "decode", seen)
+    monkeypatch.setattr(evaluate, "decode", seen)
+    small = (*base, "methods=[fixed]", "split=test", "repeats=1", "tried_prompts=2")
+    splits = ("splits.calibration=0.3", "splits.test=0.3")
+    run(monkeypatch, *small, *splits)
+    assert {name[:11] for name in decoded["tried"]} == {"calibration"}
+    assert {name[:4] for name in decoded["judged"]} == {"test"}
+    results = json.loads(Path("runs/x/results.json").read_text())
+    method = results["methods"]["fixed"]
+    assert "the fastest of 2 on" in method["note"] and "of the calibration split" in method["note"]
+    speeds = results["tried"]["fixed"]
+    assert f"stop.gamma={method['settings']['stop']['gamma']}" == max(
+        speeds, key=lambda k: speeds[k]
+    )
+    assert results["run"]["config"]["method"]["fixed"]["stop"]["gamma"] == 4, "as it was given"
+    assert f"fixed: {method['note']}." in capsys.readouterr().out
+    decoded.clear()
+    run(monkeypatch, *small, *splits, "method.fixed.stop.gamma=2")
+    results = json.loads(Path("runs/x/results.json").read_text())
+    assert list(decoded) == ["judged"] and results["tried"] == {}
+    assert results["methods"]["fixed"]["settings"]["stop"]["gamma"] == 2
 
 
 def test_lookahead_needs_an_engine_and_nothing_else(
@@ -292,10 +329,15 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
     [
         ("methods=[fastest]", "methods: 'fastest'"),
         ("repeats=0", "repeats: 0"),
-        ("gammas=[0,2]", "gammas: [0, 2]"),
-        ("gammas=4", "gammas: 4"),
-        ("gammas=[2,21]", "structure.gamma_max of 21"),
-        ("gammas=[]", "gammas: []"),
+        ("tried.fixed.stop.gamma=[0,2]", "method.fixed.stop.gamma: expected at least 1, got 0"),
+        ("tried.fixed.stop.gamma=4", "tried.fixed.stop.gamma: expected a list of values, got 4"),
+        ("tried.fixed.stop.gamma=[2,21]", "at most structure.gamma_max=20, got 21"),
+        ("tried.fixed.stop.gamma=[]", "tried.fixed.stop.gamma: expected a list of values, got []"),
+        ("+tried.fixed.stop.gama=[2]", "method.fixed.stop has no gama"),
+        ("tried.fixed=4", "tried.fixed: expected settings, got 4"),
+        ("methods=fixed", "methods: expected a list of names, got fixed"),
+        ("presentation=figures", "presentation: expected table or paired, got 'figures'"),
+        ("against.fixed=fixed", "against: expected lists of methods by name, got fixed fixed"),
         ("max_new_tokens=2.5", "max_new_tokens: 2.5"),
         ("repeats=null", "repeats: None"),
         ("split=dev", "split: 'dev'"),

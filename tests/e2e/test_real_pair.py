@@ -77,7 +77,7 @@ def prompts(pair: ModelPair) -> list[torch.Tensor]:
     """50 starter prompts."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         found = load_prompts(compose("evaluate").dataset)
-    return [request.tokens for request in requests_of_split(found, pair, 64, "all", 0.1, 0.1, 50)]
+    return [request.tokens for request in requests_of_split(found, pair, 64, "all", {}, 50)]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ FEW = (
     "limit=3",
     "repeats=2",
     "max_new_tokens=12",
-    "gammas=[2]",
+    "tried.fixed.stop.gamma=[2]",
     "logger=none",
     "out=runs/x",
     *SPLITS,

@@ -26,19 +26,19 @@ def arguments(replaying: list[str]) -> list[str]:
 
 
 def evaluated(pair: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
-    """The configuration an evaluation ran with."""
+    """The settings of the methods that an evaluation decoded."""
     small = (
         "split=test",
         "limit=2",
         "repeats=1",
         "max_new_tokens=8",
-        "gammas=[2]",
+        "tried.fixed.stop.gamma=[2]",
         "logger=none",
         "out=runs_x",
     )
     run(evaluate, monkeypatch, *base(pair), *GREEDY, *SPLITS, *small, *arguments)
-    config: dict[str, Any] = json.loads(Path("runs_x/results.json").read_text())["run"]["config"]
-    return config
+    found = json.loads(Path("runs_x/results.json").read_text())["methods"]
+    return {name: method["settings"] for name, method in found.items()}
 
 
 def test_tune_then_evaluate(
@@ -74,14 +74,15 @@ def test_tune_then_evaluate(
         and found["rules"]["hrad"]["setting"] == "confidence.threshold"
     )
 
-    method = evaluated(tiny_pair_dir, monkeypatch)["method"]
+    method = evaluated(tiny_pair_dir, monkeypatch)
     printed = capsys.readouterr().out
     assert f"thresholds: {FILE}, for cost c10, whose advice is: " in printed
     assert method["confidence"]["stop"]["threshold"] == chosen["confidence"]["threshold"]
     assert method["adaedl"]["stop"]["threshold"] == chosen["adaedl"]["threshold"]
     assert method["specdecpp"]["stop"]["threshold"] == chosen["specdecpp"]["threshold"]
     assert method["hrad"]["stop"]["confidence"]["threshold"] == chosen["hrad"]["threshold"]
-    assert "confidence: method.confidence.stop.threshold=" in printed and "modelled" in printed
+    assert method["fixed"]["stop"]["gamma"] == chosen["fixed"]["threshold"]
+    assert "confidence: stop.threshold=" in printed and "modelled" in printed
 
 
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
@@ -92,13 +93,11 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c10", "methods=[confidence,hrad]")
     only = "methods=[confidence,hrad]"
-    method = evaluated(tiny_pair_dir, monkeypatch, only, "method.confidence.stop.threshold=0.123")[
-        "method"
-    ]
+    method = evaluated(tiny_pair_dir, monkeypatch, only, "method.confidence.stop.threshold=0.123")
     assert method["confidence"]["stop"]["threshold"] == 0.123
     assert "confidence: method.confidence.stop.threshold=0.123, as given" in capsys.readouterr().out
     assert (
-        evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")["method"]["hrad"]["stop"][
+        evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")["hrad"]["stop"][
             "confidence"
         ]["threshold"]
         == 0.2
@@ -207,13 +206,16 @@ def test_where_drafting_costs_too_much_nothing_is_drafted(
 ) -> None:
     run(tune, monkeypatch, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
     assert "## cost chosen (c4): do not speculate; oracle 1.00x" in capsys.readouterr().out
-    method = evaluated(tiny_pair_dir, monkeypatch, "methods=[confidence]")["method"]
+    method = evaluated(tiny_pair_dir, monkeypatch, "methods=[confidence]")
     printed = capsys.readouterr().out
     assert (
-        "confidence: do not speculate, tuned: the best, method.confidence.stop.threshold="
+        "confidence: do not speculate, so plain decoding; tuned: the best, stop.threshold="
         in printed
     )
-    assert "| does not speculate |" in printed.replace("  ", "") and "(equal)" in printed
+    assert "| plain decoding: no draft is worth it here |" in printed and "(equal)" in printed
+    results = json.loads(Path("runs_x/results.json").read_text())
+    assert results["methods"]["confidence"]["speculates"] is False
+    assert "stop" in results["run"]["config"]["method"]["confidence"], "the config stays as it was"
     assert list(method["confidence"]) == ["engine"] == list(method["autoregressive"])
     assert {
         r.draft_forwards

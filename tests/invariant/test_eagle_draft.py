@@ -26,9 +26,9 @@ from decoding.verifiers.token import TokenVerifier
 from drafts.chats import Chat, ChatPool, save_chats
 from drafts.eagle import EagleInTraining, Maps, unrolled
 from drafts.training import DraftTraining, TrainingConfig
-from evaluation.baselines.transformers_generate import assistant_of
+from evaluation.baselines.generate import assistant_of
+from evaluation.paired.speedup_bound import match
 from evaluation.replay.check import draft_logits
-from evaluation.speedup_bound import match
 from runtime.errors import UserError
 from tests.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 
@@ -235,15 +235,13 @@ def test_what_cannot_feed_it_says_which_draft_to_use() -> None:
         OverlappedEngine(
             pair, BranchPoint(2, 2), Never(), TokenVerifier(), RrswVerifier(), Warp(), Warp()
         )
-    cfg = OmegaConf.create(
-        {"assistant": None, "pair": {"draft": "reading", "assistant": "ordinary"}}
-    )
-    assert assistant_of(cfg, pair) == "ordinary"
-    assert assistant_of(cfg, tiny_pair()) is None, (
+    models = OmegaConf.create({"draft": "reading", "assistant": "ordinary"})
+    assert assistant_of(None, models, pair) == "ordinary"
+    assert assistant_of(None, models, tiny_pair()) is None, (
         "an ordinary draft of one's own is its own assistant"
     )
-    cfg.assistant = "given"
-    assert assistant_of(cfg, pair) == assistant_of(cfg, tiny_pair()) == "given"
-    cfg.assistant, cfg.pair.assistant = None, None
-    with pytest.raises(UserError, match=r"^assistant: .* Give an ordinary draft: assistant="):
-        assistant_of(cfg, pair)
+    assert assistant_of("given", models, pair) == "given"
+    assert assistant_of("given", models, tiny_pair()) == "given"
+    models.assistant = None
+    with pytest.raises(UserError, match=r"^assistant: expected an ordinary draft.* assistant="):
+        assistant_of(None, models, pair)

@@ -85,7 +85,7 @@ def test_a_decode_keeps_what_was_counted_meanwhile(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(interleaving.energy, "meter", lambda: meter)
     engine: Any = SimpleNamespace(decode=lambda *_: Trace(1, [1], [], 0.0, 1.0))
     request: Any = SimpleNamespace(tokens=None, prompt_id="p", dataset="d")
-    trace = interleaving._decode(engine, "plain", request, 0, 4)
+    trace = interleaving._decode(engine, request, 0, interleaving.Plan(1, 4, 0))
     assert trace.joules == 2.5 and Trace.from_dict(trace.to_dict()).joules == 2.5
 
 

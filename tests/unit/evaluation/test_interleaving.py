@@ -12,7 +12,7 @@ from data_gen.requests import Request
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from evaluation.interleaving import Traces, of_dataset, request_seed, run
+from evaluation.interleaving import Plan, Traces, alternating, of_dataset, request_seed, run
 from evaluation.journal import Journal
 from evaluation.lossless import TOLERANCE, Difference, greedy_differences, near_tie
 from evaluation.metrics import Metrics, Spread
@@ -62,16 +62,7 @@ def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
 
 def compare(engines: dict[str, Any], folder: Path, advance: Callable[[Trace], None]) -> Traces:
     with Journal(folder / "x.resume") as journal:
-        return run(
-            engines,
-            REQUESTS,
-            repeats=2,
-            max_new_tokens=4,
-            seed=5,
-            advance=advance,
-            journal=journal,
-            stage="methods",
-        )
+        return run(engines, REQUESTS, Plan(2, 4, 5), journal, "methods", advance)
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -190,12 +181,12 @@ def test_tables_say_where_speculation_loses() -> None:
         "y": metrics(0.8, 0.9),
         "z": metrics(0.9, 1.1),
     }
-    table = speed_table(found, "x")
+    table = speed_table(found, {"fixed": "x"}, list(found))
     assert [line.split("|")[-2].strip() for line in table.splitlines()[2:]] == [
         *("baseline", "faster", "SLOWER", "no clear difference")
     ]
     assert "1.20x (1.10-1.30)" in table and "0.71x" in table
-    said = summary(found, 3)
+    said = summary(found, 3, list(found))
     assert "LOSES against autoregressive decoding with: y (0.85x)" in said and "measured" in said
     assert "autoregressive" not in draft_table(found)
 
@@ -206,3 +197,8 @@ def test_markdown_lines_up() -> None:
         "| ---- | ---- |",
         "| wide | b    |",
     ]
+
+
+def test_neighbours_of_the_list_do_not_follow_each_other() -> None:
+    assert alternating(["a", "b", "c", "x"]) == ["a", "c", "b", "x"]
+    assert alternating(["a", "b", "x"]) == ["a", "x", "b"] and alternating([]) == []

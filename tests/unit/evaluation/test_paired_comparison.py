@@ -1,4 +1,4 @@
-"""Paired ratios, their intervals, and the modelled speedup_bound, on known input."""
+"""Paired ratios, their intervals, and the modelled bound of the speed-up, on known input."""
 
 import math
 from itertools import product
@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from decoding.sampling import Warp
-from evaluation.paired_comparison import (
+from evaluation.paired.comparison import (
     fastest,
     median_ratio,
     paired_comparisons,
     paired_table,
     speed_of_prompts,
 )
-from evaluation.speedup_bound import expected_rounds, match, speedup_bound
+from evaluation.paired.speedup_bound import expected_rounds, match, speedup_bound
 from evaluation.timeline import Devices
 from tests.evaluations import chain, plain, trace
 from tests.tiny_pair import tiny_pair
@@ -49,7 +49,7 @@ def test_an_interval_covers_as_often_as_it_says() -> None:
     assert 0.9 <= inside / len(found) <= 0.99
 
 
-def test_methods_stand_by_prompts_with_their_repeats_pooled() -> None:
+def test_methods_compare_by_prompts_with_their_repeats_pooled() -> None:
     slow = [[plain(8, 4.0), plain(6, 6.0)], [plain(8, 4.0), plain(6, 6.0)]]
     fast = [[trace([chain(3, 1)] * 4, 1.0), trace([chain(3, 2)] * 2, 2.0)]] * 2
     assert speed_of_prompts(slow) == [2, 1] and speed_of_prompts(fast) == [8, 3]
@@ -89,7 +89,7 @@ def test_a_later_token_of_a_draft_has_its_own_chance() -> None:
     assert [expected_rounds(chance, gamma) for gamma in (1, 2, 5)] == [3, 3, 3]
 
 
-def test_the_roofline_takes_the_best_length() -> None:
+def test_the_bound_takes_the_best_length() -> None:
     devices = Devices(lambda rows: 0.1, lambda rows: 1.0)
     best = speedup_bound([torch.ones(1, 40)], devices, 3)
     assert (best.gamma, best.tokens_per_round) == (3, 4) and best.speedup == pytest.approx(4 / 1.3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decoding.models.loading import ModelPair
-from evaluation.side_by_side import (
+from evaluation.baselines.side_by_side import (
     StepSeconds,
     branch_bytes,
     measure_step,

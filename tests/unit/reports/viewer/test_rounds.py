@@ -195,7 +195,7 @@ def test_every_kind_has_a_mark_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("method", "rule"),
-    [("hrad", "HRADStop"), ("best fixed gamma (3)", "Fixed"), ("autoregressive", ""), ("new", "")],
+    [("hrad", "HRADStop"), ("fixed", "Fixed"), ("autoregressive", ""), ("new", "")],
 )
 def test_the_rule_of_a_method(method: str, rule: str) -> None:
     stops = {"hrad": "decoding.stopping.hrad.HRADStop", "fixed": "decoding.stopping.fixed.Fixed"}

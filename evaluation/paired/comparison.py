@@ -1,6 +1,6 @@
-"""How methods stand against each other on the same prompts: medians of paired ratios, measured."""
+"""Methods against each other on the same prompts: medians of paired ratios, measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -9,7 +9,7 @@ import numpy as np
 from decoding.trace import Trace
 from evaluation.interleaving import Traces
 from evaluation.metrics import profile
-from evaluation.tables import markdown
+from evaluation.tables import BASELINE, markdown
 from runtime.intervals import Estimate, bootstrap, drawn
 
 
@@ -29,7 +29,7 @@ class PairedComparison:
 
 
 def paired_comparisons(
-    traces: Traces, against: Mapping[str, str], ours: Sequence[str]
+    traces: Traces, against: Mapping[str, str], ours: Collection[str]
 ) -> dict[str, PairedComparison]:
     """Of every method. against: what to compare with -> method; ours: methods whose traces know
     their forwards."""
@@ -45,6 +45,13 @@ def paired_comparisons(
             profile(everything)["overhead"] if name in ours else None,
         )
     return found
+
+
+def against_of(against: Mapping[str, Sequence[str]], traces: Traces) -> dict[str, str]:
+    """The method that each of `against` stands for: the fastest of those that were decoded. What
+    none was decoded of is left out."""
+    decoded = {what: [name for name in names if name in traces] for what, names in against.items()}
+    return {what: fastest(traces, names, BASELINE) for what, names in decoded.items() if names}
 
 
 def fastest(traces: Traces, names: Sequence[str], baseline: str) -> str:

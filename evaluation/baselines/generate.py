@@ -1,0 +1,150 @@
+"""`generate` of transformers as engines of a comparison: plain, compiled, assisted, prompt lookup.
+
+What `conf/engine/{generate,generate_compiled,assisted*,prompt_lookup}.yaml` name. The models are
+loaded apart from ours, as `from_pretrained` gives them; the engines of a run share them. An
+assistant keeps its whole vocabulary."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedModel
+
+from decoding.models.loading import ModelPair, load_plain
+from decoding.sampling import Warp
+from evaluation.baselines.generate_engine import CompiledGenerateEngine, GenerateEngine
+from runtime.errors import UserError, is_count
+
+Settings = Mapping[str, Any]
+SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    # what a value must be, and how it is said; transformers itself checks none but the last
+    "num_assistant_tokens": (is_count, "a whole number from 1 on"),
+    "num_assistant_tokens_schedule": (lambda v: v in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
+    "assistant_confidence_threshold": (
+        lambda v: type(v) in (int, float) and 0 <= v <= 1,
+        "a number from 0 to 1",
+    ),
+    "prompt_lookup_num_tokens": (is_count, "a whole number from 1 on"),
+    "max_matching_ngram_size": (is_count, "a whole number from 1 on"),
+    "cache_implementation": (lambda v: isinstance(v, str), "a name"),
+}
+
+
+def plain(
+    models: DictConfig, warp: Warp, settings: Settings, pair: ModelPair, eos_ids: frozenset[int]
+) -> GenerateEngine:
+    """The target alone, with prompt lookup where `settings` ask for it.
+
+    models: a ``conf/pair`` group; settings: of a GenerationConfig. Raises UserError for settings
+    that are not `ALLOWED`, or that transformers refuses."""
+    return _engine(target(models), None, warp, eos_ids, settings)
+
+
+def compiled(
+    models: DictConfig, warp: Warp, pair: ModelPair, eos_ids: frozenset[int]
+) -> CompiledGenerateEngine:
+    """The target alone, its forward compiled before anything is timed."""
+    return CompiledGenerateEngine(target(models), None, warp, eos_ids, {})
+
+
+def assisted(
+    models: DictConfig,
+    assistant: str | None,
+    warp: Warp,
+    settings: Settings,
+    pair: ModelPair,
+    eos_ids: frozenset[int],
+) -> GenerateEngine:
+    """The target with an ordinary draft model. assistant: its folder or hub id; None: that of
+    `models`.
+
+    Raises UserError as `plain`, and where no draft is given that transformers can use."""
+    draft, whole = assistant_model(assistant_of(assistant, models, pair), models), target(models)
+    sizes = [model.config.get_text_config().vocab_size for model in (draft, whole)]
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f"assistant: expected {sizes[1]} tokens, as the target has, got {sizes[0]}. Give"
+            " another, or leave the assisted methods out of `methods`"
+        )
+    return _engine(whole, draft, warp, eos_ids, settings)
+
+
+def assistant_of(assistant: Any, models: DictConfig, pair: ModelPair) -> str | None:
+    """Folder or hub id of the draft of assisted generation; None: it is `pair.draft`.
+
+    Raises UserError where that one reads its target and there is no other."""
+    if assistant is not None and not isinstance(assistant, str):
+        raise UserError(
+            f"assistant: expected a folder or hub id, got {assistant}. Write assistant=<folder or"
+            " hub id>, or assistant=null"
+        )
+    if assistant is not None or not pair.draft.reads_target:
+        return assistant
+    if (ordinary := models.get("assistant")) is None:
+        raise UserError(
+            "assistant: expected an ordinary draft, got none: pair.draft is EAGLE-style, which"
+            " transformers cannot use. Give one: assistant=<folder or hub id>"
+        )
+    return str(ordinary)
+
+
+def target(models: DictConfig) -> PreTrainedModel:
+    return _loaded("target", _as_text(models))
+
+
+def assistant_model(assistant: str | None, models: DictConfig) -> PreTrainedModel:
+    """`assistant`, or `pair.draft` where that is None. Raises UserError where it is missing."""
+    if assistant is None:
+        return _loaded("draft", _as_text(models))
+    try:
+        return _loaded("draft", _as_text(OmegaConf.merge(models, {"draft": assistant})))
+    except UserError as error:
+        raise UserError(str(error).replace("pair.draft", "assistant", 1)) from error
+
+
+def _as_text(models: Any) -> str:
+    return json.dumps(OmegaConf.to_container(models, resolve=True), sort_keys=True)
+
+
+@lru_cache(maxsize=4)
+def _loaded(side: str, models: str) -> PreTrainedModel:
+    return load_plain(side, OmegaConf.create(json.loads(models))).eval()
+
+
+def _engine(
+    whole: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    warp: Warp,
+    eos_ids: frozenset[int],
+    settings: Settings,
+) -> GenerateEngine:
+    given = check_settings(settings)
+    try:
+        return GenerateEngine(whole, draft, warp, eos_ids, given)
+    except ValueError as error:
+        raise UserError(f"engine.settings: {str(error).splitlines()[0]}. Mend them") from error
+
+
+def check_settings(settings: Any) -> dict[str, Any]:
+    """As plain values. Raises UserError for a key or value that is not `ALLOWED`."""
+    given: Any = OmegaConf.to_container(settings) if OmegaConf.is_dict(settings) else settings
+    if not isinstance(given, Mapping):
+        raise UserError(
+            f"engine.settings: expected keys and values, got {given}. Write e.g."
+            " {prompt_lookup_num_tokens: 5}"
+        )
+    for key, value in given.items():
+        if key not in ALLOWED:
+            raise UserError(
+                f"engine.settings.{key}: expected one of {', '.join(ALLOWED)}. Others may change"
+                " the distribution"
+            )
+        allowed, said = ALLOWED[key]
+        if not allowed(value):
+            raise UserError(
+                f"engine.settings.{key}: expected {said}, got {value!r}. See conf/engine"
+            )
+    return dict(given)

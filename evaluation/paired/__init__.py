@@ -1,0 +1,1 @@
+"""Methods compared on the same prompt: medians of paired ratios, and what the draft allows."""
