@@ -12,15 +12,19 @@ its own checksum. So a harvest can be killed at any moment, damage is found
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_gen.storage.shards import SCHEMAS, fault, shard_name, write_shard
+from data_gen.storage.shards import SCHEMAS, SPLITS, fault, shard_name, write_shard
+from decoding.sampling import Warp
+from predictors.base import UNREADABLE
+from predictors.layers import RecordedLayers
 from runtime.checksums import (
     Form,
     are_texts,
     digest,
+    is_length,
     is_size,
     is_text,
     misfits,
@@ -167,7 +171,7 @@ def strangers(folder: Path, count: int) -> list[str]:
     )
 
 
-# What a marker holds ------------------------------------------------------------------------------
+# What the JSON files hold -------------------------------------------------------------------------
 
 
 def are_entries(value: Any) -> bool:
@@ -202,3 +206,43 @@ _ENTRY = {
     "bytes": is_size,
     "sha256": is_text,
 }
+
+
+def _spells_out(kind: Any) -> Callable[[Any], bool]:
+    """Whether a dict gives all settings of the dataclass `kind`, and right ones."""
+
+    def right(value: Any) -> bool:
+        try:
+            return bool(kind.from_dict(value).to_dict().keys() == value.keys())
+        except UNREADABLE:
+            return False
+
+    return right
+
+
+_WARP = _spells_out(Warp)
+PLAN_FORM: Form = {
+    "prompts": {"count": is_length},
+    "batch_size": is_length,
+    "splits": dict.fromkeys(SPLITS, is_size),
+}
+MANIFEST_FORM: Form = {
+    **PLAN_FORM,
+    "pair": dict.fromkeys(("name", "target", "draft", "tokenizer"), is_text),
+    "warp": _WARP,
+    "draft_warp": _WARP,
+    "gamma": is_length,
+    "max_new_tokens": is_length,
+    "anchors": {"stride": is_length},
+    "inputs": _spells_out(RecordedLayers),
+    "features_stored": lambda value: isinstance(value, bool),
+    "responses_from": lambda value: value is None or isinstance(value, dict),
+    "shards": are_entries,
+}
+
+
+def refuse_unfit(found: dict[str, Any], form: Form, where: str, remedy: str) -> None:
+    """As `runtime.checksums.refuse_misfits`, also where the splits do not add up to the prompts."""
+    refuse_misfits(found, form, where, remedy)
+    if sum(found["splits"].values()) != found["prompts"]["count"]:
+        raise UserError(f"{where} is damaged (no valid splits). {remedy}")

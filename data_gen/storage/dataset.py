@@ -2,7 +2,7 @@
 whole."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,10 @@ from data_gen.storage.shards import (
     PROMPT,
     SCHEMA_VERSION,
     SCHEMAS,
-    SPLITS,
     read_shard,
 )
-from decoding.sampling import Warp
-from predictors.base import UNREADABLE
 from predictors.draft_statistics import HISTORY
-from predictors.layers import RecordedLayers
-from runtime.checksums import (
-    Form,
-    digest,
-    is_length,
-    is_size,
-    is_text,
-    read_checksummed,
-    refuse_misfits,
-)
+from runtime.checksums import digest, read_checksummed
 from runtime.errors import UserError
 
 WRITTEN = (
@@ -47,39 +35,6 @@ WRITTEN = (
     "shards",
     "bytes",
 )  # how and as what its records were written
-
-
-def _spells_out(kind: Any) -> Callable[[Any], bool]:
-    """Whether a dict gives all settings of the dataclass `kind`, and right ones."""
-
-    def right(value: Any) -> bool:
-        try:
-            return bool(kind.from_dict(value).to_dict().keys() == value.keys())
-        except UNREADABLE:
-            return False
-
-    return right
-
-
-_WARP = _spells_out(Warp)
-PLAN_FORM: Form = {
-    "prompts": {"count": is_length},
-    "batch_size": is_length,
-    "splits": dict.fromkeys(SPLITS, is_size),
-}
-MANIFEST_FORM: Form = {
-    **PLAN_FORM,
-    "pair": dict.fromkeys(("name", "target", "draft", "tokenizer"), is_text),
-    "warp": _WARP,
-    "draft_warp": _WARP,
-    "gamma": is_length,
-    "max_new_tokens": is_length,
-    "anchors": {"stride": is_length},
-    "inputs": _spells_out(RecordedLayers),
-    "features_stored": lambda value: isinstance(value, bool),
-    "responses_from": lambda value: value is None or isinstance(value, dict),
-    "shards": chunks.are_entries,
-}
 
 
 def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
@@ -100,7 +55,7 @@ def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
             f"{key}: {path} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest"
             " again"
         )
-    _refuse_misfits(manifest, MANIFEST_FORM, f"{key}: {path}", remedy)
+    chunks.refuse_unfit(manifest, chunks.MANIFEST_FORM, f"{key}: {path}", remedy)
     return manifest
 
 
@@ -276,22 +231,15 @@ def _settings_files(folder: Path) -> tuple[list[dict[str, Any] | None], list[str
     """Plan and manifest, None where one cannot be read, and what is wrong with them."""
     found: list[dict[str, Any] | None] = []
     bad = []
-    for name, form in ((PLAN, PLAN_FORM), (MANIFEST, MANIFEST_FORM)):
+    for name, form in ((PLAN, chunks.PLAN_FORM), (MANIFEST, chunks.MANIFEST_FORM)):
         try:
             value = read_checksummed(folder / name, "out", "")
-            _refuse_misfits(value, form, f"out: {folder / name}", "")
+            chunks.refuse_unfit(value, form, f"out: {folder / name}", "")
             found.append(value)
         except UserError as error:
             found.append(None)
             bad.append(str(error).removeprefix("out: ").rstrip(". "))
     return found, bad
-
-
-def _refuse_misfits(found: dict[str, Any], form: Form, where: str, remedy: str) -> None:
-    """As `runtime.checksums.refuse_misfits`, also where the splits do not add up to the prompts."""
-    refuse_misfits(found, form, where, remedy)
-    if sum(found["splits"].values()) != found["prompts"]["count"]:
-        raise UserError(f"{where} is damaged (no valid splits). {remedy}")
 
 
 def _harvested(folder: Path, bad: list[str]) -> list[str]:
