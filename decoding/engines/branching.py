@@ -168,7 +168,7 @@ class Drafter:
         paths = [[row] for row in rows]
         growing = [] if outcome == NONE else paths
         self.cut.begin_round(context)
-        for _ in range(self.gamma - 1):
+        for _ in range(self.gamma):
             growing = [path for path in growing if tree.may_grow(path[-1], context)]
             tree.run(path[-1] for path in growing)
             if outcome == SOME:
