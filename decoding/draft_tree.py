@@ -1,4 +1,4 @@
-"""The draft of one round while it is drawn: the tree, and the tip of one of its paths."""
+"""The draft of one round while it is drawn."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
+from decoding.draft_step import DraftStep as DraftStep
 from decoding.interfaces import LM, LMOutput
 from decoding.interfaces import DraftStructure as DraftStructure
 from decoding.interfaces import StopRule as StopRule
-from decoding.sampling import Sampler, SiblingSampler, Warp
+from decoding.sampling import Warp
 from decoding.trace import Stopwatch
 
 PLAIN = Warp()
@@ -238,108 +239,3 @@ def depth_first(parents: Sequence[int]) -> list[int]:
         order.append(row)
         waiting += reversed(children[row])
     return order
-
-
-class DrawnToken:
-    """A drawn token and what the draft model says of it; nothing runs before it is asked."""
-
-    def __init__(self, tree: DraftTree, row: int) -> None:
-        self._tree, self._row = tree, row
-
-    @property
-    def token(self) -> int:
-        return self._tree.token[self._row - 1]
-
-    @property
-    def depth(self) -> int:
-        """1 for the first of the draft."""
-        return self._tree.depth[self._row]
-
-    def hidden(self) -> Tensor:
-        """[len(draft_layers), H], the draft's hidden states at the token."""
-        return self._tree.hidden(self._row)
-
-    def unwarped_q(self) -> Tensor:
-        """[V], `DraftTree.unwarped_q` where it was drawn: never a forward."""
-        return self._tree.unwarped_q(self._tree.parent[self._row - 1])
-
-
-class DraftStep:
-    """The tip of one path of a `DraftTree`: what a stop rule sees before each draw.
-
-    Everything that needs the draft model at the tip is lazy: it runs the forward that the next draw
-    would run anyway. A rule that only counts, or looks at tokens already drawn, therefore costs
-    nothing.
-
-    row: the tip; tokens: drawn and kept on this path
-    """
-
-    def __init__(self, tree: DraftTree, row: int = 0) -> None:
-        self.row = row
-        self.tokens: list[int] = []
-        self._tree = tree
-
-    @property
-    def count(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def forwards(self) -> int:
-        """Of the draft, so far this round."""
-        return self._tree.forwards
-
-    def q(self) -> Tensor:
-        """[V], the distribution of the next draw: the draft after its warp."""
-        return self._tree.q(self.row)
-
-    def unwarped_q(self) -> Tensor:
-        """[V], what the draft thinks of the next token at temperature 1, unfiltered
-        (`DraftTree.unwarped_q`)."""
-        return self._tree.unwarped_q(self.row)
-
-    def drawn_unwarped_q(self) -> float:
-        """`unwarped_q` in the last drawn token at the moment it was drawn; never a forward."""
-        assert self.tokens, "no token drawn yet"
-        return self._tree.unwarped_q(self._before())[self.tokens[-1]].item()
-
-    def hidden(self) -> Tensor:
-        """[len(draft_layers), H], the draft's hidden states at the last drawn token (the last
-        committed one at first)."""
-        return self._tree.hidden(self.row)
-
-    def previous_hidden(self) -> Tensor:
-        """[len(draft_layers), H], the same at the last token the draft has already run on: never a
-        forward."""
-        row = self.row if self._tree.has_run(self.row) or not self.tokens else self._before()
-        assert self._tree.has_run(row), "the draft has not run on anything yet"
-        return self._tree.hidden(row)
-
-    def drawn(self, back: int = 0) -> DrawnToken:
-        """The last drawn token of the path, or the one `back` tokens before it."""
-        row = self.row
-        for _ in range(back):
-            row = self._tree.parent[row - 1]
-        assert row > 0, "no such token has been drawn"
-        return DrawnToken(self._tree, row)
-
-    def stopped_by(self, stop: StopRule) -> bool:
-        """Ask the rule; its own time is counted apart from the forwards it causes."""
-        with self._tree.watch.stage("stop"):
-            return stop.should_stop(self)
-
-    def draw(self, siblings: SiblingSampler, sampler: Sampler) -> int:
-        """Draw the next token from `q()` as the verifier demands, and keep it."""
-        q = self.q()
-        with self._tree.watch.stage("sample"):
-            token = next(siblings(q, sampler))
-        self.push(token)
-        return token
-
-    def push(self, token: int) -> None:
-        """Keep `token`, drawn from `q()`."""
-        self.q()
-        self.row = self._tree.add(self.row, token)
-        self.tokens.append(token)
-
-    def _before(self) -> int:
-        return self._tree.parent[self.row - 1]

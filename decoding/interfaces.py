@@ -11,7 +11,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from decoding.draft import Draft, RoundContext, Shape, Verdict
-    from decoding.draft_tree import DraftStep, DraftTree
+    from decoding.draft_step import DraftStep
+    from decoding.draft_tree import DraftTree
     from decoding.sampling import Sampler, SiblingSampler
     from decoding.verification import Rows, VerdictDistribution
     from decoding.verifiers.path import DraftPath

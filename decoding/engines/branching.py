@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
-from decoding.draft_tree import DraftStep, DraftTree
+from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftTree
 from decoding.interfaces import (
     LM,
     BranchingStructure,

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from decoding.interfaces import LMOutput
-from decoding.models.cached_lm import CachedLM, at_most_float32
-from decoding.models.forward import Rows
+from decoding.models.cached_lm import CachedLM
+from decoding.models.forward import Rows, at_most_float32
 from decoding.models.kv_cache import BufferCache, BufferLayer
 
 TOGETHER = 512  # tokens of one forward of the prefill: more are no faster

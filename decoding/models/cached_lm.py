@@ -16,8 +16,15 @@ from transformers import PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted, Wanted
 from decoding.models.cpu_llama import LlamaForward, fits
-from decoding.models.forward import Forward, Rows, RowTree, TransformersForward, picked
-from decoding.models.kv_cache import ATTENTION, BufferCache
+from decoding.models.forward import (
+    Forward,
+    Rows,
+    RowTree,
+    TransformersForward,
+    at_most_float32,
+    picked,
+)
+from decoding.models.kv_cache import ATTENTION, BufferCache, written
 from decoding.models.options import context_limit
 from runtime.errors import UserError
 
@@ -90,9 +97,7 @@ class CachedLM:
         n = len(tokens)
         self._check_room(self.length + n)
         positions = self._positions[self.length : self.length + n]
-        plain = (
-            n == 1 or self.length == 0
-        )  # attention is complete or plainly causal: no mask needed
+        plain = n == 1 or self.length == 0  # attention is complete, or causal without a mask
         visible = None if plain else torch.ones(n, n, dtype=torch.bool).tril()
         return self._run(tokens, positions, visible, wanted)
 
@@ -106,9 +111,7 @@ class CachedLM:
         known = len(before.depth)
         positions = [start + depth for depth in tree.depth[known:]]
         self._check_room(max(positions) + 1)
-        straight = (
-            len(tokens) == 1 and tree.depth[-1] == known
-        )  # the whole cache is its past: no mask needed
+        straight = len(tokens) == 1 and tree.depth[-1] == known  # the whole cache is its past
         visible = None if straight else tree.visible(known)
         output = self._run(tokens, torch.tensor(positions, device=self.device), visible, wanted)
         self._block_start, self._tree = start, tree
@@ -293,22 +296,3 @@ class CachedLM:
                 " Shorten the prompt or max_new_tokens, or raise pair.max_length if the model"
                 " allows it."
             )
-
-
-def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tensor:
-    """`buffer` with `rows` [n, ...] from row `start` on; a larger one where they do not fit, an
-    ordinary tensor even in inference mode, so that it may be written outside of it later."""
-    end = start + len(rows)
-    if end > len(buffer):
-        size = max(end, 2 * len(buffer), 256), *rows.shape[1:]
-        with torch.inference_mode(False):
-            grown = torch.zeros(size, dtype=rows.dtype, device=rows.device)
-        if len(buffer):
-            grown[: len(buffer)] = buffer
-        buffer = grown
-    buffer[start:end] = rows
-    return buffer
-
-
-def at_most_float32(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype.itemsize < 4 else torch.float32

@@ -118,3 +118,7 @@ class RowTree:
                 sees[row] = True
                 row = self.parents[row]
         return torch.from_numpy(seen)
+
+
+def at_most_float32(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype.itemsize < 4 else torch.float32

@@ -129,6 +129,21 @@ def _grown(old: torch.Tensor, used: int, needed: int) -> torch.Tensor:
     return new
 
 
+def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tensor:
+    """`buffer` with `rows` [n, ...] from row `start` on; a larger one where they do not fit, an
+    ordinary tensor even in inference mode, so that it may be written outside of it later."""
+    end = start + len(rows)
+    if end > len(buffer):
+        size = max(end, 2 * len(buffer), 256), *rows.shape[1:]
+        with torch.inference_mode(False):
+            grown = torch.zeros(size, dtype=rows.dtype, device=rows.device)
+        if len(buffer):
+            grown[: len(buffer)] = buffer
+        buffer = grown
+    buffer[start:end] = rows
+    return buffer
+
+
 class Scores(NamedTuple):
     """How scores of attention are computed. scaling: factor of the products, None: 1 / sqrt(d);
     softcap: bound of their size, None: none; dropout: share of the weights that is dropped."""

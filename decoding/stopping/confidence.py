@@ -3,7 +3,7 @@
 The unsure token stays in the draft; to drop it would be biased."""
 
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStep
+from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, checked_probability
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.policy import SOME, Policy, lowest, seen_later

@@ -1,7 +1,7 @@
 """Stop before a token the draft would be unsure of: decided by the prefix alone."""
 
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStep
+from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, checked_probability
 from decoding.stopping.policy import SOME, Policy, lowest
 from decoding.stopping.rollout_table import RolloutTable

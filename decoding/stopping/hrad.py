@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_tree import DraftStep
+from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of
 from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy
 from decoding.stopping.rollout_table import RolloutTable

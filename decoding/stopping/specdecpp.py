@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStep
+from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, checked_probability, in_chunks, matrix_of
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable

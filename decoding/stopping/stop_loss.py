@@ -4,7 +4,7 @@ from pathlib import Path
 
 from decoding.cost import read_cost
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_tree import DraftStep
+from decoding.draft_step import DraftStep
 from decoding.interfaces import StopRule
 from runtime.errors import UserError
 

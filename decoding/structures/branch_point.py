@@ -3,7 +3,8 @@
 from collections.abc import Collection
 
 from decoding.draft import RoundContext, Shape
-from decoding.draft_tree import DraftStep, DraftTree
+from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
 from decoding.structures.chain import draw_chain

@@ -1,7 +1,8 @@
 """One path of draft tokens."""
 
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStep, DraftTree
+from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
 from runtime.errors import checked_count

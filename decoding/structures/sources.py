@@ -3,7 +3,8 @@
 import torch
 
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStep, DraftTree
+from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
 from decoding.structures.lookup import copy, following, longest_match, ngram_sizes

@@ -18,7 +18,7 @@ from data_gen.rollouts import Rollouts, roll, roll_greedy, rollout_acceptance, s
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStep
+from decoding.draft_step import DraftStep
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import CachedLM, ModelPair
 from decoding.picking import pick

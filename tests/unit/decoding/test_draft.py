@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from decoding.draft import Draft
-from decoding.draft_tree import DraftStep, DraftTree, depth_first
+from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftTree, depth_first
 from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Warp
 from decoding.stopping.confidence import Confidence
