@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from data_gen.storage.dataset import read_responses
 from decoding.engines.request import prefill
-from decoding.models.lm import LM
+from decoding.interfaces import LM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import dtypes, in_words
 from decoding.sampling import Sampler, Warp

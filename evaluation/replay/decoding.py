@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from decoding.draft_tree import StopRule
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import StopRule
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from decoding.stopping.never import Never

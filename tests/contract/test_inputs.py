@@ -13,7 +13,7 @@ from data_gen.harvest import Progress, harvest
 from data_gen.requests import Request
 from data_gen.samples import read_inputs
 from decoding.draft import RoundContext
-from decoding.draft_tree import DraftStep
+from decoding.draft_step import DraftStep
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
