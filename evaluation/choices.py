@@ -77,6 +77,16 @@ def _unfit(settings: DictConfig, rule: Mapping[str, Any], name: str) -> str | No
     return None
 
 
+def cautions(methods: Mapping[str, Method], engines: Mapping[str, Any]) -> list[str]:
+    """What the stop rules of methods that nothing was chosen for have to say about that."""
+    said = {
+        name: getattr(getattr(engine, "stop", None), "caution", "")
+        for name, engine in engines.items()
+        if not methods[name].note
+    }
+    return [f"warning: {name}: {caution}" for name, caution in said.items() if caution]
+
+
 def tuned_elsewhere(
     cfg: DictConfig, found: Mapping[str, Any], overrides: Sequence[str], here: Mapping[str, Any]
 ) -> list[str]:

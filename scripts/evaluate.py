@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from decoding.trace import write_traces
 from evaluation import results, tables, token_texts
+from evaluation.choices import cautions
 from evaluation.interleaving import Traces, make_ready
 from evaluation.journal import Journal
 from evaluation.methods import engine
@@ -89,6 +90,7 @@ def compare(
     """Settle, decode and measure. Returns what results.json says, and the traces."""
     methods, tried = settle(cfg, compared, journal)
     engines = {name: engine(method, compared.pair) for name, method in methods.items()}
+    print("".join(f"{line}\n" for line in cautions(methods, engines)), end="")
     left_out = make_ready(engines, compared.requests, cfg.max_new_tokens)
     engines = {name: one for name, one in engines.items() if name not in left_out}
     notes = [f"{name} {methods[name].note}" for name in compared.tried]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
@@ -31,7 +31,7 @@ from decoding.cost import MeasuredCost, measure_cost
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
-from decoding.structures.sequoia import Sequoia, write_artefact
+from decoding.structures.sequoia import write_artefact
 from evaluation.interleaving import request_seed
 from evaluation.replay.tree_search import Plan, Programme, best_plans, sibling_acceptance
 from runtime.cli import hydra_script
@@ -58,8 +58,11 @@ def main(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Refuse settings that cannot work, before anything is loaded."""
-    if get_class(cfg.structure._target_) is not Sequoia:
-        raise UserError("structure: only sequoia is tuned. Use structure=sequoia")
+    if "tree" not in cfg.structure:
+        raise UserError(
+            "structure: expected one that reads its tree from a file, got"
+            f" {cfg.structure._target_}. Use structure=sequoia"
+        )
     optional = [key for key in ("nodes", "limit") if cfg[key] is not None]
     for key in (*COUNTS, *optional):
         checked_count(key, cfg[key])

@@ -16,7 +16,7 @@ from decoding.engines.request import Request, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
-from decoding.stopping.hrad import ALL
+from decoding.stopping.policy import ALL
 from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows
 from decoding.verifiers.path import DraftPath

@@ -14,7 +14,7 @@ from decoding.stopping.base import TunableRule
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate, sweep
-from predictors.base import read_config, refuse_mismatch
+from predictors.base import damaged, read_config, refuse_mismatch
 from predictors.inputs import Inputs
 from predictors.layers import RecordedLayers
 from runtime.compatibility import incompatible
@@ -73,10 +73,12 @@ def refuse_foreign_checkpoint(
     config = read_config(folder, key)
     trained = {name: manifest[name] for name in ("pair", "warp", "draft_warp")}
     refuse_mismatch(config, trained, f"{key}: {folder}")
-    Inputs.from_dict(config["inputs"]).among(
-        RecordedLayers.from_dict(manifest["inputs"]),
-        f"{key}: {folder} reads layers that replay lacks",
-    )
+    try:
+        inputs = Inputs.from_dict(config["inputs"])
+    except (TypeError, KeyError) as error:
+        raise damaged(folder, key, config["predictor"], error) from error
+    layers = RecordedLayers.from_dict(manifest["inputs"])
+    inputs.among(layers, f"{key}: {folder} reads layers that replay lacks")
     if (config.get("gamma") or 0) > gamma_max:
         raise UserError(
             f"{key}: {folder} drafts gamma={config['gamma']} tokens, rounds of {gamma_max} are"

@@ -118,5 +118,5 @@ def checkpoint_hash(folder: str | Path, key: str) -> str:
             for name in ("config.json", "calibration.json", "model.safetensors")
         ]
     except OSError as error:
-        raise damaged(Path(folder), key, "specdecpp (or hrad)", error) from error
+        raise damaged(Path(folder), key, "<its predictor>", error) from error
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]

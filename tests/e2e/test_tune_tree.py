@@ -122,7 +122,7 @@ def test_the_same_seed_measures_the_same_acceptance(
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("structure=chain", "structure: only sequoia is tuned"),
+        ("structure=chain", "structure: expected one that reads its tree from a file, got"),
         ("nodes=0", "nodes: 0"),
         ("max_children=x", "max_children: x"),
         ("repeats=2.5", "repeats: 2.5"),
