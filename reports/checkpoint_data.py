@@ -1,6 +1,6 @@
 """What checkpoints say of harvests, of prompts they were not trained on."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,15 +10,9 @@ from data_gen.samples import of_prompts, read_inputs
 from data_gen.storage.chunks import MANIFEST
 from data_gen.storage.dataset import read_responses
 from predictors.base import Predictor, Records, load_predictor
-from predictors.calibration import balanced
-from predictors.hrad import HRAD
 from predictors.training.trainer import logits_in_chunks
 from reports.artifacts import Checkpoint, Harvest
-from reports.figure import Missing
 from runtime.files import file_hash
-
-AGES = (0, 1, 2, 3, 4, 6, 8)  # positions
-POINTS = 400
 
 
 @dataclass(frozen=True)
@@ -49,34 +43,6 @@ class Predicted:
         return len(self.group.unique())
 
 
-@dataclass(frozen=True)
-class Activations:
-    """Feature vectors of rounds [n, D] by kind of feature; the class of the round and its prompt,
-    [n]."""
-
-    dataset: str
-    gamma: int
-    features: Mapping[str, Tensor]
-    label: Tensor
-    group: Tensor
-
-
-@dataclass(frozen=True)
-class Aged:
-    """What an H-RAD checkpoint says of the same rounds from features of several ages.
-
-    probs: age in positions -> calibrated probabilities [n, 3]; decided: age -> class [n]; targets:
-    [n, 3]; group: [n]"""
-
-    checkpoint: str
-    dataset: str
-    gamma: int
-    probs: Mapping[int, Tensor]
-    decided: Mapping[int, Tensor]
-    targets: Tensor
-    group: Tensor
-
-
 def one_of_each(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Of those of one predictor, with the same words in its settings, and one training harvest the
     first: of a sweep over numbers not every head is shown."""
@@ -100,11 +66,11 @@ def predicted(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> list[Predi
     Empty where the harvest it was trained on is not among them: nothing says then which prompts it
     has seen. Harvests of other pairs, distributions or layers are left out, and those that stored
     no hidden states."""
-    predictor, fitting = _on_harvests(checkpoint, harvests)
+    predictor, fitting = on_harvests(checkpoint, harvests)
     return [_predicted(checkpoint, predictor, harvest, fitting[0]) for harvest in fitting]
 
 
-def _on_harvests(
+def on_harvests(
     checkpoint: Checkpoint, harvests: Sequence[Harvest]
 ) -> tuple[Predictor, list[Harvest]]:
     """The predictor and the harvests it fits, that of its training first."""
@@ -155,10 +121,12 @@ def _predicted(
 def held_out(predictor: Predictor, harvest: Harvest, home: Harvest) -> Records:
     """Samples of the test split of the harvest trained on, or of those prompts of another one that
     it does not hold."""
-    return predictor.samples(_held_out(predictor, harvest, home, predictor.kind, predictor.columns))
+    return predictor.samples(
+        held_out_records(predictor, harvest, home, predictor.kind, predictor.columns)
+    )
 
 
-def _held_out(
+def held_out_records(
     predictor: Predictor, harvest: Harvest, home: Harvest, kind: str, columns: Collection[str]
 ) -> Records:
     if harvest is home:
@@ -176,62 +144,3 @@ def unseen(harvest: Harvest, home: Harvest) -> torch.Tensor:
         for response in read_responses(harvest.folder, "all")
     ]
     return torch.tensor(found)
-
-
-def activations(harvest: Harvest, gamma: int = 3) -> Activations:
-    """Inputs of `POINTS` rounds, without and with the embedding of the next token.
-
-    Raises Missing where the harvest stored none.
-    """
-    if not (harvest.manifest["features_stored"] and harvest.manifest["gamma"] >= gamma):
-        raise Missing("needs a harvest with stored hidden states: python scripts/gen_data.py")
-    predictor = HRAD(gamma=gamma)
-    columns = (*predictor.columns, "target_hidden")
-    samples = predictor.samples(read_inputs(harvest.folder, predictor, "rounds", "all", columns))
-    order = torch.randperm(len(samples["group"]), generator=torch.Generator().manual_seed(0))[
-        :POINTS
-    ]
-    both = samples["inputs"][order].float()
-    states = samples["target_hidden"][order].float()
-    return Activations(
-        harvest.name,
-        gamma,
-        {"hidden states": states, "with embedding": both},
-        samples["label"][order],
-        samples["group"][order],
-    )
-
-
-def aged(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> list[Aged]:
-    """What an H-RAD checkpoint says of the same rounds of each harvest with one at every position,
-    from features of `AGES`; of prompts as in `predicted`."""
-    if checkpoint.config["predictor"] != HRAD.name:
-        return []
-    predictor, fitting = _on_harvests(checkpoint, harvests)
-    return [
-        _aged(checkpoint, predictor, harvest, fitting[0])
-        for harvest in fitting
-        if harvest.manifest["anchors"]["stride"] == 1
-    ]
-
-
-def _aged(checkpoint: Checkpoint, predictor: Predictor, harvest: Harvest, home: Harvest) -> Aged:
-    records = _held_out(predictor, harvest, home, "rounds", (*predictor.columns, "anchor"))
-    gamma = checkpoint.config["gamma"]
-    kept = ((records["anchor"] >= max(AGES)) & (records["known"] >= gamma)).nonzero()[:, 0]
-    all_probs = predictor.calibration.apply(logits_in_chunks(predictor.head, records["inputs"]))
-    probs = {
-        age: all_probs[kept - age] for age in AGES
-    }  # rounds of a prompt lie one after the other
-    log_prior = predictor.calibration.log_prior
-    return Aged(
-        checkpoint=checkpoint.folder.name,
-        dataset=harvest.name,
-        gamma=gamma,
-        probs=probs,
-        decided={age: balanced(found, log_prior).argmax(1) for age, found in probs.items()},
-        targets=predictor.targets(
-            predictor.samples({name: values[kept] for name, values in records.items()})
-        ),
-        group=records["group"][kept],
-    )

@@ -11,9 +11,10 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from reports.artifacts import Artifacts, Checkpoint
-from reports.checkpoint_data import Activations, activations, one_of_each, trained_on
+from reports.checkpoint_data import one_of_each, trained_on
 from reports.drawing import COLOURS, MARKERS, Record, distinct, panels, records
 from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
+from reports.figures.specbranch.hrad_data import Activations, activations
 from reports.row_means import mean
 from runtime.intervals import METHOD
 

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure as Canvas
 
 from predictors.metrics import log_loss
 from reports.artifacts import Artifacts, Checkpoint
-from reports.checkpoint_data import Aged, aged
 from reports.drawing import COLOURS, DASHES, MARKERS, Record, distinct, reach, records
 from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
 from reports.figures.general.calibration import base_rate
 from reports.figures.specbranch.activations import NEEDS, of_hrad
+from reports.figures.specbranch.hrad_data import Aged, aged
 from reports.row_means import mean
 from runtime.intervals import METHOD
 from runtime.intervals import columns as estimate_columns

@@ -12,8 +12,9 @@ from data_gen.samples import read_inputs, read_samples
 from data_gen.storage.dataset import read_manifest, read_records
 from predictors.base import load_predictor
 from reports.artifacts import Checkpoint, Harvest
-from reports.checkpoint_data import AGES, activations, aged, predicted, unseen
+from reports.checkpoint_data import predicted, unseen
 from reports.figure import Missing
+from reports.figures.specbranch.hrad_data import AGES, activations, aged
 from reports.harvest_data import draft_tokens, rounds
 from runtime.files import file_hash
 from tests.checkpoints import write_checkpoint

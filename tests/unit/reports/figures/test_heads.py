@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from reports.artifacts import Checkpoint
-from reports.checkpoint_data import Activations, Aged
 from reports.figure import Missing, save
 from reports.figures.general.confusion import confusions
 from reports.figures.specbranch.activations import same_class, tsne
 from reports.figures.specbranch.feature_age import feature_age
+from reports.figures.specbranch.hrad_data import Activations, Aged
 from reports.figures.specdecpp.heads import sweep
 
 GENERATOR = torch.Generator().manual_seed(0)
