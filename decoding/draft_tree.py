@@ -9,8 +9,6 @@ from torch import Tensor
 from decoding.draft import Draft, RoundContext
 from decoding.draft_step import DraftStep as DraftStep
 from decoding.interfaces import LM, LMOutput
-from decoding.interfaces import DraftStructure as DraftStructure
-from decoding.interfaces import StopRule as StopRule
 from decoding.sampling import Warp
 from decoding.trace import Stopwatch
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.interfaces import Verifier as Verifier
 from decoding.sampling import Sampler, Warp
 
 
