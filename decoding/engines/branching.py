@@ -67,6 +67,16 @@ def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
     return classes
 
 
+def tokens_after_candidate(classes: Classes, gamma: int, a_priori: bool) -> int:
+    """Most tokens of a branch after its candidate.
+
+    A predictor of classes is asked once the candidate of the accepted branch is committed, about
+    the next `gamma` tokens, as it was trained: that many are drawn. Elsewhere gamma counts the
+    draft's steps, of which the candidate is one."""
+    asked_after_it = hasattr(classes, "gamma") and not a_priori
+    return gamma if asked_after_it else gamma - 1
+
+
 @dataclass(frozen=True)
 class Pending:
     """Tokens drawn and kept, not verified yet: rows 1 .. length of `tree`. The branch point follows
@@ -127,8 +137,8 @@ class Branches:
 class Drafter:
     """Owns the draft model for one request.
 
-    structure: its `gamma_max` is the most tokens of a draft stage, and of a branch, its candidate
-    included; its `candidates` the most branches"""
+    structure: its `gamma_max` is the most tokens of a draft stage; its `candidates` the most
+    branches"""
 
     def __init__(
         self,
@@ -158,10 +168,12 @@ class Drafter:
         ended = ends(tree, length, context)
         return Pending(tree, length, q, unsure, ended, outcome, False, step.count)
 
-    def branch(self, pending: Pending, context: RoundContext, outcome: int) -> Branches:
+    def branch(
+        self, pending: Pending, context: RoundContext, outcome: int, continuation: int
+    ) -> Branches:
         """The branch stage: candidates for the position after the pending tokens, continued
-        together, one forward for all of them per depth. Class 0 continues none, 1 each until no
-        token is likely, 2 all of them to the end."""
+        together by at most `continuation` tokens, one forward for all of them per depth. Class 0
+        continues none, 1 each until no token is likely, 2 all of them to the end."""
         tree, tip = pending.tree, pending.length
         if not tree.may_grow(tip, context):
             return Branches([], torch.zeros(0))
@@ -169,7 +181,7 @@ class Drafter:
         paths = [[row] for row in rows]
         growing = [] if outcome == NONE else paths
         self.cut.begin_round(context)
-        for _ in range(self.gamma):
+        for _ in range(continuation):
             growing = [path for path in growing if tree.may_grow(path[-1], context)]
             tree.run(path[-1] for path in growing)
             if outcome == SOME:

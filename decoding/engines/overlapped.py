@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext
-from decoding.engines.branching import Branches, Drafter, Pending, classes_of
+from decoding.engines.branching import (
+    Branches,
+    Drafter,
+    Pending,
+    classes_of,
+    tokens_after_candidate,
+)
 from decoding.engines.fit import check_overlap_fit
 from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
 from decoding.engines.request import Request, prefill
@@ -31,7 +37,8 @@ class OverlappedEngine:
 
     Draft stage: the class of the verified context says how many tokens become pending. Branch
     stage: the target runs on them; the draft spawns branches after them, of at most
-    structure.gamma_max tokens each and structure.candidates at most. If all pending tokens and then
+    structure.gamma_max tokens each (one more where a predictor of classes is asked after the first)
+    and structure.candidates at most. If all pending tokens and then
     the first token of a branch are accepted, the class of the new context says how much of that
     branch is pending next (there is no bonus token). Anything rejected sends the engine back to the
     draft stage. PEARL (Liu et al. 2024) is `pre_verify` (its draft stage draws nothing, so the
@@ -120,6 +127,9 @@ class _Session:
             engine.branching,
             sampler.fork(),
         )
+        self.continuation = tokens_after_candidate(
+            engine.classes, engine.branching.gamma_max, engine.a_priori
+        )
         self.sampler = sampler.fork()
         self.watch = Stopwatch()
         self.hidden: Tensor | None = None
@@ -163,7 +173,7 @@ class _Session:
         goes_on = self._class_ahead(pending, context)
         forward = self.workers.target.submit("verify", self._run_target, context, pending)
         spawned = self.workers.draft.submit(
-            "branch stage", self.drafter.branch, pending, context, goes_on
+            "branch stage", self.drafter.branch, pending, context, goes_on, self.continuation
         )
         both(forward, spawned)
         output, branches = forward.result(), spawned.result()

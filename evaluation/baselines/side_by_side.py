@@ -69,7 +69,7 @@ class _Step:
         )
 
     def branch(self, pending: Pending) -> object:
-        return self.drafter.branch(pending, self.verified, ALL)
+        return self.drafter.branch(pending, self.verified, ALL, self.drafter.gamma - 1)
 
 
 class _Always(PointMassVerifier):

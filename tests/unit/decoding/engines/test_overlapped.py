@@ -19,6 +19,7 @@ from decoding.interfaces import Classes, Verifier
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence
+from decoding.stopping.policy import ALL
 from decoding.structures.branch_point import BranchPoint
 from decoding.trace import Trace
 from decoding.verifiers.block import BlockVerifier
@@ -290,3 +291,26 @@ def test_an_idle_worker_is_a_bubble(pair: ModelPair) -> None:
         "as for any engine that runs in turn"
     )
     assert shares["overhead"] > idle_together, "a job of the draft's includes drawing"
+
+
+class Trained(Always):
+    """As a predictor of classes that was trained for drafts of so many tokens."""
+
+    gamma = 3
+
+
+@pytest.mark.parametrize("a_priori", [False, True])
+@pytest.mark.parametrize(("classes", "continued"), [(Trained, 3), (Always, 2)])
+def test_a_class_asked_after_a_branch_is_about_as_many_tokens_as_it_was_trained_for(
+    pair: ModelPair, classes: type[Always], continued: int, a_priori: bool
+) -> None:
+    longest = 2 if a_priori else continued
+    parts = (BranchPoint(3, 2), classes(ALL, Confidence(0.0)), BlockVerifier(), RrswVerifier())
+    overlapped = OverlappedEngine(pair, *parts, OFF, OFF, overlap=False, a_priori=a_priori)
+    pending = set()
+    for seed in range(6):
+        rounds = overlapped.decode(PROMPT, 40, Sampler.seeded(seed)).rounds
+        for before, after in zip(rounds, rounds[1:], strict=False):
+            if before.row > before.overlap.pending:  # a branch was accepted
+                pending.add(after.overlap.pending)
+    assert max(pending) == longest
