@@ -1,6 +1,7 @@
 """What a report says first: which rule to use on this machine, how much faster it is, whether the
 output is the target's, how well predictions are calibrated, and the command."""
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,14 @@ from runtime.intervals import METHOD, Estimate
 NUMBERS = ("threshold", "gamma")  # what tuning settles, by the last part of their keys
 KINDS = ("class", "token")  # of reliability: what the head itself predicts
 STAGES = ("as trained", "calibrated")
-ONE_RUN = ("methods", "limit", "repeats", "experiment")  # of a command: which comparison it was
+ONE_RUN = (
+    "methods",
+    "limit",
+    "repeats",
+    "experiment",
+    "out",
+    "tried",
+)  # of a command: which comparison it was
 
 
 @dataclass(frozen=True)
@@ -138,8 +146,8 @@ def _chosen(ranked: Sequence[Run], tuning: Json | None) -> tuple[Run | None, str
     else the fastest of the comparison. None: plain decoding."""
     if tuning is None:
         why = (
-            "Nothing was tuned with costs of this machine (python scripts/tune.py), so this is the"
-            " fastest of the methods compared, chosen on the prompts it is judged on."
+            "Nothing was tuned with costs of this machine (python scripts/tune.py), so the choice is"
+            " made on the prompts it is judged on."
         )
         fastest = next((run for run in ranked if _speculates(run)), None)
         return (fastest if fastest and _faster(speedup(fastest)) else None), why
@@ -209,7 +217,7 @@ def _bar(run: Run, speed: Estimate, chosen: bool) -> Bar:
 
 def _command(command: str, best: Run | None) -> str:
     """That of the evaluation, with this method alone."""
-    kept = [part for part in shlex.split(command) if part.partition("=")[0] not in ONE_RUN]
+    kept = [part for part in shlex.split(command) if re.split(r"[.=]", part)[0] not in ONE_RUN]
     name = BASELINE if best is None else best.name
     return shlex.join([*kept, f"methods=[{name}]"])
 

@@ -13,7 +13,7 @@ from tests.evaluations import chain, evaluation, method, plain, trace
 SIDES = {"target": "cpu", "draft": "cpu"}
 MACHINE = {"hardware": SIDES, "dtypes": SIDES, "threads": 1, "machine": "here"}
 PAIR = {"name": "toy", "target": "t"}
-COMMAND = "python scripts/evaluate.py pair=toy limit=4 experiment=specdecpp 'methods=[a,b]'"
+COMMAND = "python scripts/evaluate.py pair=toy limit=4 out=runs/x 'tried.fixed.stop.gamma=[2]' experiment=specdecpp 'methods=[a,b]'"
 PROMPTS = "abcd"
 
 
@@ -54,7 +54,7 @@ def tuned(advice: str, **changes: Any) -> dict[str, Any]:
 def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
     (answer,) = answers(Artifacts([decoded()]))
     assert answer.use.startswith("Use quick (threshold 0.3): 2.00 times (2.00-2.00) as fast")
-    assert "chosen on the prompts it is judged on" in answer.why
+    assert "made on the prompts it is judged on" in answer.why
     assert [(bar.method, bar.settings, bar.chosen) for bar in answer.bars] == [
         ("quick", "threshold 0.3", True),
         ("slow", "gamma 3", False),
