@@ -106,7 +106,7 @@ def alternatives(cfg: DictConfig, name: str, overrides: Sequence[str]) -> dict[s
     set; none where it lists nothing, or the command line has chosen.
 
     Raises UserError for a setting that the method has not, or that is no list."""
-    lists = dict(_lists(f"tried.{name}", cfg.tried.get(name)))
+    lists = dict(_lists(f"tried.{name}", (cfg.tried or {}).get(name)))
     for key, values in lists.items():
         _check(cfg, name, key, values)
     if not lists or any(is_given(f"method.{name}.{key}", overrides) for key in lists):

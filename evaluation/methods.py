@@ -80,6 +80,9 @@ def method_names(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
             raise UserError(
                 f"methods: {name!r} is not defined. Choose from {known}, or define method.{name}"
             )
+    for name in cfg.tried or {}:
+        if name not in cfg.method:
+            raise UserError(f"tried.{name}: expected a method, got none. Choose from {known}")
     if CUSTOM in cfg.methods:
         refuse_other_parts(cfg)
         refuse_idle(cfg, overrides)

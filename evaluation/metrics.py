@@ -107,17 +107,12 @@ def measure(
     lengths = [length for trace in traces for length in accepted_lengths(trace)]
     per_request = [accepted_tokens(t) / drafted_tokens(t) for t in traces if drafted_tokens(t)]
     speeds = [tokens_per_second(repeat) for repeat in repeats]
-    pairs = zip(speeds, baseline or (), strict=baseline is not None)
     return Metrics(
         requests=len(traces),
         repeats=len(repeats),
         tokens=tokens,
         tokens_per_second=Spread.of(speeds),
-        speedup=(
-            Spread.of([speed / tokens_per_second(base) for speed, base in pairs])
-            if baseline
-            else None
-        ),
+        speedup=_speedup(speeds, baseline) if baseline else None,
         tokens_per_target_call=_ratio(tokens, rounds),
         drafted_per_round=_ratio(drafted, rounds),
         draft_forwards_per_round=_ratio(forwards, rounds),
@@ -133,6 +128,11 @@ def measure(
             sum(t.stages["stop"] for t in traces), sum(t.seconds for t in traces)
         ),
     )
+
+
+def _speedup(speeds: Sequence[float], baseline: Sequence[Sequence[Trace]]) -> Spread:
+    pairs = zip(speeds, baseline, strict=True)
+    return Spread.of([speed / tokens_per_second(base) for speed, base in pairs])
 
 
 def measure_overlap(traces: Sequence[Trace]) -> OverlapMetrics | None:

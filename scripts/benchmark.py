@@ -130,14 +130,19 @@ def benchmark_harvest(cfg: DictConfig) -> str:
 
     ways = {ALL: lambda: all_positions(pair, requests, settings), ONE: one_by_one}
     seconds = take_turns(ways, cfg.repeats)
+    labels = {ALL: sum(int(row["drafted"].sum()) for row in ours.values())}
+    labels[ONE] = sum(int(ours[name]["drafted"].sum()) for name in plain)
+    return harvest_report(seconds, labels, agreed(ours, plain))
+
+
+def agreed(ours: Mapping[str, Row], plain: Mapping[str, list[Row]]) -> Agreement:
+    """ours: columns of all positions by prompt id; plain: rounds of some prompts."""
     agreement = Agreement()
     for name, rounds in plain.items():
         columns = {column: ours[name][column] for column in COMPARED}
         for place, theirs in enumerate(rounds):
             agreement.add({column: values[place] for column, values in columns.items()}, theirs)
-    labels = {ALL: sum(int(row["drafted"].sum()) for row in ours.values())}
-    labels[ONE] = sum(int(ours[name]["drafted"].sum()) for name in plain)
-    return harvest_report(seconds, labels, agreement)
+    return agreement
 
 
 def all_positions(

@@ -20,7 +20,7 @@ from decoding.interfaces import Pair
 from decoding.models.loading import CachedLM, ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence_before import ConfidenceBefore
-from decoding.stopping.hrad import ALL
+from decoding.stopping.policy import ALL
 from decoding.structures.branch_point import BranchPoint
 from decoding.verifiers.point_mass import PointMassVerifier
 

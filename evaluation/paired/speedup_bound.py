@@ -56,24 +56,31 @@ def match(
         distribution.probs(of).gather(-1, tokens[:, None])[:, 0]
         for distribution, of in zip((warp, draft_warp), logits, strict=True)
     )
-    said_q = torch.zeros(
-        min(longest, len(tokens)) if pair.draft.reads_target else 1, len(tokens)
-    ).to(first)
+    depths = min(longest, len(tokens)) if pair.draft.reads_target else 1
+    said_q = first.new_zeros(depths, len(tokens))
     said_q[0] = first
-    if len(said_q) > 1:
-        for start in range(0, len(tokens), TOGETHER):
-            some = torch.arange(start, min(start + TOGETHER, len(tokens)))
-            for depth, of in enumerate(
-                drafted_logits(pair.draft, len(prompt), tokens, some, len(said_q) - 1), 1
-            ):
-                place = some[some + depth < len(tokens)] + depth
-                distribution = draft_warp.probs(of[: len(place)].to(first.dtype))
-                said_q[depth, place] = distribution.gather(-1, tokens[place, None])[:, 0]
+    if depths > 1:
+        _say_later(said_q, pair.draft, len(prompt), tokens, draft_warp)
     return Match(
         torch.minimum(p, q).sum(-1),
         p.argmax(-1) == q.argmax(-1),
         (said_q / said_p.clamp_min(TINY)).clamp_max(1),
     )
+
+
+def _say_later(
+    said_q: Tensor, draft: Any, prompt_tokens: int, tokens: Tensor, draft_warp: Warp
+) -> None:
+    """Write rows 1 and on of `said_q` [D, T]: the draft's probability of each of `tokens` [T] when
+    it has drafted the d before it itself."""
+    depths = len(said_q) - 1
+    for start in range(0, len(tokens), TOGETHER):
+        some = torch.arange(start, min(start + TOGETHER, len(tokens)))
+        logits = drafted_logits(draft, prompt_tokens, tokens, some, depths)
+        for depth, of in enumerate(logits, 1):
+            place = some[some + depth < len(tokens)] + depth
+            probs = draft_warp.probs(of[: len(place)].to(said_q.dtype))
+            said_q[depth, place] = probs.gather(-1, tokens[place, None])[:, 0]
 
 
 def drafted_logits(

@@ -187,8 +187,8 @@ CASES = [
     Case("no repeats", EVALUATE, ["repeats=0"]),
     Case("no prompts", EVALUATE, ["limit=0"]),
     Case("no prompts to choose on", EVALUATE, ["tried_prompts=0"]),
-    Case("one value to try", EVALUATE, ["tried.fixed.stop.gamma=4"]),
-    Case("something else to try", EVALUATE, ["+tried.fixed.stop.gama=[4]"]),
+    Case("one value to try", EVALUATE, ["methods=[fixed]", "tried.fixed.stop.gamma=4"]),
+    Case("something else to try", EVALUATE, ["methods=[fixed]", "+tried.fixed.stop.gama=[4]"]),
     Case("no such presentation", EVALUATE, ["presentation=figures"]),
     Case("nothing to compare with", EVALUATE, ["against.fixed=fixed"]),
     Case(

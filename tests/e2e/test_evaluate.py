@@ -334,6 +334,7 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
         ("tried.fixed.stop.gamma=[2,21]", "at most structure.gamma_max=20, got 21"),
         ("tried.fixed.stop.gamma=[]", "tried.fixed.stop.gamma: expected a list of values, got []"),
         ("+tried.fixed.stop.gama=[2]", "method.fixed.stop has no gama"),
+        ("+tried.fastest.stop.gamma=[2]", "tried.fastest: expected a method, got none"),
         ("tried.fixed=4", "tried.fixed: expected settings, got 4"),
         ("methods=fixed", "methods: expected a list of names, got fixed"),
         ("presentation=figures", "presentation: expected table or paired, got 'figures'"),
