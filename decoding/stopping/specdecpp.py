@@ -70,11 +70,11 @@ class SpecDecPPStop(TunableRule):
 
     def policy(self, table: RolloutTable) -> Policy:
         """-(1 - survival) of the tokens scored so far: all of them ("paper"), or all but the last
-        ("code")."""
+        ("code"). Only a head that reads the draft's states runs the draft before it decides."""
         unscored = 1 if self.order == "code" else 0
         rejected = seen_later(-(1 - table.of_predictor(self.survival)), 1 + unscored)
         rejected[..., : self.least] = np.inf
-        ahead = self.order == "paper"
+        ahead = self.order == "paper" and bool(self.draft_layers)
         return Policy(lowest(rejected), sign=-1, most=self.most, ahead=ahead, first=1 + unscored)
 
     def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
