@@ -146,8 +146,8 @@ def _chosen(ranked: Sequence[Run], tuning: Json | None) -> tuple[Run | None, str
     else the fastest of the comparison. None: plain decoding."""
     if tuning is None:
         why = (
-            "Nothing was tuned with costs of this machine (python scripts/tune.py), so the choice is"
-            " made on the prompts it is judged on."
+            "Nothing was tuned with costs of this machine (python scripts/tune.py), so the choice"
+            " is made on the prompts it is judged on."
         )
         fastest = next((run for run in ranked if _speculates(run)), None)
         return (fastest if fastest and _faster(speedup(fastest)) else None), why

@@ -13,7 +13,10 @@ from tests.evaluations import chain, evaluation, method, plain, trace
 SIDES = {"target": "cpu", "draft": "cpu"}
 MACHINE = {"hardware": SIDES, "dtypes": SIDES, "threads": 1, "machine": "here"}
 PAIR = {"name": "toy", "target": "t"}
-COMMAND = "python scripts/evaluate.py pair=toy limit=4 out=runs/x 'tried.fixed.stop.gamma=[2]' experiment=specdecpp 'methods=[a,b]'"
+COMMAND = (
+    "python scripts/evaluate.py pair=toy limit=4 out=runs/x 'tried.fixed.stop.gamma=[2]'"
+    " experiment=specdecpp 'methods=[a,b]'"
+)
 PROMPTS = "abcd"
 
 
