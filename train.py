@@ -16,7 +16,7 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,8 +28,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.samples import inputs_of, of_prompts, read_rounds, read_samples, refuse_short_rounds
-from data_gen.storage.dataset import identity, read_manifest, read_prompts
+from data_gen.samples import inputs_of, of_prompts, read_rounds, read_samples, unseen_prompts
+from data_gen.storage.dataset import identity, read_manifest
 from data_gen.storage.shards import SPLITS
 from predictors.base import Predictor, Records, load_predictor, read_config, save_predictor
 from predictors.card import findings, model_card
@@ -39,7 +39,7 @@ from predictors.scoring import fit_calibration, test_scores
 from predictors.training.resume import ResumeFile
 from predictors.training.trainer import Trainer
 from runtime.cli import hydra_script
-from runtime.compatibility import differences, incompatible
+from runtime.compatibility import differences
 from runtime.errors import UserError, checked_seed, checked_switch
 from runtime.files import (
     checked_folder,
@@ -124,47 +124,6 @@ def drift_folders(value: Any) -> list[str]:
             f"drift: {value} is no list of folders. Write drift=[data/other], or [] for none"
         )
     return folders
-
-
-def unseen_prompts(
-    data: str, trained_on: str, manifest: dict[str, Any], predictor: Predictor
-) -> torch.Tensor:
-    """[prompts] bool: which of the harvest `data` are not among those of the harvest `trained_on`,
-    whatever the split.
-
-    Raises UserError where none is, where it differs in more than its prompts, or where its rounds
-    are too short."""
-    refuse_other_distributions(data, manifest)
-    refuse_short_rounds(data, predictor)
-    known = set(prompt_texts(trained_on))
-    unseen = torch.tensor([prompt not in known for prompt in prompt_texts(data)])
-    if not unseen.any():
-        raise UserError(
-            f"drift: {data} holds no prompts besides those of {trained_on}. Harvest others: "
-            "python scripts/gen_data.py dataset=... out=..."
-        )
-    print(f"drift: {int(unseen.sum())} of {len(unseen)} prompts of {data} are not in {trained_on}")
-    return unseen
-
-
-def prompt_texts(data: str) -> Iterator[tuple[int, ...]]:
-    """Tokens of every prompt, in the order of the groups of `read_samples`. Ids need not be unique
-    across data sets."""
-    for row in read_prompts(data, "responses", "all", ["prompt_tokens"]):
-        yield tuple(row["prompt_tokens"].tolist())
-
-
-def refuse_other_distributions(data: str, manifest: dict[str, Any]) -> None:
-    """Raise UserError where the harvest `data` differs from the one trained on in more than its
-    prompts."""
-    other = read_manifest(data, "drift")
-    same = {key: manifest[key] for key in ("pair", "warp", "draft_warp", "inputs")}
-    if found := incompatible(other, same):
-        name, made, here = found[0]
-        raise UserError(
-            f"drift: {data} was made with {name}={made}, the data to train on with {here}. Harvest"
-            " it with the same pair, distributions and inputs: python scripts/gen_data.py"
-        )
 
 
 def train(predictor: Predictor, data: Data, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """What a predictor learns from, and is measured on: the samples made of a harvest's records."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.storage.dataset import read_embeddings, read_manifest, read_records
+from data_gen.storage.dataset import read_manifest, read_prompts, read_records
+from data_gen.storage.embeddings import read_embeddings
 from data_gen.storage.shards import FEATURES
 from predictors.base import Predictor, Records
 from predictors.inputs import Inputs, recorded, refuse_unreadable
 from predictors.layers import RecordedLayers
+from runtime.compatibility import incompatible
 from runtime.errors import UserError
 
 VERDICTS = ("known", "drafted", "accept_prob")
@@ -56,6 +59,47 @@ def of_prompts(records: Records, prompts: Tensor) -> Records:
     """Rows of some prompts. prompts: [n] bool, by `group`."""
     kept = prompts[records["group"]]
     return {name: values[kept] for name, values in records.items()}
+
+
+def unseen_prompts(
+    data: str, trained_on: str, manifest: dict[str, Any], predictor: Predictor
+) -> torch.Tensor:
+    """[prompts] bool: which of the harvest `data` are not among those of the harvest `trained_on`,
+    whatever the split.
+
+    Raises UserError where none is, where it differs in more than its prompts, or where its rounds
+    are too short."""
+    refuse_other_distributions(data, manifest)
+    refuse_short_rounds(data, predictor)
+    known = set(prompt_texts(trained_on))
+    unseen = torch.tensor([prompt not in known for prompt in prompt_texts(data)])
+    if not unseen.any():
+        raise UserError(
+            f"drift: {data} holds no prompts besides those of {trained_on}. Harvest others: "
+            "python scripts/gen_data.py dataset=... out=..."
+        )
+    print(f"drift: {int(unseen.sum())} of {len(unseen)} prompts of {data} are not in {trained_on}")
+    return unseen
+
+
+def prompt_texts(data: str) -> Iterator[tuple[int, ...]]:
+    """Tokens of every prompt, in the order of the groups of `read_samples`. Ids need not be unique
+    across data sets."""
+    for row in read_prompts(data, "responses", "all", ["prompt_tokens"]):
+        yield tuple(row["prompt_tokens"].tolist())
+
+
+def refuse_other_distributions(data: str, manifest: dict[str, Any]) -> None:
+    """Raise UserError where the harvest `data` differs from the one trained on in more than its
+    prompts."""
+    other = read_manifest(data, "drift")
+    same = {key: manifest[key] for key in ("pair", "warp", "draft_warp", "inputs")}
+    if found := incompatible(other, same):
+        name, made, here = found[0]
+        raise UserError(
+            f"drift: {data} was made with {name}={made}, the data to train on with {here}. Harvest"
+            " it with the same pair, distributions and inputs: python scripts/gen_data.py"
+        )
 
 
 def inputs_of(folder: str | Path, predictor: Predictor) -> Inputs:

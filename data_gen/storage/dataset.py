@@ -111,21 +111,6 @@ def read_records(
 RESPONSE = (*PROMPT, "prompt_tokens", "response_tokens")
 
 
-def read_embeddings(folder: str | Path) -> tuple[Tensor, Tensor]:
-    """Ids [U], ascending, of all tokens that the records name, and their input embeddings [U, E],
-    bfloat16. The harvest must have stored them."""
-    folder = Path(folder)
-    found: dict[int, Tensor] = {}
-    for entry in read_manifest(folder)["shards"]:
-        if entry["kind"] == "responses":
-            table = read_shard(folder, entry, ["embedded", "embedding"])
-            ids = _values(table["embedded"]).tolist()
-            vectors = _values(table["embedding"]).view(torch.bfloat16).view(len(ids), -1)
-            found |= dict(zip(ids, vectors, strict=True))
-    ids = sorted(found)
-    return torch.tensor(ids), torch.stack([found[token] for token in ids])
-
-
 def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
     """`prompt_id`, `dataset`, `split`, `prompt_tokens` and `response_tokens` of the prompts of a
     split, in the order of the groups of `read_records`."""

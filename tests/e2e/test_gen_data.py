@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from data_gen.storage.dataset import read_embeddings, read_manifest, read_records
+from data_gen.storage.dataset import read_manifest, read_records
+from data_gen.storage.embeddings import read_embeddings
 from data_gen.storage.shards import SPLITS
 from scripts import gen_data
 from tests.answer_stub import stub_server

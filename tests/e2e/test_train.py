@@ -68,7 +68,7 @@ def test_checkpoint_folder(
     assert ("accuracy" in printed) == (name == "hrad")
 
 
-def test_the_rollouts_recipe_trains_on_rounds(
+def test_the_context_of_rollouts_trains_on_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_harvest(tmp_path / "data" / "toy")
@@ -81,7 +81,7 @@ def test_the_rollouts_recipe_trains_on_rounds(
         "trainer.epochs=8",
     )
     config = json.loads((tmp_path / "checkpoints" / "specdecpp" / "config.json").read_text())
-    assert config["settings"]["recipe"] == "rollouts" and config["gamma"] is None
+    assert config["settings"]["context"] == "rollout" and config["gamma"] is None
     assert load_predictor(tmp_path / "checkpoints" / "specdecpp").kind == "rounds"
     test = json.loads((tmp_path / "checkpoints" / "specdecpp" / "metrics.json").read_text())["test"]
     assert test["specdecpp"]["auroc"] > 0.7
