@@ -278,7 +278,7 @@ def test_missing_and_foreign_checkpoints(
     message = refused(monkeypatch, capsys, *base, "methods=[hrad]", "structure.gamma_max=2")
     assert "method.hrad.stop.checkpoint" in message and "structure.gamma_max is 2" in message
     write_checkpoints(base, warp, pair={"target": "another", "draft": "one", "tokenizer": "x"})
-    assert "pair.target" in refused(monkeypatch, capsys, *base, "methods=[hrad]")
+    assert "pair.draft" in refused(monkeypatch, capsys, *base, "methods=[hrad]")
     held = [
         "methods=[custom]",
         "stop=stop_loss",
