@@ -169,7 +169,7 @@ def test_a_draft_that_is_the_target_is_accepted_to_a_leaf(case: Case, tmp_path: 
 
 
 def test_same_seed_same_tokens_whatever_came_before() -> None:
-    stop = instantiate(OmegaConf.load(CONF / "stop" / "entropy.yaml"), threshold=0.7)
+    stop = instantiate(OmegaConf.load(CONF / "stop" / "adaedl.yaml"), threshold=0.7)
     engine = SerialEngine(toy_pair(3, seed=1), Chain(4), stop, TokenVerifier(), OFF, OFF)
     first = engine.decode(PROMPT, 30, Sampler.seeded(5)).tokens
     engine.decode(PROMPT, 30, Sampler.seeded(6))
