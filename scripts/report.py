@@ -34,7 +34,7 @@ from reports.figure_registry import builders, figure_registry
 from reports.find_artifacts import REPORT, RESULTS, gather, read_evaluation
 from reports.page import Lack, Section, Shown, page
 from reports.viewer import terminal
-from reports.viewer.rounds import rule_of
+from reports.viewer.rounds import UNKNOWN, rule_of
 from reports.viewer.viewer import fragment
 from runtime.cli import hydra_script
 from runtime.errors import UserError
@@ -178,7 +178,9 @@ def print_trace(cfg: DictConfig) -> None:
         )
     trace = of_prompt(read_traces(path), cfg.prompt, path)
     results = path.parent / RESULTS
-    rule = rule_of(read_evaluation(path.parent).config, trace.method) if results.is_file() else ""
+    rule = (
+        rule_of(read_evaluation(path.parent).config, trace.method) if results.is_file() else UNKNOWN
+    )
     for line in terminal.lines(
         trace, token_texts.read(path.parent), terminal.wants_colour(sys.stdout), rule
     ):

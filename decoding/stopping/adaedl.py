@@ -24,6 +24,8 @@ class AdaEDL(TunableRule):
     exponential averages with weights `rate_memory` and `threshold_memory`. It starts afresh with
     every request. Agrawal et al. 2024 (2410.18351)."""
 
+    value_says = "entropy bound on acceptance"
+
     level: float  # the threshold in force
     rate: float  # running mean of the acceptance rate
 

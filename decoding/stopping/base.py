@@ -30,6 +30,8 @@ class TunableRule:
     stops_never: whether it leaves the length to the structure
     columns: of a harvest's round records, that `predictions` reads
     caution: what to know where its setting was not tuned; "" for nothing
+    value_says: what the n-th number it computes says of the n-th draft token; picks_class: the
+        first one is the class of the round instead
     predicted: what it computed this round, one number per decision, for the trace
     """
 
@@ -40,6 +42,8 @@ class TunableRule:
     stops_never: bool = False
     caution: str = ""
     columns: Sequence[str] = ()
+    value_says: str = ""
+    picks_class: bool = False
 
     def __init__(self) -> None:
         self.predicted: list[float] = []

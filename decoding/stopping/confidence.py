@@ -16,6 +16,7 @@ class Confidence(TunableRule):
     The probability is the draft's at temperature 1, before filters: so one threshold serves every
     warp, and a greedy draft (whose sampling distribution is always certain) can still be unsure."""
 
+    value_says = "draft's confidence"
     keeps_unsure = True
 
     def __init__(self, threshold: float) -> None:

@@ -11,6 +11,7 @@ class ConfidenceBefore(TunableRule):
     """Stop before drawing where no token has probability `threshold` (the draft's at temperature 1,
     before filters)."""
 
+    value_says = "draft's highest probability"
     keeps_unsure = False
 
     def __init__(self, threshold: float) -> None:

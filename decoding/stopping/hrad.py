@@ -37,6 +37,8 @@ class HRADStop(TunableRule):
         every round.
     """
 
+    picks_class = True
+
     def __init__(
         self, checkpoint: str | Path, confidence: TunableRule, balance: float = 1.0
     ) -> None:

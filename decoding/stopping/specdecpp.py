@@ -37,6 +37,8 @@ class SpecDecPPStop(TunableRule):
         token is sent: both are lossless.
     """
 
+    value_says = "predicted acceptance"
+
     def __init__(
         self,
         checkpoint: str | Path,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from hydra.utils import get_class
+
 from decoding.trace import RoundTrace, Stage, StageTrace, Trace
 
 Fate = Literal["accepted", "rejected", "rolled back", "branch", "retained", "wasted"]
@@ -44,18 +46,21 @@ MEANINGS: dict[Fate | Origin, str] = {
     "plain": "drawn from the target's distribution, nothing was drafted",
 }
 CLASSES = ("none", "some", "all")
-PREDICTED = {
-    "SpecDecPPStop": "predicted acceptance",
-    "Confidence": "draft's confidence",
-    "ConfidenceBefore": "draft's highest probability",
-    "AdaEDL": "entropy bound on acceptance",
-}
-"""What the n-th value of a stop rule says of the n-th draft token, by the rule's name."""
-CLASS_RULE = "HRADStop"
 ORDER: tuple[Stage, ...] = ("draft", "sample", "stop", "target", "verify", "other")
 Lane = Literal["draft", "target", "rest"]
 LANES: tuple[Lane, ...] = ("draft", "target", "rest")
 MODELS: tuple[Lane, ...] = ("draft", "target")
+
+
+class Rule(NamedTuple):
+    """What the values of a stop rule mean. says: the n-th of the n-th draft token; "" where that is
+    unknown; picks_class: the first is the class of the round, and nothing is said of tokens."""
+
+    says: str = ""
+    picks_class: bool = False
+
+
+UNKNOWN = Rule()
 
 
 class Drafted(NamedTuple):
@@ -115,8 +120,8 @@ class Round:
         )
 
 
-def rounds(trace: Trace, rule: str = "") -> list[Round]:
-    """rule: name of the stop rule's class (`rule_of`), which says what its values mean."""
+def rounds(trace: Trace, rule: Rule = UNKNOWN) -> list[Round]:
+    """rule: that of its method (`rule_of`)."""
     limits, following = _limits(trace), [*trace.rounds, None][1:]
     return [
         _round(round_, after, rule, start, end)
@@ -147,16 +152,20 @@ def _counts(found: Counter[Any]) -> str:
     return ", ".join(f"{found[kind]} {kind}" for kind in MARKS if kind in found)
 
 
-def rule_of(config: Mapping[str, Any], method: str) -> str:
-    """config: of the run; method: as in its results."""
+def rule_of(config: Mapping[str, Any], method: str) -> Rule:
+    """As the rule's class says. config: of the run; method: as in its results."""
     stop = config.get("method", {}).get(method, {}).get("stop") or {}
-    return str(stop.get("_target_", "")).rpartition(".")[2]
+    try:
+        kind: Any = get_class(stop["_target_"])
+    except (KeyError, ImportError, ValueError):  # no rule, or one that is not installed here
+        return UNKNOWN
+    return Rule(getattr(kind, "value_says", ""), getattr(kind, "picks_class", False))
 
 
 def _round(
-    round_: RoundTrace, after: RoundTrace | None, rule: str, start: float, end: float
+    round_: RoundTrace, after: RoundTrace | None, rule: Rule, start: float, end: float
 ) -> Round:
-    drafted, classes = _drafted(round_, after), round_.overlap is not None or rule == CLASS_RULE
+    drafted, classes = _drafted(round_, after), round_.overlap is not None or rule.picks_class
     said = [] if classes else round_.predicted
     return Round(
         drafted=[

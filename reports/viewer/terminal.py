@@ -10,13 +10,14 @@ from evaluation.token_texts import Vocabulary
 from reports.viewer.rounds import (
     MARKS,
     MEANINGS,
-    PREDICTED,
+    UNKNOWN,
     Bar,
     Drafted,
     Fate,
     Lane,
     Origin,
     Round,
+    Rule,
     rounds,
     summary,
 )
@@ -46,9 +47,11 @@ def wants_colour(out: TextIO) -> bool:
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def lines(trace: Trace, vocabulary: Vocabulary, colour: bool, rule: str = "") -> Iterator[str]:
-    """rule: name of the stop rule's class, which says what its values mean (`rounds.rule_of`)."""
-    paint, said = _Paint(vocabulary, colour), PREDICTED.get(rule, "predicted")
+def lines(
+    trace: Trace, vocabulary: Vocabulary, colour: bool, rule: Rule = UNKNOWN
+) -> Iterator[str]:
+    """rule: what the values of its stop rule mean (`rounds.rule_of`)."""
+    paint, said = _Paint(vocabulary, colour), rule.says or "predicted"
     found = rounds(trace, rule)
     yield (
         f"{trace.dataset} {trace.prompt_id}, {trace.method}: {len(trace.tokens)} tokens in"

@@ -14,7 +14,7 @@ from evaluation.metrics import drafted_tokens
 from evaluation.token_texts import Vocabulary, tokens_of
 from reports.artifacts import Evaluation
 from reports.viewer import rounds as view
-from reports.viewer.rounds import CLASSES, LANES, MARKS, MEANINGS, PREDICTED, Drafted, Round
+from reports.viewer.rounds import CLASSES, LANES, MARKS, MEANINGS, Drafted, Round
 
 PROMPTS, PROMPTS_IN_ALL = (
     8,
@@ -88,11 +88,7 @@ def _first(traces: Sequence[Trace], evaluation: Evaluation, limit: int) -> Seque
 def _method(evaluation: Evaluation, method: str, traces: Sequence[Trace]) -> Json:
     rule = view.rule_of(evaluation.config, method)
     requests = [_request(view.rounds(trace, rule)) for trace in traces]
-    return {
-        "name": method,
-        "predicted": PREDICTED.get(rule, "stop rule's value"),
-        "requests": requests,
-    }
+    return {"name": method, "predicted": rule.says or "stop rule's value", "requests": requests}
 
 
 def _request(found: Sequence[Round]) -> Json:

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page
 from decoding.trace import STAGES, RoundTrace, Span, Trace
 from evaluation.token_texts import Vocabulary
 from reports.artifacts import Evaluation
-from reports.viewer.rounds import MARKS, Round, rounds, summary
+from reports.viewer.rounds import MARKS, UNKNOWN, Round, Rule, rounds, summary
 from reports.viewer.viewer import fragment
 from tests.browser import REMEDY, executable, launched, opened
 from tests.traces import chain, overlapped, plain, tree
@@ -80,7 +80,7 @@ def evaluation(
         for m, found in methods.items()
     }
     stop = {
-        method: {"stop": {"_target_": f"decoding.stopping.x.{rule}"}}
+        method: {"stop": {"_target_": f"decoding.stopping.{rule}"}}
         for method, rule in stops.items()
     }
     config = {"repeats": 1, "warp": {"temperature": 1.0}, "method": stop}
@@ -115,8 +115,8 @@ def evaluations() -> list[Evaluation]:
     }
     second = {"autoregressive": [[plain(4)]], "hrad": [branching()]}
     return [
-        evaluation("first", first, {"specdecpp": "SpecDecPPStop"}),
-        evaluation("second", second, {"hrad": "HRADStop"}),
+        evaluation("first", first, {"specdecpp": "specdecpp.SpecDecPPStop"}),
+        evaluation("second", second, {"hrad": "hrad.HRADStop"}),
     ]
 
 
@@ -183,14 +183,14 @@ def shown(token: int) -> str:
 @pytest.mark.parametrize(
     ("run", "method", "prompt", "rule"),
     [
-        (0, "specdecpp", 0, "SpecDecPPStop"),
-        (0, "dyspec", 1, ""),
-        (0, "autoregressive", 0, ""),
-        (1, "hrad", 0, "HRADStop"),
+        (0, "specdecpp", 0, Rule("predicted acceptance")),
+        (0, "dyspec", 1, UNKNOWN),
+        (0, "autoregressive", 0, UNKNOWN),
+        (1, "hrad", 0, Rule(picks_class=True)),
     ],
 )
 def test_every_round_of_a_trace(
-    page: Page, evaluations: list[Evaluation], run: int, method: str, prompt: int, rule: str
+    page: Page, evaluations: list[Evaluation], run: int, method: str, prompt: int, rule: Rule
 ) -> None:
     one = evaluations[run]
     viewer, expected = (

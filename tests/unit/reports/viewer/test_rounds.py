@@ -5,11 +5,22 @@ from dataclasses import replace
 import pytest
 
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from reports.viewer.rounds import MARKS, MEANINGS, Bar, Committed, Round, rounds, rule_of, summary
+from reports.viewer.rounds import (
+    MARKS,
+    MEANINGS,
+    UNKNOWN,
+    Bar,
+    Committed,
+    Round,
+    Rule,
+    rounds,
+    rule_of,
+    summary,
+)
 from tests.traces import chain, overlapped, plain, tree
 
 
-def of(*found: RoundTrace, rule: str = "") -> list[Round]:
+def of(*found: RoundTrace, rule: Rule = UNKNOWN) -> list[Round]:
     return rounds(Trace(3, [], list(found), prefill_seconds=1.0, seconds=9.0), rule)
 
 
@@ -64,7 +75,9 @@ def test_p_q_and_predictions_are_those_of_the_trace() -> None:
     round_ = replace(
         chain([4, 5, 6], accepted=1, last=9), draft_q=[0.5, 0.25, 1.0], draft_p=[0.75, 0.125, None]
     )
-    found = of(replace(round_, predicted=[0.9, 0.8, 0.7, 0.1]), rule="ConfidenceBefore")[0]
+    found = of(
+        replace(round_, predicted=[0.9, 0.8, 0.7, 0.1]), rule=Rule("draft's highest probability")
+    )[0]
     assert [(node.q, node.p, node.predicted) for node in found.drafted] == [
         (0.5, 0.75, 0.9),
         (0.25, 0.125, 0.8),
@@ -75,7 +88,9 @@ def test_p_q_and_predictions_are_those_of_the_trace() -> None:
 
 
 def test_a_class_is_no_prediction_of_a_token() -> None:
-    found = of(replace(chain([4, 5], accepted=0, last=9), predicted=[2.0]), rule="HRADStop")[0]
+    found = of(
+        replace(chain([4, 5], accepted=0, last=9), predicted=[2.0]), rule=Rule(picks_class=True)
+    )[0]
     assert (
         found.outcome == 2
         and [node.predicted for node in found.drafted] == [None, None]
@@ -179,7 +194,7 @@ def test_summary() -> None:
         chain([4, 5, 6], accepted=1, last=9), seconds=seconds, predicted=[0.9, 0.8, 0.7, 0.125]
     )
     assert (
-        summary(of(round_, rule="AdaEDL")[0], 2, 7)
+        summary(of(round_, rule=Rule("entropy bound"))[0], 2, 7)
         == "Round 2 of 7: 3 drafted: 1 accepted, 1 rejected, 1 rolled back; the stop rule ended it"
         " at 0.125; 2 committed: 1 accepted, 1 residual; 1000.0 ms; draft idle 750.0 ms; target"
         " idle 250.0 ms"
@@ -195,10 +210,22 @@ def test_every_kind_has_a_mark_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("method", "rule"),
-    [("hrad", "HRADStop"), ("fixed", "Fixed"), ("autoregressive", ""), ("new", "")],
+    [
+        ("hrad", Rule(picks_class=True)),
+        ("adaedl", Rule("entropy bound on acceptance")),
+        ("fixed", Rule()),
+        ("gone", Rule()),
+        ("autoregressive", Rule()),
+        ("new", Rule()),
+    ],
 )
-def test_the_rule_of_a_method(method: str, rule: str) -> None:
-    stops = {"hrad": "decoding.stopping.hrad.HRADStop", "fixed": "decoding.stopping.fixed.Fixed"}
+def test_the_rule_of_a_method(method: str, rule: Rule) -> None:
+    stops = {
+        "hrad": "decoding.stopping.hrad.HRADStop",
+        "adaedl": "decoding.stopping.adaedl.AdaEDL",
+        "fixed": "decoding.stopping.fixed.Fixed",
+        "gone": "decoding.stopping.gone.Gone",
+    }
     config = {"method": {name: {"stop": {"_target_": stop}} for name, stop in stops.items()}}
     config["method"]["autoregressive"] = {}
     assert rule_of(config, method) == rule

@@ -6,7 +6,7 @@ import pytest
 
 from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.token_texts import Vocabulary
-from reports.viewer.rounds import MARKS
+from reports.viewer.rounds import MARKS, UNKNOWN, Rule
 from reports.viewer.terminal import WIDTH, lines, wants_colour
 from tests.traces import chain, plain, tree
 
@@ -15,7 +15,7 @@ TEXTS = Vocabulary({4: " the", 5: "\n", 6: " cat", 9: " dog", 8: "\x1b[2J"}, {"a
 
 
 def printed(
-    *found: RoundTrace, colour: bool = False, rule: str = "", vocabulary: Vocabulary = TEXTS
+    *found: RoundTrace, colour: bool = False, rule: Rule = UNKNOWN, vocabulary: Vocabulary = TEXTS
 ) -> list[str]:
     tokens = [token for round_ in found for token in round_.tokens]
     trace = Trace(3, tokens, list(found), 1.0, 9.0, prompt_id="1", dataset="a", method="fixed")
@@ -27,7 +27,8 @@ def test_a_round() -> None:
         chain([4, 5, 6], accepted=1, last=9), draft_p=[0.75, 0.125, None], predicted=[0.25]
     )
     text = printed(
-        replace(round_, seconds=ZERO | {"draft": 0.25, "target": 0.75}), rule="SpecDecPPStop"
+        replace(round_, seconds=ZERO | {"draft": 0.25, "target": 0.75}),
+        rule=Rule("predicted acceptance"),
     )
     found = text[text.index("") + 1 :]
     assert text[0] == "a 1, fixed: 2 tokens in 1 rounds" and found[0].startswith(
