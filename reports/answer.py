@@ -160,9 +160,7 @@ def _chosen(ranked: Sequence[Run], tuning: Json | None) -> tuple[Run | None, str
 
 
 def _speculates(run: Run) -> bool:
-    """False where tuning found no draft worth it, so that the method was decoded without one."""
-    decoded = run.evaluation.results.get("methods", {}).get(run.name, {})
-    return bool(decoded.get("speculates", True))
+    return run.evaluation.speculates(run.name)
 
 
 def _faster(speed: Estimate) -> bool:

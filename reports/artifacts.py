@@ -28,6 +28,17 @@ class Evaluation:
         config: Json = self.results["run"]["config"]
         return config
 
+    def settings(self, name: str) -> Json:
+        """Of a method as it was decoded: settings that were tuned or tried have their values."""
+        decoded = self.results.get("methods", {}).get(name)
+        found: Json = decoded["settings"] if decoded else self.config["method"].get(name, {})
+        return found
+
+    def speculates(self, name: str) -> bool:
+        """False where tuning found no draft worth it, so that the method was decoded without
+        one."""
+        return bool(self.results.get("methods", {}).get(name, {}).get("speculates", True))
+
     @property
     def temperature(self) -> float:
         return float(self.config["warp"]["temperature"])

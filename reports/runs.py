@@ -68,10 +68,8 @@ def pearl(how: Method) -> bool:
 
 
 def method(evaluation: Evaluation, name: str) -> Method:
-    """name: as in its metrics. What was decoded counts: settings that were tuned or tried have
-    their values."""
-    decoded = evaluation.results.get("methods", {}).get(name)
-    config = decoded["settings"] if decoded else evaluation.config["method"][name]
+    """name: as in its metrics."""
+    config = evaluation.settings(name)
     parts = {part: config.get(part, {}).get("_target_", "").rpartition(".")[2] for part in PARTS}
     settings = {
         key: value for part in PARTS for key, value in _settings(config.get(part, {}), part)

@@ -178,9 +178,9 @@ def print_trace(cfg: DictConfig) -> None:
         )
     trace = of_prompt(read_traces(path), cfg.prompt, path)
     results = path.parent / RESULTS
-    rule = (
-        rule_of(read_evaluation(path.parent).config, trace.method) if results.is_file() else UNKNOWN
-    )
+    rule = UNKNOWN
+    if results.is_file():
+        rule = rule_of(read_evaluation(path.parent).settings(trace.method))
     for line in terminal.lines(
         trace, token_texts.read(path.parent), terminal.wants_colour(sys.stdout), rule
     ):

@@ -6,7 +6,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from decoding.engines.request import Request, prefill
+from decoding.engines.request import RequestState, prefill
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -26,7 +26,7 @@ class AutoregressiveEngine:
     ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
         start = perf_counter()
-        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)
+        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)
         prompt_tokens = len(request.committed)
         prefill(self.pair.target, request.committed)
         prefill_seconds = perf_counter() - start
@@ -36,7 +36,7 @@ class AutoregressiveEngine:
         tokens = request.committed[prompt_tokens:].tolist()
         return Trace(prompt_tokens, tokens, rounds, prefill_seconds, perf_counter() - start)
 
-    def _round(self, request: Request, watch: Stopwatch, sampler: Sampler) -> RoundTrace:
+    def _round(self, request: RequestState, watch: Stopwatch, sampler: Sampler) -> RoundTrace:
         with watch.stage("target"):
             logits = self.pair.target.forward(request.committed[-1:]).logits[-1]
         with watch.stage("sample"):

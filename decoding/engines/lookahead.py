@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.engines.request import Request, prefill
+from decoding.engines.request import RequestState, prefill
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -59,7 +59,7 @@ class LookaheadEngine:
     ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
         start = perf_counter()
-        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)
+        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)
         prompt = request.committed.tolist()
         prefill(self.pair.target, request.committed)
         pool, window = NgramPool(self.guesses), Window(prompt, self.window, self.ngram)
@@ -73,7 +73,7 @@ class LookaheadEngine:
 
     def _round(
         self,
-        request: Request,
+        request: RequestState,
         pool: "NgramPool",
         window: "Window",
         watch: Stopwatch,

@@ -18,7 +18,7 @@ from decoding.engines.branching import (
 )
 from decoding.engines.fit import check_overlap_fit
 from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
-from decoding.engines.request import Request, prefill
+from decoding.engines.request import RequestState, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
@@ -97,7 +97,7 @@ class OverlappedEngine:
         if self._workers:
             self._workers.join()
         target, draft = self.pair.target, self.pair.draft
-        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, target, draft)
+        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, target, draft)
         prompt_tokens = len(request.committed)
         self._workers = Workers(target, draft, begin, self.overlap, self.draft_threads)
         with self._workers as workers:
@@ -113,7 +113,7 @@ class _Session:
     """One request: its caches, its two streams of random numbers, and the round it is in."""
 
     def __init__(
-        self, engine: OverlappedEngine, request: Request, workers: Workers, sampler: Sampler
+        self, engine: OverlappedEngine, request: RequestState, workers: Workers, sampler: Sampler
     ) -> None:
         self.engine = engine
         self.request = request

@@ -11,7 +11,7 @@ from runtime.errors import UserError
 
 
 @dataclass
-class Request:
+class RequestState:
     """text: [n + max_new] int64, prompt and output so far, then what is not written yet; committed:
     its first n; max_new: tokens that may still be committed; verdicts: `RoundContext.verdicts`."""
 
@@ -29,7 +29,7 @@ class Request:
         max_new_tokens: int,
         eos_ids: frozenset[int],
         *models: LM,
-    ) -> "Request":
+    ) -> "RequestState":
         """Empty the caches and check that the prompt fits; the output is shortened to what the
         context leaves.
 

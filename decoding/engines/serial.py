@@ -11,7 +11,7 @@ from torch import Tensor
 from decoding.draft import Draft, RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
-from decoding.engines.request import Request, prefill
+from decoding.engines.request import RequestState, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -46,7 +46,7 @@ class SerialEngine:
         start = perf_counter()
         target, draft = self.pair.target, self.pair.draft
         models = [target, draft] if self.structure.uses_draft else [target]
-        request = Request.open(prompt_ids, max_new_tokens, self.eos_ids, *models)
+        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, *models)
         prompt_tokens = len(request.committed)
         hidden = prefill(target, request.committed, self.stop.target_layers)
         if self.structure.uses_draft:  # after the target, whose states a draft may read
@@ -61,7 +61,7 @@ class SerialEngine:
         return Trace(prompt_tokens, tokens, rounds, prefill_seconds, perf_counter() - start)
 
     def _round(
-        self, request: Request, context: RoundContext, watch: Stopwatch, sampler: Sampler
+        self, request: RequestState, context: RoundContext, watch: Stopwatch, sampler: Sampler
     ) -> tuple[Tensor | None, RoundTrace]:
         """One draft, one target call. Returns the target's hidden states [len(target_layers), H] at
         the new last verified position (when the stop rule reads any) and the round's trace."""
@@ -98,7 +98,7 @@ class SerialEngine:
         parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
         return self.pair.target.forward(tokens, parents, hidden=self.stop.target_layers)
 
-    def _context(self, request: Request, round_: int, hidden: Tensor | None) -> RoundContext:
+    def _context(self, request: RequestState, round_: int, hidden: Tensor | None) -> RoundContext:
         return RoundContext(
             request.committed,
             request.max_new,

@@ -152,9 +152,9 @@ def _counts(found: Counter[Any]) -> str:
     return ", ".join(f"{found[kind]} {kind}" for kind in MARKS if kind in found)
 
 
-def rule_of(config: Mapping[str, Any], method: str) -> Rule:
-    """As the rule's class says. config: of the run; method: as in its results."""
-    stop = config.get("method", {}).get(method, {}).get("stop") or {}
+def rule_of(settings: Mapping[str, Any]) -> Rule:
+    """As the rule's class says. settings: of a method as it was decoded."""
+    stop = settings.get("stop") or {}
     try:
         kind: Any = get_class(stop["_target_"])
     except (KeyError, ImportError, ValueError):  # no rule, or one that is not installed here

@@ -86,7 +86,7 @@ def _first(traces: Sequence[Trace], evaluation: Evaluation, limit: int) -> Seque
 
 
 def _method(evaluation: Evaluation, method: str, traces: Sequence[Trace]) -> Json:
-    rule = view.rule_of(evaluation.config, method)
+    rule = view.rule_of(evaluation.settings(method))
     requests = [_request(view.rounds(trace, rule)) for trace in traces]
     return {"name": method, "predicted": rule.says or "stop rule's value", "requests": requests}
 

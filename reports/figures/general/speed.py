@@ -67,6 +67,7 @@ def _draw_speedups(records: Sequence[drawing.Record], canvas: Canvas) -> None:
 
 
 def _speed_rows(evaluation: Evaluation) -> Iterator[list[Cell]]:
+    drafting = [*filter(evaluation.speculates, evaluation.traces)]
     for prompts, methods in evaluation.results["metrics"].items():
         for name, values in methods.items():
             m = Metrics.from_dict(values)
@@ -87,7 +88,7 @@ def _speed_rows(evaluation: Evaluation) -> Iterator[list[Cell]]:
                     m.tokens_per_target_call,
                     m.acceptance,
                     100 * m.predictor_share,
-                    verdict(name, m),
+                    verdict(name, m, drafting),
                 ),
             ]
 

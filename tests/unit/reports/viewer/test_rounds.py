@@ -226,9 +226,8 @@ def test_the_rule_of_a_method(method: str, rule: Rule) -> None:
         "fixed": "decoding.stopping.fixed.Fixed",
         "gone": "decoding.stopping.gone.Gone",
     }
-    config = {"method": {name: {"stop": {"_target_": stop}} for name, stop in stops.items()}}
-    config["method"]["autoregressive"] = {}
-    assert rule_of(config, method) == rule
+    settings = {name: {"stop": {"_target_": stop}} for name, stop in stops.items()}
+    assert rule_of(settings.get(method, {})) == rule
 
 
 def test_overlap_traces_need_no_rule() -> None:
