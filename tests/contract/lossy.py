@@ -204,8 +204,10 @@ class StoppedOnDrawn(CutOnDrawn):
     """SpecBranch's branches as printed: they stop at a drawn token that is unlikely, and do without
     it."""
 
-    def branch(self, pending: Pending, context: RoundContext, outcome: int) -> Branches:
-        found = super().branch(pending, context, outcome)
+    def branch(
+        self, pending: Pending, context: RoundContext, outcome: int, continuation: int
+    ) -> Branches:
+        found = super().branch(pending, context, outcome, continuation)
         cut = [[path[0], *self._until_unlikely(pending.tree, path)] for path in found.paths]
         return replace(found, paths=cut)
 
