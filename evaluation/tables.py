@@ -169,7 +169,7 @@ def verdict(name: str, metrics: Metrics, drafting: Collection[str] | None = None
         return "baseline"
     if drafting is not None and name not in drafting:
         return NOT_WORTH_IT
-    if metrics.tokens_per_target_call == 1:
+    if metrics.tokens_per_target_call == 1 and metrics.drafted_per_round == 0:
         return "does not speculate"
     if metrics.repeats < 2:
         return "one repeat"

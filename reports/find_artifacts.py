@@ -25,7 +25,9 @@ from runtime.errors import UserError
 
 KEY = "run"
 RESULTS, WEIGHTS, REPORT = "results.json", "model.safetensors", "report.json"
-OF_EVALUATION = {"metrics", "overlap", "modelled", "profile", "checkpoints", "run"}
+OF_EVALUATION = {
+    *("metrics", "overlap", "modelled", "profile", "checkpoints", "run", "methods", "tried")
+}
 OF_RUN = {"command", "config", "pair", "date", "versions", *DECIDES_COSTS}
 OF_TUNING = {"format_version", "results", "frontier", "rules"}
 OF_COSTS = {"seconds", "regression", "pair", "measured_on", "command"}

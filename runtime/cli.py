@@ -17,6 +17,7 @@ from hydra.errors import HydraException, InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from runtime.errors import UserError
 from runtime.files import remedy
@@ -177,7 +178,9 @@ def explain(error: Exception) -> str | None:
             return (
                 f"{_one_line(str(cause))}{'' if where else ': a file could not be written'}. {told}"
             )
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if unmade := unmade_part(error, place):
+        return unmade
+    if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         said = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
         return _one_line(
             said.split("Config search path:")[0].replace(
@@ -185,6 +188,22 @@ def explain(error: Exception) -> str | None:
             )
         )
     return None
+
+
+def unmade_part(error: BaseException, place: str) -> str | None:
+    """What went wrong in the class at `place` of the config, and in which line of its file: it may
+    be a plug-in that somebody is writing. None where nothing was to be made."""
+    if not isinstance(error, InstantiationException) or error.__cause__ is None:
+        return None
+    *_, reason = _causes(error)
+    *_, last = traceback.extract_tb(reason.__traceback__) or [None]
+    own = last and not last.filename.startswith(("<", str(Path(hydra.__file__).parent)))
+    where = f" ({last.filename} line {last.lineno})" if last and own else ""
+    target = str(error).partition("'")[2].partition("'")[0]
+    return _one_line(
+        f"{place or 'config'}: expected _target_ to make something, got {type(reason).__name__} of"
+        f" {target}: {reason}{where}. Mend it, or check the name and the settings"
+    )
 
 
 def as_set(message: str, place: str) -> str:

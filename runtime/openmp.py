@@ -2,8 +2,8 @@
 
 The threads of a parallel loop meet at its end, and GNU OpenMP lets the early ones spin there for
 minutes. Beside another busy process one of them has no core, and all the others spin until the
-system gives it one: two threads then make less than 2 tokens per second instead of 12. After
-`SPINS` turns a thread now sleeps, which costs nothing measurable on a quiet machine.
+system gives it one. After `SPINS` turns a thread now sleeps, which costs nothing measurable on a
+quiet machine (docs/lab-notes.md).
 
 The library reads its environment once, when torch loads it. Whoever has set `GOMP_SPINCOUNT` or
 `OMP_WAIT_POLICY` keeps what they have set."""

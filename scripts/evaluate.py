@@ -9,7 +9,7 @@
 Needs the pair (python scripts/build_pair.py) and, for rules that learn, their checkpoints (python
 train.py). Takes the thresholds of scripts/tune.py where there are some for this pair and these
 warps, unless others are given; other settings are tried on calibration prompts (`tried`). Writes
-results.json, table.md, the traces of every method and the texts of their tokens (token_texts.json)
+results.json, table.md, the traces of every method and the texts of their tokens (vocabulary.json)
 to `out`. An interrupted run goes on when started again.
 
 presentation=table shows the spread over repeats; presentation=paired the medians of ratios on the

@@ -1,14 +1,14 @@
 """Harvest training data: the target answers prompts, the draft reads along, labels and features
 become shards.
 
-    python scripts/gen_data.py                                   # starter prompts, the embedded
-    pair python scripts/gen_data.py estimate=true                     # how long and how large, then
-    stop python scripts/gen_data.py verify=true out=data/starter      # is every byte of it what was
-    written? accelerate launch --num_processes 8 scripts/gen_data.py      # several processes, or
-    machines with a shared folder python scripts/gen_data.py dataset=jsonl
-    dataset.path=prompts.jsonl out=data/mine python scripts/gen_data.py warp=greedy
-    draft_warp.temperature=0 anchors.stride=1 out=data/greedy
+    python scripts/gen_data.py                      # starter prompts, the embedded pair
+    python scripts/gen_data.py estimate=true        # how long and how large, then stop
+    python scripts/gen_data.py verify=true out=data/starter     # is every byte as written?
+    python scripts/gen_data.py dataset=jsonl dataset.path=prompts.jsonl out=data/mine
+    python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 out=data/greedy
+    accelerate launch --num_processes 8 scripts/gen_data.py
 
+Several processes, also on machines that share a folder, divide the batches among themselves.
 Interrupted, the same command continues after the last finished batch; it also makes anew what is
 missing or damaged. On CPUs `accelerate launch` wants `--multi_gpu` to start more than one process.
 `--help` lists every setting."""

@@ -50,13 +50,16 @@ def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
         state = "is only half harvested" if (folder / PLAN).exists() else "is no harvested dataset"
         raise UserError(f"{key}: {folder} {state}. {remedy}")
     manifest = read_checksummed(path, key, f"{remedy} (and its settings): it writes the file again")
-    if (version := manifest.get("schema_version")) != SCHEMA_VERSION:
-        raise UserError(
-            f"{key}: {path} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest"
-            " again"
-        )
+    _refuse_other_version(manifest, f"{key}: {path}")
     chunks.refuse_unfit(manifest, chunks.MANIFEST_FORM, f"{key}: {path}", remedy)
     return manifest
+
+
+def _refuse_other_version(found: dict[str, Any], where: str) -> None:
+    if (version := found.get("schema_version")) != SCHEMA_VERSION:
+        raise UserError(
+            f"{where} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest again"
+        )
 
 
 def identity(manifest: dict[str, Any]) -> str:
@@ -181,14 +184,15 @@ def verify(folder: Path) -> list[str]:
     """One line per file that is missing, damaged, out of date or does not belong; none for a
     dataset that is whole. Reads every byte.
 
-    Raises UserError where `folder` holds no harvest at all.
+    Raises UserError where `folder` holds no harvest at all, or one of another schema version.
     """
     if not any((folder / name).exists() for name in (PLAN, MANIFEST)) and not any(
         folder.glob("chunk-*")
     ):
         raise UserError(f"out: {folder} is no harvested dataset. Give the folder of one: out=...")
     (plan, manifest), bad = _settings_files(folder)
-    known = plan or manifest
+    if known := plan or manifest:
+        _refuse_other_version(known, f"out: {folder}")
     count = (
         chunks.chunk_count(known) if known else max(chunks.marked_chunks(folder), default=-1) + 1
     )

@@ -152,8 +152,9 @@ class CachedLM:
         Raises UserError where the model has fewer layers than ``hidden`` asks for."""
         if hidden and -min(hidden) > self.hidden_states:
             raise UserError(
-                f"features.layers: expected layers from -{self.hidden_states} to -1, got"
-                f" {list(hidden)}. Give fewer or later ones"
+                f"inputs: expected hidden states from layers -{self.hidden_states} to -1, got"
+                f" {list(hidden)}. Give fewer or later ones: inputs.draft_layers=[-1] or"
+                " inputs.target_layers=[-1]"
             )
         recorded = self._recorded
         found, states = self.network(rows, cache, [*hidden, *(recorded or ())], logits)

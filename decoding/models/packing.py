@@ -2,13 +2,9 @@
 
 Verification runs the target on 2 to 20 rows at once. A CPU spends most of such a product on
 rearranging the weights, and costs two to three times a single row: speculation would lose before it
-starts. oneDNN can keep the weights arranged. Measured with the shapes of SmolLM2-135M on one AVX2
-core, relative to one row: 5 rows 2.2 -> 1.4, 9 rows 2.5 -> 1.8. On an AVX-512 core of Intel 2 and 3
-rows cost 1.1 and 1.2 anyway (packed: 1.3 and 1.5), 4 rows 1.9 (packed: 1.45). On one of AMD a
-single row takes half the time packed, 3 rows a quarter (7.1 for 14.5 and 8.0 for 27.9 ms, gate and
-up of 30 layers). In bfloat16 weights are rearranged for a single row, too: output layer of the same
-model on an AMX core, ordinary and packed, 1 row 12.2 and 4.5 ms, 64 rows 12.8 and 7.3, 256 rows 27
-and 18, 512 rows 64 and 61."""
+starts. oneDNN can keep the weights arranged. From how many rows on that is faster depends on the
+processor and the precision (`fewest_rows`): on AMD from one, on others from a few, in bfloat16
+always. Measurements: docs/lab-notes.md."""
 
 from pathlib import Path
 

@@ -196,11 +196,16 @@ def test_what_is_left_alone_is_named(
     Path("first/begun/manifest.json").unlink()
     Path("first/notes.json").write_text('{"mine": 1}')
     Path("second/round").symlink_to("..")
+    shutil.copytree(made / "runs/x", "first/former")
+    results = json.loads(Path("first/former/results.json").read_text())
+    del results["tried"]
+    Path("first/former/results.json").write_text(json.dumps(results))
     run(report, monkeypatch, "run=[first,second,first]", "logger=none")
     page = Path("runs/report/index.html").read_text()
     assert (
         "first/notes.json" in page
         and "first/begun/plan.json" in page
+        and "first/former/results.json" in page
         and page.count("<code>first/x</code>") == 1
     )
 

@@ -1,6 +1,7 @@
 """Interleaving, seeds, losslessness evidence and tables, without a model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from evaluation.interleaving import Plan, Traces, alternating, of_dataset, reque
 from evaluation.journal import Journal
 from evaluation.lossless import TOLERANCE, Difference, greedy_differences, near_tie
 from evaluation.metrics import Metrics, Spread
-from evaluation.tables import draft_table, lossless_lines, markdown, speed_table, summary
+from evaluation.tables import draft_table, lossless_lines, markdown, speed_table, summary, verdict
 from runtime.errors import UserError
 
 REQUESTS = [
@@ -189,6 +190,12 @@ def test_tables_say_where_speculation_loses() -> None:
     said = summary(found, 3, list(found))
     assert "LOSES against autoregressive decoding with: y (0.85x)" in said and "measured" in said
     assert "autoregressive" not in draft_table(found)
+
+
+def test_drafts_of_which_nothing_is_accepted_are_no_plain_decoding() -> None:
+    rejected = replace(metrics(0.5, 0.6), tokens_per_target_call=1.0)
+    assert verdict("x", rejected) == "SLOWER"
+    assert verdict("x", replace(rejected, drafted_per_round=0.0)) == "does not speculate"
 
 
 def test_markdown_lines_up() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
@@ -91,6 +92,13 @@ def test_missing_value_is_named(script: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "error: do: no value given. Add do=...\n")
 
 
+def test_a_config_that_is_no_yaml_is_one_line(script: Path) -> None:
+    (script.parents[1] / "conf" / "pair" / "toy.yaml").write_text("target: [\n")
+    done = run(script, "do=good")
+    assert done.returncode == 2
+    assert "toy.yaml" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_help_starts_with_what_the_script_does(script: Path) -> None:
     done = run(script, "--help")
     assert done.returncode == 0
@@ -112,6 +120,35 @@ def test_user_error_inside_instantiate_is_found() -> None:
     error = InstantiationException("Error in call to target")
     error.__cause__ = UserError("warp.temperature: must be >= 0")
     assert explain(error) == "warp.temperature: must be >= 0"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def f(:", "SyntaxError of plugin.Rule: invalid syntax (plugin.py, line 1). Mend it"),
+        (
+            "import no_such_thing",
+            "ModuleNotFoundError of plugin.Rule: No module named 'no_such_thing' (PATH line 1).",
+        ),
+        (
+            "class Rule:\n    def __init__(self, x):\n        x[0]",
+            "TypeError of plugin.Rule: 'int' object is not subscriptable (PATH line 3). Mend it",
+        ),
+        ("class Rule: pass", "TypeError of plugin.Rule: Rule() takes no arguments. Mend it"),
+    ],
+)
+def test_an_error_in_a_plugin_says_what_it_is_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    (tmp_path / "plugin.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "plugin", raising=False)
+    with pytest.raises(InstantiationException) as raised:
+        instantiate({"stop": {"_target_": "plugin.Rule", "x": 1}})
+    monkeypatch.delitem(sys.modules, "plugin", raising=False)
+    message = explain(raised.value)
+    said = said.replace("PATH", str(tmp_path / "plugin.py"))
+    assert message is not None and message.startswith("stop: expected ") and said in message
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,8 @@ def test_another_schema_version_is_refused(folder: Path) -> None:
     manifest = dataset.read_manifest(folder)
     write_checksummed(folder / "manifest.json", {**manifest, "schema_version": 0})
     with pytest.raises(UserError, match="schema version 0"):
+        dataset.verify(folder)
+    with pytest.raises(UserError, match="schema version 0"):
         dataset.read_manifest(folder)
 
 
