@@ -1,13 +1,21 @@
 """Small tensors only: a second thread costs more than it gives, above all on a busy machine."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.composing import composed_quickly
 from tests.tiny_pair import save_tiny_pair
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _composed_quickly() -> Iterator[None]:
+    with composed_quickly():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,13 @@ def test_first_line_is_a_command_that_works(file: Path) -> None:
     assert command, f"conf/{file} must start with the command that uses it"
     script, overrides = command.groups()
     assert (ROOT / script).is_file()
-    composed(Path(script).stem, *shlex.split(overrides))
+    composes(Path(script).stem, *shlex.split(overrides))
+
+
+@cache
+def composes(program: str, *overrides: str) -> None:
+    """Several files may name one command."""
+    composed(program, *overrides)
 
 
 def documented(page: Path) -> list[str]:
@@ -112,9 +118,36 @@ def test_commands_of_the_docs_compose(command: str) -> None:
     OmegaConf.resolve(composed(Path(script).stem, *overrides))
 
 
+TOGETHER = {"pair", "dataset", "warp", "structure", "verifier", "stop", "cost", "predictor"} | {
+    *("trainer", "calibration", "responses", "features", "logger")
+}
+"""Groups whose options say nothing of one another: the n-th of each are composed together."""
+
+
+@cache
+def with_nth_options(program: str, number: int) -> tuple[DictConfig, dict[str, str]]:
+    """And which they are, by place."""
+    chosen = {}
+    for group, place in groups(program).items():
+        options = sorted((CONF / group).glob("*.yaml"))
+        if group in TOGETHER and number < len(options):
+            chosen[place] = options[number].stem
+    return composed(program, *(f"{place}={option}" for place, option in chosen.items())), chosen
+
+
+def with_option(program: str, place: str, option: str) -> DictConfig:
+    group = place.split("@")[0]
+    if group not in TOGETHER:
+        return composed(program, f"{place}={option}")
+    number = [path.stem for path in sorted((CONF / group).glob("*.yaml"))].index(option)
+    cfg, chosen = with_nth_options(program, number)
+    assert chosen[place] == option
+    return cfg
+
+
 @pytest.mark.parametrize(("program", "place", "option"), CHOICES)
 def test_option_composes_and_builds(program: str, place: str, option: str) -> None:
-    cfg = composed(program, f"{place}={option}")
+    cfg = with_option(program, place, option)
     if place == "experiment":
         assert option in cfg.out, "its settings are those of the program"
         OmegaConf.resolve(cfg)

@@ -5,12 +5,16 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+import train
 from tests.harvests import write_harvest
+from tests.programs import run
 
 ROOT = Path(__file__).resolve().parents[2]
 HRAD = ("predictor=hrad", "trainer.epochs=4", "data=data/toy", "logger=none")
@@ -19,7 +23,7 @@ TOLERANCE = 2e-6
 
 
 def launch(folder: Path, processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``train.py *arguments`` on that many CPU processes; one without the launcher."""
+    """``train.py *arguments`` on that many CPU processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -31,12 +35,7 @@ def launch(folder: Path, processes: int, *arguments: str) -> subprocess.Complete
         str(processes),
     ]
     launcher += ["--main_process_port", port]
-    command = [
-        sys.executable,
-        *(launcher if processes > 1 else []),
-        str(ROOT / "train.py"),
-        *arguments,
-    ]
+    command = [sys.executable, *launcher, str(ROOT / "train.py"), *arguments]
     settings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True
@@ -71,10 +70,14 @@ def numbers(value: object, name: str = "") -> list[tuple[str, float]]:
 def difference(folder: Path, processes: int, *arguments: str) -> float:
     """The largest between what one process trains and what several do."""
     write_harvest(folder / "data" / "toy")
-    for count in (1, processes):
-        done = launch(folder, count, *arguments, f"out=checkpoints/{count}")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("saved checkpoints/") == 1, "one process prints and writes"
+    alone = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(alone):
+        patch.chdir(folder)
+        run(train, patch, *arguments, "out=checkpoints/1")
+    done = launch(folder, processes, *arguments, f"out=checkpoints/{processes}")
+    assert done.returncode == 0, done.stderr
+    for printed in (alone.getvalue(), done.stdout):
+        assert printed.count("saved checkpoints/") == 1, "one process prints and writes"
     assert len(list((folder / "outputs").glob("*/*/.hydra"))) == 2, "one run folder each"
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == sorted(
         {"1", str(processes)}
