@@ -66,13 +66,14 @@ def prepare(cfg: DictConfig) -> Comparison:
     for method in [*methods.values(), *(one for found in tried.values() for one in found.values())]:
         engine(method, pair)
     pending = any(len(found) > 1 for found in tried.values())
+    tried_on = load_requests(cfg, pair, CHOSEN_ON, cfg.tried_prompts) if pending else []
     return Comparison(
         methods,
         {key: of for trained in checkpoints.values() for key, of in trained.items()},
         pair,
-        load_requests(cfg, pair, cfg.split, cfg.limit),
+        load_requests(cfg, pair, cfg.split, cfg.limit, tried_on),
         tried,
-        load_requests(cfg, pair, CHOSEN_ON, cfg.tried_prompts) if pending else [],
+        tried_on,
     )
 
 
@@ -96,9 +97,14 @@ def use_thresholds(
     return tuned
 
 
-def load_requests(cfg: DictConfig, pair: ModelPair, split: str, limit: int | None) -> list[Request]:
-    """`limit` prompts of the split, evenly spaced."""
+def load_requests(
+    cfg: DictConfig, pair: ModelPair, split: str, limit: int | None, besides: Sequence[Request] = ()
+) -> list[Request]:
+    """`limit` prompts of the split, evenly spaced; of the whole set none of `besides`."""
     prompts = load_prompts(cfg.dataset)
+    if split == "all":
+        aside = {(request.dataset, request.prompt_id) for request in besides}
+        prompts = [prompt for prompt in prompts if (prompt.dataset, prompt.id) not in aside]
     return requests_of_split(prompts, pair, cfg.max_new_tokens, split, cfg.splits, limit)
 
 

@@ -117,7 +117,7 @@ def test_greedy_equals_autoregressive_for_every_method(
     run(monkeypatch, *base, *GREEDY, "profile=true", "structure.gamma_max=6")
     printed, out = capsys.readouterr().out, Path("runs/x")
     assert printed.count("8 of 8 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
-    assert "Share of decode time" in printed and "## odd: 2 prompts, 2 repeats" in printed
+    assert "Share of decode time" in printed and "## odd: 3 prompts, 2 repeats" in printed
     assert (out / "table.md").read_text().strip() in printed
 
     results = json.loads((out / "results.json").read_text())
@@ -213,6 +213,10 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     run(monkeypatch, *small, *splits, "method.fixed.stop.gamma=2")
     results = json.loads(Path("runs/x/results.json").read_text())
     assert list(decoded) == ["judged"] and results["tried"] == {}
+    decoded.clear()
+    run(monkeypatch, *(word for word in small if word != "split=test"), *splits, "split=all")
+    tried, judged = ({name[-2:] for name in decoded[stage]} for stage in ("tried", "judged"))
+    assert tried and judged and not tried & judged, "of the whole set the others"
     assert results["methods"]["fixed"]["settings"]["stop"]["gamma"] == 2
 
 

@@ -30,7 +30,7 @@ SMALL = (
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(3)]
+    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(4)]
     Path("prompts.jsonl").write_text("\n".join(lines))
 
 
@@ -45,7 +45,7 @@ def test_pairs(
     tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Greedy: everything gives the same outputs, drafts agree where they are accepted, and nothing
-    stays behind."""
+    stays behind. Of four prompts one is for trying settings."""
     monkeypatch.setattr(
         generate_engine, "CompileConfig", lambda: CompileConfig(backend="eager")
     )  # writes no code: quick
