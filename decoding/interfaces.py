@@ -183,8 +183,11 @@ class ConfidenceRule(StopRule, Protocol):
 class Classes(Protocol):
     """How far to draft, from verified facts alone, and the confidence rule that class "some" asks.
 
-    `stopping.hrad.HRADStop` is one. target_layers: of the target, whose hidden states `classify`
-    reads."""
+    target_layers: of the target, whose hidden states `classify` reads
+    trained_gamma: the draft length that a learned class is about; None where nothing was learned"""
+
+    @property
+    def trained_gamma(self) -> int | None: ...
 
     @property
     def target_layers(self) -> Sequence[int]: ...

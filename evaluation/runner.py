@@ -92,6 +92,12 @@ def use_thresholds(
         return {}
     if tuned_names(names, found):
         check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
+        if cfg.split == "all":
+            print(
+                "warning: split=all judges every prompt, those too that thresholds were chosen on"
+                f" where the prompts of {found['data']['folder']} are among them. Take other"
+                " prompts or split=test"
+            )
     tuned, lines = tuned_methods(cfg, names, found, overrides)
     print("\n".join([*lines, *tuned_elsewhere(cfg, found, overrides, setup_facts(pair))]))
     return tuned

@@ -38,6 +38,7 @@ class Always:
     outcome: int
     confidence: ConfidenceRule
     target_layers: Sequence[int] = ()
+    trained_gamma: int | None = None
 
     def classify(self, context: RoundContext) -> int:
         return self.outcome
@@ -57,8 +58,8 @@ def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
             f"stop.confidence, engine: {type(classes.confidence).__name__} cannot say how much of a"
             " branch to keep. Use stop/confidence or stop/confidence_before there"
         )
-    trained = getattr(stop, "gamma", gamma)
-    if trained != gamma:
+    trained = classes.trained_gamma
+    if trained not in (None, gamma):
         raise UserError(
             f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained}"
             f" tokens, and gamma_max is {gamma}. Set structure.gamma_max={trained}, in an"
@@ -73,7 +74,7 @@ def tokens_after_candidate(classes: Classes, gamma: int, a_priori: bool) -> int:
     A predictor of classes is asked once the candidate of the accepted branch is committed, about
     the next `gamma` tokens, as it was trained: that many are drawn. Elsewhere gamma counts the
     draft's steps, of which the candidate is one."""
-    asked_after_it = hasattr(classes, "gamma") and not a_priori
+    asked_after_it = classes.trained_gamma is not None and not a_priori
     return gamma if asked_after_it else gamma - 1
 
 

@@ -18,6 +18,7 @@ class Confidence(TunableRule):
 
     value_says = "draft's confidence"
     keeps_unsure = True
+    trained_gamma = None
 
     def __init__(self, threshold: float) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ class ConfidenceBefore(TunableRule):
 
     value_says = "draft's highest probability"
     keeps_unsure = False
+    trained_gamma = None
 
     def __init__(self, threshold: float) -> None:
         super().__init__()

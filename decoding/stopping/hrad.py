@@ -46,6 +46,7 @@ class HRADStop(TunableRule):
         self.predictor = load_classifier(checkpoint)
         self.balance = self._checked(balance, checkpoint)
         self.gamma: int = read_config(Path(checkpoint), KEY)["gamma"]
+        self.trained_gamma = self.gamma
         self.confidence = confidence
         self.draft_layers = confidence.draft_layers
         self.target_layers = self.predictor.inputs.target_layers

@@ -13,6 +13,7 @@ class Never:
 
     draft_layers: Sequence[int] = ()
     target_layers: Sequence[int] = ()
+    trained_gamma: int | None = None
     stops_never = True
 
     def __init__(self) -> None:

@@ -25,6 +25,7 @@ class ByContext:
     """A class that depends on what is committed."""
 
     target_layers = ()
+    trained_gamma = None
 
     def __init__(self, confidence: Confidence | ConfidenceBefore) -> None:
         self.confidence = confidence

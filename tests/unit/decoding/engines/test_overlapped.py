@@ -40,6 +40,7 @@ class ByTarget:
     verified position."""
 
     target_layers = range(-5, 0)
+    trained_gamma = None
     confidence = Confidence(0.4)
 
     def __init__(self) -> None:
