@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-BLOCK, HEADER = (
-    32768,
-    7,
-)  # bytes: a log of blocks; checksum, length and kind before each part of a record
+# Bytes: a log of blocks; checksum, length and kind before each part of a record.
+BLOCK, HEADER = 32768, 7
 
 
 class Run(NamedTuple):
@@ -30,7 +28,7 @@ class Run(NamedTuple):
 def read_run(folder: Path) -> Run:
     """The only run in the folder that a logger was given."""
     (run,) = (folder / "wandb").glob("offline-run-*")
-    (log,) = run.glob("*.wandb")
+    log = log_of(run)
     read = Run(run, {}, [], {})
     for record in whole(log):
         read.config.update(values(record.run.config.update) | values(record.config.update))
@@ -38,6 +36,15 @@ def read_run(folder: Path) -> Run:
         if record.HasField("history"):
             read.history.append(values(record.history.item))
     return read
+
+
+def log_of(run: Path, patience: float = 60) -> Path:
+    """Its log, which another process opens some time after the run has begun."""
+    until = time.monotonic() + patience
+    while not (found := [*run.glob("*.wandb")]):
+        assert time.monotonic() < until, f"{run} has no log"
+        time.sleep(0.1)
+    return found[0]
 
 
 def whole(log: Path, patience: float = 60) -> list[Record]:

@@ -86,5 +86,5 @@ def test_layers_and_rows_are_those_of_all(pair: ModelPair) -> None:
 
 
 def test_more_layers_than_the_model_has_are_refused(pair: ModelPair) -> None:
-    with pytest.raises(UserError, match=r"^features\.layers: expected .* -5 to -1, got \[-6, -1\]"):
+    with pytest.raises(UserError, match=r"^inputs: expected .* -5 to -1, got \[-6, -1\]"):
         pair.target.forward(torch.arange(3), hidden=(-6, -1))
