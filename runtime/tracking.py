@@ -24,13 +24,14 @@ class WandbLogger:
 
         settings = wandb.Settings(silent=True, init_timeout=self.timeout)
         wandb.setup(settings=settings)
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        folder = Path(self.folder).resolve()  # the process that writes may work elsewhere
+        folder.mkdir(parents=True, exist_ok=True)
         arguments: dict[str, Any] = {
             "project": self.project,
             "job_type": job,
             "config": dict(config),
         }
-        arguments |= {"dir": self.folder, "settings": settings}
+        arguments |= {"dir": str(folder), "settings": settings}
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
         try:
             self.run = wandb.init(mode=mode, **arguments)

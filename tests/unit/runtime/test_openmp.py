@@ -39,7 +39,7 @@ def said(program: Path, **settings: str) -> str:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_every_program_sets_it_before_torch_loads(program: Path) -> None:
-    assert said(program) == "1000 None"
+    assert said(program) == "10000 None"
 
 
 def test_the_user_s_own_choice_stays() -> None:

@@ -6,6 +6,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -294,10 +295,11 @@ def test_an_idle_worker_is_a_bubble(pair: ModelPair) -> None:
     assert shares["overhead"] > idle_together, "a job of the draft's includes drawing"
 
 
+@dataclass(frozen=True)
 class Trained(Always):
     """As a predictor of classes that was trained for drafts of so many tokens."""
 
-    gamma = 3
+    trained_gamma: int | None = 3
 
 
 @pytest.mark.parametrize("a_priori", [False, True])
