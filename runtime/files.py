@@ -45,7 +45,7 @@ def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def write_atomically(path: Path, write: Callable[[Path], None], key: str = "out") -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], key: str = "out") -> None:
     """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left
     when it fails.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from predictors.base import UNREADABLE
 from runtime.compatibility import differences
@@ -40,7 +40,7 @@ class ResumeFile:
         text = json.dumps({"run": self.run, **progress})
         metadata = {"progress": text, "sha256": _digest(contents, text)}
         write_atomically(
-            self.path, lambda temporary: save_file(contents, temporary, metadata=metadata)
+            self.path, lambda temporary: temporary.write_bytes(save(contents, metadata))
         )
 
     def read(self) -> tuple[Tensors, dict[str, Any]] | None:

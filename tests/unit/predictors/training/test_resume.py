@@ -101,14 +101,14 @@ def test_files_of_other_runs_are_mentioned(
     )
 
 
-@pytest.mark.parametrize("step", ["save_file", "_sync", "replace"])
+@pytest.mark.parametrize("step", ["save", "_sync", "replace"])
 def test_a_full_disk_keeps_the_last_state(
     file: ResumeFile, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    holder = {"save_file": resume, "_sync": files, "replace": Path}[step]
+    holder = {"save": resume, "_sync": files, "replace": Path}[step]
     monkeypatch.setattr(holder, step, full)
     with pytest.raises(
         UserError, match=r"^out: \S+\.resume cannot be written .*No space left.*Free some space"
