@@ -1,6 +1,7 @@
-"""What every script shares: Hydra composition, and errors that fit on one line."""
+"""What every script shares: settings composed and checked, and errors that fit on one line."""
 
-import functools
+import runtime.openmp  # noqa: F401  (before torch loads)
+
 import importlib.util
 import inspect
 import os
@@ -8,6 +9,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,16 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runtime.errors import UserError
 from runtime.files import remedy
 from runtime.launcher import launched
+from runtime.settings.composed import asked, check, composed, jobs, runs
+from runtime.settings.help import table
+from runtime.settings.kinds import Group
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -34,60 +40,74 @@ SILENT = (
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 
-def hydra_script(
-    config_name: str, *, several: bool = False
-) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
-    """Turn ``main(cfg)`` into a command line program configured by ``conf/<config_name>.yaml``.
+class Program:
+    """A command line program: the settings that `conf/<name>.yaml` composes, checked, then given to
+    a function.
 
-    The ``conf`` folder is looked for beside the script and in the folders above it. Bad input
-    (`UserError`, an unknown or missing key, a full disk, a folder without access) ends with one
-    line on stderr and exit code 2, Ctrl-C with exit code 130; anything else is a bug and keeps its
-    traceback. The working directory stays where the user is.
+    Bad input (`UserError`, a setting that is unknown, missing or out of range, a full disk, a
+    folder without access) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130;
+    anything else is a bug and keeps its traceback. Settings are checked before Hydra makes a run
+    folder and before `body` is imported, those of every job of a sweep before the first begins. The
+    working directory stays where the user is.
 
+    script: file of the program, named like its config; the ``conf`` folder is looked for beside it
+        and in the folders above it
+    settings: what it can be told
+    body: "package.module" that defines ``main(cfg)``
     several: whether it may be one of several processes of `accelerate launch`, of which only the
-    first prints and keeps a run folder. A sweep (``-m``) goes on after a job that failed, and ends
-    with its exit code."""
+        first prints and keeps a run folder
+    A sweep (``-m``) goes on after a job that failed, and ends with its exit code."""
 
-    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
-        job = Job(main)
+    def __init__(
+        self, script: str, settings: type[Group], body: str, *, several: bool = False
+    ) -> None:
+        self.script, self.settings, self.body = Path(script).resolve(), settings, body
+        self.several = several
 
-        def program() -> None:
-            share_the_terminal(several)
-            if {"-h", "--help"} & set(sys.argv):
-                print(inspect.getdoc(sys.modules[main.__module__]))  # Hydra then adds the options
-            folder = _conf_folder(main, config_name)
-            hydra.main(version_base="1.3", config_path=str(folder), config_name=config_name)(job)()
+    def __call__(self) -> None:
+        """Run with the arguments of the command line."""
+        run_reporting_errors(self.run)
 
-        @functools.wraps(main)
-        def run() -> None:
-            run_reporting_errors(program)
+    def run(self) -> None:
+        share_the_terminal(self.several)
+        conf, name = _conf_folder(self.script), self.script.stem
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            print(self.help(conf))
+            return
+        arguments = asked(sys.argv[1:])
+        if runs(arguments):
+            for overrides in jobs(arguments):
+                check(
+                    self.settings,
+                    partial(composed, conf, name, more=arguments.config_dir),
+                    overrides,
+                )
+        hydra.main(version_base="1.3", config_path=str(conf), config_name=name)(Job(self))()
 
-        run.job = job  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    def help(self, conf: Path) -> str:
+        """What the script says of itself, and all settings."""
+        arguments = asked([one for one in sys.argv[1:] if one not in ("-h", "--help")])
+        doc = inspect.getdoc(sys.modules[self.settings.__module__]) or ""
+        cfg = composed(conf, self.script.stem, arguments.overrides, more=arguments.config_dir)
+        return f"{doc}\n\n{table(self.settings, cfg, conf)}"
 
 
 class Job:
-    """``main(cfg)`` as Hydra calls it, in this process or in a worker of a launcher, which loads
-    the script's file."""
+    """What a program does with its settings, as Hydra calls it: in this process or in a worker of a
+    launcher, which loads the script's file."""
 
-    def __init__(self, main: Callable[[DictConfig], None]) -> None:
-        functools.update_wrapper(self, main)
-        self.main = main
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.__module__, self.__name__ = program.body, "main"
 
     def __call__(self, cfg: DictConfig) -> None:
         reporting = (
             run_in_sweep if HydraConfig.get().mode == RunMode.MULTIRUN else run_reporting_errors
         )
-        reporting(lambda: self.checked(cfg))
-
-    def checked(self, cfg: DictConfig) -> None:
-        refuse_missing(cfg)
-        self.main(cfg)
+        reporting(lambda: import_module(self.program.body).main(cfg))
 
     def __reduce__(self) -> tuple[Callable[[str], "Job"], tuple[str]]:
-        return job_of, (str(Path(inspect.getfile(self.main)).resolve()),)
+        return job_of, (str(self.program.script),)
 
 
 def job_of(script: str) -> Job:
@@ -96,17 +116,7 @@ def job_of(script: str) -> Job:
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    job: Job = module.main.job
-    return job
-
-
-def refuse_missing(cfg: DictConfig) -> None:
-    """Raise `UserError` naming every key whose value is still ``???``."""
-    missing = sorted(OmegaConf.missing_keys(cfg))
-    if missing:
-        raise UserError(
-            f"{', '.join(missing)}: no value given. Add {' '.join(key + '=...' for key in missing)}"
-        )
+    return Job(module.main)
 
 
 def run_reporting_errors(program: Callable[[], Any]) -> None:
@@ -235,11 +245,10 @@ def _exit(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _conf_folder(main: Callable[[DictConfig], None], config_name: str) -> Path:
-    script = Path(inspect.getfile(main)).resolve()
+def _conf_folder(script: Path) -> Path:
     for folder in script.parents:
-        if (folder / "conf" / f"{config_name}.yaml").is_file():
+        if (folder / "conf" / f"{script.stem}.yaml").is_file():
             return folder / "conf"
     raise UserError(
-        f"conf/{config_name}.yaml: not found above {script}. Run the script from a source checkout"
+        f"conf/{script.stem}.yaml: not found above {script}. Run the script from a source checkout"
     )

@@ -36,3 +36,10 @@ def checked_count(key: str, value: object) -> int:
     if not is_count(value):
         raise UserError(f"{key}: {value} is no whole number from 1 on. Give one, e.g. {key}=4")
     return value
+
+
+def shown(value: object) -> str:
+    """A value of a setting as an error line shows it: short, and nothing a terminal would obey."""
+    words = {"None": "null", "True": "true", "False": "false"}
+    text = words.get(repr(value), repr(value))
+    return text if len(text) <= 80 else f"{text[:77]}..."

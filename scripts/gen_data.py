@@ -13,180 +13,66 @@ Interrupted, the same command continues after the last finished batch; it also m
 missing or damaged. On CPUs `accelerate launch` wants `--multi_gpu` to start more than one process.
 `--help` lists every setting."""
 
-import runtime.openmp  # noqa: F401  (before torch loads)
+from typing import Annotated
 
-import shlex
-import shutil
-import sys
-import time
-from importlib.metadata import version
-from pathlib import Path
+from pydantic import Field
 
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
-
-from data_gen.harvest import Progress, harvest, plan, settings_of
-from data_gen.prompts import Prompt, load_prompts
-from data_gen.requests import Request, assign_splits, make_requests
-from data_gen.responses.external import Source, with_responses
-from data_gen.settings import HarvestSettings
-from data_gen.statistics import estimate, statistics, summary
-from data_gen.storage import chunks
-from data_gen.storage.dataset import read_manifest, verify
-from data_gen.storage.sharing import Worker, refuse_others
-from decoding.models.loading import ModelPair, load_pair
-from predictors.layers import RecordedLayers
-from runtime.checksums import write_checksummed
-from runtime.cli import hydra_script
-from runtime.errors import UserError, checked_switch
-from runtime.files import checked_folder
-
-PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
-WRITER = (
-    "The first one (RANK=0) writes manifest.json; if there is none, run the same command without"
-    " WORLD_SIZE"
-)
+from decoding.settings import Pair
+from programs.groups import Dataset, DraftWarp, Splits, Warp
+from runtime.cli import Program
+from runtime.settings.kinds import Count, Group, Layers, Part, Path, Seed
 
 
-@hydra_script("gen_data", several=True)
-def main(cfg: DictConfig) -> None:
-    """Prompts and a pair in, a dataset folder out."""
-    place, out = Worker.of_launcher(), checked_folder("out", cfg.out)
-    if checked_switch("verify", cfg.verify):
-        report_faults(out, place)
-        return
-    settings = make_settings(cfg)
-    prompts, estimating = load_prompts(cfg.dataset), checked_switch("estimate", cfg.estimate)
-    source = instantiate(cfg.responses)
-    known = known_settings(cfg, prompts, settings, source)
-    if not estimating:
-        refuse_others(out, known)
-    given = source.fetch(prompts, settings, out, ask=not estimating)  # a server may need the memory
-    place.share_cores()
-    pair = load_pair(cfg.pair)
-    new_tokens = settings.max_new_tokens + settings.gamma
-    requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
-    requests = with_responses(requests, given, pair, settings.max_new_tokens)
-    if estimating:
-        print_estimate(pair, requests, settings, out, place)
-        return
-    start = time.perf_counter()
-    with place.reporting(), progress_bar(requests, settings, place) as bar:
-        harvest(pair, requests, settings, out, watch(bar, settings), place)
-    if place.rank == 0:
-        manifest = finish(pair, requests, settings, out, cfg)
-        print(
-            f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
-            f"\nsaved {out}"
-        )
-    elif not (out / chunks.MANIFEST).exists():
-        print(f"process {place.rank + 1} of {place.size} is done. {WRITER}", file=sys.stderr)
+class Inputs(Group):
+    """Layers whose hidden states are recorded, -1: what the output layer reads; predictors read
+    some of them."""
+
+    draft_layers: Annotated[Layers, "at every drawn token"]
+    target_layers: Annotated[Layers, "at the last verified position before every round"]
 
 
-def report_faults(out: Path, place: Worker) -> None:
-    """Print every bad file. Raises UserError where there is one."""
-    if place.rank > 0:
-        return
-    bad = verify(out)
-    print(*bad, sep="\n", end="\n" if bad else "")
-    if bad:
-        raise UserError(
-            f"out: {len(bad)} bad files in {out}. Run the command that harvested it again: it makes"
-            " anew what is bad"
-        )
-    manifest = read_manifest(out, "out")
-    print(
-        f"{out} is whole: {len(manifest['shards'])} shards, {manifest['prompts']['count']} prompts"
-    )
-    print(f"content {manifest['content']}")
+class Anchors(Group):
+    stride: Annotated[
+        Count,
+        "response positions between two rounds; smaller: more records, more time; 1: decoding can"
+        " be replayed exactly",
+    ]
 
 
-def make_settings(cfg: DictConfig) -> HarvestSettings:
-    """The settings of a harvest, checked before any model is loaded."""
-    return HarvestSettings(
-        gamma=cfg.gamma,
-        seed=cfg.seed,
-        max_new_tokens=cfg.max_new_tokens,
-        batch_size=cfg.batch_size,
-        mixing=cfg.mixing,
-        stride=cfg.anchors.stride,
-        warp=instantiate(cfg.warp),
-        draft_warp=instantiate(cfg.draft_warp),
-        layers=RecordedLayers(cfg.inputs.draft_layers, cfg.inputs.target_layers),
-        features_stored=cfg.features.stored,
-    )
+class Features(Group):
+    stored: Annotated[bool, "hidden states on disk; false: train.py runs the models again"]
 
 
-def known_settings(
-    cfg: DictConfig, prompts: list[Prompt], settings: HarvestSettings, source: Source
-) -> dict:
-    """What of the plan is known before a response is asked for or a model is loaded. Raises
-    UserError for shares that cannot be."""
-    splits = assign_splits(
-        [prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test
-    )
-    kind = "external" if source.external else "generated"
-    return {
-        **settings_of(list(splits.values()), settings),
-        "pair": {"name": cfg.pair.name},
-        "responses": kind,
-    }
+class GenData(Group):
+    pair: Pair
+    dataset: Dataset
+    warp: Warp
+    draft_warp: DraftWarp
+    responses: Annotated[Part, "where the target's responses come from"]
+    features: Features
+    out: Annotated[Path, "folder of the dataset"]
+    estimate: Annotated[bool, "answer one batch, print expected time and disk of the whole, stop"]
+    verify: Annotated[bool, "read the dataset in `out`, name every bad file, stop"]
+    seed: Seed
+    max_new_tokens: Annotated[Count, "most tokens of a target response"]
+    gamma: Annotated[
+        Annotated[int, Field(ge=1, le=1000)],
+        "draft tokens of a round, the most that any stop rule or predictor.gamma can be replayed or"
+        " trained with",
+    ]
+    mixing: Annotated[
+        Annotated[float, Field(ge=0, lt=1)],
+        "share of response tokens in the mixed sequences that SpecDec++ learns from",
+    ]
+    batch_size: Annotated[
+        Count, "prompts answered together; one batch is one set of shards and the unit of resuming"
+    ]
+    inputs: Inputs
+    anchors: Anchors
+    splits: Splits
 
 
-def progress_bar(requests: list[Request], settings: HarvestSettings, place: Worker) -> tqdm:
-    """Counts response tokens, at most `max_new_tokens` per prompt; sparing with lines where there
-    is no terminal. Of several processes the first shows it, for all of them."""
-    interval = 0.5 if sys.stderr.isatty() else 30.0
-    total = len(requests) * settings.max_new_tokens
-    shown = {"unit": " tokens", "desc": "harvest", "mininterval": interval, "dynamic_ncols": True}
-    return tqdm(total=total, disable=place.rank > 0, **shown)
-
-
-def watch(bar: tqdm, settings: HarvestSettings) -> Progress:
-    """Callbacks that move the bar: its total shrinks by what short answers and earlier runs leave
-    undone."""
-    done = {"prompts": 0}
-
-    def finished(prompts: int, tokens: int) -> None:
-        done["prompts"] += prompts
-        bar.total -= prompts * settings.max_new_tokens - tokens
-        bar.set_postfix_str(f"{done['prompts']} prompts labelled", refresh=False)
-
-    return Progress(sampled=bar.update, finished=finished)
-
-
-def finish(
-    pair: ModelPair, requests: list[Request], settings: HarvestSettings, out: Path, cfg: DictConfig
-) -> dict:
-    """Write the manifest, which makes the folder a dataset. Returns it."""
-    whole = plan(pair, requests, settings)
-    manifest = {
-        **whole,
-        "shares": {"calibration": cfg.splits.calibration, "test": cfg.splits.test},
-        "responses_from": OmegaConf.to_container(cfg.responses),
-        "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
-        "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma),
-        **chunks.inventory(out, whole),
-        "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
-        "versions": {name: version(name) for name in PACKAGES},
-    }
-    write_checksummed(out / chunks.MANIFEST, manifest)
-    return manifest
-
-
-def print_estimate(
-    pair: ModelPair, requests: list[Request], settings: HarvestSettings, out: Path, place: Worker
-) -> None:
-    if place.rank > 0:
-        return
-    expected = estimate(pair, requests, settings)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out.parent).free
-    print(f"{len(requests)} prompts, about {expected.tokens:,.0f} response tokens, to {out}")
-    print(f"time: about {expected.seconds / 60:.1f} minutes on this machine as busy as it is now")
-    print(f"disk: about {expected.bytes / 1e6:.2f} MB ({free / 1e9:.1f} GB free)")
-
+main = Program(__file__, GenData, "programs.gen_data", several=True)
 
 if __name__ == "__main__":
     main()

@@ -21,9 +21,9 @@ from data_gen.storage.sharing import ALONE, Worker
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from predictors.layers import RecordedLayers
+from programs.gen_data import finish
 from runtime.checksums import CHECKSUM, write_checksummed
 from runtime.files import file_hash
-from scripts.gen_data import finish
 from tests.tiny_pair import VOCAB
 
 SETTINGS = OmegaConf.create(

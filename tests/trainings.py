@@ -62,6 +62,7 @@ def result(checkpoint: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 def _train(folder: str, arguments: tuple[str, ...], last_step: int | None) -> None:
     import torch
 
+    import programs.train  # noqa: F401  (what the program imports when it runs)
     import train
 
     os.chdir(folder)

@@ -23,7 +23,7 @@ from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
 from predictors.draft_statistics import HISTORY, history_row
 from predictors.inputs import CATALOGUE, Inputs, live
-from scripts.gen_data import finish
+from programs.gen_data import finish
 from tests.datasets import RECIPE, SETTINGS, some_requests
 from tests.tiny_pair import EOS, tiny_pair
 

@@ -1,5 +1,5 @@
 """Imports point one way: runtime <- predictors <- decoding <- data_gen <- drafts <-
-evaluation <- reports <- scripts; train.py reads shards and nothing else."""
+evaluation <- reports <- programs <- scripts; training reads shards and nothing else."""
 
 import ast
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ ORDER = [
     "drafts",
     "evaluation",
     "reports",
+    "programs",
     "scripts",
 ]
 FILES = sorted(path for name in ORDER for path in (ROOT / name).rglob("*.py"))
@@ -49,8 +50,9 @@ def test_a_script_runs_on_what_is_installed(path: Path) -> None:
     ]
 
 
-def test_train_reads_the_dataset_and_nothing_else_of_the_harvest() -> None:
-    own = {name for name in imports(TRAIN) if name.split(".")[0] in ORDER}
+def test_training_reads_the_dataset_and_nothing_else_of_the_harvest() -> None:
+    training = ROOT / "programs" / "train.py"
+    own = {name for name in imports(training) if name.split(".")[0] in ORDER}
     reading = {"data_gen.samples", "data_gen.storage.dataset", "data_gen.storage.shards"}
     assert {name for name in own if not name.startswith(("predictors.", "runtime."))} <= reading
 

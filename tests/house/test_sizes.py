@@ -17,6 +17,7 @@ PACKAGES = [
     "drafts",
     "evaluation",
     "reports",
+    "programs",
     "scripts",
 ]
 FILES = [ROOT / "train.py", *(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))]

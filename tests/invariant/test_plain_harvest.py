@@ -11,7 +11,7 @@ from decoding.sampling import Warp
 from evaluation.baselines.plain_harvest import Coins, OneByOne
 from predictors.draft_statistics import Q_STATS
 from predictors.layers import RecordedLayers
-from scripts.benchmark import (
+from programs.benchmark import (
     ALL,
     COMPARED,
     ONE,

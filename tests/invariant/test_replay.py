@@ -28,7 +28,7 @@ from evaluation.replay.check import counted
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer
 from predictors.layers import RecordedLayers
-from scripts.gen_data import finish
+from programs.gen_data import finish
 from tests.checkpoints import write_checkpoint
 from tests.datasets import SETTINGS
 from tests.rollout_tables import slow_table

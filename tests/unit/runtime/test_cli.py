@@ -9,16 +9,33 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
-from runtime.cli import explain, refuse_missing, run_reporting_errors
+from runtime.cli import explain, run_reporting_errors
 from runtime.errors import UserError
+from runtime.settings.composed import refuse_missing
 
 SCRIPT = """
 '''Does the job.'''
+from typing import Annotated
+from runtime.cli import Program
+from runtime.settings.kinds import Count, Group, Text
+
+class Pair(Group):
+    target: Text
+
+class Settings(Group):
+    pair: Pair
+    do: Annotated[Text, "what is done"]
+    times: Count
+
+main = Program(__file__, Settings, "body")
+
+if __name__ == "__main__":
+    main()
+"""
+BODY = """
 from omegaconf import DictConfig
-from runtime.cli import hydra_script
 from runtime.errors import UserError
 
-@hydra_script("job")
 def main(cfg: DictConfig) -> None:
     if cfg.do == "bad":
         raise UserError("do: cannot be 'bad'.\\nUse do=good")
@@ -31,9 +48,6 @@ def main(cfg: DictConfig) -> None:
     if cfg.do == "interrupt":
         raise KeyboardInterrupt
     print("done", cfg.do)
-
-if __name__ == "__main__":
-    main()
 """
 
 
@@ -41,10 +55,13 @@ if __name__ == "__main__":
 def script(tmp_path: Path) -> Path:
     (tmp_path / "conf" / "pair").mkdir(parents=True)
     (tmp_path / "conf" / "pair" / "toy.yaml").write_text("target: x\n")
-    (tmp_path / "conf" / "job.yaml").write_text("defaults: [{pair: toy}, _self_]\ndo: ???\n")
+    (tmp_path / "conf" / "job.yaml").write_text(
+        "defaults: [{pair: toy}, _self_]\ndo: ???\ntimes: 1\n"
+    )
     (tmp_path / "scripts").mkdir()
     path = tmp_path / "scripts" / "job.py"
     path.write_text(SCRIPT)
+    (tmp_path / "scripts" / "body.py").write_text(BODY)
     return path
 
 
@@ -102,7 +119,7 @@ def test_a_config_that_is_no_yaml_is_one_line(script: Path) -> None:
 def test_help_starts_with_what_the_script_does(script: Path) -> None:
     done = run(script, "--help")
     assert done.returncode == 0
-    assert done.stdout.startswith("Does the job.") and "pair: toy" in done.stdout
+    assert done.stdout.startswith("Does the job.") and "what is done" in done.stdout
 
 
 def test_a_bug_keeps_its_traceback(script: Path) -> None:

@@ -13,12 +13,13 @@ from runtime.launcher import Launched, launched
 from runtime.processes import this_process
 
 SCRIPT = """
-from omegaconf import DictConfig
-from runtime.cli import hydra_script
+from runtime.cli import Program
+from runtime.settings.kinds import Count, Group
 
-@hydra_script("job", several=SEVERAL)
-def main(cfg: DictConfig) -> None:
-    print("done")
+class Settings(Group):
+    a: Count
+
+main = Program(__file__, Settings, "body", several=SEVERAL)
 
 if __name__ == "__main__":
     main()
@@ -73,6 +74,7 @@ def job(folder: Path, several: bool, **variables: str) -> subprocess.CompletedPr
     (folder / "conf").mkdir(exist_ok=True)
     (folder / "conf" / "job.yaml").write_text("a: 1\n")
     (folder / "job.py").write_text(SCRIPT.replace("SEVERAL", str(several)))
+    (folder / "body.py").write_text("def main(cfg): print('done')")
     command, environment = [sys.executable, "job.py"], {**os.environ, **variables}
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 

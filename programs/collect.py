@@ -1,0 +1,179 @@
+"""One table of many checkpoints: their settings, their scores, and the best threshold of each by
+replay."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from data_gen.storage.dataset import read_manifest
+from decoding.cost import CostTable
+from evaluation.replay.candidates import (
+    candidates_of,
+    check_out,
+    check_sizes,
+    check_splits,
+    given_cost,
+    refuse_foreign_checkpoint,
+    replayer,
+)
+from evaluation.replay.tuning import Choice, choose, hindsight, span
+from evaluation.tables import markdown
+from predictors.base import damaged, read_config
+from predictors.inputs import Inputs
+from runtime.errors import UserError
+from runtime.files import checked_folder
+
+SCORES = ("brier", "ece", "auroc")
+KEY = "folder"
+Cells = dict[str, str]
+LEGEND = (
+    "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. Everything else: by"
+    " replay."
+)
+
+
+def main(cfg: DictConfig) -> None:
+    """Checkpoints and a harvest in, a table out."""
+    out, folders = (
+        checked_folder("out", cfg.out, "file"),
+        checkpoints(checked_folder(KEY, cfg.folder)),
+    )
+    check_out(out)
+    check_thresholds(cfg.thresholds)
+    known = [(settings(folder), scores(folder)) for folder in folders]
+    tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
+    rows = [
+        (named, measured | found)
+        for (named, measured), each in zip(known, tuned, strict=True)
+        for found in each
+    ]
+    text = table(rows)
+    out.write_text(text + "\n", encoding="utf-8")
+    print(f"\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
+
+
+def checkpoints(parent: Path) -> list[Path]:
+    """Folders of checkpoints, 2 before 10."""
+    found = [path.parent for path in parent.glob("*/metrics.json")]
+    if not found:
+        raise UserError(
+            f"{KEY}: no checkpoints in {parent}. Train some: python train.py -m ... (see --help)"
+        )
+    return sorted(found, key=lambda folder: _natural(folder.name))
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Orders names by the numbers in them."""
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def check_thresholds(thresholds: Any) -> None:
+    if thresholds is None:
+        return
+    listed = list(thresholds) if OmegaConf.is_list(thresholds) else []
+    if not listed or not all(type(level) in (int, float) and 0 <= level <= 1 for level in listed):
+        raise UserError(
+            f"thresholds: {thresholds} must be numbers from 0 to 1, e.g. thresholds=[0.2,0.4];"
+            " null: the best"
+        )
+
+
+def settings(folder: Path) -> Cells:
+    config = read_config(folder, KEY)
+    named = {"checkpoint": folder.name, "predictor": config["predictor"]}
+    inputs = Inputs.from_dict(config["inputs"])
+    read = {"layers": " ".join(map(str, (*inputs.draft_layers, *inputs.target_layers)))}
+    return {name: str(value) for name, value in (named | read | config["settings"] | read).items()}
+
+
+def scores(folder: Path) -> Cells:
+    """On the test split of the harvest trained on, calibrated. nll: cross-entropy with the label,
+    also a soft one."""
+    name = read_config(folder, KEY)["predictor"]
+    try:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        reliability = next(iter(metrics["reliability"].values()))
+        stages = reliability.get("token") or reliability["class"]
+        found = {"nll": list(stages.values())[-1]["log_loss"][0]} | {
+            key: metrics["test"][name][key] for key in SCORES
+        }
+        seconds = {"seconds": f"{metrics['seconds']:.0f}"}
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        IndexError,
+    ) as error:
+        raise damaged(folder, KEY, name, error) from error
+    return {key: "-" if value is None else f"{value:.4f}" for key, value in found.items()} | seconds
+
+
+def replayed(cfg: DictConfig, folders: Sequence[Path]) -> list[list[Cells]]:
+    """For each checkpoint, a row for its best threshold, or for each of `cfg.thresholds`."""
+    manifest = read_manifest(cfg.data)
+    check_sizes(cfg, manifest)
+    check_splits(cfg)
+    cost = given_cost(cfg.cost, manifest)
+    for folder in folders:
+        refuse_foreign_checkpoint(folder, manifest, KEY, cfg.gamma_max or manifest["gamma"])
+    bar = tqdm(folders, desc="replay", unit="checkpoint")
+    return [[judged(choice) for choice in tune_one(cfg, manifest, folder, cost)] for folder in bar]
+
+
+def tune_one(
+    cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: CostTable
+) -> list[Choice]:
+    """The best threshold of the rule that asks this checkpoint, or each that is given."""
+    name = read_config(folder, KEY)["predictor"]
+    if name not in cfg.rules:
+        raise UserError(
+            f"rules.{name}: expected the stop rule that asks checkpoints of {name}, got none. Give"
+            f" its YAML: +stop@rules.{name}=<stop rule>"
+        )
+    stops = {name: instantiate(cfg.rules[name], checkpoint=str(folder))}
+    first, second = (replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge))
+    chosen_on, judged_on = (
+        candidates_of(cfg, stops, found, cfg.thresholds) for found in (first, second)
+    )
+    least = hindsight(second, cost)
+    if cfg.thresholds is None:
+        return choose(chosen_on, judged_on, cost, least)
+    return [
+        choose([one], [other], cost, least)[0]
+        for one, other in zip(chosen_on, judged_on, strict=True)
+    ]
+
+
+def judged(choice: Choice) -> Cells:
+    return {
+        "threshold": f"{choice.threshold:.3g}",
+        "speed-up, modelled": f"{choice.speedup:.3f} ({span(choice.interval)})",
+        "regret": f"{choice.regret:.1%}",
+        "discard": f"{choice.discard_rate:.3f}",
+        "verification": f"{choice.verification_rate:.3f}",
+    }
+
+
+def table(rows: Sequence[tuple[Cells, Cells]]) -> str:
+    """rows: settings and figures; of the settings, besides the checkpoint's name, those in which
+    rows differ."""
+    names = list(dict.fromkeys(name for known, _ in rows for name in known))
+    shown = [
+        name
+        for name in names
+        if name == "checkpoint" or len({known.get(name) for known, _ in rows}) > 1
+    ]
+    lines = [
+        [*(known.get(name, "") for name in shown), *figures.values()] for known, figures in rows
+    ]
+    return markdown([*shown, *rows[0][1]], lines)

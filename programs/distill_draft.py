@@ -1,0 +1,149 @@
+"""Make a draft for a target: the target writes chats, a few transformer layers learn to predict
+them."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from decoding.models.loading import load_llama, load_tokenizer
+from drafts.generation import ChatWriter, first_round
+from drafts.run import (
+    MARKER,
+    alternate,
+    draft_folder,
+    provenance,
+    resume,
+    save,
+    scores,
+    start,
+    train,
+)
+from drafts.shipping import ship
+from drafts.training import DraftTraining, training_config
+from runtime.errors import UserError, checked_count, checked_seed
+from runtime.files import checked_folder, only_writer, refuse_foreign
+
+STAGES = ("all", "generate", "train", "finish")
+COUNTS = ("slots", "prompt_tokens", "response_tokens", "responses", "shard_tokens", "held_out")
+
+
+def main(cfg: DictConfig) -> None:
+    """Run ``stage`` of the training configured by conf/distill_draft.yaml."""
+    check(cfg)
+    kind = instantiate(cfg.draft)
+    out = draft_folder(cfg, kind.name)
+    if cfg.ship is not None:
+        into = checked_folder("ship", cfg.ship).expanduser()
+        return ship(out.expanduser(), into, {str(name): note for name, note in cfg.notes.items()})
+    if cfg.threads is not None:
+        torch.set_num_threads(cfg.threads)
+    torch.manual_seed(checked_seed(cfg.seed))
+    if cfg.stage == "generate":
+        target, tokenizer = load_target(cfg, kind)
+        return chat_writer(cfg, target, tokenizer).write(cfg.chats.tokens)
+    refuse_foreign(out, MARKER)
+    target, tokenizer = load_target(cfg, kind)
+    writer = chat_writer(cfg, target, tokenizer) if cfg.stage == "all" else None
+    if writer is not None:
+        writer.write(first_round(cfg.chats))
+    run = start(cfg, kind, target, out)
+    with only_writer(out):
+        finish(cfg, kind, run, writer, out)
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuse settings that cannot work."""
+    if cfg.stage not in STAGES:
+        raise UserError(f"stage: expected one of {', '.join(STAGES)}, got {cfg.stage}. Choose one")
+    training_config(cfg.training)
+    for key in COUNTS:
+        checked_count(f"chats.{key}", cfg.chats[key])
+    if cfg.chats.tokens <= cfg.chats.shard_tokens:
+        raise UserError(
+            f"chats.tokens: expected more than chats.shard_tokens={cfg.chats.shard_tokens}, got"
+            f" {cfg.chats.tokens}. Raise it, or lower chats.shard_tokens"
+        )
+    if not cfg.chats.temperatures or min(cfg.chats.temperatures) <= 0:
+        raise UserError(
+            f"chats.temperatures: expected numbers above 0, got {cfg.chats.temperatures}. Write"
+            " e.g. [1.0,0.6]"
+        )
+    if cfg.chats.openings is not None and cfg.chats.prompt_tokens < 2:
+        raise UserError(
+            "chats.prompt_tokens: expected 2 or more, as chats.openings is given, got 1. Raise it"
+        )
+    if cfg.chats.prompt_temperature <= 0:
+        raise UserError(
+            f"chats.prompt_temperature: expected a number above 0, got"
+            f" {cfg.chats.prompt_temperature}. Write e.g. 1.0"
+        )
+    check_kinds(cfg)
+
+
+def check_kinds(cfg: DictConfig) -> None:
+    """Refuse values of another kind than their key has."""
+    if not OmegaConf.is_list(cfg.chats.feature_layers):
+        raise UserError(
+            f"chats.feature_layers: expected a list of layers, got {cfg.chats.feature_layers}."
+            " Write e.g. chats.feature_layers=[10,20]"
+        )
+    if type(cfg.save_seconds) not in (int, float):
+        raise UserError(
+            f"save_seconds: expected a number of seconds, got {cfg.save_seconds}. Give e.g. 120"
+        )
+    if not OmegaConf.is_dict(cfg.notes):
+        raise UserError(
+            f"notes: expected notes with names, got {cfg.notes}. Write e.g. +notes.prompts='from a"
+            " file'"
+        )
+
+
+def load_target(cfg: DictConfig, kind: Any) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
+    """The pair's target and its tokenizer. Raises UserError where it has not the layers that are
+    asked for."""
+    model, tokenizer = load_llama("target", cfg.pair), load_tokenizer("target", cfg.pair)
+    kind.check(model)
+    depth, writes = model.config.num_hidden_layers, cfg.stage in ("all", "generate")
+    if writes and not all(layer in range(depth + 1) for layer in cfg.chats.feature_layers):
+        raise UserError(
+            f"chats.feature_layers: expected layers from 0 to {depth}, got"
+            f" {[*cfg.chats.feature_layers]}. Choose among them"
+        )
+    return model, tokenizer
+
+
+def chat_writer(
+    cfg: DictConfig, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> ChatWriter:
+    return ChatWriter(cfg.chats, Path(cfg.chats.folder), cfg.seed, target, tokenizer)
+
+
+def finish(
+    cfg: DictConfig, kind: Any, run: DraftTraining, writer: ChatWriter | None, out: Path
+) -> None:
+    """Train as far as ``stage`` says, score the draft on the held-out chats, and write it to
+    `out`."""
+    logger: Any = instantiate(cfg.logger)
+    logger.start("distill_draft", OmegaConf.to_container(cfg, resolve=True))
+    try:
+        resume(cfg, kind, run)
+        training = partial(train, run, save_seconds=cfg.save_seconds, logger=logger)
+        if writer is not None:
+            alternate(run, writer, training)
+        elif cfg.stage == "train":
+            training(run.config.tokens)
+        measured = scores(run)
+        logger.log({f"test/{name}": value for name, value in measured.items()})
+        save(cfg, run, out, provenance(cfg, kind, run, measured))
+        shutil.rmtree(run.folder)
+        logger.artifact(f"{kind.name}_draft", "draft", out)
+    finally:
+        logger.finish()
+    print("\n".join(f"{name}: {value:.3f}" for name, value in measured.items()))
+    print(f"saved {out}. Decode with it: python scripts/evaluate.py pair.draft={out}")

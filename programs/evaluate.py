@@ -1,0 +1,128 @@
+"""Decode real prompts with several methods and compare them: speed, acceptance, losslessness."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from decoding.trace import write_traces
+from evaluation import results, tables, token_texts
+from evaluation.choices import cautions
+from evaluation.interleaving import Traces, make_ready
+from evaluation.journal import Journal
+from evaluation.methods import engine
+from evaluation.metrics import Metrics
+from evaluation.paired import page as paired_page
+from evaluation.paired.comparison import against_of
+from evaluation.runner import Comparison, decode, open_journal, prepare, run_facts, settle
+from evaluation.timeline import checked_tables
+from runtime.errors import UserError
+from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
+
+MARKER = "results.json"  # what a folder of results is known by
+PAGES = {"table": tables.page, "paired": paired_page.page}
+
+
+def main(cfg: DictConfig) -> None:
+    """Models and prompts in, tables out."""
+    checked_tables(cfg.modelled)
+    check_presentation(cfg)
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
+    compared = prepare(cfg)
+    with only_writer(out), open_journal(cfg, compared) as journal:
+        logger = instantiate(cfg.logger)
+        logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            found, traces = compare(cfg, compared, journal)
+            text = PAGES[cfg.presentation](cfg, found)
+            save(cfg, compared, found, text, traces)
+            journal.remove()
+            print(f"\n{text}\n\nsaved in {cfg.out}")
+            logger.log(flat(found["metrics"]["all"]))
+            logger.artifact("evaluation", "results", out)
+        finally:
+            logger.finish()
+
+
+def check_presentation(cfg: DictConfig) -> None:
+    """Raise UserError for a presentation that there is not, or nothing to compare with."""
+    if cfg.presentation not in PAGES:
+        raise UserError(
+            f"presentation: expected {' or '.join(PAGES)}, got {cfg.presentation!r}. Choose one"
+        )
+    for what, names in cfg.against.items() if OmegaConf.is_dict(cfg.against) else [("", None)]:
+        if not OmegaConf.is_list(names):
+            raise UserError(
+                f"against: expected lists of methods by name, got {what} {names}. Write e.g."
+                " +against.lookup=[lookup]"
+            )
+
+
+def compare(
+    cfg: DictConfig, compared: Comparison, journal: Journal
+) -> tuple[dict[str, Any], Traces]:
+    """Settle, decode and measure. Returns what results.json says, and the traces."""
+    methods, tried = settle(cfg, compared, journal)
+    engines = {name: engine(method, compared.pair) for name, method in methods.items()}
+    print("".join(f"{line}\n" for line in cautions(methods, engines)), end="")
+    left_out = make_ready(engines, compared.requests, cfg.max_new_tokens)
+    engines = {name: one for name, one in engines.items() if name not in left_out}
+    notes = [f"{name} {methods[name].note}" for name in compared.tried]
+    stage = ": ".join(["methods", *notes, *(f"without {name}" for name in left_out)])
+    traces = decode(cfg, engines, compared.requests, cfg.repeats, journal, stage)
+    ours = {name for name, one in engines.items() if results.records_drafts(one)}
+    found = {
+        "methods": {name: method.to_dict() for name, method in methods.items()},
+        **results.found_in(cfg, compared, traces),
+        "against": against_of(cfg.against, traces),
+        "tried": tried,
+        "left_out": left_out,
+        "lossless": results.lossless(cfg, compared, traces, methods, ours),
+        "resumed": journal.resumed,
+        "run": run_facts(cfg, compared.pair, "scripts/evaluate.py"),
+        "checkpoints": compared.checkpoints,
+    }
+    if cfg.presentation == "paired":
+        found |= paired_page.paired(cfg, compared, traces, ours)
+    return found, traces
+
+
+def save(
+    cfg: DictConfig, compared: Comparison, found: Mapping[str, Any], text: str, traces: Traces
+) -> None:
+    """All files or none; an earlier evaluation of the same name is replaced."""
+    everything = results.pooled(traces)
+    prompts = {
+        token_texts.prompt_key(one.dataset, one.prompt_id): one.tokens for one in compared.requests
+    }
+    with replaced_folder(Path(cfg.out), MARKER) as folder:
+        write_json(folder / MARKER, plainly(found))
+        (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        for name, of in everything.items():
+            write_traces(folder / f"traces-{name}.jsonl", of)
+        said = [trace for of in everything.values() for trace in of]
+        token_texts.write(folder, token_texts.of_traces(compared.pair.tokenizer, said, prompts))
+
+
+def plainly(found: Any) -> Any:
+    """As JSON has it: dataclasses as mappings."""
+    if hasattr(found, "__dataclass_fields__"):
+        return asdict(found)
+    if isinstance(found, Mapping):
+        return {key: plainly(value) for key, value in found.items()}
+    return found
+
+
+def flat(metrics: Mapping[str, Metrics]) -> dict[str, float]:
+    """Numbers of every method; a spread is logged by its median."""
+    return {
+        f"{name}/{key}": value["median"] if isinstance(value, dict) else value
+        for name, of in metrics.items()
+        for key, value in json.loads(json.dumps(of.to_dict())).items()
+        if value is not None
+    }

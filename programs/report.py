@@ -1,0 +1,186 @@
+"""Draw every figure and table that evaluations, harvests, checkpoints and tunings allow, as one
+page to look at."""
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from decoding.trace import Trace, read_traces
+from evaluation import token_texts
+from reports.artifacts import Artifacts
+from reports.figure import Builder, Figure, Missing, save
+from reports.figure_registry import builders, figure_registry
+from reports.find_artifacts import REPORT, RESULTS, gather, read_evaluation
+from reports.page import Lack, Section, Shown, page
+from reports.viewer import terminal
+from reports.viewer.rounds import UNKNOWN, rule_of
+from reports.viewer.viewer import fragment
+from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign, replaced_folder, write_json
+
+DEFAULT = ("runs", "data", "checkpoints")
+
+
+def main(cfg: DictConfig) -> None:
+    """Folders in, a page out."""
+    if cfg.trace is not None or cfg.prompt is not None:
+        print_trace(cfg)
+        return
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, REPORT)
+    artifacts = gather(searched(cfg.run))
+    texts = {
+        evaluation.folder: token_texts.read(evaluation.folder)
+        for evaluation in artifacts.evaluations
+    }
+    logger = instantiate(cfg.logger)
+    logger.start("report", OmegaConf.to_container(cfg, resolve=True))
+    try:
+        with replaced_folder(out, REPORT) as folder:
+            sections, lacking = build(artifacts, folder)
+            text = page(artifacts, sections, lacking, fragment(artifacts.evaluations, texts))
+            (folder / "index.html").write_text(text, encoding="utf-8")
+            write_json(folder / REPORT, facts(sections, lacking))
+        for shown in (shown for section in sections for shown in section.shown):
+            log(logger, shown.figure, out)
+        logger.artifact("report", "report", out)
+    finally:
+        logger.finish()
+    print(f"{sum(len(section.shown) for section in sections)} figures and tables")
+    if lacking:
+        print(f"{len(lacking)} more need other runs; the end of the page has the command for each")
+    print(f"saved {out / 'index.html'}")
+
+
+def searched(run: Any) -> list[Path]:
+    """`cfg.run`: a folder, several, or null."""
+    if run is None:
+        return [Path(name) for name in DEFAULT if Path(name).is_dir()]
+    folders = [run] if isinstance(run, str) else list(run) if OmegaConf.is_list(run) else []
+    if not folders or not all(isinstance(folder, str) and folder for folder in folders):
+        raise UserError(
+            f"run: expected a folder or a list of folders, got {run}. Write run=<folder> or"
+            " run=[<folder>,...]"
+        )
+    return [Path(folder) for folder in folders]
+
+
+def build(artifacts: Artifacts, folder: Path) -> tuple[list[Section], list[Lack]]:
+    """Draw into `folder`. Returns what there is, by section, and what is lacking altogether."""
+    sections: dict[str, list[Shown]] = {}
+    lacking, taken = list[Lack](), set[str]()
+    listed = [(*one, builders(one.entry, artifacts)) for one in figure_registry()]
+    with tqdm(total=sum(len(each) for *_, each in listed), desc="report", unit="figure") as bar:
+        for section, entry, each in listed:
+            needs, found = dict[str, None](), list[Shown]()
+            for builder in each:
+                try:
+                    found.append(drawn(unique(built(builder), taken), folder))
+                except Missing as missing:
+                    needs[str(missing)] = None
+                bar.update()
+            sections.setdefault(section, []).extend(found)
+            if not found:
+                lacking.append(Lack(entry.title, "; ".join(needs)))
+    return [Section(title, shown) for title, shown in sections.items() if shown], lacking
+
+
+def built(builder: Builder) -> Figure:
+    """Errors of a shard, say, are under the key of the programs that read nothing else."""
+    try:
+        return builder()
+    except UserError as error:
+        raise UserError(f"run: {str(error).partition(': ')[2]}") from error
+
+
+def unique(figure: Figure, taken: set[str]) -> Figure:
+    """With another name where there is one of that name: two runs may be called the same."""
+    numbered = (
+        figure.name if number == 1 else f"{figure.name}-{number}"
+        for number in range(1, len(taken) + 2)
+    )
+    name = next(name for name in numbered if name not in taken)
+    taken.add(name)
+    return replace(figure, name=name)
+
+
+def drawn(figure: Figure, folder: Path) -> Shown:
+    images = [path for path in save(figure, folder) if path.suffix == ".png"]
+    return Shown(figure, images[0].read_bytes() if images else None)
+
+
+def facts(sections: Sequence[Section], lacking: Sequence[Lack]) -> dict[str, Any]:
+    """What report.json says."""
+    listed = ("name", "title", "source", "kind", "n", "interval", "how_to_read")
+    figures = [
+        {"section": section.title, **{key: getattr(shown.figure, key) for key in listed}}
+        for section in sections
+        for shown in section.shown
+    ]
+    return {
+        "command": shlex.join(["python", "scripts/report.py", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "version": version("draftpredict"),
+        "figures": figures,
+        "not_in_this_report": [lack._asdict() for lack in lacking],
+    }
+
+
+def log(logger: Any, figure: Figure, folder: Path) -> None:
+    """The picture and the values, as the page has them."""
+    image = folder / f"{figure.name}.png"
+    if image.is_file():
+        logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
+    logger.table(f"tables/{figure.name}", figure.columns, figure.rows)
+
+
+# In the terminal ----------------------------------------------------------------------------------
+
+
+def print_trace(cfg: DictConfig) -> None:
+    """The rounds of one request, decoded by one method."""
+    if cfg.trace is None:
+        raise UserError(
+            "trace: expected a file beside prompt, got none. Add trace=<a traces-*.jsonl>"
+        )
+    if cfg.prompt is None:
+        raise UserError(
+            "prompt: expected one beside trace, got none. Add prompt=<a number from 1 on, or an id>"
+        )
+    path = Path(str(cfg.trace))
+    if not path.is_file():
+        raise UserError(
+            f"trace: expected a file of an evaluation, got {path}, which is not there. Write e.g."
+            " trace=runs/x/traces-hrad.jsonl"
+        )
+    trace = of_prompt(read_traces(path), cfg.prompt, path)
+    results = path.parent / RESULTS
+    rule = UNKNOWN
+    if results.is_file():
+        rule = rule_of(read_evaluation(path.parent).settings(trace.method))
+    for line in terminal.lines(
+        trace, token_texts.read(path.parent), terminal.wants_colour(sys.stdout), rule
+    ):
+        print(line)
+
+
+def of_prompt(traces: Sequence[Trace], prompt: Any, path: Path) -> Trace:
+    """prompt: a number, from 1 on, or an id. Of several repeats the first."""
+    prompts = list(dict.fromkeys((trace.dataset, trace.prompt_id) for trace in traces))
+    chosen = [place for place, (_, name) in enumerate(prompts) if prompt in (place + 1, name)]
+    if not chosen or isinstance(prompt, bool):
+        ids = ", ".join(name for _, name in prompts[:3])
+        raise UserError(
+            f"prompt: expected a number from 1 to {len(prompts)} or an id in trace={path}, got"
+            f" {prompt}. The ids begin with {ids}"
+        )
+    return traces[chosen[0]]

@@ -1,0 +1,281 @@
+"""Train a predictor on a harvest, calibrate it, score it against trivial predictors, save it."""
+
+import json
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from data_gen.samples import inputs_of, of_prompts, read_rounds, read_samples, unseen_prompts
+from data_gen.storage.dataset import identity, read_manifest
+from data_gen.storage.shards import SPLITS
+from predictors.base import Predictor, Records, load_predictor, read_config, save_predictor
+from predictors.card import findings, model_card
+from predictors.inputs import Inputs
+from predictors.reliability import measured
+from predictors.scoring import fit_calibration, test_scores
+from predictors.training.resume import ResumeFile
+from predictors.training.trainer import Trainer
+from runtime.compatibility import differences
+from runtime.errors import UserError, checked_seed, checked_switch
+from runtime.files import (
+    checked_folder,
+    file_hash,
+    only_writer,
+    refuse_foreign,
+    replaced_folder,
+    write_json,
+)
+from runtime.processes import this_process
+from runtime.sweep import is_job, job_folder
+from runtime.tracking import NullLogger
+
+PACKAGES = (
+    "draftpredict",
+    "torch",
+    "accelerate",
+    "imbalanced-learn",
+    "scikit-learn",
+    "safetensors",
+)
+MARKER = "metrics.json"  # what a checkpoint folder is known by
+
+
+def main(cfg: DictConfig) -> None:
+    """Harvest in, checkpoint out."""
+    checked_seed(cfg.seed)
+    predictor: Predictor = instantiate(cfg.predictor)
+    manifest = read_manifest(cfg.data)
+    out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, manifest)
+    if is_job() and not checked_switch("overwrite", cfg.overwrite) and finished(out, run):
+        return
+    refuse_foreign(out, MARKER)
+    first = this_process().is_main_process
+    unseen = {
+        other: unseen_prompts(other, cfg.data, manifest, predictor)
+        for other in drift_folders(cfg.drift)
+    }
+    data = read_data(cfg, predictor, SPLITS if first else SPLITS[:1])
+    with only_writer(out) if first else nullcontext():
+        logger: Any = instantiate(cfg.logger) if first else NullLogger()
+        logger.start("train", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            trainer = instantiate(
+                cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"])
+            )
+            metrics = train(predictor, data, inputs_of(cfg.data, predictor), trainer)
+            this_process().destroy_process_group()
+            if first:
+                judge(predictor, data, unseen, cfg, metrics)
+                save(predictor, out, facts(predictor, data, manifest, cfg, run), metrics)
+                trainer.forget()
+                report(predictor, metrics, out)
+                log(logger, predictor, metrics, out)
+        finally:
+            logger.finish()
+
+
+@dataclass(frozen=True)
+class Data:
+    """By split: samples, and the rounds of those that prefix survival is fitted and judged on."""
+
+    samples: dict[str, Records]
+    rounds: dict[str, Records | None]
+
+
+def read_data(cfg: DictConfig, predictor: Predictor, splits: Sequence[str]) -> Data:
+    return Data(
+        {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in splits},
+        {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in splits[1:]},
+    )
+
+
+def drift_folders(value: Any) -> list[str]:
+    """`cfg.drift`: folders, or one of them."""
+    folders = (
+        [value] if isinstance(value, str) else list(value) if OmegaConf.is_list(value) else None
+    )
+    if folders is None or not all(isinstance(folder, str) for folder in folders):
+        raise UserError(
+            f"drift: {value} is no list of folders. Write drift=[data/other], or [] for none"
+        )
+    return folders
+
+
+def train(predictor: Predictor, data: Data, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
+    """Fit on the training split."""
+    started = time.perf_counter()
+    predictor.fit(data.samples["train"], inputs, trainer)
+    return {
+        "epochs": len(trainer.history),
+        "seconds": time.perf_counter() - started,
+        "history": trainer.history,
+    }
+
+
+def judge(
+    predictor: Predictor,
+    data: Data,
+    unseen: Mapping[str, torch.Tensor],
+    cfg: DictConfig,
+    metrics: dict[str, Any],
+) -> None:
+    """Fit the calibration on its split, and add the scores on the test split and on harvests of
+    other prompts to `metrics`. unseen: by such a harvest, its prompts that were not trained on."""
+    survival = checked_switch("calibration.survival", cfg.calibration.survival)
+    rounds = data.rounds["calibration"] if survival else None
+    fit_calibration(
+        predictor, data.samples["calibration"], rounds, instantiate(cfg.calibration.fit)
+    )
+    test = data.samples["test"]
+    metrics["test"] = test_scores(predictor, data.samples["train"], test)
+    metrics["reliability"] = {
+        f"{cfg.data} (test split)": measured(predictor, test, data.rounds["test"]),
+        **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
+    }
+
+
+def drift(
+    predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tensor
+) -> dict[str, Any]:
+    """`measured` on those `prompts` [n] of a harvest that nothing was fitted on."""
+    samples, rounds = (read(data, predictor, "all", pair) for read in (read_samples, read_rounds))
+    assert samples is not None
+    return measured(
+        predictor,
+        of_prompts(samples, prompts),
+        None if rounds is None else of_prompts(rounds, prompts),
+    )
+
+
+def facts(
+    predictor: Predictor,
+    data: Data,
+    manifest: Mapping[str, Any],
+    cfg: DictConfig,
+    run: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What `config.json` of the checkpoint says besides the predictor's own settings."""
+    return {
+        **context(predictor, manifest),
+        "dim": data.samples["train"]["inputs"].shape[1],
+        "provenance": {**provenance(cfg, data.samples), "run": run},
+    }
+
+
+def context(predictor: Predictor, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What the checkpoint is valid for."""
+    return {
+        "pair": manifest["pair"],
+        "warp": manifest["warp"],
+        "draft_warp": manifest["draft_warp"],
+        "gamma": predictor.gamma,
+    }
+
+
+def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
+    counts = {
+        split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
+        for split, records in splits.items()
+    }
+    return {
+        "command": shlex.join(["python", "train.py", *HydraConfig.get().overrides.task]),
+        "config": OmegaConf.to_container(cfg, resolve=True),
+        "data": {
+            "folder": str(cfg.data),
+            "sha256": file_hash(Path(cfg.data) / "manifest.json"),
+            "splits": counts,
+        },
+        "date": time.strftime("%Y-%m-%d"),
+        "seed": cfg.seed,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+    }
+
+
+def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What decides the content of the checkpoint; `training`: what decides that of the head
+    alone."""
+    groups = (
+        ("predictor", "trainer")
+        if manifest["features_stored"]
+        else ("predictor", "trainer", "pair")
+    )
+    settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
+    drift = {other: identity(read_manifest(other, "drift")) for other in drift_folders(cfg.drift)}
+    return {
+        "training": {**settings, "seed": cfg.seed, "data": identity(manifest)},
+        "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),
+        "drift": drift,
+    }
+
+
+def checkpoint_folder(cfg: DictConfig, predictor: Predictor) -> Path:
+    """`out`; for a job of a sweep one in it."""
+    default = f"checkpoints/{predictor.name}{'-sweep' if is_job() else ''}"
+    out = checked_folder("out", default if cfg.out is None else cfg.out)
+    return job_folder(out, MARKER) if is_job() else out
+
+
+def finished(out: Path, run: dict[str, Any]) -> bool:
+    """Whether `out` is a whole checkpoint of this run. Says in one line that it is, or why it has
+    to be made again."""
+    if not out.exists():
+        return False
+    try:
+        load_predictor(out, key="out")
+        made = read_config(out, "out")["provenance"].get("run", {})
+        reason = differences(made, run)
+        if not reason:
+            json.loads((out / MARKER).read_text())
+    except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error)
+    print(
+        f"out: {out} is trained again: {reason}"
+        if reason
+        else f"out: {out} is finished, overwrite=true redoes it"
+    )
+    return not reason
+
+
+def save(predictor: Predictor, out: Path, config: dict[str, Any], metrics: dict[str, Any]) -> None:
+    with replaced_folder(out, MARKER) as folder:
+        save_predictor(predictor, folder, config)
+        write_json(folder / MARKER, metrics)
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "README.md").write_text(
+            model_card(saved, metrics, predictor.calibration, predictor.caveat)
+        )
+
+
+def report(predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:
+    """Print what the model card says about the test split."""
+    print(f"\n{findings(predictor, metrics)}\n")
+    print(f"saved {out} ({metrics['epochs']} epochs in {metrics['seconds']:.0f} s)")
+
+
+def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:
+    logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
+    logger.artifact(predictor.name, "predictor", out)
+
+
+def flat(test: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """{"hrad": {"kl": 0.9}} -> {"hrad/kl": 0.9}; numbers only."""
+    return {
+        f"{name}/{score}": value
+        for name, row in test.items()
+        for score, value in row.items()
+        if isinstance(value, float)
+    }

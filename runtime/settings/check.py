@@ -1,0 +1,159 @@
+"""Composed settings against their description: every fault found, before anything is loaded."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from runtime.errors import shown
+from runtime.settings.expected import expected
+from runtime.settings.kinds import Group, Part
+from runtime.settings.signatures import OWN, Setting, Unknown, settings_of
+
+MAKING = ("_target_", "_partial_")  # of a part, not its settings
+
+
+class Fault(NamedTuple):
+    """At `key`: what is `expected` there, and what to do."""
+
+    key: str
+    expected: str
+    value: Any
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}: expected {self.expected}, got {shown(self.value)}. {self.remedy}"
+
+
+def described(group: type[Group]) -> dict[str, Setting]:
+    """The settings of a group, by name."""
+    hints = get_type_hints(group, include_extras=True)
+    return {name: Setting(kind) for name, kind in hints.items()}
+
+
+def faults(settings: type[Group], values: Mapping[str, Any]) -> Iterator[Fault]:
+    """What is wrong with `values`, resolved and without Hydra's own."""
+    yield from _group(settings, values, "")
+
+
+def _group(group: type[Group], values: Mapping[str, Any], key: str) -> Iterator[Fault]:
+    known = described(group)
+    found = [*_unknown(known, values, key), *_settings(known, values, key)]
+    yield from found
+    if not found:
+        for name, what in group.misfits(values).items():
+            yield Fault(_join(key, name), what, _at(values, name))
+
+
+def _settings(known: Mapping[str, Setting], values: Mapping[str, Any], key: str) -> Iterator[Fault]:
+    for name, setting in known.items():
+        if name in values:
+            yield from _value(setting.annotation, values[name], _join(key, name))
+        elif setting.required and type(None) not in get_args(setting.annotation):
+            inner = _join(key, name)
+            yield Fault(inner, expected(setting.annotation), None, f"Add +{inner}=...")
+
+
+def _unknown(known: Mapping[str, Setting], values: Mapping[str, Any], key: str) -> Iterator[Fault]:
+    for name in values:
+        if name not in known and name not in MAKING:
+            near = get_close_matches(str(name), known, 1)
+            what = f"{near[0]}, perhaps" if near else f"one of {', '.join(known) or 'no settings'}"
+            yield Fault(_join(key, str(name)), what, values[name], f"Leave {name} away")
+
+
+def _value(kind: Any, value: Any, key: str) -> Iterator[Fault]:
+    kinds = alternatives(kind)
+    if value is None and type(None) in kinds:
+        return
+    inner = next((one for one in kinds if isinstance(one, type) and issubclass(one, Group)), None)
+    if inner is not None:
+        if isinstance(value, dict):
+            yield from _group(inner, value, key)
+        else:
+            yield Fault(key, expected(kind), value)
+    elif Part in kinds or (Any in kinds and _is_made(value)):
+        yield from part(value, key)
+    elif (each := _each(kinds)) is not None:
+        yield from _mapping(each, kind, value, key)
+    elif not fits(kind, value):
+        yield Fault(key, expected(kind), value)
+
+
+def _mapping(each: Any, kind: Any, value: Any, key: str) -> Iterator[Fault]:
+    """Groups or parts, by names."""
+    if not isinstance(value, dict):
+        yield Fault(key, expected(kind), value)
+        return
+    for name, inner in value.items():
+        yield from _value(each, inner, _join(key, str(name)))
+
+
+def part(value: Any, key: str) -> Iterator[Fault]:
+    """What is wrong with something that its ``_target_`` makes."""
+    if not _is_made(value):
+        choice = key.rpartition(".")[2]
+        yield Fault(key, f"a choice of the group {choice}, or settings with a _target_", value)
+        return
+    target = value["_target_"]
+    try:
+        known = settings_of(target)
+    except Unknown:
+        if target.split(".")[0] in OWN or "." not in target:
+            yield Fault(f"{key}._target_", "a class or function that there is", target)
+        return  # another library's: it says itself what is wrong
+    if value.get("_partial_"):
+        known = {name: setting._replace(required=False) for name, setting in known.items()}
+    yield from _unknown(known, value, key)
+    yield from _settings(known, value, key)
+
+
+def _is_made(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("_target_"), str)
+
+
+def alternatives(kind: Any) -> Sequence[Any]:
+    """The members of a union, else `kind` alone, without its range and help."""
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        return [one for member in get_args(kind) for one in alternatives(member)]
+    return [kind]
+
+
+def _each(kinds: Sequence[Any]) -> Any:
+    """The group, or Part, that every value of a mapping is; None where it is none."""
+    for kind in kinds:
+        if get_origin(kind) is dict:
+            each = get_args(kind)[1]
+            if any(
+                isinstance(one, type) and issubclass(one, Group | Part)
+                for one in alternatives(each)
+            ):
+                return each
+    return None
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether `value` is one of `kind`, as it stands."""
+    try:
+        _adapter(kind).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=ConfigDict(strict=True))
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _at(values: Any, name: str) -> Any:
+    for part in name.split("."):
+        values = values[part]
+    return values

@@ -1,0 +1,98 @@
+"""What a command line composes, before Hydra makes a run folder of it."""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from runtime.errors import UserError
+from runtime.settings.check import Fault, faults
+from runtime.settings.kinds import Group
+
+
+def asked(arguments: Sequence[str]) -> Namespace:
+    """A command line as Hydra reads it."""
+    found: Namespace = get_args_parser().parse_args(arguments)
+    return found
+
+
+def runs(arguments: Namespace) -> bool:
+    """Whether it asks for a run, not for what Hydra can say about the config."""
+    others = ("cfg", "info", "hydra_help", "help", "version", "shell_completion")
+    return not any(getattr(arguments, name, None) for name in others)
+
+
+def jobs(arguments: Namespace) -> list[list[str]]:
+    """The overrides of every job: of a sweep there are several."""
+    if not arguments.multirun:
+        return [arguments.overrides]
+    parsed = OverridesParser.create().parse_overrides(overrides=arguments.overrides)
+    return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+
+
+def composed(conf: Path, program: str, overrides: Sequence[str], *, more: str | None) -> DictConfig:
+    """The settings of `program`. more: a further folder of configs."""
+    searched = [f"hydra.searchpath=[file://{Path(more).resolve()}]"] if more else []
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        cfg = compose(program, [*overrides, *searched], return_hydra_config=True)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
+
+
+def refuse_missing(cfg: DictConfig) -> None:
+    """Raise `UserError` naming every key whose value is still ``???``."""
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise UserError(
+            f"{', '.join(missing)}: no value given. Add {' '.join(key + '=...' for key in missing)}"
+        )
+
+
+def check(
+    settings: type[Group], compose_with: Callable[[Sequence[str]], DictConfig], job: Sequence[str]
+) -> None:
+    """Raise UserError for the first fault of what is composed with the overrides of `job`."""
+    cfg = compose_with(job)
+    refuse_missing(cfg)
+    if settings is Group:
+        return  # not described yet
+    values: Any = OmegaConf.to_container(cfg, resolve=True)
+    found = list(faults(settings, values))
+    if found:
+        said = next((fault for fault in found if not _copied(cfg, fault.key)), found[0])
+        remedy = said.remedy or _remedy(said, OmegaConf.to_container(compose_with([])))
+        raise UserError(str(said._replace(remedy=remedy)))
+
+
+def _copied(cfg: Any, key: str) -> bool:
+    """Whether the value at `key` is interpolated from another: that one is at fault."""
+    for name in key.split("."):
+        if not OmegaConf.is_dict(cfg) or name not in cfg:
+            return False
+        if OmegaConf.is_interpolation(cfg, name):
+            return True
+        cfg = cfg[name]
+    return False
+
+
+def _remedy(fault: Fault, defaults: Any) -> str:
+    value: Any = defaults
+    for name in fault.key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if value is None or isinstance(value, Mapping) or value == fault.value:
+        return "--help says more"
+    return f"Write e.g. {fault.key}={written(value)}"
+
+
+def written(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

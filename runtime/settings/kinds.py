@@ -1,0 +1,103 @@
+"""The kinds of settings: the words that annotations of a program's settings and of a plug-in's
+constructor are made of.
+
+    threshold: Annotated[Probability, "a draft ends after a token less probable than this"]
+
+Text in an annotation is its line of help. A range is a `Field`: ``Annotated[int, Field(ge=1,
+le=64), "nodes of the tree"]``. Unlike pydantic's default nothing is converted: ``no`` is no switch,
+``'3'`` and ``3.0`` are no whole numbers; a whole number is a number. NaN and infinity are none.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path as _Path
+from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
+
+from pydantic import AfterValidator, Field
+
+from runtime.json_lines import SURROGATE
+
+__all__ = ["Annotated", "Any", "Field", "Literal", "Mapping", "Optional", "Sequence", "Union"]
+
+LONGEST_NAME = 180  # of a file or folder, in bytes; file systems take 255, and names are made of it
+MOST = 2**31 - 1
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+class Says(NamedTuple):
+    """In an annotation: what an error line says is expected, where the type does not."""
+
+    expected: str
+
+
+class Part:
+    """A choice of a config group that is made by its ``_target_``: its settings are those of that
+    class or function (`runtime.settings.signatures`)."""
+
+
+class Group:
+    """Settings by name: the annotations of a subclass. `misfits` may find faults between them."""
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        """Setting -> what is expected of it, for values that each are right and do not go
+        together."""
+        return {}
+
+
+def _printable(value: str) -> str:
+    if not value.strip() or _CONTROL.search(value) or SURROGATE.search(value):
+        raise ValueError
+    return value
+
+
+def _path(value: str) -> str:
+    names = _Path(_printable(value)).parts
+    if any(len(os.fsencode(name)) > LONGEST_NAME for name in names):
+        raise ValueError
+    return value
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    if len({(type(value), value) for value in values}) < len(values):
+        raise ValueError
+    return values
+
+
+def _temperature(value: float) -> float:
+    if 0 < value < 1e-6:
+        raise ValueError
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Size = Annotated[int, Field(ge=0, le=MOST)]
+Whole = Annotated[int, Field(ge=-MOST, le=MOST)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Number = Annotated[float, Field(ge=-1e12, le=1e12)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+NotNegative = Annotated[float, Field(ge=0, le=1e12)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Temperature = Annotated[
+    float,
+    Field(ge=0, le=1000),
+    AfterValidator(_temperature),
+    Says("0, which is greedy, or a number from 0.000001 to 1000"),
+]
+TopP = Annotated[float, Field(ge=1e-6, le=1)]
+Text = Annotated[str, AfterValidator(_printable), Says("text on one line")]
+Path = Annotated[
+    str, AfterValidator(_path), Says(f"a path, whose names have {LONGEST_NAME} bytes at most")
+]
+Distinct = AfterValidator(_distinct)
+Names = Annotated[list[Text], Distinct, Says("a list of different names, such as [a,b]")]
+Paths = Annotated[list[Path], Distinct, Says("a list of different paths, such as [a,b]")]
+Counts = Annotated[
+    list[Count], Field(min_length=1), Distinct,
+    Says("a list of different whole numbers from 1 on, such as [1,2,4]"),
+]  # fmt: skip
+Layers = Annotated[
+    list[Annotated[int, Field(ge=-10000, le=10000)]], Field(min_length=1), Distinct,
+    Says("a list of different layers, such as [-2,-1]"),
+]  # fmt: skip

@@ -1,0 +1,132 @@
+"""The settings of a plug-in, read from its file without running it: a plug-in's module imports a
+model library, and a wrong setting shall be found before that is loaded."""
+
+import ast
+import sys
+from collections.abc import Collection, Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runtime.settings import kinds
+
+OWN = ("runtime", "predictors", "decoding", "data_gen", "drafts", "evaluation")
+_WORDS = {**vars(kinds), "__builtins__": __builtins__}
+
+
+class Setting(NamedTuple):
+    """annotation: of `kinds`, `Part`, a `Group`, or Any where nothing is said"""
+
+    annotation: Any
+    required: bool = True
+
+
+class Unknown(Exception):
+    """There is no such class or function."""
+
+
+def settings_of(target: str) -> dict[str, Setting]:
+    """The settings of the class or function `target` ("package.module.name"), by name. Raises
+    Unknown."""
+    module, _, name = target.rpartition(".")
+    return dict(_settings(module, name))
+
+
+def _settings(module: str, name: str) -> Iterator[tuple[str, Setting]]:
+    place, node = _definition(module, name)
+    parts = _parts(place)
+    if isinstance(node, ast.FunctionDef):
+        yield from _parameters(node, parts)
+        return
+    maker = next((part for part in node.body if _is_function(part, "__init__")), None)
+    if isinstance(maker, ast.FunctionDef):
+        yield from list(_parameters(maker, parts))[1:]
+        return
+    for base in node.bases:
+        if isinstance(base, ast.Name):
+            try:
+                yield from _settings(place, base.id)
+            except Unknown:
+                continue  # of another library
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        for part in node.body:
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                yield from _field(part.target.id, part, parts)
+
+
+def _field(name: str, part: ast.AnnAssign, parts: Collection[str]) -> Iterator[tuple[str, Setting]]:
+    kind = ast.unparse(part.annotation)
+    inner = part.value is not None and "init=False" in ast.unparse(part.value)
+    if not (kind.startswith("ClassVar") or inner):
+        yield name, Setting(_meaning(part.annotation, parts), part.value is None)
+
+
+def _parameters(node: ast.FunctionDef, parts: Collection[str]) -> Iterator[tuple[str, Setting]]:
+    arguments, defaults = node.args.args, node.args.defaults
+    required = len(arguments) - len(defaults)
+    for number, argument in enumerate(arguments):
+        yield argument.arg, Setting(_meaning(argument.annotation, parts), number < required)
+    for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        yield argument.arg, Setting(_meaning(argument.annotation, parts), default is None)
+
+
+def _meaning(annotation: ast.expr | None, parts: Collection[str]) -> Any:
+    """What an annotation says in the words of `kinds`, and with names of `parts`; of other words
+    nothing is known."""
+    if annotation is None:
+        return Any
+    try:
+        return eval(ast.unparse(annotation), {**dict.fromkeys(parts, kinds.Part), **_WORDS})
+    except (NameError, AttributeError, TypeError):
+        return Any
+
+
+def _parts(module: str) -> set[str]:
+    """The classes of ours that a module knows: what is annotated with one is a part."""
+    found = set()
+    for node in parsed(module).body:
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in OWN:
+            found |= {alias.asname or alias.name for alias in node.names}
+    return {name for name in found if name[0].isupper()}
+
+
+def _definition(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef]:
+    """And the module it is in: `module` may import it."""
+    for node in parsed(module).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _definition(node.module, alias.name)
+    raise Unknown(f"{module}.{name}")
+
+
+def _is_function(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == name
+
+
+@cache
+def parsed(module: str) -> ast.Module:
+    """The syntax of a module. Raises Unknown where there is none."""
+    for path in _files(module):
+        if path.is_file():
+            return ast.parse(path.read_text(encoding="utf-8"))
+    raise Unknown(module)
+
+
+def _files(module: str) -> Iterator[Path]:
+    """Where it may be. Packages are not imported: their parts may lie in several folders."""
+    package, *inner = module.split(".")
+    spec = find_spec(package) if package else None
+    if spec is None:
+        return
+    if not inner and spec.origin:
+        yield Path(spec.origin)
+    roots = [*(spec.submodule_search_locations or []), *(str(Path(p, package)) for p in sys.path)]
+    for root in roots:
+        yield Path(root, *inner).with_suffix(".py") if inner else Path(root, "__init__.py")
+        yield Path(root, *inner, "__init__.py")
