@@ -69,12 +69,14 @@ def _value(kind: Any, value: Any, key: str) -> Iterator[Fault]:
     if value is None and type(None) in kinds:
         return
     inner = next((one for one in kinds if isinstance(one, type) and issubclass(one, Group)), None)
-    if inner is not None:
+    if Part in kinds and (inner is None or _is_made(value)):
+        yield from part(value, key)
+    elif inner is not None:
         if isinstance(value, dict):
             yield from _group(inner, value, key)
         else:
             yield Fault(key, expected(kind), value)
-    elif Part in kinds or (Any in kinds and _is_made(value)):
+    elif Any in kinds and _is_made(value):
         yield from part(value, key)
     elif (each := _each(kinds)) is not None:
         yield from _mapping(each, kind, value, key)

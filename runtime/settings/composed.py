@@ -86,7 +86,7 @@ def _remedy(fault: Fault, defaults: Any) -> str:
     value: Any = defaults
     for name in fault.key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
-    if value is None or isinstance(value, Mapping) or value == fault.value:
+    if value is None or isinstance(value, Mapping) or repr(value) == repr(fault.value):
         return "--help says more"
     return f"Write e.g. {fault.key}={written(value)}"
 
