@@ -88,8 +88,8 @@ class Program:
         """What the script says of itself, and all settings."""
         arguments = asked([one for one in sys.argv[1:] if one not in ("-h", "--help")])
         doc = inspect.getdoc(sys.modules[self.settings.__module__]) or ""
-        cfg = composed(conf, self.script.stem, arguments.overrides, more=arguments.config_dir)
-        return f"{doc}\n\n{table(self.settings, cfg, conf)}"
+        found = composed(conf, self.script.stem, arguments.overrides, more=arguments.config_dir)
+        return f"{doc}\n\n{table(self.settings, found, conf)}"
 
 
 class Job:

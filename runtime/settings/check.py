@@ -68,17 +68,17 @@ def _value(kind: Any, value: Any, key: str) -> Iterator[Fault]:
     kinds = alternatives(kind)
     if value is None and type(None) in kinds:
         return
-    inner = next((one for one in kinds if isinstance(one, type) and issubclass(one, Group)), None)
-    if Part in kinds and (inner is None or _is_made(value)):
+    inner = group_among(kinds)
+    if Part in kinds and (inner is None or is_made(value)):
         yield from part(value, key)
     elif inner is not None:
         if isinstance(value, dict):
             yield from _group(inner, value, key)
         else:
             yield Fault(key, expected(kind), value)
-    elif Any in kinds and _is_made(value):
+    elif Any in kinds and is_made(value):
         yield from part(value, key)
-    elif (each := _each(kinds)) is not None:
+    elif (each := each_of(kinds)) is not None:
         yield from _mapping(each, kind, value, key)
     elif not fits(kind, value):
         yield Fault(key, expected(kind), value)
@@ -95,7 +95,7 @@ def _mapping(each: Any, kind: Any, value: Any, key: str) -> Iterator[Fault]:
 
 def part(value: Any, key: str) -> Iterator[Fault]:
     """What is wrong with something that its ``_target_`` makes."""
-    if not _is_made(value):
+    if not is_made(value):
         choice = key.rpartition(".")[2]
         yield Fault(key, f"a choice of the group {choice}, or settings with a _target_", value)
         return
@@ -112,7 +112,12 @@ def part(value: Any, key: str) -> Iterator[Fault]:
     yield from _settings(known, value, key)
 
 
-def _is_made(value: Any) -> bool:
+def group_among(kinds: Sequence[Any]) -> type[Group] | None:
+    return next((one for one in kinds if isinstance(one, type) and issubclass(one, Group)), None)
+
+
+def is_made(value: Any) -> bool:
+    """Whether it is a part: settings with a ``_target_``."""
     return isinstance(value, dict) and isinstance(value.get("_target_"), str)
 
 
@@ -125,7 +130,7 @@ def alternatives(kind: Any) -> Sequence[Any]:
     return [kind]
 
 
-def _each(kinds: Sequence[Any]) -> Any:
+def each_of(kinds: Sequence[Any]) -> Any:
     """The group, or Part, that every value of a mapping is; None where it is none."""
     for kind in kinds:
         if get_origin(kind) is dict:

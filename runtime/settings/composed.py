@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -36,14 +36,32 @@ def jobs(arguments: Namespace) -> list[list[str]]:
     return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
 
 
-def composed(conf: Path, program: str, overrides: Sequence[str], *, more: str | None) -> DictConfig:
-    """The settings of `program`. more: a further folder of configs."""
+class Composed(NamedTuple):
+    """The settings of a program, without Hydra's own.
+
+    choices: key -> config group, and which of its files was chosen"""
+
+    cfg: DictConfig
+    choices: Mapping[str, tuple[str, str]]
+
+    def values(self, resolve: bool = True) -> dict[str, Any]:
+        """Plain mappings and lists; "???" where a value is missing."""
+        found: Any = OmegaConf.to_container(self.cfg, resolve=resolve)
+        return dict(found)
+
+
+def composed(conf: Path, program: str, overrides: Sequence[str], *, more: str | None) -> Composed:
+    """What `program` composes. more: a further folder of configs."""
     searched = [f"hydra.searchpath=[file://{Path(more).resolve()}]"] if more else []
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose(program, [*overrides, *searched], return_hydra_config=True)
+    choices = {}
+    for place, option in cfg.hydra.runtime.choices.items():
+        group, _, key = place.partition("@")
+        choices[key or group] = (group, str(option))
     with open_dict(cfg):
         del cfg["hydra"]
-    return cfg
+    return Composed(cfg, choices)
 
 
 def refuse_missing(cfg: DictConfig) -> None:
@@ -56,18 +74,17 @@ def refuse_missing(cfg: DictConfig) -> None:
 
 
 def check(
-    settings: type[Group], compose_with: Callable[[Sequence[str]], DictConfig], job: Sequence[str]
+    settings: type[Group], compose_with: Callable[[Sequence[str]], Composed], job: Sequence[str]
 ) -> None:
     """Raise UserError for the first fault of what is composed with the overrides of `job`."""
-    cfg = compose_with(job)
-    refuse_missing(cfg)
+    found = compose_with(job)
+    refuse_missing(found.cfg)
     if settings is Group:
         return  # not described yet
-    values: Any = OmegaConf.to_container(cfg, resolve=True)
-    found = list(faults(settings, values))
-    if found:
-        said = next((fault for fault in found if not _copied(cfg, fault.key)), found[0])
-        remedy = said.remedy or _remedy(said, OmegaConf.to_container(compose_with([])))
+    wrong = list(faults(settings, found.values()))
+    if wrong:
+        said = next((fault for fault in wrong if not _copied(found.cfg, fault.key)), wrong[0])
+        remedy = said.remedy or _remedy(said, compose_with([]).values(resolve=False))
         raise UserError(str(said._replace(remedy=remedy)))
 
 

@@ -5,8 +5,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from runtime.settings.kinds import MOST, Group, Part, Says
 
-_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text",
-          type(None): "null", Any: "anything", Part: "a choice of its group"}  # fmt: skip
+_TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+    Any: "anything",
+    Part: "a choice of its group",
+}
 
 
 def expected(kind: Any) -> str:
@@ -45,25 +52,19 @@ def _literal(value: Any) -> str:
 
 def _range(said: list[Any]) -> str:
     """ " from 1 to 64", " above 0", or nothing."""
-    bounds = {}
-    for one in said:
-        for limit in (one, *getattr(one, "metadata", ())):
-            for name in ("ge", "gt", "le", "lt"):
-                if hasattr(limit, name):
-                    bounds[name] = getattr(limit, name)
-    low = f" from {_number(bounds['ge'])}" if "ge" in bounds else ""
-    low = f" above {_number(bounds['gt'])}" if "gt" in bounds else low
-    most = bounds.get("le", bounds.get("lt"))
-    if most is None or abs(most) >= MOST:
-        return f"{low} on" if "ge" in bounds and low else low
-    high = _number(most if "le" in bounds else most - 1)
-    return (
-        f"{low} to {high}"
-        if "ge" in bounds
-        else f"{low} and at most {high}"
-        if low
-        else (f" up to {high}")
-    )
+    bounds = {
+        name: getattr(limit, name)
+        for one in said
+        for limit in (one, *getattr(one, "metadata", ()))
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(limit, name)
+    }
+    words = {"ge": "from {} on", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+    small = {name: bound for name, bound in bounds.items() if abs(bound) < MOST}
+    if small.keys() == {"ge", "le"}:
+        return f" from {_number(small['ge'])} to {_number(small['le'])}"
+    found = [words[name].format(_number(bound)) for name, bound in small.items()]
+    return f" {', '.join(found)}" if found else ""
 
 
 def _number(value: float) -> str:

@@ -1,19 +1,19 @@
-"""Tables of settings, for ``--help`` and for the site, from their one description."""
+"""What can be set, in tables: for ``--help`` and for the site, from the one description."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from textwrap import fill
+from textwrap import wrap
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from runtime.settings.check import alternatives, described
-from runtime.settings.composed import written
+from runtime.settings.check import alternatives, described, each_of, group_among, is_made
+from runtime.settings.composed import Composed, written
 from runtime.settings.expected import expected, help_of
-from runtime.settings.kinds import Group, Part
+from runtime.settings.kinds import Group
 from runtime.settings.signatures import Setting, Unknown, settings_of
 
-WIDTH = 100
+WIDTH, COLUMN = 100, 34
 
 
 class Row(NamedTuple):
@@ -25,64 +25,98 @@ class Row(NamedTuple):
     about: str
 
 
-def rows(settings: type[Group], values: Mapping[str, Any]) -> Iterator[Row]:
-    """Every setting of a program, with those of the parts that `values` choose."""
-    yield from _rows(described(settings), values, "")
-
-
-def _rows(known: Mapping[str, Setting], values: Mapping[str, Any], key: str) -> Iterator[Row]:
+def rows(known: Mapping[str, Setting], values: Mapping[str, Any], key: str = "") -> Iterator[Row]:
+    """Every setting, with those of the groups and parts in `values`."""
     for name, (kind, _) in known.items():
         if name not in values:
             continue
-        value, inner = values[name], f"{key}{name}"
-        group = _group(kind)
-        if group is not None and isinstance(value, Mapping):
-            if help_of(kind):
-                yield Row(inner, None, "", help_of(kind))
-            yield from _rows(described(group), value, f"{inner}.")
-        elif Part in alternatives(kind) and isinstance(value, Mapping):
-            yield Row(inner, None, expected(kind), help_of(kind))
-            yield from _rows(part_settings(value), value, f"{inner}.")
+        value, inner, group = values[name], f"{key}{name}", group_among(alternatives(kind))
+        if is_made(value):
+            yield from rows(settings_of_part(value), value, f"{inner}.")
+        elif group is not None and isinstance(value, Mapping):
+            yield from rows(described(group), value, f"{inner}.")
         else:
-            shown = list(value) if isinstance(value, Mapping) else value
-            yield Row(inner, shown, expected(kind), help_of(kind))
+            takes = expected(kind)
+            yield Row(
+                inner,
+                value if each_of(alternatives(kind)) is None else list(value),
+                takes,
+                help_of(kind),
+            )
 
 
-def part_settings(value: Mapping[str, Any]) -> dict[str, Setting]:
-    """Of a part made by its ``_target_``; empty where that is another library's."""
+def settings_of_part(value: Mapping[str, Any]) -> dict[str, Setting]:
+    """Of something made by its ``_target_``; empty where that is another library's."""
     try:
-        return settings_of(str(value.get("_target_")))
+        return settings_of(str(value["_target_"]))
     except Unknown:
         return {}
 
 
-def _group(kind: Any) -> type[Group] | None:
-    kinds = alternatives(kind)
-    return next((one for one in kinds if isinstance(one, type) and issubclass(one, Group)), None)
-
-
-def choices(conf: Path, key: str) -> list[str]:
-    """The files of the config group that `key` is chosen from."""
-    return sorted(path.stem for path in (conf / key.rpartition(".")[2]).glob("*.yaml"))
-
-
-def table(settings: type[Group], cfg: DictConfig, conf: Path) -> str:
+def table(settings: type[Group], found: Composed, conf: Path) -> str:
     """Text for the terminal."""
-    values: Any = OmegaConf.to_container(cfg)
-    lines = ["Settings, as composed by this command line (name=value; --cfg job prints them all):"]
-    for row in rows(settings, values):
-        options = choices(conf, row.key)
-        chosen = f"{row.key}={' | '.join(options)}" if options else row.key
-        value = "" if row.value is None and not row.takes else f"={written(row.value)}"
-        lines += [
-            "",
-            fill(
-                chosen, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    known = described(settings)
+    lines = ["Choices (files of conf/<group>; --cfg job prints what they compose):"]
+    for name in known:
+        if name in found.choices:
+            group, option = found.choices[name]
+            place = group if group == name else f"{group}@{name}"
+            about = (
+                f"{help_of(known[name].annotation)}: " if help_of(known[name].annotation) else ""
             )
-            if options
-            else f"  {row.key}{value}",
-        ]
+            lines += _entry(f"{place}={option}", about + ", ".join(options(conf, group)))
+    lines += ["", "Settings, and what this command line gives them:"]
+    for row in rows(known, found.values()):
         about = "; ".join(part for part in (row.about, row.takes) if part)
-        if about:
-            lines.append(fill(about, WIDTH, initial_indent="      ", subsequent_indent="      "))
+        lines += _entry(f"{row.key}={written(row.value)}", about)
     return "\n".join(lines)
+
+
+def options(conf: Path, group: str) -> list[str]:
+    """What a config group has to choose from."""
+    return sorted(path.stem for path in (conf / group).glob("*.yaml"))
+
+
+def _entry(left: str, right: str) -> Iterator[str]:
+    said = wrap(right, WIDTH - COLUMN - 4, break_on_hyphens=False, break_long_words=False) or [""]
+    if len(left) > COLUMN:
+        yield f"  {left}"
+    else:
+        yield f"  {left:{COLUMN}}  {said.pop(0)}".rstrip()
+    for line in said:
+        yield f"  {'':{COLUMN}}  {line}"
+
+
+def page(programs: Mapping[str, tuple[type[Group], Composed]], conf: Path) -> str:
+    """Markdown for the site: the settings of each program, then those of each choice of a group."""
+    lines = list[str]()
+    for name, (settings, found) in programs.items():
+        lines += [f"## {name}", "", *_markdown(rows(described(settings), found.values(False)))]
+    for group in sorted(path for path in conf.iterdir() if path.is_dir()):
+        lines += [f"## {group.name}=", ""]
+        for file in sorted(group.glob("*.yaml")):
+            lines += [f"### {group.name}={file.stem}", "", *_choice(file)]
+    return "\n".join(lines) + "\n"
+
+
+def _choice(file: Path) -> list[str]:
+    """What a file of a config group says of itself, and the settings of what it makes."""
+    text = file.read_text(encoding="utf-8").splitlines()
+    said = [line.removeprefix("# ") for line in text if line.startswith("# ")]
+    command, *about = [line for line in said if not line.startswith("@package")]
+    values: Any = OmegaConf.to_container(OmegaConf.load(file))
+    settings = _markdown(rows(settings_of_part(values), values)) if is_made(values) else []
+    return [f"`{command}`", "", " ".join(about), "", *settings]
+
+
+def _markdown(found: Iterator[Row]) -> list[str]:
+    lines = [
+        f"| `{row.key}` | `{written(row.value)}` | {_cell(row.about)} | {_cell(row.takes)} |"
+        for row in found
+    ]
+    head = ["| setting | value | what for | takes |", "|---|---|---|---|"]
+    return [*head, *lines, ""] if lines else []
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")

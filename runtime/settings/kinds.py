@@ -87,9 +87,7 @@ Temperature = Annotated[
 ]
 TopP = Annotated[float, Field(ge=1e-6, le=1)]
 Text = Annotated[str, AfterValidator(_printable), Says("text on one line")]
-Path = Annotated[
-    str, AfterValidator(_path), Says(f"a path, whose names have {LONGEST_NAME} bytes at most")
-]
+Path = Annotated[str, AfterValidator(_path), Says("a path")]
 Distinct = AfterValidator(_distinct)
 Names = Annotated[list[Text], Distinct, Says("a list of different names, such as [a,b]")]
 Paths = Annotated[list[Path], Distinct, Says("a list of different paths, such as [a,b]")]

@@ -1,0 +1,31 @@
+"""Makes the page of all settings from their one description, while the site is built."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "<!-- settings -->"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return markdown.replace(MARK, settings()) if MARK in markdown else markdown
+
+
+def settings() -> str:
+    sys.path[:0] = [str(ROOT)]
+    from runtime.settings.composed import composed
+    from runtime.settings.help import page
+
+    conf = ROOT / "conf"
+    scripts = [ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py"))]
+    names = [script.relative_to(ROOT).with_suffix("").as_posix() for script in scripts]
+    programs = {name: import_module(name.replace("/", ".")).main for name in names}
+    return page(
+        {
+            f"{name}.py": (program.settings, composed(conf, program.script.stem, [], more=None))
+            for name, program in programs.items()
+        },
+        conf,
+    )
