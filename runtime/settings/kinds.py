@@ -74,7 +74,7 @@ def _temperature(value: float) -> float:
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Size = Annotated[int, Field(ge=0, le=MOST)]
 Whole = Annotated[int, Field(ge=-MOST, le=MOST)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Seed = Annotated[int, Field(ge=0, lt=2**32), Says(f"a whole number from 0 to {2**32 - 1}")]
 Number = Annotated[float, Field(ge=-1e12, le=1e12)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 NotNegative = Annotated[float, Field(ge=0, le=1e12)]

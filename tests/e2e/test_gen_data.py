@@ -229,7 +229,10 @@ def test_nothing_is_asked_before_the_settings_are_checked(
     with stub_server() as stub:
         ask = ("responses=server", f"responses.url={stub.url}", "responses.model=tiny")
         for arguments, message in (
-            (["splits.calibration=3"], "error: splits: calibration=3"),
+            (
+                ["splits.calibration=3"],
+                "error: splits.calibration: expected a number from 0 to 1, got 3",
+            ),
             (
                 ["out=data/d"],
                 "error: out: data/d was made with responses=generated, here external.",
@@ -261,13 +264,16 @@ def read_shard_rows(folder: str, kind: str) -> list[dict]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gamma=0"], "error: gamma: 0 is no whole number from 1 on"),
-        (["gamma=abc"], "error: gamma: abc is no whole number from 1 on"),
-        (["batch_size=true"], "error: batch_size: True is no whole number from 1 on"),
-        (["verify=maybe"], "error: verify: maybe is neither true nor false"),
+        (["gamma=0"], "error: gamma: expected a whole number from 1 to 1000, got 0"),
+        (["gamma=abc"], "error: gamma: expected a whole number from 1 to 1000, got 'abc'"),
+        (["batch_size=true"], "error: batch_size: expected a whole number from 1 on, got true"),
+        (["verify=maybe"], "error: verify: expected true or false, got 'maybe'"),
         (["verify=true"], "error: out: data/jsonl is no harvested dataset"),
-        (["seed=false"], "error: seed: False is no whole number"),
-        (["anchors.stride=1.5"], "error: anchors.stride: 1.5 is no whole number"),
+        (["seed=false"], "error: seed: expected a whole number from 0 to 4294967295, got false"),
+        (
+            ["anchors.stride=1.5"],
+            "error: anchors.stride: expected a whole number from 1 on, got 1.5",
+        ),
         (["dataset.path=none.jsonl"], "error: dataset.path: there is no file"),
         (["pair.target=nowhere/at/all"], "error: pair.target: "),
         (["gama=3"], "gama"),
