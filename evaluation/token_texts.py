@@ -11,30 +11,30 @@ from runtime.errors import UserError
 from runtime.files import write_json
 
 FILE = "vocabulary.json"
+PromptKey = tuple[str, str]
+"""Dataset and id of a prompt. Both may hold any character, so they are not joined."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """tokens: id -> text of every token that occurs in the traces; prompts: "<dataset>/<prompt id>"
-    -> the rendered prompt. Empty where nothing was saved: a token is then shown by its id."""
+    """tokens: id -> text of every token that occurs in the traces; prompts: the rendered ones.
+    Empty where nothing was saved: a token is then shown by its id."""
 
     tokens: Mapping[int, str] = field(default_factory=dict)
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[PromptKey, str] = field(default_factory=dict)
 
     def text(self, token: int) -> str:
         return self.tokens.get(token, f"[{token}]")
 
     def prompt(self, trace: Trace) -> str:
         """Empty where it was not saved."""
-        return self.prompts.get(prompt_key(trace.dataset, trace.prompt_id), "")
+        return self.prompts.get((trace.dataset, trace.prompt_id), "")
 
 
-def prompt_key(dataset: str, prompt_id: str) -> str:
-    return f"{dataset}/{prompt_id}"
-
-
-def of_traces(tokenizer: Any, traces: Iterable[Trace], prompts: Mapping[str, Any]) -> Vocabulary:
-    """tokenizer: of transformers; prompts: key -> token ids [n].
+def of_traces(
+    tokenizer: Any, traces: Iterable[Trace], prompts: Mapping[PromptKey, Any]
+) -> Vocabulary:
+    """tokenizer: of transformers; prompts: their token ids [n].
 
     A token's text is what it adds to a text: alone, some tokenizers drop its leading space. Part of
     a character is shown as the replacement character."""
@@ -58,20 +58,30 @@ def tokens_of(round_: RoundTrace) -> list[int]:
 
 
 def write(folder: Path, found: Vocabulary) -> None:
-    write_json(folder / FILE, {"tokens": found.tokens, "prompts": found.prompts})
+    prompts: dict[str, dict[str, str]] = {}
+    for (dataset, prompt_id), text in found.prompts.items():
+        prompts.setdefault(dataset, {})[prompt_id] = text
+    write_json(folder / FILE, {"tokens": found.tokens, "prompts": prompts})
 
 
 def read(folder: Path) -> Vocabulary:
-    """Empty where the folder has none. Raises UserError naming a file that is damaged."""
+    """Empty where the folder has none. Raises UserError naming a file that is damaged, or that an
+    earlier version wrote."""
     path = folder / FILE
     if not path.is_file():
         return Vocabulary()
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         return Vocabulary(
-            {int(token): text for token, text in values["tokens"].items()}, dict(values["prompts"])
+            {int(token): text for token, text in values["tokens"].items()},
+            {
+                (dataset, prompt_id): text
+                for dataset, prompts in values["prompts"].items()
+                for prompt_id, text in prompts.items()
+            },
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"run: {path} is damaged ({error}). Run scripts/evaluate.py again, or delete it"
+            f"run: {path} is damaged, or of an earlier version ({error}). Run scripts/evaluate.py"
+            " again, or delete it"
         ) from error

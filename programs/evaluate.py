@@ -97,9 +97,7 @@ def save(
 ) -> None:
     """All files or none; an earlier evaluation of the same name is replaced."""
     everything = results.pooled(traces)
-    prompts = {
-        token_texts.prompt_key(one.dataset, one.prompt_id): one.tokens for one in compared.requests
-    }
+    prompts = {(one.dataset, one.prompt_id): one.tokens for one in compared.requests}
     with replaced_folder(Path(cfg.out), MARKER) as folder:
         write_json(folder / MARKER, plainly(found))
         (folder / "table.md").write_text(text + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ page to look at."""
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from decoding.trace import Trace, read_traces
 from evaluation import token_texts
+from evaluation.token_texts import Vocabulary
 from reports.artifacts import Artifacts
 from reports.figure import Builder, Figure, Missing, save
 from reports.figure_registry import builders, figure_registry
@@ -25,7 +26,7 @@ from reports.viewer import terminal
 from reports.viewer.rounds import UNKNOWN, rule_of
 from reports.viewer.viewer import fragment
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign, replaced_folder, write_json
+from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
 
 DEFAULT = ("runs", "data", "checkpoints")
 
@@ -42,6 +43,19 @@ def main(cfg: DictConfig) -> None:
         evaluation.folder: token_texts.read(evaluation.folder)
         for evaluation in artifacts.evaluations
     }
+    with only_writer(out):
+        sections, lacking = write(cfg, artifacts, texts, out)
+    print(f"{sum(len(section.shown) for section in sections)} figures and tables")
+    if lacking:
+        print(f"{len(lacking)} more need other runs; the end of the page has the command for each")
+    print(f"saved {out / 'index.html'}")
+
+
+def write(
+    cfg: DictConfig, artifacts: Artifacts, texts: Mapping[Path, Vocabulary], out: Path
+) -> tuple[list[Section], list[Lack]]:
+    """Make and log the report in `out`. texts: of tokens, by the evaluation's folder. Returns what
+    there is, by section, and what is lacking altogether."""
     logger = instantiate(cfg.logger)
     logger.start("report", OmegaConf.to_container(cfg, resolve=True))
     try:
@@ -55,10 +69,7 @@ def main(cfg: DictConfig) -> None:
         logger.artifact("report", "report", out)
     finally:
         logger.finish()
-    print(f"{sum(len(section.shown) for section in sections)} figures and tables")
-    if lacking:
-        print(f"{len(lacking)} more need other runs; the end of the page has the command for each")
-    print(f"saved {out / 'index.html'}")
+    return sections, lacking
 
 
 def searched(run: Any) -> list[Path]:

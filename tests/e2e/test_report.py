@@ -5,6 +5,7 @@ import csv
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import train
 from decoding.trace import read_traces
 from reports.figure import Figure
 from reports.figures.general import speed
+from runtime.files import only_writer
 from scripts import evaluate, gen_data, report, tune
 from tests.browser import REMEDY, executable, launched, opened
+from tests.processes import end, forked, wait_for
 from tests.programs import SPLITS, base, refused, run
 from tests.wandb_runs import read_run
 
@@ -183,6 +186,27 @@ def test_a_report_replaces_reports_and_nothing_else(
     assert not Path("here/stale.png").exists()
     Path("here/report.json").unlink()
     assert "out: here holds something else" in refused(report, monkeypatch, capsys, *arguments)
+
+
+def test_two_reports_do_not_write_one_folder(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = (f"run={made / 'runs'}", "logger=none", "out=here")
+
+    def hold() -> None:
+        with only_writer(Path("here")):
+            Path("begun").touch()
+            time.sleep(60)
+
+    child = forked(hold)
+    wait_for(tmp_path, "begun")
+    assert "out: another process is making here. Wait for it" in refused(
+        report, monkeypatch, capsys, *arguments
+    )
+    end(child)
+    run(report, monkeypatch, *arguments)
+    assert Path("here/report.json").is_file() and not list(Path().glob(".*"))
 
 
 def test_what_is_left_alone_is_named(

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from evaluation.token_texts import FILE, Vocabulary, of_traces, prompt_key, read, write
+from evaluation.token_texts import FILE, Vocabulary, of_traces, read, write
 from runtime.errors import UserError
 from tests.tiny_pair import tiny_tokenizer
 
@@ -25,7 +25,7 @@ def trace() -> Trace:
 
 def test_every_token_that_occurs_is_saved(tmp_path: Path) -> None:
     """Drafted, committed, in a branch; nothing else."""
-    found = of_traces(tiny_tokenizer(), [trace()], {prompt_key("a", "1"): [3, 2]})
+    found = of_traces(tiny_tokenizer(), [trace()], {("a", "1"): [3, 2]})
     assert sorted(found.tokens) == [4, 5, 6, 7, 9]
     assert found.text(6).strip() == "w6" and found.prompt(trace()) == "w3 w2"
     write(tmp_path, found)
@@ -52,7 +52,25 @@ def test_without_texts_a_token_is_its_id(tmp_path: Path) -> None:
 
 
 def test_a_prompt_of_another_dataset_is_not_mistaken_for_it() -> None:
-    assert Vocabulary(prompts={"b/1": "text"}).prompt(replace(trace(), dataset="a")) == ""
+    assert Vocabulary(prompts={("b", "1"): "text"}).prompt(replace(trace(), dataset="a")) == ""
+
+
+def test_a_slash_in_a_name_does_not_make_one_prompt_of_two(tmp_path: Path) -> None:
+    """Dataset "x" with id "a/b", and dataset "x/a" with id "b"."""
+    one, other = (
+        replace(trace(), dataset="x", prompt_id="a/b"),
+        replace(trace(), dataset="x/a", prompt_id="b"),
+    )
+    prompts = {("x", "a/b"): [3], ("x/a", "b"): [5]}
+    write(tmp_path, of_traces(tiny_tokenizer(), [one, other], prompts))
+    found = read(tmp_path)
+    assert (found.prompt(one), found.prompt(other)) == ("w3", "w5")
+
+
+def test_a_file_of_an_earlier_version_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
+    with pytest.raises(UserError, match="vocabulary.json is damaged, or of an earlier version"):
+        read(tmp_path)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
