@@ -13,6 +13,7 @@ from data_gen.requests import Request
 from decoding.sampling import Sampler
 from decoding.trace import Trace
 from evaluation import energy
+from evaluation.datasets import ByDataset
 from evaluation.journal import Journal
 
 WARM_UP_TOKENS = 12
@@ -119,15 +120,15 @@ def _decode(engine: Engine, request: Request, repeat: int, plan: Plan) -> Trace:
     return trace
 
 
-def of_dataset(traces: Sequence[Sequence[Trace]], dataset: str) -> list[list[Trace]]:
-    return [[trace for trace in repeat if trace.dataset == dataset] for repeat in traces]
+def by_dataset(traces: Traces) -> ByDataset[Traces]:
+    def part(dataset: str | None) -> Traces:
+        return {
+            name: [
+                [trace for trace in repeat if dataset in (None, trace.dataset)]
+                for repeat in repeats
+            ]
+            for name, repeats in traces.items()
+        }
 
-
-def by_dataset(traces: Traces) -> dict[str, Traces]:
-    """Of all prompts ("all") and, where there are several datasets, of each."""
-    datasets = sorted({trace.dataset for repeats in traces.values() for trace in repeats[0]})
-    each = {
-        dataset: {name: of_dataset(found, dataset) for name, found in traces.items()}
-        for dataset in datasets
-    }
-    return {"all": traces} if len(each) == 1 else {"all": traces, **each}
+    names = (trace.dataset for repeats in traces.values() for trace in repeats[0])
+    return ByDataset.of(names, part)

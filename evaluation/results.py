@@ -30,7 +30,7 @@ def found_in(cfg: DictConfig, compared: Comparison, traces: Traces) -> dict[str,
     prompts = [request.tokens for request in compared.requests]
     overlaps = {name: found for name, of in everything.items() if (found := measure_overlap(of))}
     return {
-        "metrics": {dataset: measure_all(found) for dataset, found in by_dataset(traces).items()},
+        "metrics": by_dataset(traces).each(measure_all),
         "overlap": overlaps,  # of the methods whose models run side by side
         "modelled": modelled(cfg.modelled, compared.pair, prompts, everything, BASELINE),
         "profile": {name: profile(found) for name, found in everything.items()},

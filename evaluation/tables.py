@@ -16,7 +16,7 @@ def page(cfg: DictConfig, results: Mapping[str, Any]) -> str:
     scripts/evaluate.py."""
     parts = [f"# {cfg.pair.name}: {cfg.dataset.name}, {setting(cfg)}"]
     drafting = [name for name, method in results["methods"].items() if method["speculates"]]
-    for name, metrics in results["metrics"].items():
+    for name, metrics in results["metrics"].shown():
         parts += [
             f"## {name}: {metrics[BASELINE].requests // cfg.repeats} prompts, {cfg.repeats} repeats"
         ]

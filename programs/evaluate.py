@@ -43,7 +43,7 @@ def main(cfg: DictConfig) -> None:
             save(cfg, compared, found, text, traces)
             journal.remove()
             print(f"\n{text}\n\nsaved in {cfg.out}")
-            logger.log(flat(found["metrics"]["all"]))
+            logger.log(flat(found["metrics"].pooled))
             logger.artifact("evaluation", "results", out)
         finally:
             logger.finish()

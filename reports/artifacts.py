@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from decoding.trace import Trace
+from evaluation.datasets import ByDataset
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -17,7 +18,7 @@ class Evaluation:
     """One run of scripts/evaluate.py.
 
     results: its results.json; traces: method -> every request of every repeat, in the order they
-    were decoded (method names as in `results["metrics"]["all"]`)."""
+    were decoded (method names as in `metrics.pooled`)."""
 
     folder: Path
     results: Json
@@ -38,6 +39,11 @@ class Evaluation:
         """False where tuning found no draft worth it, so that the method was decoded without
         one."""
         return bool(self.results.get("methods", {}).get(name, {}).get("speculates", True))
+
+    @property
+    def metrics(self) -> ByDataset[Json]:
+        """By method, `evaluation.metrics.Metrics` as JSON has them."""
+        return ByDataset(**self.results["metrics"])
 
     @property
     def temperature(self) -> float:

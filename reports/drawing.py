@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from evaluation.datasets import ALL
 from reports.figure import Cell
-from reports.runs import ALL
 
 NAMES = ("blue", "orange", "green", "red", "purple", "brown", "grey", "cyan", "olive", "pink")
 COLOURS = tuple(f"tab:{name}" for name in NAMES)

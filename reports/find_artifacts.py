@@ -7,6 +7,7 @@ refused by name."""
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from data_gen.storage.shards import SCHEMA_VERSION
 from decoding.cost import read_cost
 from decoding.models.machine import DECIDES_COSTS
 from decoding.trace import Trace, read_traces
+from evaluation.datasets import ByDataset
 from evaluation.metrics import Metrics
 from evaluation.replay import thresholds
 from evaluation.tables import BASELINE
@@ -28,6 +30,7 @@ RESULTS, WEIGHTS, REPORT = "results.json", "model.safetensors", "report.json"
 OF_EVALUATION = {
     *("metrics", "overlap", "modelled", "profile", "checkpoints", "run", "methods", "tried")
 }
+OF_METRICS = {field.name for field in fields(ByDataset)}
 OF_RUN = {"command", "config", "pair", "date", "versions", *DECIDES_COSTS}
 OF_TUNING = {"format_version", "results", "frontier", "rules"}
 OF_COSTS = {"seconds", "regression", "pair", "measured_on", "command"}
@@ -112,13 +115,17 @@ def read_evaluation(folder: Path) -> Evaluation:
     """Raises Foreign where results.json is of another program or version, UserError where it or a
     trace is damaged."""
     results = _json(folder / RESULTS, "Run scripts/evaluate.py again, or move it away")
-    if not (results.keys() >= OF_EVALUATION and OF_RUN <= set(results["run"] or ())):
+    if not (
+        results.keys() >= OF_EVALUATION
+        and OF_RUN <= set(results["run"] or ())
+        and set(results["metrics"] or ()) == OF_METRICS
+    ):
         raise Foreign("not written by this version of scripts/evaluate.py")
     try:
-        command, methods = results["run"]["command"], list(results["metrics"]["all"])
-        for metrics in results["metrics"].values():
-            _ = [Metrics.from_dict(values) for values in metrics.values()]
-        _ = [metrics[BASELINE] for metrics in results["metrics"].values()]
+        command, measured = results["run"]["command"], ByDataset(**results["metrics"])
+        methods = list(measured.pooled)
+        for _, metrics in measured.shown():
+            _ = [metrics[BASELINE], *map(Metrics.from_dict, metrics.values())]
         _ = results["run"]["config"]["warp"]["temperature"] + results["run"]["config"]["repeats"]
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(

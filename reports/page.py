@@ -123,7 +123,7 @@ def origins(artifacts: Artifacts) -> list[Origin]:
 
 def _evaluation(evaluation: Evaluation) -> Origin:
     run, config = evaluation.results["run"], evaluation.config
-    requests = next(iter(evaluation.results["metrics"]["all"].values()))["requests"]
+    requests = next(iter(evaluation.metrics.pooled.values()))["requests"]
     about = (
         f"{config['pair']['name']}, temperature {evaluation.temperature:g},"
         f" {', '.join(evaluation.datasets)}: {requests // config['repeats']} prompts, repeats:"

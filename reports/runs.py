@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decoding.trace import Trace
+from evaluation.datasets import ALL, shown_as
 from evaluation.tables import BASELINE
 from reports.artifacts import Evaluation, Json
 from reports.figure import Missing
 
 PARTS = ("engine", "structure", "verifier", "stop")
-ALL = "all"  # datasets together
 BEST_FIXED = "fixed"  # its length is the best that was tried, which evaluations need not share
 
 
@@ -38,8 +38,8 @@ class Method:
 
 @dataclass(frozen=True)
 class Run:
-    """One method of one evaluation on one of its datasets. traces: of every repeat; baseline: plain
-    decoding's."""
+    """One method of one evaluation on one of its datasets. dataset: as it is shown (`shown_as`), or
+    `ALL` of them together; traces: of every repeat; baseline: plain decoding's."""
 
     name: str
     method: Method
@@ -99,8 +99,9 @@ def runs(
                     [trace for trace in every if trace.dataset == dataset]
                     for every in (traces, evaluation.traces.get(BASELINE, ()))
                 )
-                run = Run(name, how, dataset, evaluation.temperature, ours, plain, evaluation)
-                key = (run.temperature, dataset, run.label)
+                called = shown_as(dataset)
+                run = Run(name, how, called, evaluation.temperature, ours, plain, evaluation)
+                key = (run.temperature, called, name)
                 if key not in found or len(run.traces) > len(found[key].traces):
                     found[key] = run
     return sorted(found.values(), key=lambda run: run.temperature)
@@ -110,7 +111,7 @@ def pooled(found: Sequence[Run]) -> list[Run]:
     """Datasets of a method at a temperature together."""
     groups: dict[tuple[float, str], list[Run]] = {}
     for run in found:
-        groups.setdefault((run.temperature, run.label), []).append(run)
+        groups.setdefault((run.temperature, run.name), []).append(run)
     return [
         replace(
             group[0],

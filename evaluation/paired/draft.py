@@ -10,7 +10,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
-from evaluation.interleaving import Traces, by_dataset
+from evaluation.datasets import ByDataset
+from evaluation.interleaving import Traces
 from evaluation.paired.speedup_bound import Match, match, speedup_bound
 from evaluation.runner import Comparison
 from evaluation.tables import BASELINE
@@ -18,8 +19,8 @@ from evaluation.timeline import COST_ROWS, Devices, measured_devices
 
 
 def draft_of(cfg: DictConfig, compared: Comparison, traces: Traces) -> dict[str, Any]:
-    """Measured: seconds of forwards, and by dataset how the draft matches the target. Modelled: the
-    bound of the speed-up (`speedup_bound`)."""
+    """Measured: seconds of forwards, and by dataset how the draft matches the target (`match`).
+    Modelled: the bound of the speed-up (`speedup_bound`)."""
     pair, plain = compared.pair, traces[BASELINE][0]
     warp, draft_warp = instantiate(cfg.warp), instantiate(cfg.draft_warp)
     both = list(zip(compared.requests, plain, strict=True))
@@ -30,17 +31,19 @@ def draft_of(cfg: DictConfig, compared: Comparison, traces: Traces) -> dict[str,
         match(pair, request.tokens, trace.tokens, warp, draft_warp, cfg.longest_draft)
         for request, trace in both
     ]
-    found = {}
-    for dataset in by_dataset(traces):
+
+    def part(dataset: str | None) -> dict[str, Any]:
         kept = [
             one
             for one, trace in zip(matches, plain, strict=True)
-            if dataset in ("all", trace.dataset)
+            if dataset in (None, trace.dataset)
         ]
-        found[dataset] = summary(kept, devices, cfg.longest_draft)
+        return summary(kept, devices, cfg.longest_draft)
+
+    found = ByDataset.of((trace.dataset for trace in plain), part)
     rows = [count for count in COST_ROWS if count <= cfg.longest_draft + 1]
     costs = {"draft": devices.draft(1), "target": {count: devices.target(count) for count in rows}}
-    return {"seconds": costs, "datasets": found}
+    return {"seconds": costs, "match": found}
 
 
 def summary(matches: Sequence[Match], devices: Devices, longest: int) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from evaluation.runner import Comparison
 
 def paired(cfg: DictConfig, compared: Comparison, traces: Traces, ours: set[str]) -> dict[str, Any]:
     """What results.json says in addition. ours: methods whose traces know their forwards."""
-    found = {}
-    for dataset, of in by_dataset(traces).items():
+
+    def compared_in(of: Traces) -> dict[str, Any]:
         against = against_of(cfg.against, of)
-        found[dataset] = {"against": against, "methods": paired_comparisons(of, against, ours)}
+        return {"against": against, "methods": paired_comparisons(of, against, ours)}
+
+    found = by_dataset(traces).each(compared_in)
     return {"paired": found, "draft": draft_of(cfg, compared, traces)}
 
 
@@ -28,14 +30,15 @@ def page(cfg: DictConfig, results: Mapping[str, Any]) -> str:
         f"# {cfg.pair.name}: {cfg.dataset.name}, {tables.setting(cfg)}",
         conditions(cfg, results["run"]),
     ]
-    for dataset, found in results["paired"].items():
+    matches = dict(results["draft"]["match"].shown())
+    for dataset, found in results["paired"].shown():
         parts += [f"## {dataset}", paired_table(found["methods"])]
         parts += [
             f"{what}: {found['against'][what]} is the fastest."
             for what, names in cfg.against.items()
             if len(names) > 1 and what in found["against"]
         ]
-        parts += draft_lines(results["draft"]["datasets"][dataset])
+        parts += draft_lines(matches[dataset])
     parts += [seconds_line(results["draft"]["seconds"]), *tables.remarks(results)]
     return "\n\n".join([*parts, "## Lossless", *results["lossless"]])
 

@@ -121,10 +121,10 @@ def test_greedy_equals_autoregressive_for_every_method(
     assert (out / "table.md").read_text().strip() in printed
 
     results = json.loads((out / "results.json").read_text())
-    assert list(results["metrics"]["all"]) == METHODS
-    assert set(results["metrics"]) == {"all", "even", "odd"}
+    assert list(results["metrics"]["pooled"]) == METHODS
+    assert set(results["metrics"]["datasets"]) == {"even", "odd"}
     assert set(results["tried"]["fixed"]) == {"stop.gamma=1", "stop.gamma=3"}
-    assert 0 < results["metrics"]["all"]["confidence"]["acceptance"] < 1
+    assert 0 < results["metrics"]["pooled"]["confidence"]["acceptance"] < 1
     traces = {name: read_traces(out / f"traces-{name}.jsonl") for name in METHODS}
     assert {len(found) for found in traces.values()} == {8}
     texts = token_texts.read(out)
@@ -137,6 +137,29 @@ def test_greedy_equals_autoregressive_for_every_method(
     )
     plain = [trace.tokens for trace in traces["autoregressive"]]
     assert all([trace.tokens for trace in found] == plain for found in traces.values())
+
+
+def test_a_dataset_may_be_called_all(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers stand beside those of all prompts, in the table and in results.json."""
+    names = ["all", "odd", "odd"]
+    prompts = [{"prompt": f"w{n} w2", "dataset": name} for n, name in enumerate(names, 1)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    run(monkeypatch, *base, "methods=[custom]", "repeats=1")
+    metrics = json.loads(Path("runs/x/results.json").read_text())["metrics"]
+    requests = {name: of["custom"]["requests"] for name, of in metrics["datasets"].items()}
+    assert metrics["pooled"]["custom"]["requests"] == 3 and requests == {"all": 1, "odd": 2}
+    headings = [
+        line
+        for line in Path("runs/x/table.md").read_text().splitlines()
+        if line.endswith("1 repeats")
+    ]
+    assert headings == [
+        "## all: 3 prompts, 1 repeats",
+        '## "all": 1 prompts, 1 repeats',
+        "## odd: 2 prompts, 1 repeats",
+    ]
 
 
 def test_sampling_is_reproducible_and_checks_invariants(

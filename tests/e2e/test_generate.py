@@ -59,8 +59,8 @@ def test_pairs(
     run(monkeypatch, tiny_pair_dir, *few, "warp=greedy", "draft_warp.temperature=0")
     printed = capsys.readouterr().out
     found = json.loads(Path("runs/toy/results.json").read_text())
-    paired = found["paired"]["all"]
-    assert list(paired["methods"]) == [*OURS, *THEIRS] == list(found["metrics"]["all"])
+    paired = found["paired"]["pooled"]
+    assert list(paired["methods"]) == [*OURS, *THEIRS] == list(found["metrics"]["pooled"])
     for name in (*OURS[1:], *THEIRS):
         assert f"{name}: 6 of 6 outputs equal autoregressive decoding (equal)" in printed
     assert {what: name for what, name in paired["against"].items() if "best" not in what} == {
@@ -71,7 +71,7 @@ def test_pairs(
     best = paired["against"]["best of transformers"]
     assert best in THEIRS and f"best of transformers: {best} is the fastest." in printed
     assert set(paired["methods"]["fixed"]["ratios"]) == set(paired["against"])
-    draft = found["draft"]["datasets"]["all"]
+    draft = found["draft"]["match"]["pooled"]
     assert draft["greedy"] == draft["accepted"] and 0 < draft["overlap"] < 1
     assert set(found["tried"]) == {"fixed", "assisted"}
     assert len(read_traces(Path("runs/toy/traces-assisted.jsonl"))) == 6
@@ -85,7 +85,7 @@ def test_their_methods_stand_in_a_table_too(
     """What they drafted is not known, so nothing is said of it; who speculates is."""
     few = ("presentation=table", "methods=[generate,prompt_lookup]", "repeats=2", "limit=1")
     run(monkeypatch, tiny_pair_dir, *few, "max_new_tokens=24", "~tried.prompt_lookup")
-    metrics = json.loads(Path("runs/toy/results.json").read_text())["metrics"]["all"]
+    metrics = json.loads(Path("runs/toy/results.json").read_text())["metrics"]["pooled"]
     assert metrics["prompt_lookup"]["discard_rate"] == metrics["prompt_lookup"]["acceptance"] == 0
     printed = capsys.readouterr().out
     assert "| generate " in printed and "does not speculate" in printed
@@ -121,7 +121,7 @@ def test_what_does_not_compile_is_left_out_and_named(
     assert "generate_compiled: left out" in capsys.readouterr().out
     assert list(found["left_out"]) == ["generate_compiled"]
     assert "C++" in found["left_out"]["generate_compiled"]
-    assert list(found["paired"]["all"]["methods"]) == ["autoregressive", "lookup", "generate"]
+    assert list(found["paired"]["pooled"]["methods"]) == ["autoregressive", "lookup", "generate"]
 
 
 @pytest.mark.parametrize(

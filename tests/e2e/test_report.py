@@ -220,8 +220,11 @@ def test_what_is_left_alone_is_named(
     Path("first/begun/manifest.json").unlink()
     Path("first/notes.json").write_text('{"mine": 1}')
     Path("second/round").symlink_to("..")
-    shutil.copytree(made / "runs/x", "first/former")
+    for name in ("former", "older"):
+        shutil.copytree(made / "runs/x", f"first/{name}")
     results = json.loads(Path("first/former/results.json").read_text())
+    older = {**results, "metrics": {"all": results["metrics"]["pooled"]}}
+    Path("first/older/results.json").write_text(json.dumps(older))
     del results["tried"]
     Path("first/former/results.json").write_text(json.dumps(results))
     run(report, monkeypatch, "run=[first,second,first]", "logger=none")
@@ -230,6 +233,7 @@ def test_what_is_left_alone_is_named(
         "first/notes.json" in page
         and "first/begun/plan.json" in page
         and "first/former/results.json" in page
+        and "first/older/results.json" in page
         and page.count("<code>first/x</code>") == 1
     )
 

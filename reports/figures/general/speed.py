@@ -7,12 +7,12 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Stage
+from evaluation.datasets import ALL
 from evaluation.metrics import Metrics
 from evaluation.tables import BASELINE, verdict
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Entry, Figure, Missing
-from reports.runs import ALL
 from runtime.intervals import columns
 
 STAGES: dict[Stage, str] = {
@@ -68,7 +68,7 @@ def _draw_speedups(records: Sequence[drawing.Record], canvas: Canvas) -> None:
 
 def _speed_rows(evaluation: Evaluation) -> Iterator[list[Cell]]:
     drafting = [*filter(evaluation.speculates, evaluation.traces)]
-    for prompts, methods in evaluation.results["metrics"].items():
+    for prompts, methods in evaluation.metrics.shown():
         for name, values in methods.items():
             m = Metrics.from_dict(values)
             spread: list[Cell] = (

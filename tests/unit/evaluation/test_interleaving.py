@@ -13,7 +13,7 @@ from data_gen.requests import Request
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from evaluation.interleaving import Plan, Traces, alternating, of_dataset, request_seed, run
+from evaluation.interleaving import Plan, Traces, alternating, by_dataset, request_seed, run
 from evaluation.journal import Journal
 from evaluation.lossless import TOLERANCE, Difference, greedy_differences, near_tie
 from evaluation.metrics import Metrics, Spread
@@ -55,9 +55,9 @@ def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
         assert [t.tokens for t in traces["a"][repeat]] == [t.tokens for t in traces["b"][repeat]]
     assert {t.seed for t in traces["a"][0]}.isdisjoint(t.seed for t in traces["a"][1])
     assert traces["a"][1][2].prompt_id == "p2" and traces["a"][1][2].method == "a"
-    assert [[t.prompt_id for t in repeat] for repeat in of_dataset(traces["b"], "even")] == [
-        ["p0", "p2"]
-    ] * 2
+    even = by_dataset(traces).datasets["even"]
+    assert [[t.prompt_id for t in repeat] for repeat in even["b"]] == [["p0", "p2"]] * 2
+    assert by_dataset(traces).pooled == traces
     assert request_seed(0, REQUESTS[0], 0) != request_seed(1, REQUESTS[0], 0)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from evaluation.ratios import compared, counted, divided, estimate, ratio
 from reports.figure import Missing
-from reports.runs import extent, method, pooled, runs, sweeps, with_method
+from reports.runs import extent, method, pooled, runs, sweeps, with_all, with_method
 from runtime.intervals import Estimate
 from tests.evaluations import chain, evaluation, plain, trace
 from tests.evaluations import method as made
@@ -58,6 +58,19 @@ def test_runs_by_dataset_and_temperature() -> None:
         (1.0, "all", 2),
     ]
     assert extent(found) == "2 prompts, 4 rounds"
+
+
+def test_a_dataset_called_all_is_not_all_of_them() -> None:
+    both = [trace([chain(1, 1)], dataset="all"), trace([chain(1, 0)], dataset="y")]
+    found = with_all(runs([evaluation({"fixed": FIXED}, {"fixed": both})]))
+    assert [(run.dataset, len(run.traces)) for run in found] == [('"all"', 1), ("y", 1), ("all", 2)]
+
+
+def test_methods_whose_names_are_shown_alike_are_two() -> None:
+    methods = {"a_b": FIXED, "a b": FIXED}
+    found = evaluation(methods, {name: [trace([chain(1, 1)])] for name in methods})
+    assert [run.name for run in runs([found])] == [run.name for run in pooled(runs([found]))]
+    assert len(runs([found])) == 2
 
 
 def test_of_two_evaluations_of_the_same_the_larger_counts() -> None:

@@ -37,7 +37,7 @@ def evaluation(name: str = "one") -> Evaluation:
         stage: share for stage, share in zip(STAGES, (0.2, 0.5, 0.1, 0.05, 0.05, 0.1), strict=True)
     }
     results = {
-        "metrics": {"all": methods},
+        "metrics": {"pooled": methods, "datasets": {}},
         "profile": {name: {**shares, "overhead": 0.3} for name in methods},
         "run": {"config": {"warp": {"temperature": 1.0}}},
     }
