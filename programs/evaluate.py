@@ -21,7 +21,14 @@ from evaluation.paired.comparison import against_of
 from evaluation.runner import Comparison, decode, open_journal, prepare, run_facts, settle
 from evaluation.timeline import checked_tables
 from runtime.errors import UserError
-from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
+from runtime.files import (
+    checked_folder,
+    file_name,
+    only_writer,
+    refuse_foreign,
+    replaced_folder,
+    write_json,
+)
 
 MARKER = "results.json"  # what a folder of results is known by
 PAGES = {"table": tables.page, "paired": paired_page.page}
@@ -102,7 +109,7 @@ def save(
         write_json(folder / MARKER, plainly(found))
         (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         for name, of in everything.items():
-            write_traces(folder / f"traces-{name}.jsonl", of)
+            write_traces(folder / f"traces-{file_name(name)}.jsonl", of)
         said = [trace for of in everything.values() for trace in of]
         token_texts.write(folder, token_texts.of_traces(compared.pair.tokenizer, said, prompts))
 

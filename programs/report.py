@@ -26,7 +26,14 @@ from reports.viewer import terminal
 from reports.viewer.rounds import UNKNOWN, rule_of
 from reports.viewer.viewer import fragment
 from runtime.errors import UserError
-from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder, write_json
+from runtime.files import (
+    checked_folder,
+    file_name,
+    only_writer,
+    refuse_foreign,
+    replaced_folder,
+    write_json,
+)
 
 DEFAULT = ("runs", "data", "checkpoints")
 
@@ -114,11 +121,10 @@ def built(builder: Builder) -> Figure:
 
 
 def unique(figure: Figure, taken: set[str]) -> Figure:
-    """With another name where there is one of that name: two runs may be called the same."""
-    numbered = (
-        figure.name if number == 1 else f"{figure.name}-{number}"
-        for number in range(1, len(taken) + 2)
-    )
+    """With a name that files can have, and another where there is one of that name: two runs may be
+    called the same."""
+    own = file_name(figure.name)
+    numbered = (own if number == 1 else f"{own}-{number}" for number in range(1, len(taken) + 2))
     name = next(name for name in numbered if name not in taken)
     taken.add(name)
     return replace(figure, name=name)

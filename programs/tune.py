@@ -38,7 +38,7 @@ from evaluation.replay.tuning import (
     span,
 )
 from runtime.errors import UserError, checked_switch
-from runtime.files import checked_folder, file_hash, write_json
+from runtime.files import checked_folder, file_hash, file_name, write_json
 
 MEASURED = ("measure", "measured")  # costs of this machine
 
@@ -102,10 +102,10 @@ def cost_name() -> str:
 def out_file(cfg: DictConfig) -> Path:
     """What a run with the costs of another machine finds is kept apart."""
     if checked_switch("check", cfg.check):
-        default = f"runs/{cfg.pair.name}-replay-check.json"
+        default = f"runs/{file_name(cfg.pair.name)}-replay-check.json"
         return checked_folder("out", cfg.out or default, "file")
     suffix = "" if cost_name() in MEASURED else f"-{cost_name()}"
-    default = f"runs/{cfg.pair.name}-thresholds-T{cfg.warp.temperature}{suffix}.json"
+    default = f"runs/{file_name(cfg.pair.name)}-thresholds-T{cfg.warp.temperature}{suffix}.json"
     return checked_folder("out", default if cfg.out is None else cfg.out, "file")
 
 

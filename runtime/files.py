@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from safetensors import SafetensorError
 
@@ -32,7 +33,19 @@ _REMEDIES = {
     errno.EPERM: _LOCKED,
 }
 LONGEST_NAME = 180  # of a folder, in bytes; file systems take 255, and names are made from it
+LONGEST_PART = 150  # of a name that is made from others, which may be longer than a file's
 _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
+
+
+def file_name(*parts: object) -> str:
+    """One name for a file or folder, of names that may hold anything: "org/mine" becomes
+    "org%2Fmine". `parts` are joined by "+". No two lists of parts have the same name; one longer
+    than `LONGEST_PART` bytes is cut and has a hash."""
+    name = "+".join(quote(str(part), safe="=,.[]-_~@:") for part in parts)
+    name = f"%2E{name[1:]}" if name.startswith(".") else name  # no hidden file, and not ".."
+    if len(name) <= LONGEST_PART:
+        return name
+    return f"{name[:LONGEST_PART]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def write_json(path: Path, value: Any, key: str = "out") -> None:

@@ -1,17 +1,15 @@
 """Sweeps (``python train.py -m ...``): one folder per job, named after its overrides."""
 
-import hashlib
 from pathlib import Path
-from urllib.parse import quote
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from runtime.errors import UserError
+from runtime.files import file_name
 
 ASIDE = ("out", "overwrite", "logger")
 """Keys that do not change what a job makes."""
-LONGEST = 150  # of a folder name, in bytes; file systems take 255, and names are made from it
 
 
 def is_job() -> bool:
@@ -37,9 +35,4 @@ def job_name(overrides: list[str]) -> str:
         for o in overrides
         if o.lstrip("+~").split("=")[0].split(".")[0].split("@")[0] not in ASIDE
     )
-    name = "+".join(quote(override, safe="=,.[]-_~@:") for override in kept) or "defaults"
-    return (
-        name
-        if len(name) <= LONGEST
-        else f"{name[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
-    )
+    return file_name(*kept) or "defaults"

@@ -10,6 +10,8 @@ from hydra._internal import defaults_list
 from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig, OmegaConf
 
+import runtime.settings.composed  # noqa: F401  (what YAMLs call is registered there)
+
 interpolation_map = defaults_list._create_interpolation_map
 
 

@@ -12,8 +12,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runtime.errors import UserError
+from runtime.files import file_name
 from runtime.settings.check import Fault, faults
 from runtime.settings.kinds import Group
+
+OmegaConf.register_new_resolver("file_name", file_name, replace=True)  # used by conf/
 
 
 def asked(arguments: Sequence[str]) -> Namespace:

@@ -29,6 +29,31 @@ def composed(program: str, *overrides: str) -> DictConfig:
         return compose(program, list(overrides))
 
 
+NAMED = "org/mine"
+
+
+@pytest.mark.parametrize(
+    ("program", "key", "path"),
+    [
+        ("evaluate", "out", "runs/org%2Fmine-org%2Fmine-T1.0"),
+        ("evaluate", "thresholds", "runs/org%2Fmine-thresholds-T1.0.json"),
+        ("gen_data", "out", "data/org%2Fmine"),
+        ("tune", "cost.file", "runs/org%2Fmine-cost-T1.0.json"),
+        ("tune_tree", "structure.tree", "runs/sequoia-org%2Fmine-T1.0.json"),
+        ("distill_draft", "chats.folder", "data/distill/org%2Fmine/chats"),
+    ],
+)
+def test_a_name_with_a_slash_makes_no_folder(program: str, key: str, path: str) -> None:
+    names = [f"{group}.name={NAMED}" for group in ("pair", "dataset") if group in groups(program)]
+    assert OmegaConf.select(composed(program, *names), key) == path
+
+
+def test_no_path_holds_a_name_as_it_is() -> None:
+    """`file_name` makes a part of a path of it."""
+    bare = re.compile(r"[\w-]+/[^#]*(?<!file_name:)\$\{\w+\.name\}")
+    assert [str(path) for path in FILES if bare.search((CONF / path).read_text())] == []
+
+
 @cache
 def groups(program: str) -> dict[str, str]:
     """The config groups `program` chooses from, such as ``engine``, and the first place where each

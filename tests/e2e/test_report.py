@@ -8,6 +8,7 @@ import shutil
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from markupsafe import escape
@@ -45,7 +46,7 @@ def made(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 25)
     ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    pair = base(tiny_pair_dir)
+    pair = [*base(tiny_pair_dir), "pair.name=org/mine"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("WANDB_MODE", "offline")
@@ -94,11 +95,17 @@ def test_every_figure_has_its_files_and_says_what_it_rests_on(made: Path, facts:
     assert {path.stem for path in out.glob("*.png")} <= names and list(out.glob("*.png"))
 
 
+def test_a_pair_may_have_a_slash_in_its_name(facts: Any) -> None:
+    """As names of the Hugging Face hub do: in names of files it is %2F."""
+    names = [figure["name"] for figure in facts["figures"]]
+    assert [name for name in names if name.startswith("tuned-org%2Fmine")]
+
+
 def test_the_page_holds_all_and_fetches_nothing(made: Path, facts: Any) -> None:
     page = (made / "runs/report/index.html").read_text()
     for figure in facts["figures"]:
         assert f'id="{figure["name"]}"' in page
-        assert f'href="{figure["name"]}.csv"' in page
+        assert f'href="{quote(figure["name"])}.csv"' in page
     pictures = list((made / "runs/report").glob("*.png"))
     assert page.count("data:image/png;base64,") == len(pictures)
     assert (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import UserError
-from runtime.files import checked_folder, only_writer, write_atomically, write_json
+from runtime.files import checked_folder, file_name, only_writer, write_atomically, write_json
 from tests.processes import die, end, forked, wait_for
 
 
@@ -90,6 +90,20 @@ def test_what_cannot_be_written_names_its_key_and_a_remedy(
         match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another",
     ):
         write_json(tmp_path / "file" / "a.json", 1, key="cost.file")
+
+
+NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 400, "x" * 401, "a b"]
+
+
+def test_any_name_gives_a_file_name_of_its_own(tmp_path: Path) -> None:
+    """Also names that are paths, hidden, too long, or look like another's file name."""
+    assert file_name("smollm2-eagle_1.0") == "smollm2-eagle_1.0"
+    assert file_name("org/mine") == "org%2Fmine" and file_name("..") == "%2E."
+    for name in NAMES:
+        (tmp_path / file_name(name)).touch()
+    assert len(list(tmp_path.iterdir())) == len(NAMES)
+    assert not list(tmp_path.glob(".*"))
+    assert file_name("a", "b") == "a+b" != file_name("a+b")
 
 
 @pytest.mark.parametrize("value", ["/", "//", "/x/.."])
