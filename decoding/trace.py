@@ -1,15 +1,18 @@
 """What a decode did and how long each part took, round by round; enough to replay it under another
 policy."""
 
-import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
+from pydantic import TypeAdapter, with_config
+
 from runtime.errors import UserError
+from runtime.files import write_atomically
+from runtime.json_files import STRICT
+from runtime.json_lines import read_sealed, sealed
 
 Stage = Literal["draft", "target", "sample", "verify", "stop", "other"]
 STAGES: tuple[Stage, ...] = ("draft", "target", "sample", "verify", "stop", "other")
@@ -95,10 +98,6 @@ class StageTrace:
     waste: int
     spans: list[Span]
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "StageTrace":
-        return cls(**{**values, "spans": [Span(*span) for span in values["spans"]]})
-
 
 @dataclass
 class RoundTrace:
@@ -152,6 +151,7 @@ class RoundTrace:
         return self.row in self.draft_parents
 
 
+@with_config(STRICT)
 @dataclass
 class Trace:
     """One request decoded by one method. `seconds` is wall time, the prefill included.
@@ -183,38 +183,26 @@ class Trace:
         del values["stages"]
         return values
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Trace":
-        rounds = [_round(round_) for round_ in values["rounds"]]
-        return cls(**{**values, "rounds": rounds})
-
-
-def _round(values: dict[str, Any]) -> RoundTrace:
-    overlap = values.get("overlap")
-    return RoundTrace(**{**values, "overlap": overlap and StageTrace.from_dict(overlap)})
-
 
 def write_traces(path: Path, traces: Iterable[Trace]) -> None:
-    """One JSON object per line; the file appears whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(trace.to_dict()) + "\n" for trace in traces)
-    os.replace(partial, path)
+    """One JSON object per line, with a checksum; the file appears whole or not at all."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as out:
+            out.writelines(sealed(trace.to_dict()) + b"\n" for trace in traces)
+
+    write_atomically(path, write)
 
 
 def read_traces(path: Path) -> list[Trace]:
     """Raises UserError naming file and line when a line is not a trace."""
-    traces = []
+    form, traces = TypeAdapter(Trace), list[Trace]()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                traces.append(Trace.from_dict(json.loads(line, parse_constant=_refuse)))
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                traces.append(read_sealed(line.removesuffix(b"\n"), form.validate_json))
+            except ValueError as error:
                 raise UserError(
                     f"{path}:{number}: not a trace ({error}). Run scripts/evaluate.py again"
                 ) from error
     return traces
-
-
-def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is no measurement")

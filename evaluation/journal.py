@@ -1,8 +1,6 @@
 """What a long comparison has decoded so far, on disk: an interrupted run goes on where it was."""
 
 import fcntl
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,14 +9,23 @@ from typing import Any
 from decoding.trace import Trace
 from runtime.errors import UserError
 from runtime.files import file_hash
+from runtime.json_files import Form, digest
+from runtime.json_lines import read_sealed, sealed
+
+
+class Turn(Form):
+    """A line of a journal."""
+
+    key: str
+    traces: dict[str, Trace]
 
 
 class Journal:
     """One line per turn: a request of one repeat, decoded by every method. Turns are the unit, so
     that the methods that are compared on a request always ran next to each other, in one process.
 
-    A line that was not finished is dropped. The path must name everything the traces depend on
-    (`journal_path`). A journal without turns leaves no file behind.
+    A last line that was not finished is dropped: a run was killed as it wrote. The path must name
+    everything the traces depend on (`journal_path`). A journal without turns leaves no file behind.
 
     turns: key -> method -> trace; resumed: how many of them an earlier run has decoded
     Raises UserError when the file is damaged, or when another process writes to it.
@@ -44,10 +51,8 @@ class Journal:
 
     def add(self, key: str, traces: dict[str, Trace]) -> None:
         self.turns[key] = traces
-        line = json.dumps(
-            {"key": key, "traces": {name: trace.to_dict() for name, trace in traces.items()}}
-        )
-        self._file.write(line.encode() + b"\n")
+        turn = {"key": key, "traces": {name: trace.to_dict() for name, trace in traces.items()}}
+        self._file.write(sealed(turn) + b"\n")
         self._file.flush()
 
     def remove(self) -> None:
@@ -71,29 +76,27 @@ class Journal:
         """Take in every whole line; returns their length in bytes."""
         whole = 0
         self._file.seek(0)
-        for line in self._file:
+        for number, line in enumerate(self._file, 1):
             if line.endswith(b"\n"):
-                self._take(line)
+                self._take(line[:-1], number)
                 whole += len(line)
         return whole
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes, number: int) -> None:
         try:
-            turn = json.loads(line)
-            self.turns[turn["key"]] = {
-                name: Trace.from_dict(trace) for name, trace in turn["traces"].items()
-            }
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            turn = read_sealed(line, Turn.model_validate_json)
+        except ValueError as error:
             raise UserError(
-                f"out: {self.path} is damaged ({error}). Delete it to start over"
+                f"out: {self.path} is damaged in line {number} ({error}). Remove that line to"
+                " decode its turn again, or delete the file to start over"
             ) from error
+        self.turns[turn.key] = turn.traces
 
 
 def journal_path(out: Path, facts: Any) -> Path:
     """Beside `out`, named after `facts` (what JSON holds): an interrupted run of exactly these."""
     out = out.resolve()
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-    return out.with_name(f".{out.name}-{digest}.resume")
+    return out.with_name(f".{out.name}-{digest(facts)[:12]}.resume")
 
 
 def file_hashes(settings: Any) -> list[str]:
@@ -108,4 +111,4 @@ def file_hashes(settings: Any) -> list[str]:
         if isinstance(settings, list)
         else []
     )
-    return [digest for one in inner for digest in file_hashes(one)]
+    return [found for one in inner for found in file_hashes(one)]

@@ -23,9 +23,9 @@ from data_gen.storage.dataset import read_manifest, verify
 from data_gen.storage.sharing import Worker, refuse_others
 from decoding.models.loading import ModelPair, load_pair
 from predictors.layers import RecordedLayers
-from runtime.checksums import write_checksummed
 from runtime.errors import UserError, checked_switch
 from runtime.files import checked_folder
+from runtime.json_files import write_checksummed
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
 WRITER = (

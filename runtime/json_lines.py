@@ -1,12 +1,19 @@
-"""Lines of JSON from elsewhere, prompts and responses: checked before anything is made of them."""
+"""Lines of JSON: those from elsewhere, prompts and responses, are checked before anything is made
+of them; those written here have a checksum each."""
 
+import hashlib
 import json
 import re
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard, TypeVar
 
 from runtime.errors import UserError
+from runtime.json_files import fitting
+
+T = TypeVar("T")
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character
+DAMAGED = "its checksum does not fit"
 
 
 def parse_object(line: bytes, where: str, form: str) -> dict[str, Any]:
@@ -25,3 +32,28 @@ def parse_object(line: bytes, where: str, form: str) -> dict[str, Any]:
 def is_text(value: object) -> TypeGuard[str]:
     """Also whether it can be encoded: JSON may hold halves of characters."""
     return isinstance(value, str) and not SURROGATE.search(value)
+
+
+def sealed(row: Mapping[str, Any]) -> bytes:
+    """A line, without its end, that holds `row` and a checksum."""
+    return with_checksum(json.dumps(row).encode()[:-1])
+
+
+def read_sealed(line: bytes, validate: Callable[[bytes], T]) -> T:
+    """What `validate`, of a model, makes of a `sealed` line. Raises ValueError saying in a few
+    words what is wrong."""
+    text = unsealed(line)
+    if text is None:
+        raise ValueError(DAMAGED)
+    return fitting(lambda: validate(text))
+
+
+def unsealed(line: bytes) -> bytes | None:
+    """`sealed`, undone: the line without its checksum, None where a byte of it has changed."""
+    start = line.rpartition(b', "checksum"')[0]
+    return start + b"}" if line == with_checksum(start) else None
+
+
+def with_checksum(line: bytes) -> bytes:
+    """line: a JSON object without its closing brace."""
+    return line + f', "checksum": "{hashlib.sha256(line).hexdigest()[:16]}"}}'.encode()

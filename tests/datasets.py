@@ -22,8 +22,9 @@ from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from predictors.layers import RecordedLayers
 from programs.gen_data import finish
-from runtime.checksums import CHECKSUM, write_checksummed
 from runtime.files import file_hash
+from runtime.json_files import CHECKSUM, write_checksummed
+from runtime.json_lines import with_checksum
 from tests.tiny_pair import VOCAB
 
 SETTINGS = OmegaConf.create(
@@ -108,9 +109,7 @@ def rewrite_checksum(folder: Path) -> None:
     if answers.is_file():
         lines = answers.read_bytes().splitlines()
         answers.write_bytes(
-            b"".join(
-                log.with_checksum(line.rpartition(b', "checksum"')[0]) + b"\n" for line in lines
-            )
+            b"".join(with_checksum(line.rpartition(b', "checksum"')[0]) + b"\n" for line in lines)
         )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from data_gen.storage import chunks, shards
 from predictors.draft_statistics import Q_STATS, history_rows
-from runtime.checksums import write_checksummed
+from runtime.json_files import write_checksummed
 
 DIM, EMBEDDING = 8, 2
 PAIR = {"name": "toy", "target": "aa", "draft": "bb", "tokenizer": "cc"}

@@ -15,10 +15,9 @@ from data_gen.prompts import Prompt
 from data_gen.responses.external import FORM, ExternalResponse, response_from_row
 from runtime.compatibility import differences
 from runtime.errors import UserError
-from runtime.json_lines import parse_object
+from runtime.json_lines import DAMAGED, parse_object, sealed, unsealed
 
 NAME = "answers.jsonl"
-DAMAGED = "is damaged (its checksum does not fit)"
 
 
 @contextmanager
@@ -73,7 +72,7 @@ class ResponseLog:
         """Write one line, and be sure that it is on disk. Raises UserError, and writes nothing,
         where it could not be read again."""
         row = {"asked": self.asked, "id": prompt.id, **response, "prompt": digest(prompt)}
-        line = with_checksum(json.dumps(row).encode()[:-1])
+        line = sealed(row)
         self._take(line)
         self._file.write(line + b"\n")
         self._file.flush()
@@ -93,8 +92,10 @@ class ResponseLog:
         where = f"responses.url: {self.path} line {self._lines}"
         row = parse_object(line, where, FORM)
         response, asked = response_from_row(row, where), row.get("asked", {})
-        if not (is_whole(line) and isinstance(asked, dict)):
-            raise UserError(f"{where} {DAMAGED}. Remove that line, or choose another out=...")
+        if unsealed(line) is None or not isinstance(asked, dict):
+            raise UserError(
+                f"{where} is damaged ({DAMAGED}). Remove that line, or choose another out=..."
+            )
         if changed := differences(asked, self.asked):
             raise UserError(
                 f"out: {self.path} was asked for with {changed}. Choose another out=..."
@@ -121,22 +122,13 @@ def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
         except UserError as error:
             bad.append(str(error))
         else:
-            bad += [] if number <= len(lines) and is_whole(line) else [f"{where} {DAMAGED}"]
+            whole = number <= len(lines) and unsealed(line) is not None
+            bad += [] if whole else [f"{where} is damaged ({DAMAGED})"]
     lost = [name for name in harvested if name not in names]
     bad += [f"{path} answers {name} {count} times" for name, count in names.items() if count > 1]
     return bad + (
         [f"{path} has lost the answers to {len(lost)} prompts, {lost[0]} is one"] if lost else []
     )
-
-
-def is_whole(line: bytes) -> bool:
-    """Whether not a byte of it has changed since it was written."""
-    return line == with_checksum(line.rpartition(b', "checksum"')[0])
-
-
-def with_checksum(line: bytes) -> bytes:
-    """`line`: a JSON object without its closing brace."""
-    return line + f', "checksum": "{hashlib.sha256(line).hexdigest()[:16]}"}}'.encode()
 
 
 def digest(prompt: Prompt) -> str:

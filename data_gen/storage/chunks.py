@@ -12,27 +12,22 @@ its own checksum. So a harvest can be killed at any moment, damage is found
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from data_gen.storage.shards import SCHEMAS, SPLITS, fault, shard_name, write_shard
-from decoding.sampling import Warp
-from predictors.base import UNREADABLE
-from predictors.layers import RecordedLayers
-from runtime.checksums import (
-    Form,
-    are_texts,
-    digest,
-    is_length,
-    is_size,
-    is_text,
-    misfits,
-    read_checksummed,
-    refuse_misfits,
-    write_checksummed,
+from pydantic import (
+    Field,
+    NegativeInt,
+    NonNegativeFloat,
+    NonNegativeInt,
+    ValidationInfo,
+    field_validator,
 )
+
+from data_gen.storage.shards import SCHEMA_VERSION, SCHEMAS, SPLITS, fault, shard_name, write_shard
 from runtime.errors import UserError
+from runtime.json_files import Form, Length, OpenForm, Size, digest, read_json, write_checksummed
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
 _FILE = re.compile(rf"(?:{'|'.join(SCHEMAS)})-[0-9]{{5,}}\.parquet|chunk-[0-9]{{5,}}\.json")
@@ -114,8 +109,9 @@ def read_marker(folder: Path, index: int, plan: str | None) -> dict[str, Any]:
     """Raises UserError where it is missing, damaged, or belongs to another dataset. plan: None for
     any."""
     path = folder / marker_name(index)
-    marker = read_checksummed(path, "data", "")
-    refuse_misfits(marker, marker_form(index), f"data: {path}", "")
+    marker = read_json(path, Marker, "data", "")
+    if marker["chunk"] != index:
+        raise UserError(f"data: {path} is damaged (no valid chunk). ")
     if plan not in (None, marker["plan"]):
         raise UserError(f"data: {path} belongs to another dataset. ")
     return marker
@@ -125,7 +121,7 @@ def readable_markers(folder: Path) -> Iterator[dict[str, Any]]:
     """The markers in the folder that are not damaged, of whatever plan."""
     for path in folder.glob("chunk-*.json"):
         try:
-            yield read_checksummed(path, "out", "")
+            yield read_json(path, Marker, "out", "")
         except UserError:
             continue
 
@@ -174,75 +170,114 @@ def strangers(folder: Path, count: int) -> list[str]:
 # What the JSON files hold -------------------------------------------------------------------------
 
 
-def are_entries(value: Any) -> bool:
-    """Of shards, as a manifest lists them."""
-    return isinstance(value, list) and all(map(_is_entry, value))
+class Shard(Form):
+    """As a manifest lists it."""
+
+    kind: str
+    name: str
+    rows: Size
+    bytes: Size
+    sha256: str
+
+    @field_validator("name")
+    @classmethod
+    def _of_its_kind(cls, name: str, info: ValidationInfo) -> str:
+        kind = info.data.get("kind")
+        if kind not in SCHEMAS or not re.fullmatch(rf"{kind}-[0-9]{{5,}}\.parquet", name):
+            raise ValueError("no name of a shard")
+        return name
 
 
-def _is_entry(entry: Any) -> bool:
-    return not any(misfits(entry, _ENTRY)) and bool(
-        re.fullmatch(rf"{entry['kind']}-[0-9]{{5,}}\.parquet", entry["name"])
-    )
+class MarkedShard(Shard):
+    """As the marker of its chunk lists it. records: a digest of each."""
+
+    records: list[str]
 
 
-def marker_form(index: int) -> Form:
-    """Of the completion marker of chunk `index`."""
-    names = [shard_name(kind, index) for kind in SCHEMAS]
+class Marker(Form):
+    """The completion marker of a chunk."""
 
-    def its_entries(value: Any) -> bool:
-        return (
-            are_entries(value)
-            and names == [entry["name"] for entry in value]
-            and all(are_texts(entry.get("records")) for entry in value)
-        )
+    plan: str
+    chunk: Size
+    prompts: Size
+    tokens: Size
+    shards: list[MarkedShard]
+    checksum: str
 
-    return {"plan": is_text, "prompts": is_size, "tokens": is_size, "shards": its_entries}
-
-
-_ENTRY = {
-    "name": is_text,
-    "kind": lambda value: is_text(value) and value in SCHEMAS,
-    "rows": is_size,
-    "bytes": is_size,
-    "sha256": is_text,
-}
+    @field_validator("shards")
+    @classmethod
+    def _its_own(cls, shards: list[MarkedShard], info: ValidationInfo) -> list[MarkedShard]:
+        names = [shard_name(kind, info.data.get("chunk", 0)) for kind in SCHEMAS]
+        if [shard.name for shard in shards] != names:
+            raise ValueError("shards of another chunk")
+        return shards
 
 
-def _spells_out(kind: Any) -> Callable[[Any], bool]:
-    """Whether a dict gives all settings of the dataclass `kind`, and right ones."""
+class Prompts(OpenForm):
+    """Of a harvest."""
 
-    def right(value: Any) -> bool:
-        try:
-            return bool(kind.from_dict(value).to_dict().keys() == value.keys())
-        except UNREADABLE:
-            return False
-
-    return right
+    count: Length
 
 
-_WARP = _spells_out(Warp)
-PLAN_FORM: Form = {
-    "prompts": {"count": is_length},
-    "batch_size": is_length,
-    "splits": dict.fromkeys(SPLITS, is_size),
-}
-MANIFEST_FORM: Form = {
-    **PLAN_FORM,
-    "pair": dict.fromkeys(("name", "target", "draft", "tokenizer"), is_text),
-    "warp": _WARP,
-    "draft_warp": _WARP,
-    "gamma": is_length,
-    "max_new_tokens": is_length,
-    "anchors": {"stride": is_length},
-    "inputs": _spells_out(RecordedLayers),
-    "features_stored": lambda value: isinstance(value, bool),
-    "responses_from": lambda value: value is None or isinstance(value, dict),
-    "shards": are_entries,
-}
+class Plan(OpenForm):
+    """The settings that every shard is made with."""
+
+    version = ("schema_version", SCHEMA_VERSION)
+    schema_version: int
+    prompts: Prompts
+    batch_size: Length
+    splits: dict[str, Size]
+    checksum: str
+
+    @field_validator("splits")
+    @classmethod
+    def _adds_up(cls, splits: dict[str, int], info: ValidationInfo) -> dict[str, int]:
+        prompts = info.data.get("prompts")
+        if set(splits) != set(SPLITS) or prompts and sum(splits.values()) != prompts.count:
+            raise ValueError("not the prompts")
+        return splits
 
 
-def refuse_unfit(found: dict[str, Any], form: Form, where: str, remedy: str) -> None:
-    """As `runtime.checksums.refuse_misfits`, also where the splits do not add up to the prompts."""
-    refuse_misfits(found, form, where, remedy)
-    if sum(found["splits"].values()) != found["prompts"]["count"]:
-        raise UserError(f"{where} is damaged (no valid splits). {remedy}")
+class PairNames(OpenForm):
+    """Fingerprints, but for the name."""
+
+    name: str
+    target: str
+    draft: str
+    tokenizer: str
+
+
+class WarpSettings(Form):
+    """`decoding.sampling.Warp`, all of it."""
+
+    temperature: NonNegativeFloat
+    top_k: NonNegativeInt
+    top_p: Annotated[float, Field(gt=0, le=1)]
+
+
+class Anchors(OpenForm):
+    """Where rounds begin."""
+
+    stride: Length
+
+
+class Layers(Form):
+    """`predictors.layers.RecordedLayers`."""
+
+    draft_layers: Annotated[list[NegativeInt], Field(min_length=1)]
+    target_layers: Annotated[list[NegativeInt], Field(min_length=1)]
+
+
+class Manifest(Plan):
+    """What makes a folder a dataset."""
+
+    gamma: Length
+    pair: PairNames
+    warp: WarpSettings
+    draft_warp: WarpSettings
+    max_new_tokens: Length
+    anchors: Anchors
+    inputs: Layers
+    features_stored: bool
+    responses_from: dict[str, Any] | None = None
+    shards: list[Shard]

@@ -15,18 +15,10 @@ from tqdm import tqdm
 
 from data_gen.storage import chunks
 from data_gen.storage.chunks import MANIFEST, PLAN
-from data_gen.storage.shards import (
-    DRAWN,
-    FEATURES,
-    INTEGERS,
-    PROMPT,
-    SCHEMA_VERSION,
-    SCHEMAS,
-    read_shard,
-)
+from data_gen.storage.shards import DRAWN, FEATURES, INTEGERS, PROMPT, SCHEMAS, read_shard
 from predictors.draft_statistics import HISTORY
-from runtime.checksums import digest, read_checksummed
 from runtime.errors import UserError
+from runtime.json_files import digest, read_json
 
 WRITTEN = (
     "command",
@@ -49,17 +41,9 @@ def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
     if not path.exists():
         state = "is only half harvested" if (folder / PLAN).exists() else "is no harvested dataset"
         raise UserError(f"{key}: {folder} {state}. {remedy}")
-    manifest = read_checksummed(path, key, f"{remedy} (and its settings): it writes the file again")
-    _refuse_other_version(manifest, f"{key}: {path}")
-    chunks.refuse_unfit(manifest, chunks.MANIFEST_FORM, f"{key}: {path}", remedy)
-    return manifest
-
-
-def _refuse_other_version(found: dict[str, Any], where: str) -> None:
-    if (version := found.get("schema_version")) != SCHEMA_VERSION:
-        raise UserError(
-            f"{where} has schema version {version}, this code reads {SCHEMA_VERSION}. Harvest again"
-        )
+    return read_json(
+        path, chunks.Manifest, key, f"{remedy} (and its settings): it writes the file again"
+    )
 
 
 def identity(manifest: dict[str, Any]) -> str:
@@ -181,18 +165,16 @@ def _values(column: pa.ChunkedArray) -> Tensor:
 
 
 def verify(folder: Path) -> list[str]:
-    """One line per file that is missing, damaged, out of date or does not belong; none for a
-    dataset that is whole. Reads every byte.
+    """One line per file that is missing, damaged, out of date, of another version or does not
+    belong; none for a dataset that is whole. Reads every byte.
 
-    Raises UserError where `folder` holds no harvest at all, or one of another schema version.
-    """
+    Raises UserError where `folder` holds no harvest at all."""
     if not any((folder / name).exists() for name in (PLAN, MANIFEST)) and not any(
         folder.glob("chunk-*")
     ):
         raise UserError(f"out: {folder} is no harvested dataset. Give the folder of one: out=...")
     (plan, manifest), bad = _settings_files(folder)
-    if known := plan or manifest:
-        _refuse_other_version(known, f"out: {folder}")
+    known = plan or manifest
     count = (
         chunks.chunk_count(known) if known else max(chunks.marked_chunks(folder), default=-1) + 1
     )
@@ -220,11 +202,9 @@ def _settings_files(folder: Path) -> tuple[list[dict[str, Any] | None], list[str
     """Plan and manifest, None where one cannot be read, and what is wrong with them."""
     found: list[dict[str, Any] | None] = []
     bad = []
-    for name, form in ((PLAN, chunks.PLAN_FORM), (MANIFEST, chunks.MANIFEST_FORM)):
+    for name, form in ((PLAN, chunks.Plan), (MANIFEST, chunks.Manifest)):
         try:
-            value = read_checksummed(folder / name, "out", "")
-            chunks.refuse_unfit(value, form, f"out: {folder / name}", "")
-            found.append(value)
+            found.append(read_json(folder / name, form, "out", ""))
         except UserError as error:
             found.append(None)
             bad.append(str(error).removeprefix("out: ").rstrip(". "))

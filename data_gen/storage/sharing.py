@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from data_gen.storage import chunks
-from runtime.checksums import read_checksummed, write_checksummed
+from data_gen.storage.shards import SCHEMA_VERSION
 from runtime.compatibility import differences, leaves
 from runtime.errors import UserError
+from runtime.json_files import OpenForm, read_json, write_checksummed
 from runtime.launcher import launched
 
 POLL = 0.2  # seconds between two looks at chunks that others are making
@@ -144,6 +145,18 @@ class Locks:
         self._file.close()
 
 
+class Own(OpenForm):
+    """A plan or manifest, of whatever version."""
+
+    checksum: str
+
+
+class Settings(Own):
+    """A plan of this version; what it holds is compared with another plan."""
+
+    version = ("schema_version", SCHEMA_VERSION)
+
+
 def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
     """Make `folder` the home of `plan`'s dataset, or check that it already is. One process at a
     time.
@@ -159,8 +172,8 @@ def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
         write_checksummed(path, plan)
         return
     try:
-        made_with = read_checksummed(
-            path, "out", f"The shards beside it may have other settings. {_AGAIN}"
+        made_with = read_json(
+            path, Settings, "out", f"The shards beside it may have other settings. {_AGAIN}"
         )
     except UserError:
         if {str(marker.get("plan")) for marker in chunks.readable_markers(folder)} != {
@@ -177,7 +190,7 @@ def refuse_others(folder: Path, known: dict[str, Any]) -> None:
     ones of a plan, whose responses are "generated" or "external". A plan that cannot be read is
     left to `claim`."""
     try:
-        plan = read_checksummed(folder / chunks.PLAN, "out", "")
+        plan = read_json(folder / chunks.PLAN, Settings, "out", "")
     except UserError:
         return
     if any(folder.glob("*.parquet")):
@@ -195,7 +208,7 @@ def _refuse_foreign(folder: Path) -> None:
     for name in (chunks.PLAN, chunks.MANIFEST):
         try:
             if (folder / name).exists():
-                read_checksummed(folder / name, "out", "")
+                read_json(folder / name, Own, "out", "")
         except UserError as error:
             raise UserError(
                 f"out: {folder / name} holds something else, which would be lost. Choose another"

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 import train
 from data_gen.storage.dataset import read_manifest
 from predictors.base import load_predictor
-from runtime.checksums import write_checksummed
+from runtime.json_files import write_checksummed
 from runtime.sweep import job_name
 from tests.harvests import write_harvest
 from tests.trainings import result

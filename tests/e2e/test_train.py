@@ -11,7 +11,7 @@ import train
 from data_gen.storage.dataset import read_manifest
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
-from runtime.checksums import write_checksummed
+from runtime.json_files import write_checksummed
 from tests.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")

@@ -17,8 +17,8 @@ from data_gen.storage import chunks, shards
 from data_gen.storage.dataset import read_manifest, verify
 from data_gen.storage.sharing import ALONE, Locks, Worker, open_chunks
 from decoding.models.loading import ModelPair
-from runtime.checksums import write_checksummed
 from runtime.errors import UserError
+from runtime.json_files import write_checksummed
 from tests.datasets import RECIPE, make_dataset, some_requests
 from tests.processes import Child, die, forked
 
@@ -183,7 +183,7 @@ def test_other_settings_are_refused_before_the_first_shard_is_there(tmp_path: Pa
         time.sleep(0.005)
     with pytest.raises(UserError, match=r"was made with seed=1, here 2\. Choose another out="):
         next(chunks_of(2))
-    assert chunks.read_checksummed(tmp_path / chunks.PLAN, "out", "") == settings(1)
+    assert chunks.read_json(tmp_path / chunks.PLAN, chunks.Plan, "out", "") == settings(1)
     assert next(chunks_of(1)) == 1, "the same settings are welcome"
     child.kill()
     assert child.wait() == -signal.SIGKILL

@@ -21,8 +21,8 @@ from predictors.base import Predictor
 from predictors.hrad import HRAD
 from predictors.layers import RecordedLayers
 from predictors.specdecpp import SpecDecPP
-from runtime.checksums import write_checksummed
 from runtime.errors import UserError
+from runtime.json_files import write_checksummed
 from tests.tiny_pair import VOCAB
 
 ROOT = Path(__file__).resolve().parents[2]

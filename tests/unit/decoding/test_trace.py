@@ -6,6 +6,7 @@ import pytest
 
 from decoding.trace import RoundTrace, Stopwatch, Trace, read_traces, write_traces
 from runtime.errors import UserError
+from runtime.json_lines import sealed
 
 
 def trace() -> Trace:
@@ -43,15 +44,29 @@ def test_traces_survive_a_file(tmp_path: Path) -> None:
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
-    line = json.dumps(trace().to_dict())
+    line = sealed(trace().to_dict())
     for bad in (
-        line[:40].encode(),
+        line[:40],
         b"\xff",
         b"[" * 100_000,
         b"3",
-        line.replace("1.6", "NaN").encode(),
+        line.replace(b"1.6", b"1.7"),
+        line.replace(b"0.25", b"0.75"),
+        json.dumps(trace().to_dict()).encode(),
+        *(
+            sealed(trace().to_dict() | wrong)
+            for wrong in (
+                {"seconds": float("nan")},
+                {"seconds": float("inf")},
+                {"seconds": "1.6"},
+                {"tokens": [1.5]},
+                {"rounds": [{}]},
+                {"rounds": [{**trace().to_dict()["rounds"][0], "seconds": {}}]},
+                {"more": 1},
+            )
+        ),
     ):
-        path.write_bytes(line.encode() + b"\n" + bad + b"\n")
+        path.write_bytes(line + b"\n" + bad + b"\n")
         with pytest.raises(UserError, match="traces.jsonl:2"):
             read_traces(path)
 

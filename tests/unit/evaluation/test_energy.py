@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decoding.trace import Trace
+from decoding.trace import Trace, read_traces, write_traces
 from evaluation import interleaving
 from evaluation.energy import Counter, Meter, nvml_counters, rapl_counters
 from reports.artifacts import Evaluation
@@ -79,14 +79,17 @@ def test_a_gpu_that_does_not_count_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
     assert nvml_counters() == ([], "no NVML (pip install nvidia-ml-py)")
 
 
-def test_a_decode_keeps_what_was_counted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_keeps_what_was_counted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readings = iter([10.0, 12.5])
     meter = Meter([Counter("fake", lambda: next(readings))], "fake")
     monkeypatch.setattr(interleaving.energy, "meter", lambda: meter)
     engine: Any = SimpleNamespace(decode=lambda *_: Trace(1, [1], [], 0.0, 1.0))
     request: Any = SimpleNamespace(tokens=None, prompt_id="p", dataset="d")
     trace = interleaving._decode(engine, request, 0, interleaving.Plan(1, 4, 0))
-    assert trace.joules == 2.5 and Trace.from_dict(trace.to_dict()).joules == 2.5
+    write_traces(tmp_path / "traces.jsonl", [trace])
+    assert trace.joules == 2.5 and read_traces(tmp_path / "traces.jsonl") == [trace]
 
 
 def decoded(prompt: str, tokens: int, joules: float | None) -> Trace:

@@ -19,6 +19,7 @@ from evaluation.lossless import TOLERANCE, Difference, greedy_differences, near_
 from evaluation.metrics import Metrics, Spread
 from evaluation.tables import draft_table, lossless_lines, markdown, speed_table, summary, verdict
 from runtime.errors import UserError
+from runtime.json_lines import with_checksum
 
 REQUESTS = [
     Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n]), "test") for n in range(3)
@@ -107,10 +108,35 @@ def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{}", '{"key": "a", "traces": []}', "[1", "[" * 100_000])
-def test_a_damaged_journal_is_named(line: str, tmp_path: Path) -> None:
-    (tmp_path / "x.resume").write_text(line + "\n")
-    with pytest.raises(UserError, match="out: .*x.resume is damaged"):
+@pytest.mark.parametrize("seal", [False, True])
+def test_a_damaged_journal_is_named(line: str, seal: bool, tmp_path: Path) -> None:
+    whole = with_checksum(line[:-1].encode()) if seal else line.encode()
+    (tmp_path / "x.resume").write_bytes(whole + b"\n")
+    with pytest.raises(UserError, match="out: .*x.resume is damaged in line 1"):
         Journal(tmp_path / "x.resume")
+
+
+def test_every_digit_of_a_journal_counts(tmp_path: Path) -> None:
+    """But for the last line of a run that was killed as it wrote it."""
+    path = tmp_path / "x.resume"
+    with Journal(path) as journal:
+        for key in "abc":
+            journal.add(key, {"m": trace([4, 17])})
+    content = path.read_bytes()
+    for place, byte in enumerate(content):
+        if chr(byte).isdigit():
+            changed = content[:place] + bytes([byte ^ 1]) + content[place + 1 :]
+            path.write_bytes(changed)
+            line = content[:place].count(b"\n") + 1
+            with pytest.raises(UserError, match=f"^out: .*damaged in line {line} .* Remove that"):
+                Journal(path)
+            assert path.read_bytes() == changed, "nothing is lost"
+    whole = content.splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[:2]) + whole[2][:-1])
+    with Journal(path) as journal:
+        assert list(journal.turns) == ["a", "b"]
+        journal.add("c", {"m": trace([4, 17])})
+    assert path.read_bytes() == content
 
 
 def constant_lm(logits: list[float]) -> Any:

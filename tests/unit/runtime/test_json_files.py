@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checksums import read_checksummed, write_checksummed
 from runtime.errors import UserError
+from runtime.json_files import OpenForm, read_json, write_checksummed
 
 VALUE = {
     "plan": "ab12",
@@ -15,6 +15,13 @@ VALUE = {
 }
 
 
+class Plan(OpenForm):
+    version = ("schema_version", 4)
+    plan: str
+    mean: float
+    checksum: str
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     write_checksummed(tmp_path / "plan.json", VALUE)
@@ -22,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_it_comes_back(path: Path) -> None:
-    assert read_checksummed(path, "data", "") == VALUE
+    assert read_json(path, Plan, "data", "") == VALUE
     assert json.loads(path.read_text()).keys() - VALUE.keys() == {"checksum"}
 
 
@@ -34,7 +41,7 @@ def test_every_bit_counts(path: Path) -> None:
                 content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
             )
             with pytest.raises(UserError, match=r"^data: .*plan\.json is damaged .*\. Mend it$"):
-                read_checksummed(path, "data", "Mend it")
+                read_json(path, Plan, "data", "Mend it")
 
 
 def test_every_length_counts(path: Path) -> None:
@@ -42,22 +49,22 @@ def test_every_length_counts(path: Path) -> None:
     for length in range(len(content)):
         path.write_bytes(content[:length])
         with pytest.raises(UserError, match=r"plan\.json is damaged"):
-            read_checksummed(path, "data", "")
+            read_json(path, Plan, "data", "")
 
 
 def test_the_name_counts(path: Path) -> None:
-    read_checksummed(path, "data", "")
+    read_json(path, Plan, "data", "")
     with pytest.raises(UserError, match=r"other\.json is damaged"):
-        read_checksummed(path.rename(path.with_name("other.json")), "data", "")
+        read_json(path.rename(path.with_name("other.json")), Plan, "data", "")
 
 
 def test_deep_nesting_is_no_crash(path: Path) -> None:
     path.write_text("[" * 100_000)
     with pytest.raises(UserError, match="is damaged"):
-        read_checksummed(path, "data", "")
+        read_json(path, Plan, "data", "")
 
 
 def test_what_older_versions_wrote_is_told_apart(path: Path) -> None:
     path.write_text(json.dumps({"schema_version": 2}))
-    with pytest.raises(UserError, match="has the older schema version 2. Harvest it again"):
-        read_checksummed(path, "data", "")
+    with pytest.raises(UserError, match="has schema version 2, this version reads 4. Make it"):
+        read_json(path, Plan, "data", "")

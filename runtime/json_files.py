@@ -1,0 +1,146 @@
+"""JSON files that people may edit or damage: what one must hold is a model, and a changed byte,
+another file in its place or a value of another kind is found where the file is read, not where the
+value is used."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from runtime.errors import UserError
+from runtime.files import without_nan, write_atomically
+
+T = TypeVar("T")
+CHECKSUM = "checksum"
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+"""No text for a number or the reverse, no NaN, no infinity, no unknown keys."""
+Size = Annotated[int, Field(ge=0, lt=2**63)]
+"""A whole number from 0 on, in 64 bits."""
+Length = Annotated[int, Field(ge=1, lt=2**31)]
+"""A whole number from 1 on, in 32 bits."""
+
+
+class Form(BaseModel):
+    """What an object in a file must hold. A form with a `checksum: str` is of files that
+    `write_checksummed` wrote.
+
+    version: name and value of the key that says how the file is laid out; None where none does."""
+
+    model_config = STRICT
+    version: ClassVar[tuple[str, int] | None] = None
+
+
+class OpenForm(Form):
+    """Keys that the form does not name are left alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def write_checksummed(
+    path: Path, value: Mapping[str, Any], kind: str = "", key: str = "out"
+) -> None:
+    """Write `value` (what JSON holds; NaN becomes null) as readable JSON, atomically, with a
+    checksum as its last key.
+
+    The checksum is of the file's name, too, or of `kind` where people may rename the file. key:
+    config key named in errors."""
+    content = _text(kind or path.name, json.loads(json.dumps(without_nan(value)))).encode()
+    write_atomically(path, lambda temporary: _write(temporary, content), key)
+
+
+def read_json(
+    path: Path, form: type[Form], key: str, remedy: str, kind: str = ""
+) -> dict[str, Any]:
+    """The object in a file, as written, but for its checksum. Raises UserError where the file is
+    missing or damaged, of another version, or does not fit `form`.
+
+    A checksum fits where there is one; the form says where there has to be. key: config key named
+    in errors; remedy: what the user is told to do; kind: as in `write_checksummed`."""
+    found, where = read_object(path, key, remedy), f"{key}: {path}"
+    name, reads = form.version or ("", 0)
+    if found.get(name, reads) != reads:
+        version = f"{name.replace('_', ' ')} {str(found[name])[:40]}"
+        again = remedy or "Make it again"
+        raise UserError(f"{where} has {version}, this version reads {reads}. {again}")
+    sealed = CHECKSUM in found or _needs_checksum(form)
+    whole = json.dumps(found)
+    found.pop(CHECKSUM, None)
+    if sealed and path.read_bytes() != _text(kind or path.name, found).encode():
+        raise UserError(f"{where} is damaged (its checksum does not fit). {remedy}")
+    try:
+        fitting(lambda: form.model_validate_json(whole))
+    except ValueError as error:
+        raise UserError(f"{where} is damaged ({error}). {remedy}") from error
+    return found
+
+
+def read_object(path: Path, key: str, remedy: str) -> dict[str, Any]:
+    """Whatever object a JSON file holds. Raises UserError where it is missing, or holds none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        from_json(text, allow_inf_nan=False)  # refuses what is nested deeply
+        found = json.loads(text, object_pairs_hook=_once_each, parse_float=_finite)
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: {path} is missing. {remedy}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key}: {path} is damaged ({error}). {remedy}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{key}: {path} is damaged (it holds a {type(found).__name__}). {remedy}")
+    return found
+
+
+def fitting(validate: Callable[[], T]) -> T:
+    """What `validate`, of a model, returns. Raises ValueError saying in a few words what is
+    wrong."""
+    try:
+        return validate()
+    except ValidationError as error:
+        places = {".".join(map(_shown, one["loc"])): one["msg"] for one in error.errors()}
+        names = ", ".join(list(places)[:4])
+        reason = f"no valid {names}" if names else "; ".join(places.values())
+    except (UserError, LookupError, ArithmeticError) as error:  # of a constructor
+        reason = str(error)
+    raise ValueError(reason)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _needs_checksum(form: type[Form]) -> bool:
+    return CHECKSUM in form.model_fields and form.model_fields[CHECKSUM].is_required()
+
+
+def _shown(part: int | str) -> str:
+    """A key, which may be anything."""
+    text = str(part)[:40]
+    return text if text.isprintable() else ascii(text)
+
+
+def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it has {key[:40]!r} twice")
+        found[key] = value
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+def _text(name: str, value: dict[str, Any]) -> str:
+    return json.dumps({**value, CHECKSUM: digest([name, value])}, indent=2) + "\n"
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
