@@ -26,6 +26,7 @@ from evaluation.journal import Journal, file_hashes, journal_path
 from evaluation.methods import Method, configured, engine, method_names, set_keys
 from evaluation.metrics import tokens_per_second
 from evaluation.replay import thresholds
+from runtime.text import printable
 
 CHOSEN_ON = "calibration"  # the split whose prompts settings are tried on
 
@@ -99,7 +100,8 @@ def use_thresholds(
                 " prompts or split=test"
             )
     tuned, lines = tuned_methods(cfg, names, found, overrides)
-    print("\n".join([*lines, *tuned_elsewhere(cfg, found, overrides, setup_facts(pair))]))
+    lines += tuned_elsewhere(cfg, found, overrides, setup_facts(pair))
+    print("\n".join(map(printable, lines)))
     return tuned
 
 

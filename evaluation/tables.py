@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 
 from evaluation.lossless import Difference
 from evaluation.metrics import Metrics, OverlapMetrics, Spread
+from runtime.text import printable
 
 BASELINE = "autoregressive"
 
@@ -14,12 +15,11 @@ BASELINE = "autoregressive"
 def page(cfg: DictConfig, results: Mapping[str, Any]) -> str:
     """The table presentation: everything that a comparison of methods says. cfg: of
     scripts/evaluate.py."""
-    parts = [f"# {cfg.pair.name}: {cfg.dataset.name}, {setting(cfg)}"]
+    parts = [heading(cfg)]
     drafting = [name for name, method in results["methods"].items() if method["speculates"]]
     for name, metrics in results["metrics"].shown():
-        parts += [
-            f"## {name}: {metrics[BASELINE].requests // cfg.repeats} prompts, {cfg.repeats} repeats"
-        ]
+        prompts = metrics[BASELINE].requests // cfg.repeats
+        parts += [f"## {printable(name)}: {prompts} prompts, {cfg.repeats} repeats"]
         parts += [speed_table(metrics, results["against"], drafting)]
         parts += [summary(metrics, cfg.repeats, drafting), draft_table(metrics)]
     parts += remarks(results)
@@ -52,6 +52,10 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
             " The methods of a turn ran next to each other; tokens/s mix the sittings."
         ]
     return parts
+
+
+def heading(cfg: DictConfig) -> str:
+    return f"# {printable(f'{cfg.pair.name}: {cfg.dataset.name}')}, {setting(cfg)}"
 
 
 def setting(cfg: DictConfig) -> str:
@@ -221,8 +225,9 @@ def lossless_lines(
             f"{name}: {prompts - len(found)} of {prompts} outputs equal {baseline} ({state})"
         )
         lines += [
-            f"  {d.prompt_id}, token {d.position}: {d.token} instead of {d.baseline_token}, logit"
-            f" gap {d.gap:.1e} ({'near tie' if d.excused else 'too large'}, limit {d.limit:.0e})"
+            f"  {printable(d.prompt_id)}, token {d.position}: {d.token} instead of"
+            f" {d.baseline_token}, logit gap {d.gap:.1e}"
+            f" ({'near tie' if d.excused else 'too large'}, limit {d.limit:.0e})"
             for d in found
         ]
     return lines
@@ -230,8 +235,9 @@ def lossless_lines(
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table whose columns also line up in a terminal."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * width for width in widths], *rows]
+    cells = [[printable(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [cells[0], ["-" * width for width in widths], *cells[1:]]
     return "\n".join(
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
         for line in lines

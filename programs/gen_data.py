@@ -26,6 +26,7 @@ from predictors.layers import RecordedLayers
 from runtime.errors import UserError, checked_switch
 from runtime.files import checked_folder
 from runtime.json_files import write_checksummed
+from runtime.text import printable
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
 WRITER = (
@@ -73,7 +74,7 @@ def report_faults(out: Path, place: Worker) -> None:
     if place.rank > 0:
         return
     bad = verify(out)
-    print(*bad, sep="\n", end="\n" if bad else "")
+    print(*map(printable, bad), sep="\n", end="\n" if bad else "")
     if bad:
         raise UserError(
             f"out: {len(bad)} bad files in {out}. Run the command that harvested it again: it makes"

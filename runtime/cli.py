@@ -16,7 +16,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +28,7 @@ from runtime.launcher import launched
 from runtime.settings.composed import asked, check, composed, jobs, runs
 from runtime.settings.help import table
 from runtime.settings.kinds import Group
+from runtime.text import printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -147,7 +148,7 @@ def run_in_sweep(program: Callable[[], Any]) -> None:
         message = explain(error)
         if message is None:
             traceback.print_exc()
-        name = " ".join(HydraConfig.get().overrides.task)
+        name = _one_line(" ".join(HydraConfig.get().overrides.task))
         print(f"failed: {name}: {message or type(error).__name__}", file=sys.stderr)
         if message is None:
             raise
@@ -181,6 +182,8 @@ def explain(error: Exception) -> str | None:
     for cause in _causes(error):
         if isinstance(cause, InstantiationException):
             place = str(cause).partition("full_key: ")[2]
+        if isinstance(cause, OverrideParseException):
+            return unread(cause.override)
         if isinstance(cause, UserError):
             return as_set(_one_line(str(cause)), place)
         if told := remedy(cause):
@@ -216,6 +219,12 @@ def unmade_part(error: BaseException, place: str) -> str | None:
     )
 
 
+def unread(override: str) -> str:
+    """The value is not shown: it may be a secret."""
+    key = _one_line(override.partition("=")[0])
+    return f"{key}: expected a value that Hydra can read, got something else. Write '{key}=\"...\"'"
+
+
 def as_set(message: str, place: str) -> str:
     """`message` with the key as the user sets it. A class names its settings after its group, as
     ``warp.top_k``, and may be made elsewhere in the config: at "draft_warp", or
@@ -234,7 +243,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 def _exit(message: str, code: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.text import printable
+
 
 class WandbLogger:
     """Logs to W&B: to the user's account when they are logged in and it answers, else to a folder
@@ -42,22 +44,23 @@ class WandbLogger:
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Values of one step (curves), or of the whole run when `step` is None (summary)."""
         if step is None:
-            self.run.summary.update(dict(values))
+            self.run.summary.update(_named(values))
         else:
-            self.run.log(dict(values), step=step)
+            self.run.log(_named(values), step=step)
 
     def image(self, name: str, path: Path, caption: str) -> None:
         """A picture, a PNG."""
         import wandb
 
-        self.run.log({name: wandb.Image(str(path), caption=caption)})
+        self.run.log({printable(name): wandb.Image(str(path), caption=caption)})
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """rows: numbers, text and None, which need not be the same in a whole column."""
         import wandb
 
         rows = [list(row) for row in rows]
-        self.run.log({name: wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)})
+        table = wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)
+        self.run.log({printable(name): table})
 
     def artifact(self, name: str, kind: str, folder: Path) -> None:
         """Keep a copy of `folder` with the run, e.g. a checkpoint."""
@@ -88,6 +91,11 @@ class NullLogger:
     def artifact(self, name: str, kind: str, folder: Path) -> None: ...
 
     def finish(self) -> None: ...
+
+
+def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Names as they are shown in terminals."""
+    return {printable(name): value for name, value in values.items()}
 
 
 def _logged_in() -> bool:

@@ -25,6 +25,7 @@ from data_gen.responses.log import ResponseLog, open_log
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError, checked_count
 from runtime.json_lines import is_text
+from runtime.settings.kinds import Address, Text, Variable
 
 PAUSE, LONGEST_PAUSE = (
     1.0,
@@ -52,28 +53,17 @@ class Server:
     retries: further tries of one request; key_variable: environment variable that holds the API
     key; extra: further fields of every request, for what OpenAI's API has no name for."""
 
-    url: str
-    model: str
+    url: Address
+    model: Text
     concurrency: int
     timeout: float
     retries: int
-    key_variable: str | None
+    key_variable: Variable | None
     extra: DictConfig
 
     external = True
 
     def __post_init__(self) -> None:
-        if "@" in str(self.url):
-            raise UserError(
-                "responses.url: it holds a user name or a password, which would be kept with the"
-                " data. Leave them out (Hydra has noted them in outputs/: delete them there);"
-                " responses.key_variable names an environment variable with an API key"
-            )
-        if not is_address(self.url):
-            raise UserError(
-                f"responses.url: expected an address, got {self.url}. Give one such as"
-                " http://127.0.0.1:8000/v1"
-            )
         checked_count("responses.concurrency", self.concurrency)
         if type(self.retries) is not int or self.retries < 0:
             raise UserError(
@@ -249,14 +239,6 @@ class Server:
     def _key(self) -> str:
         """Empty where the server wants none."""
         return os.environ.get(self.key_variable, "") if self.key_variable else ""
-
-
-def is_address(url: object) -> bool:
-    try:
-        address = httpx.URL(str(url))
-    except httpx.InvalidURL:
-        return False
-    return address.scheme in ("http", "https") and bool(address.host)
 
 
 def question(prompt: Prompt) -> dict[str, Any]:

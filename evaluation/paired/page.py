@@ -11,6 +11,7 @@ from evaluation.interleaving import Traces, by_dataset
 from evaluation.paired.comparison import against_of, paired_comparisons, paired_table
 from evaluation.paired.draft import draft_of
 from evaluation.runner import Comparison
+from runtime.text import printable
 
 
 def paired(cfg: DictConfig, compared: Comparison, traces: Traces, ours: set[str]) -> dict[str, Any]:
@@ -26,13 +27,10 @@ def paired(cfg: DictConfig, compared: Comparison, traces: Traces, ours: set[str]
 
 def page(cfg: DictConfig, results: Mapping[str, Any]) -> str:
     """Everything in words and tables."""
-    parts = [
-        f"# {cfg.pair.name}: {cfg.dataset.name}, {tables.setting(cfg)}",
-        conditions(cfg, results["run"]),
-    ]
+    parts = [tables.heading(cfg), conditions(cfg, results["run"])]
     matches = dict(results["draft"]["match"].shown())
     for dataset, found in results["paired"].shown():
-        parts += [f"## {dataset}", paired_table(found["methods"])]
+        parts += [f"## {printable(dataset)}", paired_table(found["methods"])]
         parts += [
             f"{what}: {found['against'][what]} is the fastest."
             for what, names in cfg.against.items()

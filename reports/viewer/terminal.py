@@ -21,6 +21,7 @@ from reports.viewer.rounds import (
     rounds,
     summary,
 )
+from runtime.text import printable
 
 STYLES: dict[Fate | Origin, str] = {
     "accepted": "32",
@@ -40,6 +41,7 @@ BARS: dict[Lane, tuple[str, str]] = {
     "rest": ("▒", "33"),
 }
 WIDTH, IDLE = 60, "·"
+TEXT = "\n\t"  # what running text holds besides what is printed
 
 
 def wants_colour(out: TextIO) -> bool:
@@ -51,12 +53,10 @@ def lines(
     trace: Trace, vocabulary: Vocabulary, colour: bool, rule: Rule = UNKNOWN
 ) -> Iterator[str]:
     """rule: what the values of its stop rule mean (`rounds.rule_of`)."""
-    paint, said = _Paint(vocabulary, colour), rule.says or "predicted"
+    paint, said = _Paint(vocabulary, colour), printable(rule.says) or "predicted"
     found = rounds(trace, rule)
-    yield (
-        f"{trace.dataset} {trace.prompt_id}, {trace.method}: {len(trace.tokens)} tokens in"
-        f" {len(found)} rounds"
-    )
+    name = printable(f"{trace.dataset} {trace.prompt_id}, {trace.method}")
+    yield f"{name}: {len(trace.tokens)} tokens in {len(found)} rounds"
     yield from (f"  {paint.mark(kind)} {kind}: {meaning}" for kind, meaning in MEANINGS.items())
     for number, one in enumerate(found, 1):
         yield ""
@@ -65,7 +65,7 @@ def lines(
         yield f"  committed  {' '.join(paint.token(*token) for token in one.committed)}"
         yield from (f"  {lane:<9}  {paint.bar(one, lane)}" for lane in BARS if one.uses(lane))
     yield ""
-    yield _printable(vocabulary.prompt(trace)) + "".join(
+    yield printable(vocabulary.prompt(trace), TEXT) + "".join(
         paint.plain(*token) for one in found for token in one.committed
     )
 
@@ -85,7 +85,7 @@ class _Paint:
 
     def plain(self, token: int, kind: Fate | Origin) -> str:
         """Of the running text."""
-        return self.styled(_printable(self.vocabulary.text(token)), STYLES[kind])
+        return self.styled(printable(self.vocabulary.text(token), TEXT), STYLES[kind])
 
     def bar(self, found: Round, lane: Lane) -> str:
         block, style = BARS[lane]
@@ -130,9 +130,4 @@ def _cells(found: Round, bars: list[Bar]) -> list[bool]:
 
 def _visible(text: str) -> str:
     """On one line: its white space is shown."""
-    return _printable(text.replace("\n", "↵").replace("\t", "⇥")).replace(" ", "␣")
-
-
-def _printable(text: str) -> str:
-    """Nothing that moves the cursor or changes the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+    return printable(text.replace("\n", "↵").replace("\t", "⇥")).replace(" ", "␣")

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from runtime.errors import shown
 from runtime.settings.expected import expected
-from runtime.settings.kinds import Group, Part
+from runtime.settings.kinds import Group, Part, Unshown
 from runtime.settings.signatures import OWN, Setting, Unknown, settings_of
 
 MAKING = ("_target_", "_partial_")  # of a part, not its settings
@@ -22,9 +22,11 @@ class Fault(NamedTuple):
     expected: str
     value: Any
     remedy: str = ""
+    shows: bool = True
 
     def __str__(self) -> str:
-        return f"{self.key}: expected {self.expected}, got {shown(self.value)}. {self.remedy}"
+        found = shown(self.value) if self.shows else "something else, which is not shown"
+        return f"{self.key}: expected {self.expected}, got {found}. {self.remedy}"
 
 
 def described(group: type[Group]) -> dict[str, Setting]:
@@ -81,7 +83,7 @@ def _value(kind: Any, value: Any, key: str) -> Iterator[Fault]:
     elif (each := each_of(kinds)) is not None:
         yield from _mapping(each, kind, value, key)
     elif not fits(kind, value):
-        yield Fault(key, expected(kind), value)
+        yield Fault(key, expected(kind), value, shows=not may_be_secret(kind))
 
 
 def _mapping(each: Any, kind: Any, value: Any, key: str) -> Iterator[Fault]:
@@ -128,6 +130,10 @@ def alternatives(kind: Any) -> Sequence[Any]:
     if get_origin(kind) in (Union, UnionType):
         return [one for member in get_args(kind) for one in alternatives(member)]
     return [kind]
+
+
+def may_be_secret(kind: Any) -> bool:
+    return any(isinstance(one, Unshown) or may_be_secret(one) for one in get_args(kind))
 
 
 def each_of(kinds: Sequence[Any]) -> Any:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path as _Path
 from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -29,6 +30,10 @@ class Says(NamedTuple):
     """In an annotation: what an error line says is expected, where the type does not."""
 
     expected: str
+
+
+class Unshown(NamedTuple):
+    """In an annotation: a wrong value is not shown in an error line, for it may be a secret."""
 
 
 class Part:
@@ -71,6 +76,15 @@ def _temperature(value: float) -> float:
     return value
 
 
+def _address(value: str) -> str:
+    """What is set is kept with all that is written, so more than a host and a path is refused."""
+    parts = urlsplit(_printable(value))
+    if parts.scheme not in ("http", "https") or not parts.hostname or {"@", "?", "#"} & set(value):
+        raise ValueError
+    _ = parts.port  # ValueError where it is none
+    return value
+
+
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Size = Annotated[int, Field(ge=0, le=MOST)]
 Whole = Annotated[int, Field(ge=-MOST, le=MOST)]
@@ -88,6 +102,15 @@ Temperature = Annotated[
 TopP = Annotated[float, Field(ge=1e-6, le=1)]
 Text = Annotated[str, AfterValidator(_printable), Says("text on one line")]
 Path = Annotated[str, AfterValidator(_path), Says("a path")]
+Address = Annotated[
+    str, AfterValidator(_address), Unshown(),
+    Says("an address such as http://127.0.0.1:8000/v1, without user name, password, query or"
+         " fragment"),
+]  # fmt: skip
+Variable = Annotated[
+    str, Field(pattern="^[A-Z_][A-Z0-9_]*$"), Unshown(),
+    Says("the name of an environment variable, such as API_KEY"),
+]  # fmt: skip
 Distinct = AfterValidator(_distinct)
 Names = Annotated[list[Text], Distinct, Says("a list of different names, such as [a,b]")]
 Paths = Annotated[list[Path], Distinct, Says("a list of different paths, such as [a,b]")]

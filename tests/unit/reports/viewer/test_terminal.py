@@ -62,6 +62,16 @@ def test_a_token_cannot_drive_the_terminal() -> None:
     assert "\x1b" not in "".join(printed(plain(8), replace(chain([8, 8], 1, 8)), colour=False))
 
 
+def test_a_name_cannot_drive_the_terminal() -> None:
+    """Of a prompt, a dataset or a method, which come from a file."""
+    wrong = "\x1b[2J\u2028\u202e\x9b\n"
+    trace = Trace(3, [4], [plain(4)], 1.0, 9.0)
+    for name in ("prompt_id", "dataset", "method"):
+        named = replace(trace, **{name: f"a{wrong}b"})
+        first = next(lines(named, TEXTS, colour=False))
+        assert first.isprintable() and "a" in first and "b" in first
+
+
 @pytest.mark.parametrize(
     ("tty", "environment", "expected"),
     [
