@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from runtime.errors import shown
 from runtime.settings.expected import expected
 from runtime.settings.kinds import Group, Part, Unshown
-from runtime.settings.signatures import OWN, Setting, Unknown, settings_of
+from runtime.settings.signatures import MORE, OWN, Setting, Unknown, settings_of
 
 MAKING = ("_target_", "_partial_")  # of a part, not its settings
 
@@ -59,7 +59,7 @@ def _settings(known: Mapping[str, Setting], values: Mapping[str, Any], key: str)
 
 
 def _unknown(known: Mapping[str, Setting], values: Mapping[str, Any], key: str) -> Iterator[Fault]:
-    for name in values:
+    for name in values if MORE not in known else ():
         if name not in known and name not in MAKING:
             near = get_close_matches(str(name), known, 1)
             what = f"{near[0]}, perhaps" if near else f"one of {', '.join(known) or 'no settings'}"

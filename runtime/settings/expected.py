@@ -1,5 +1,6 @@
 """Kinds of settings in words."""
 
+from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -28,7 +29,7 @@ def expected(kind: Any) -> str:
         return any_of([_literal(value) for value in get_args(kind)])
     if get_origin(kind) is list:
         return f"a list, each {expected(get_args(kind)[0])}"
-    if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Group)):
+    if get_origin(kind) in (dict, Mapping) or (isinstance(kind, type) and issubclass(kind, Group)):
         return "settings by name"
     return _TYPES.get(kind, getattr(kind, "__name__", str(kind)))
 

@@ -23,6 +23,7 @@ __all__ = ["Annotated", "Any", "Field", "Literal", "Mapping", "Optional", "Seque
 
 LONGEST_NAME = 180  # of a file or folder, in bytes; file systems take 255, and names are made of it
 MOST = 2**31 - 1
+MOST_NODES = 4096  # of a draft tree: attention takes memory with their square
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -57,17 +58,27 @@ def _printable(value: str) -> str:
     return value
 
 
-def _path(value: str) -> str:
-    names = _Path(_printable(value)).parts
+def _path(value: str | _Path) -> str | _Path:
+    names = _Path(_printable(str(value))).parts
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in names):
         raise ValueError
     return value
 
 
-def _distinct(values: list[Any]) -> list[Any]:
+def _distinct(values: Sequence[Any]) -> Sequence[Any]:
     if len({(type(value), value) for value in values}) < len(values):
         raise ValueError
     return values
+
+
+def _in_one_call(widths: Sequence[int]) -> Sequence[int]:
+    layer, nodes = 1, 0
+    for width in widths:
+        layer *= width
+        nodes += layer
+        if nodes > MOST_NODES:
+            raise ValueError
+    return widths
 
 
 def _temperature(value: float) -> float:
@@ -88,6 +99,8 @@ def _address(value: str) -> str:
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Size = Annotated[int, Field(ge=0, le=MOST)]
 Whole = Annotated[int, Field(ge=-MOST, le=MOST)]
+DraftLength = Annotated[int, Field(ge=1, le=1000)]
+Nodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
 Seed = Annotated[int, Field(ge=0, lt=2**32), Says(f"a whole number from 0 to {2**32 - 1}")]
 Number = Annotated[float, Field(ge=-1e12, le=1e12)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
@@ -101,7 +114,7 @@ Temperature = Annotated[
 ]
 TopP = Annotated[float, Field(ge=1e-6, le=1)]
 Text = Annotated[str, AfterValidator(_printable), Says("text on one line")]
-Path = Annotated[str, AfterValidator(_path), Says("a path")]
+Path = Annotated[str | _Path, AfterValidator(_path), Says("a path")]
 Address = Annotated[
     str, AfterValidator(_address), Unshown(),
     Says("an address such as http://127.0.0.1:8000/v1, without user name, password, query or"
@@ -119,6 +132,14 @@ Counts = Annotated[
     Says("a list of different whole numbers from 1 on, such as [1,2,4]"),
 ]  # fmt: skip
 Layers = Annotated[
-    list[Annotated[int, Field(ge=-10000, le=10000)]], Field(min_length=1), Distinct,
-    Says("a list of different layers, such as [-2,-1]"),
+    Sequence[Annotated[int, Field(ge=-10000, le=-1)]], Field(min_length=1), Distinct,
+    Says("a list of different layers, counted from the last one, -1, such as [-2,-1]"),
+]  # fmt: skip
+LayerNumbers = Annotated[
+    Sequence[Annotated[int, Field(ge=0, le=10000)]], Field(min_length=1), Distinct,
+    Says("a list of different layers, counted from the first one, 0, such as [0,29]"),
+]  # fmt: skip
+Widths = Annotated[
+    Sequence[Nodes], Field(min_length=1), AfterValidator(_in_one_call),
+    Says(f"a list of whole numbers from 1 on, such as [2,2,1], of {MOST_NODES} nodes at most"),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 model library, and a wrong setting shall be found before that is loaded."""
 
 import ast
+import re
 import sys
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 from runtime.settings import kinds
 
 OWN = ("runtime", "predictors", "decoding", "data_gen", "drafts", "evaluation")
+MORE = "**"  # instead of a setting: there may be others, of which nothing is known
+_EMPTY = ("object", "Protocol", "Generic", "ABC", "NamedTuple")  # bases that add no settings
 _WORDS = {**vars(kinds), "__builtins__": __builtins__}
 
 
@@ -43,13 +46,15 @@ def _settings(module: str, name: str) -> Iterator[tuple[str, Setting]]:
     if isinstance(maker, ast.FunctionDef):
         yield from list(_parameters(maker, parts))[1:]
         return
-    for base in node.bases:
-        if isinstance(base, ast.Name):
-            try:
-                yield from _settings(place, base.id)
-            except Unknown:
-                continue  # of another library
-    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+    made = [*map(ast.unparse, node.decorator_list), *map(ast.unparse, node.bases)]
+    for base in map(ast.unparse, node.bases):
+        if base.rpartition(".")[2].partition("[")[0] in _EMPTY:
+            continue
+        try:
+            yield from _settings(place, base.partition("[")[0])
+        except Unknown:  # of another library
+            yield MORE, Setting(Any, required=False)
+    if any("dataclass" in one or one.endswith("NamedTuple") for one in made):
         for part in node.body:
             if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
                 yield from _field(part.target.id, part, parts)
@@ -57,18 +62,21 @@ def _settings(module: str, name: str) -> Iterator[tuple[str, Setting]]:
 
 def _field(name: str, part: ast.AnnAssign, parts: Collection[str]) -> Iterator[tuple[str, Setting]]:
     kind = ast.unparse(part.annotation)
-    inner = part.value is not None and "init=False" in ast.unparse(part.value)
-    if not (kind.startswith("ClassVar") or inner):
-        yield name, Setting(_meaning(part.annotation, parts), part.value is None)
+    value = ast.unparse(part.value) if part.value is not None else "field()"
+    default = "default" in value or not re.match(r"(\w+\.)?field\(", value)
+    if not (re.match(r"(\w+\.)?ClassVar\b", kind) or "init=False" in value):
+        yield name, Setting(_meaning(part.annotation, parts), not default)
 
 
 def _parameters(node: ast.FunctionDef, parts: Collection[str]) -> Iterator[tuple[str, Setting]]:
-    arguments, defaults = node.args.args, node.args.defaults
+    arguments, defaults = [*node.args.posonlyargs, *node.args.args], node.args.defaults
     required = len(arguments) - len(defaults)
     for number, argument in enumerate(arguments):
         yield argument.arg, Setting(_meaning(argument.annotation, parts), number < required)
     for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
         yield argument.arg, Setting(_meaning(argument.annotation, parts), default is None)
+    if node.args.kwarg is not None:
+        yield MORE, Setting(Any, required=False)
 
 
 def _meaning(annotation: ast.expr | None, parts: Collection[str]) -> Any:
@@ -76,6 +84,8 @@ def _meaning(annotation: ast.expr | None, parts: Collection[str]) -> Any:
     nothing is known."""
     if annotation is None:
         return Any
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        annotation = ast.parse(annotation.value, mode="eval").body
     try:
         return eval(ast.unparse(annotation), {**dict.fromkeys(parts, kinds.Part), **_WORDS})
     except (NameError, AttributeError, TypeError):

@@ -1,0 +1,123 @@
+"""The settings of a plug-in are read from its file, whatever way it is written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.settings import kinds
+from runtime.settings.check import part
+from runtime.settings.signatures import MORE, Unknown, parsed, settings_of
+
+MODULE = """
+import other
+import typing
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, Protocol
+from decoding.interfaces import StopRule
+from runtime.settings.kinds import Annotated, Any, Count, Mapping, Probability
+
+raise RuntimeError("it is never run")
+
+
+def function(path: str, /, count: Annotated[Count, "how many"], *, most: int = 3) -> None: ...
+
+def open_function(count: Count, **others: Any) -> None: ...
+
+class Plain:
+    def __init__(self, rule: StopRule, names: "Mapping[str, float] | None", other, odd: other.Odd):
+        ...
+
+class Child(Plain):
+    limit: int = 3
+
+class Empty(Protocol): ...
+
+@dataclass(frozen=True)
+class Data:
+    what: ClassVar[str]
+    more: typing.ClassVar[str] = "x"
+    share: Probability
+    order: Literal["a", "b"] = "a"
+    rules: list[StopRule] = field(default_factory=list)
+    shown: bool = field(repr=False)
+    own: int = field(default=1, init=False)
+    plain = 3
+
+@dataclass
+class DataChild(Data):
+    share: Annotated[Probability, "another"] = 0.5
+    last: Child | None = None
+
+class Row(NamedTuple):
+    a: int
+    b: int = 2
+
+class Theirs(other.Base): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed.cache_clear()
+    (tmp_path / "written").mkdir()
+    (tmp_path / "written" / "plugin.py").write_text(MODULE)
+    (tmp_path / "written" / "again.py").write_text("from written.plugin import Data as Known\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def read(name: str) -> dict[str, tuple[Any, bool]]:
+    return {key: tuple(setting) for key, setting in settings_of(f"written.{name}").items()}
+
+
+COUNT = kinds.Annotated[kinds.Count, "how many"]
+DATA = {
+    "share": (kinds.Probability, True),
+    "order": (kinds.Literal["a", "b"], False),
+    "rules": (list[kinds.Part], False),
+    "shown": (bool, True),
+}
+PLAIN = {
+    "rule": (kinds.Part, True),
+    "names": (kinds.Mapping[str, float] | None, True),
+    "other": (Any, True),
+    "odd": (Any, True),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("plugin.function", {"path": (str, True), "count": (COUNT, True), "most": (int, False)}),
+        ("plugin.open_function", {"count": (kinds.Count, True), MORE: (Any, False)}),
+        ("plugin.Plain", PLAIN),
+        ("plugin.Child", PLAIN),
+        ("plugin.Empty", {}),
+        ("plugin.Data", DATA),
+        ("again.Known", DATA),
+        (
+            "plugin.DataChild",
+            {
+                **DATA,
+                "share": (kinds.Annotated[kinds.Probability, "another"], False),
+                "last": (kinds.Part | None, False),
+            },
+        ),
+        ("plugin.Row", {"a": (int, True), "b": (int, False)}),
+        ("plugin.Theirs", {MORE: (Any, False)}),
+    ],
+)
+def test_settings_are_those_of_the_constructor(name: str, settings: dict[str, Any]) -> None:
+    assert read(name) == settings
+
+
+@pytest.mark.parametrize("name", ["plugin.Nobody", "nowhere.Plain"])
+def test_what_there_is_not_is_unknown(name: str) -> None:
+    with pytest.raises(Unknown):
+        read(name)
+
+
+def test_others_are_taken_where_the_constructor_takes_them() -> None:
+    asked = {"count": 3, "most_of_all": 5}
+    assert list(part({"_target_": "written.plugin.open_function", **asked}, "x")) == []
+    assert [fault.key for fault in part({"_target_": "written.plugin.function", **asked}, "x")]
