@@ -21,23 +21,47 @@ class Counter:
     wraps: float = math.inf
 
 
-@dataclass(frozen=True)
+@dataclass
 class Meter:
-    """All counters of a machine. about: their names, or why there is none."""
+    """All counters of a machine. about: their names, or why there is none; one that failed counts
+    no more, and it says so."""
 
     counters: Sequence[Counter]
     about: str
 
     def read(self) -> list[float]:
-        return [counter.read() for counter in self.counters]
+        """What each counter says; empty where there is none, or one cannot be read any more."""
+        try:
+            return [counter.read() for counter in self.counters]
+        except Exception as error:  # NVML has its own; decoding goes on, whatever it is
+            self._fail(f"they cannot be read ({error or type(error).__name__})")
+            return []
 
     def since(self, before: Sequence[float]) -> float | None:
-        """Joules since `read` gave `before`; None without counters."""
-        spent = [
-            now - then + (counter.wraps if now < then else 0)
-            for counter, now, then in zip(self.counters, self.read(), before, strict=True)
+        """Joules since `read` gave `before`; None where that is not known."""
+        now = self.read()
+        if not before or not now:
+            return None
+        joules = [
+            spent(*each) for each in zip(before, now, (c.wraps for c in self.counters), strict=True)
         ]
-        return sum(spent) if spent else None
+        if not all(0 <= each < math.inf for each in joules):
+            self._fail("they went back")
+            return None
+        return sum(joules)
+
+    def _fail(self, why: str) -> None:
+        self.about = f"energy counters that failed while it was decoded, {self.about}: {why}"
+        self.counters = ()
+        print(f"warning: {self.about}. Decoding goes on without")
+
+
+def spent(before: float, now: float, wraps: float) -> float:
+    """Joules between two readings; infinite for a counter that went back by so little that it has
+    not started again: it was set back."""
+    if now >= before:
+        return now - before
+    return now - before + wraps if before - now > wraps / 2 else math.inf
 
 
 @cache

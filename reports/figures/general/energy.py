@@ -22,8 +22,13 @@ def energy(evaluation: Evaluation) -> Figure:
     """Joules per token of every method and dataset, prefill included, and their share of plain
     decoding's."""
     traces = evaluation.traces
-    if any(trace.joules is None for found in traces.values() for trace in found):
-        raise Missing(f"needs an energy counter where it is decoded: {_reason(evaluation)}")
+    known = [trace.joules is not None for found in traces.values() for trace in found]
+    if not all(known):
+        without = f"{known.count(False)} of {len(known)} requests were decoded without one"
+        raise Missing(
+            f"needs an energy counter where it is decoded; of {evaluation.folder} {without}:"
+            f" {_reason(evaluation)}"
+        )
     columns = [
         "prompts of",
         "method",

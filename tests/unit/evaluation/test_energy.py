@@ -1,5 +1,6 @@
 """Energy counters that are files and fakes, and the figure made from what they say."""
 
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,39 @@ def test_no_counter_is_no_number_and_has_a_reason(tmp_path: Path) -> None:
 
 class NVMLError(Exception):
     pass
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(19, "No such device"), ValueError("''"), NVMLError("Lost")]
+)
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_counter_that_fails_meanwhile_is_no_number_and_has_a_reason(
+    error: Exception, good: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before or after a request; it stays without a number, for it may have missed some."""
+    readings = iter([10.0, *[12.0] * good])
+
+    def read() -> float:
+        found = next(readings, None)
+        if found is None:
+            raise error
+        return found
+
+    meter = Meter([Counter("one", lambda: 1.0), Counter("two", read)], "one, two")
+    before = meter.read()
+    assert before == [1.0, 10.0]
+    assert meter.since(before) == (2.0 if good else None)
+    assert meter.since(before) is None and meter.read() == [] and meter.since([]) is None
+    assert str(error) in meter.about and "one, two" in meter.about
+    assert capsys.readouterr().out.count("warning: energy counters that failed") == 1
+
+
+@pytest.mark.parametrize(("then", "now", "wraps"), [(10.0, 2.0, 1000.0), (10.0, 2.0, math.inf)])
+def test_a_counter_that_is_set_back_is_no_number(then: float, now: float, wraps: float) -> None:
+    """Not taken for one that has counted to its end."""
+    readings = iter([then, now])
+    meter = Meter([Counter("one", lambda: next(readings), wraps)], "one")
+    assert meter.since(meter.read()) is None and "went back" in meter.about
 
 
 def fake_nvml(**other: Any) -> SimpleNamespace:
@@ -123,6 +157,12 @@ def test_without_a_counter_the_reason_is_given() -> None:
         energy(evaluation(None, energy="no RAPL counter in /sys/class/powercap"))
     with pytest.raises(Missing, match="evaluate.py"):
         energy(evaluation(None))
+
+
+def test_a_run_that_was_counted_in_part_says_so() -> None:
+    """Gone on with where the counter worked again."""
+    with pytest.raises(Missing, match=r"1 of 4 requests were decoded without.*: RAPL package-0"):
+        energy(evaluation(None, energy="RAPL package-0"))
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
