@@ -7,8 +7,13 @@ from pydantic import Field
 from runtime.settings.kinds import Count, Group, Path, Says, Text
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+_DEVICES = (
+    "cpu|disk|mps|auto|balanced|balanced_low_0|sequential|(cuda|xpu|npu|hpu|mlu|musa)(:[0-9]+)?"
+)
+DeviceName = Annotated[str, Field(pattern=f"^({_DEVICES})$")]
+PartsOfModel = dict[Text, DeviceName | Annotated[int, Field(ge=0)]]
 Device = Annotated[
-    str | dict[str, str | Annotated[int, Field(ge=0)]],
+    DeviceName | Annotated[PartsOfModel, Field(min_length=1)],
     Says("a device such as cpu or cuda:0, auto, or a mapping from parts of the model to devices"),
 ]
 DTYPE_HELP = (

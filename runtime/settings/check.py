@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -29,6 +30,7 @@ class Fault(NamedTuple):
         return f"{self.key}: expected {self.expected}, got {found}. {self.remedy}"
 
 
+@cache
 def described(group: type[Group]) -> dict[str, Setting]:
     """The settings of a group, by name."""
     hints = get_type_hints(group, include_extras=True)
@@ -53,7 +55,7 @@ def _settings(known: Mapping[str, Setting], values: Mapping[str, Any], key: str)
     for name, setting in known.items():
         if name in values:
             yield from _value(setting.annotation, values[name], _join(key, name))
-        elif setting.required and type(None) not in get_args(setting.annotation):
+        elif setting.required and type(None) not in alternatives(setting.annotation):
             inner = _join(key, name)
             yield Fault(inner, expected(setting.annotation), None, f"Add +{inner}=...")
 
@@ -105,7 +107,8 @@ def part(value: Any, key: str) -> Iterator[Fault]:
     try:
         known = settings_of(target)
     except Unknown:
-        if target.split(".")[0] in OWN or "." not in target:
+        package, *inner = target.split(".")
+        if package in OWN or not (inner and all(map(str.isidentifier, target.split(".")))):
             yield Fault(f"{key}._target_", "a class or function that there is", target)
         return  # another library's: it says itself what is wrong
     if value.get("_partial_"):
@@ -158,6 +161,7 @@ def fits(kind: Any, value: Any) -> bool:
     return True
 
 
+@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind, config=ConfigDict(strict=True))
 

@@ -48,7 +48,7 @@ def any_of(words: list[str]) -> str:
 
 
 def _literal(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {None: "null", True: "true", False: "false"}.get(value, str(value))
 
 
 def _range(said: list[Any]) -> str:

@@ -36,13 +36,9 @@ def rows(known: Mapping[str, Setting], values: Mapping[str, Any], key: str = "")
         elif group is not None and isinstance(value, Mapping):
             yield from rows(described(group), value, f"{inner}.")
         else:
-            takes = expected(kind)
-            yield Row(
-                inner,
-                value if each_of(alternatives(kind)) is None else list(value),
-                takes,
-                help_of(kind),
-            )
+            named = each_of(alternatives(kind)) is not None  # whose settings are not listed here
+            shown = list(value) if named else value
+            yield Row(inner, shown, expected(kind), help_of(kind))
 
 
 def settings_of_part(value: Mapping[str, Any]) -> dict[str, Setting]:

@@ -29,6 +29,7 @@ class Unknown(Exception):
     """There is no such class or function."""
 
 
+@cache
 def settings_of(target: str) -> dict[str, Setting]:
     """The settings of the class or function `target` ("package.module.name"), by name. Raises
     Unknown."""
