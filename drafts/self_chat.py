@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
@@ -89,14 +90,24 @@ class SelfChatConfig:
 
 def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Token ids before the user's text, and those between its end-of-turn token and the assistant's
-    text."""
+    text. Raises UserError where the chat template gives no such ids."""
     mark = "\u0001"
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
-    )
-    before, after = str(text).split(mark)
-    end = str(tokenizer.eos_token)
-    if not after.startswith(end):
+    if not tokenizer.chat_template:
+        raise UserError(
+            "pair.target: expected a target with a chat template, got one without, which can write"
+            " no chats. Use one that was trained on chats"
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
+        )
+    except (TemplateError, ValueError, TypeError) as error:
+        raise UserError(
+            f"pair.target: its chat template does not work ({error}). Use another target"
+        ) from error
+    before, found, after = str(text).partition(mark)
+    end = tokenizer.eos_token
+    if not (found and end and after.startswith(end)) or mark in after:
         raise UserError(
             f"pair.target: its chat template does not close a user turn with {end!r}. Use another"
             " target"

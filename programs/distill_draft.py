@@ -24,6 +24,7 @@ from drafts.run import (
     start,
     train,
 )
+from drafts.self_chat import chat_headers
 from drafts.shipping import ship
 from drafts.training import DraftTraining, training_config
 from runtime.errors import UserError, checked_count, checked_seed
@@ -106,10 +107,13 @@ def check_kinds(cfg: DictConfig) -> None:
 
 def load_target(cfg: DictConfig, kind: Any) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     """The pair's target and its tokenizer. Raises UserError where it has not the layers that are
-    asked for."""
-    model, tokenizer = load_llama("target", cfg.pair), load_tokenizer("target", cfg.pair)
+    asked for, or is to write chats and cannot."""
+    tokenizer, writes = load_tokenizer("target", cfg.pair), cfg.stage in ("all", "generate")
+    if writes:
+        chat_headers(tokenizer)  # before the weights are loaded
+    model = load_llama("target", cfg.pair)
     kind.check(model)
-    depth, writes = model.config.num_hidden_layers, cfg.stage in ("all", "generate")
+    depth = model.config.num_hidden_layers
     if writes and not all(layer in range(depth + 1) for layer in cfg.chats.feature_layers):
         raise UserError(
             f"chats.feature_layers: expected layers from 0 to {depth}, got"

@@ -145,6 +145,35 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "expected a target with a chat template, got one without"),
+        ("{{ raise_exception('system first') }}", "chat template does not work (system first)"),
+        ("{{ messages[0].content | nothing }}", "chat template does not work (No filter named"),
+        ("w1 w2", "does not close a user turn with '</s>'"),
+        ("{{ messages[0].content }} w1", "does not close a user turn with '</s>'"),
+        ("{{ messages[0].content }}</s>{{ messages[0].content }}</s>", "does not close a user"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["generate", "all"])
+def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
+    template: str | None,
+    message: str,
+    stage: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    Path("target/chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained("target")
+    Path("target/model.safetensors").unlink()
+    line = refused(monkeypatch, capsys, f"stage={stage}")
+    assert line.startswith("error: pair.target: ") and message in line
+    assert not Path("chats").exists()
+
+
+@pytest.mark.parametrize(
     ("argument", "message"),
     [
         ("stage=some", "stage: expected one of all, generate, train, finish, got some"),
