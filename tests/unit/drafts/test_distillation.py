@@ -25,7 +25,7 @@ EOS = 2
 class ByteTokenizer:
     """Just enough of a tokenizer for SelfChat: one id per character, `<e>` ends a turn."""
 
-    eos_token, eos_token_id = "<e>", EOS
+    eos_token, eos_token_id, chat_template = "<e>", EOS, "its own"
 
     def apply_chat_template(self, turns: list[dict[str, str]], **kwargs: object) -> str:
         return f"ab{turns[0]['content']}<e>cd"
