@@ -1,10 +1,13 @@
 """Do the files that a comparison reads fit this run: checkpoints, costs, splits?"""
 
 import math
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydra.utils import instantiate
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.requests import refuse_other_shares
@@ -28,8 +31,23 @@ def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
             raise UserError(
                 f"{key}: expected a folder, got none. Train one: python train.py predictor=..."
             )
-        found[key] = read_config(checked_folder(key, folder), key)
+        rule = OmegaConf.select(cfg, key.rpartition(".")[0])
+        found[key] = read_config(checked_folder(key, folder), key, commands(rule))
     return found
+
+
+def commands(rule: DictConfig) -> str:
+    """What makes the checkpoint of a stop rule, from a harvest of this pair with these
+    distributions."""
+    training, hydra = getattr(get_class(rule._target_), "training", ""), HydraConfig.get()
+    if not training:
+        return ""
+    pair = hydra.runtime.choices["pair"]
+    shared = [
+        one for one in hydra.overrides.task if re.match(r"\+?(pair\.|(draft_)?warp[.=])", one)
+    ]
+    harvest = ["python", "scripts/gen_data.py", f"pair={pair}", *shared, f"out=data/{pair}"]
+    return f"{shlex.join(harvest)}; {training} data=data/{pair} out={rule.checkpoint}"
 
 
 def checkpoint_keys(cfg: DictConfig, name: str) -> list[str]:

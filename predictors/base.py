@@ -169,11 +169,12 @@ def _gives_probabilities(calibration: Calibration, classes: int) -> bool:
     return knots and bool(torch.isfinite(probs).all() and torch.isfinite(survival).all())
 
 
-def read_config(folder: Path, key: str) -> dict[str, Any]:
-    """`config.json` of a checkpoint folder."""
+def read_config(folder: Path, key: str, made_by: str = "") -> dict[str, Any]:
+    """`config.json` of a checkpoint folder. made_by: the commands that make it, where they are
+    known."""
     path = folder / "config.json"
     if not path.is_file():
-        train = f"python train.py predictor=... out={folder}"
+        train = made_by or f"python train.py predictor=... out={folder}"
         raise UserError(f"{key}: no checkpoint in {folder}. Train one: {train}")
     try:
         config: dict[str, Any] = json.loads(path.read_text())

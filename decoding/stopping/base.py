@@ -29,6 +29,7 @@ class TunableRule:
     calls_cost: whether a number it computes takes time worth measuring
     stops_never: whether it leaves the length to the structure
     columns: of a harvest's round records, that `predictions` reads
+    training: the command that trains its predictor, without data and folder; "" for none
     caution: what to know where its setting was not tuned; "" for nothing
     value_says: what the n-th number it computes says of the n-th draft token; picks_class: the
         first one is the class of the round instead
@@ -40,6 +41,7 @@ class TunableRule:
     setting: str = "threshold"
     calls_cost: bool = True
     stops_never: bool = False
+    training: str = ""
     caution: str = ""
     columns: Sequence[str] = ()
     value_says: str = ""

@@ -38,6 +38,7 @@ class HRADStop(TunableRule):
     """
 
     picks_class = True
+    training = "python train.py predictor=hrad"
 
     def __init__(
         self, checkpoint: str | Path, confidence: TunableRule, balance: float = 1.0
@@ -115,6 +116,6 @@ def load_classifier(checkpoint: str | Path) -> Predictor:
     if len(predictor.classes) != 3 or predictor.when != "round":
         raise UserError(
             f"{KEY}: {checkpoint} holds {predictor.name!r}, which does not predict a round's"
-            " outcome. Train one that does: python train.py predictor=hrad"
+            f" outcome. Train one that does: {HRADStop.training}"
         )
     return predictor

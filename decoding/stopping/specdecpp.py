@@ -38,6 +38,7 @@ class SpecDecPPStop(TunableRule):
     """
 
     value_says = "predicted acceptance"
+    training = "python train.py predictor=specdecpp"
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ def load_head(checkpoint: str | Path) -> Predictor:
     if len(predictor.classes) != 2 or predictor.when != "token":
         raise UserError(
             f"{KEY}: {checkpoint} holds {predictor.name!r}, which does not score draft tokens. "
-            "Train one that does: python train.py predictor=specdecpp"
+            f"Train one that does: {SpecDecPPStop.training}"
         )
     return predictor
 

@@ -273,6 +273,24 @@ def test_lookahead_needs_an_engine_and_nothing_else(
     assert "proven lossless" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [[], ["warp=greedy", "draft_warp.temperature=0"]])
+def test_a_checkpoint_that_is_not_there_is_made_by_two_commands(
+    more: list[str],
+    base: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An experiment may take another pair than the default."""
+    message = refused(monkeypatch, capsys, *base, "experiment=specbranch", *more)
+    pair = [one for one in base if one.startswith("pair.")]
+    harvest = " ".join(["pair=smollm2", *pair, *more, "out=data/smollm2"])
+    assert message.endswith(
+        "method.specbranch.stop.checkpoint: no checkpoint in checkpoints/hrad-smollm2. Train one:"
+        f" python scripts/gen_data.py {harvest}; python train.py predictor=hrad data=data/smollm2"
+        " out=checkpoints/hrad-smollm2"
+    )
+
+
 def test_greedy_check_catches_a_lossy_rule(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
