@@ -24,7 +24,7 @@ from drafts.shipping import earlier_runs
 from drafts.training import STATE, DraftTraining, training_config
 from runtime.compatibility import differences
 from runtime.errors import UserError
-from runtime.files import checked_folder, replaced_folder, write_json
+from runtime.files import checked_folder, refuse_foreign, replaced_folder, write_json
 from runtime.sweep import is_job, job_folder
 
 MARKER = "training.json"  # what the folder of a trained draft is known by
@@ -64,6 +64,7 @@ def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> Dr
     )
     draft, config = kind.load(cfg.pair, target, pool), training_config(cfg.training)
     state = out.with_name(out.name + ".run")
+    refuse_foreign(state, SETTINGS, STATE)
     return DraftTraining(draft, pool, config, state, cfg.seed, vocabulary)
 
 

@@ -10,9 +10,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from decoding.models.draft_model import is_own
+from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.eagle import FILE, MAPS
 from runtime.errors import UserError
-from runtime.files import write_atomically, write_json
+from runtime.files import refuse_foreign, write_atomically, write_json
 
 LAYERS, PROVENANCE = "draft_layers.safetensors", "provenance.json"
 EAGLE_LAYERS, EAGLE_PROVENANCE = "eagle_layers.safetensors", "eagle_provenance.json"
@@ -32,6 +33,7 @@ def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
     Raises UserError where `folder` holds no draft or is damaged.
     """
     train = "Train one: python scripts/distill_draft.py"
+    refuse_foreign(into, LAYERS, EAGLE_LAYERS, VOCABULARY, key="ship")
     if not (folder / "model.safetensors").is_file():
         raise UserError(f"out: expected the folder of a trained draft, got {folder}. {train}")
     eagle = (folder / FILE).is_file()

@@ -31,7 +31,7 @@ from decoding.models.eagle import FILE as MAPS_FILE
 from decoding.models.eagle import MAPS
 from drafts.shipping import EAGLE_PROVENANCE
 from runtime.errors import UserError
-from runtime.files import file_hash
+from runtime.files import file_hash, replaced_folder, write_json
 
 RECORD = "build.json"
 EAGLE = "eagle_draft"  # folder of the EAGLE-style draft, beside that of the ordinary one
@@ -115,32 +115,19 @@ def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Pat
     if fault is None:
         print(f"{side}: complete, {folder}")
         return
-    print(f"{side}: {fault}, building {folder}")
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    make_folder(partial)
-    try:
-        write(partial)
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
-    files = {path.name: file_hash(path) for path in sorted(partial.iterdir())}
-    (partial / RECORD).write_text(json.dumps({"sources": sources, "files": files}, indent=2) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    make_folder(folder.parent)
+    key = "pair.target" if side == "target" else "pair.draft"
+    with replaced_folder(folder, RECORD, key) as fresh:
+        print(f"{side}: {fault}, building {folder}")
+        write(fresh)
+        files = {path.name: file_hash(path) for path in sorted(fresh.iterdir())}
+        write_json(fresh / RECORD, {"sources": sources, "files": files}, key)
 
 
 def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
-    """Why `folder` must be built, or None when it is complete. A folder this script did not make is
-    refused."""
+    """Why `folder` must be built, or None when it is complete."""
     if not folder.exists():
         return "not there yet"
-    if not (folder / RECORD).is_file():
-        key = "pair.target" if side == "target" else "pair.draft"
-        raise UserError(
-            f"{key}: {folder} was not made by this script. Delete it, or set"
-            " DRAFTPREDICT_CACHE=<new folder>"
-        )
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
         if record["sources"] != sources:

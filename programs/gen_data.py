@@ -16,19 +16,21 @@ from data_gen.harvest import Progress, harvest, plan, settings_of
 from data_gen.prompts import Prompt, load_prompts
 from data_gen.requests import Request, assign_splits, make_requests
 from data_gen.responses.external import Source, with_responses
+from data_gen.responses.log import NAME as ANSWERS
 from data_gen.settings import HarvestSettings
 from data_gen.statistics import estimate, statistics, summary
 from data_gen.storage import chunks
 from data_gen.storage.dataset import read_manifest, verify
-from data_gen.storage.sharing import Worker, refuse_others
+from data_gen.storage.sharing import LOCK, Worker, refuse_others
 from decoding.models.loading import ModelPair, load_pair
 from predictors.layers import RecordedLayers
 from runtime.errors import UserError, checked_switch
-from runtime.files import checked_folder
+from runtime.files import checked_folder, refuse_foreign
 from runtime.json_files import write_checksummed
 from runtime.text import printable
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
+MARKS = (chunks.MANIFEST, chunks.PLAN, ANSWERS, LOCK)  # of a harvest, finished or under way
 WRITER = (
     "The first one (RANK=0) writes manifest.json; if there is none, run the same command without"
     " WORLD_SIZE"
@@ -41,6 +43,7 @@ def main(cfg: DictConfig) -> None:
     if checked_switch("verify", cfg.verify):
         report_faults(out, place)
         return
+    refuse_foreign(out, *MARKS)
     settings = make_settings(cfg)
     prompts, estimating = load_prompts(cfg.dataset), checked_switch("estimate", cfg.estimate)
     source = instantiate(cfg.responses)

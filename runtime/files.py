@@ -10,8 +10,9 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -158,45 +159,64 @@ def checked_folder(key: str, value: object, kind: str = "folder") -> Path:
     return Path(value)
 
 
-def refuse_foreign(folder: Path, marker: str) -> None:
-    """Raise UserError when `folder` has content but no file `marker` (replacing it would destroy
-    something else), or when it cannot be made."""
-    parent = next(above for above in folder.resolve().parents if above.exists())
+def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
+    """Raise UserError unless a program may write `folder`, and later replace it: it is new, empty,
+    or has a file by which the program knows its own, and no other result lies within. Never the
+    current folder, the home folder, or one above these.
+
+    marks: patterns of file names, one of which has to be there; key: config key named in errors"""
+    whole, choose = folder.resolve(), f"Choose another {key}=<folder>"
+    kept = [Path.cwd(), Path(os.path.expanduser("~")).resolve()]
+    if any(whole in (one, *one.parents) for one in kept):
+        raise UserError(
+            f"{key}: {folder} is the current folder, the home folder or one above them, which hold"
+            f" more than a result. {choose}"
+        )
+    parent = next(above for above in whole.parents if above.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(
-            f"out: {folder} cannot be made, {parent} is no folder to write in. Choose another"
-            " out=<folder>"
+            f"{key}: {folder} cannot be made, {parent} is no folder to write in. {choose}"
         )
-    _put_back(folder.resolve())
-    if folder.exists() and not (
-        folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))
-    ):
+    _put_back(whole)
+    if whole.exists() and (other := _foreign(whole, marks)):
         raise UserError(
-            f"out: {folder} holds something else, which would be lost. Choose another out=<folder>"
+            f"{key}: {folder} holds something else, which would be lost: {other}. {choose}"
         )
-    if folder.exists() and not os.access(folder, os.W_OK):
+    if whole.exists() and not os.access(whole, os.W_OK):
         raise UserError(
-            f"out: {folder} is read-only. Make it writable or choose another out=<folder>"
+            f"{key}: {folder} is read-only. Make it writable or choose another {key}=<folder>"
         )
+
+
+def _foreign(folder: Path, marks: Iterable[str]) -> str | None:
+    """What in `folder`, which exists, a program that leaves `marks` has not written."""
+    if not folder.is_dir():
+        return "a file"
+    content = sorted(one for one in folder.iterdir() if not fnmatch(one.name, ".*.tmp"))
+    if content and not any(one.is_file() for mark in marks for one in folder.glob(mark)):
+        return content[0].name
+    results = (one for inner in content if inner.is_dir() for one in inner.rglob("*.json"))
+    found = next(results, None)  # each has a JSON file
+    return None if found is None else str(found.relative_to(folder))
 
 
 @contextmanager
-def replaced_folder(folder: Path, marker: str) -> Iterator[Path]:
+def replaced_folder(folder: Path, marker: str, key: str = "out") -> Iterator[Path]:
     """Write into a new folder that takes `folder`'s place when the block ends without an error, and
     is on disk.
 
-    marker: a file by which a folder written earlier is known (`refuse_foreign`). Killed at the
-    worst moment, between the two renames, it leaves the earlier folder as ``.<name>.old``, and the
-    next call puts it back."""
-    refuse_foreign(folder, marker)
+    marker: a file by which a folder written earlier is known (`refuse_foreign`); key: config key
+    named in errors. Killed at the worst moment, between the two renames, it leaves the earlier
+    folder as ``.<name>.old``, and the next call puts it back."""
+    refuse_foreign(folder, marker, key=key)
     folder = folder.resolve()
     fresh, old = folder.with_name(f".{folder.name}.writing"), _old(folder)
-    with _said(folder):
+    with _said(folder, key):
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
     try:
         yield fresh
-        with _said(folder):
+        with _said(folder, key):
             for path in (*fresh.iterdir(), fresh):
                 _sync(path)
             shutil.rmtree(old, ignore_errors=True)

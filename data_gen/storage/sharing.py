@@ -28,6 +28,7 @@ from runtime.errors import UserError
 from runtime.json_files import OpenForm, read_json, write_checksummed
 from runtime.launcher import launched
 
+LOCK = ".lock"  # the first file of a harvest in its folder
 POLL = 0.2  # seconds between two looks at chunks that others are making
 _AGAIN = "Choose another out=... or delete the folder"
 _TAKEN = (errno.EACCES, errno.EAGAIN)
@@ -91,7 +92,7 @@ class Locks:
                 f"out: {folder} is no folder and cannot become one. Choose another out=..."
             ) from error
         self._folder = folder
-        self._file = (folder / ".lock").open("a+b")
+        self._file = (folder / LOCK).open("a+b")
 
     @contextmanager
     def plan(self) -> Iterator[None]:

@@ -89,6 +89,46 @@ def test_dataset_folder(
     assert read_manifest("data/jsonl") == manifest
 
 
+@pytest.mark.parametrize(
+    ("folder", "holds"),
+    [
+        ("runs/x", "results.json"),
+        ("checkpoints/hrad", "config.json"),
+        ("pair", "draft"),
+        ("pair/draft", "config.json"),
+        ("data", "other"),
+        (".", None),
+        ("..", None),
+    ],
+)
+def test_a_harvest_goes_into_no_folder_of_something_else(
+    folder: str,
+    holds: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The next evaluation or training there would delete it."""
+    for name in (
+        "runs/x/results.json",
+        "checkpoints/hrad/config.json",
+        "checkpoints/hrad/metrics.json",
+        "pair/draft/config.json",
+        "data/other/plan.json",
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    for more in ("estimate=false", "estimate=true"):
+        with pytest.raises(SystemExit) as ending:
+            run(monkeypatch, f"out={folder}", more)
+        said = capsys.readouterr().err
+        assert ending.value.code == 2 and f"error: out: {folder} " in said
+        assert "is the current folder" in said if holds is None else f"lost: {holds}." in said
+    left = {path for path in tmp_path.rglob("*") if "outputs" not in path.parts}
+    assert sorted(left) == before
+
+
 def test_what_was_begun_in_one_dtype_does_not_go_on_in_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,7 +181,7 @@ def test_a_folder_of_somebody_else_is_left_alone(cfg: DictConfig) -> None:
     Path(cfg.pair.target).mkdir(parents=True)
     kept = Path(cfg.pair.target, "thesis.txt")
     kept.write_text("mine")
-    with pytest.raises(UserError, match=r"pair\.target: .* was not made by this script"):
+    with pytest.raises(UserError, match=r"pair\.target: .* holds something else, .*: thesis\.txt"):
         run(cfg)
     assert kept.read_text() == "mine"
 

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import UserError
-from runtime.files import checked_folder, file_name, only_writer, write_atomically, write_json
+from runtime.files import (
+    checked_folder,
+    file_name,
+    only_writer,
+    refuse_foreign,
+    write_atomically,
+    write_json,
+)
 from tests.processes import die, end, forked, wait_for
 
 
@@ -90,6 +97,51 @@ def test_what_cannot_be_written_names_its_key_and_a_remedy(
         match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another",
     ):
         write_json(tmp_path / "file" / "a.json", 1, key="cost.file")
+
+
+@pytest.mark.parametrize("value", [".", "..", "sub/..", "~", "/"])
+def test_where_one_works_or_lives_is_no_place_for_a_result(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where it is empty or holds a mark."""
+    for name in ("home/me", "work/here/sub"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "work/here/mark.json").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home/me"))
+    monkeypatch.chdir(tmp_path / "work/here")
+    with pytest.raises(UserError, match=r"^out: \S+ is the current folder, the home folder or one"):
+        refuse_foreign(Path(value).expanduser(), "mark.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "other"),
+    [
+        (["thesis.txt"], "thesis.txt"),
+        (["results.json", "table.md"], "results.json"),
+        (["config.json", "model.safetensors"], "config.json"),
+        (["target/config.json"], "target"),
+        (["mark.json", "nested/harvest/plan.json"], "nested/harvest/plan.json"),
+        ([], None),
+        (["mark.json", "anything.png"], None),
+        (["mark.json", "templates/tool.jinja"], None),
+        ([".mark.json.abcdef-123.tmp"], None),
+    ],
+)
+def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(
+    content: list[str], other: str | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in content:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    if other is None:
+        return refuse_foreign(folder, "other.json", "mark.*")
+    said = (
+        rf"^key: \S+/out holds something else, which would be lost: {other}\. Choose another key="
+    )
+    with pytest.raises(UserError, match=said):
+        refuse_foreign(folder, "other.json", "mark.*", key="key")
 
 
 NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 400, "x" * 401, "a b"]
