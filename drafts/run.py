@@ -24,7 +24,7 @@ from drafts.shipping import earlier_runs
 from drafts.training import STATE, DraftTraining, training_config
 from runtime.compatibility import differences
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign, replaced_folder, write_json
+from runtime.files import checked_folder, replaced_folder, write_json
 from runtime.sweep import is_job, job_folder
 
 MARKER = "training.json"  # what the folder of a trained draft is known by
@@ -39,6 +39,11 @@ def draft_folder(cfg: DictConfig, name: str) -> Path:
     default = f"checkpoints/{name}_draft{'-sweep' if is_job() else ''}"
     out = checked_folder("out", default if cfg.out is None else cfg.out)
     return job_folder(out, MARKER) if is_job() else out
+
+
+def state_folder(out: Path) -> Path:
+    """Of the run that makes the draft in `out`; deleted when it is made."""
+    return out.with_name(out.name + ".run")
 
 
 def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> DraftTraining:
@@ -63,9 +68,7 @@ def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> Dr
         None if file is None else read_vocabulary(file, len(target.lm_head.weight), "vocabulary")
     )
     draft, config = kind.load(cfg.pair, target, pool), training_config(cfg.training)
-    state = out.with_name(out.name + ".run")
-    refuse_foreign(state, SETTINGS, STATE)
-    return DraftTraining(draft, pool, config, state, cfg.seed, vocabulary)
+    return DraftTraining(draft, pool, config, state_folder(out), cfg.seed, vocabulary)
 
 
 def vocabulary_file(cfg: DictConfig) -> Path | None:
