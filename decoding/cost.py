@@ -1,8 +1,8 @@
 """What decoding costs: seconds per forward and per prediction, measured or given, and the price of
 counts."""
 
-import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from decoding.interfaces import LM
 from decoding.trace import RoundTrace, Trace
 from runtime.errors import UserError
+from runtime.json_files import Form, MeasuredChecksum, read_json, write_checksummed
 
+KIND = "costs"  # in checksums: the file may be renamed
 SAMPLES = 3  # rounds of one size below which their seconds are no measurement
 
 
@@ -129,14 +132,16 @@ def cost_table(
             raise UserError(
                 f"cost.{key}: {value} is no positive number. Give seconds, or units of any kind"
             )
-    rows = sorted(by_rows)
-    return CostTable(
-        draft, MeasuredCost(rows, [by_rows[count] for count in rows]), alone, dict(calls)
-    )
+    rows = list(by_rows)
+    if rows != sorted(rows):
+        raise UserError(
+            f"cost.target: expected numbers of rows in rising order, got {rows}. Write them so"
+        )
+    return CostTable(draft, MeasuredCost(rows, list(by_rows.values())), alone, dict(calls))
 
 
 def _row_count(key: Any) -> int:
-    if not str(key).isdecimal() or int(str(key)) < 1:
+    if not re.fullmatch("[1-9][0-9]{0,8}", str(key)):
         raise UserError(
             f"cost.target.{key}: rows are whole numbers from 1 on. Give e.g."
             " cost.target={1:0.1,8:0.12}"
@@ -149,20 +154,40 @@ def _is_cost(value: Any, or_zero: bool) -> bool:
     return known and (value > 0 or (or_zero and value == 0))
 
 
+class Seconds(Form):
+    """The arguments of `cost_table`, in a file."""
+
+    draft: PositiveFloat
+    target: PositiveFloat | dict[str, PositiveFloat]
+    autoregressive: PositiveFloat | None = None
+    calls: dict[str, NonNegativeFloat] | None = None
+
+
+class CostFile(Form):
+    """Of cost=measure, with a command and a checksum; one of a person needs `seconds` alone."""
+
+    seconds: Seconds
+    pair: dict[str, Any] | None = None
+    measured_on: dict[str, Any] | None = None
+    regression: dict[str, Any] | None = None
+    command: str | None = None
+    checksum: MeasuredChecksum = None
+
+
 def read_cost(file: str | Path, key: str = "cost.file") -> CostTable:
-    """The table of a file that cost=measure has written. Raises UserError naming `key` where there
-    is none."""
+    """The table of a file that cost=measure, or a person, has written. Raises UserError naming
+    `key` where there is none."""
+    remedy = "Measure it: python scripts/tune.py cost=measure"
+    found = read_json(Path(file), CostFile, key, remedy, KIND)
     try:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
-        if not all(isinstance(found[fact], dict | None) for fact in ("pair", "measured_on")):
-            raise ValueError("pair and measured_on are objects")
-        return replace(
-            cost_table(**found["seconds"]), pair=found["pair"], measured_on=found["measured_on"]
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{key}: no measured cost in {file}. Measure it: python scripts/tune.py cost=measure"
-        ) from error
+        table = cost_table(**found["seconds"])
+    except UserError as error:
+        raise UserError(f"{key}: {file}: {error}") from error
+    return replace(table, pair=found.get("pair"), measured_on=found.get("measured_on"))
+
+
+def write_cost(file: str | Path, facts: Mapping[str, Any]) -> None:
+    write_checksummed(Path(file), facts, KIND, "cost.file")
 
 
 # From real decodes --------------------------------------------------------------------------------
@@ -184,7 +209,9 @@ def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Tr
         by_rows.setdefault(len(round_.draft_tokens) + 1, []).append(rest)
         if round_.draft_forwards:
             drafting.append((seconds["draft"] + seconds["sample"]) / round_.draft_forwards)
-    target = {rows: median(found) for rows, found in by_rows.items() if len(found) >= SAMPLES}
+    target = {
+        rows: median(found) for rows, found in sorted(by_rows.items()) if len(found) >= SAMPLES
+    }
     alone = [sum(round_.seconds.values()) for trace in plain for round_ in trace.rounds]
     if not (drafting and target and alone):
         raise UserError(

@@ -1,7 +1,6 @@
 """One training of a draft, from its configuration (conf/distill_draft.yaml) to the folder of a
 draft, `pair.draft` of any command."""
 
-import json
 import platform
 import shlex
 import shutil
@@ -25,6 +24,7 @@ from drafts.training import STATE, DraftTraining, training_config
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.files import checked_folder, replaced_folder, write_json
+from runtime.json_files import OpenForm, read_json, write_checksummed
 from runtime.sweep import is_job, job_folder
 
 MARKER = "training.json"  # what the folder of a trained draft is known by
@@ -32,6 +32,12 @@ SETTINGS = "settings.json"  # of a run that is not finished
 LOGGED = 20  # steps between two records of the logger
 TURNS = 20  # of training, where chats are written in between
 WRITTEN_BY = 1.5  # all chats are written when 1 / 1.5 of the training is done
+
+
+class Note(OpenForm):
+    """The settings of a run that is not finished."""
+
+    checksum: str
 
 
 def draft_folder(cfg: DictConfig, name: str) -> Path:
@@ -88,7 +94,8 @@ def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
     now = {**settings_of(cfg), "pair": origin, "seed": cfg.seed}
     note = run.folder / SETTINGS
     if (run.folder / STATE).is_file() and note.is_file():
-        if reason := differences(json.loads(note.read_text()), now):
+        before = read_json(note, Note, "out", f"Delete {run.folder}, or choose another out")
+        if reason := differences(before, now):
             raise UserError(
                 f"out: {run.folder} holds a run that was interrupted with {reason}. Delete it, or"
                 " choose another out"
@@ -99,7 +106,7 @@ def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
         raise UserError(
             f"out: {run.folder} holds no trained state. Run with stage=train or stage=all first"
         )
-    write_json(note, now)
+    write_checksummed(note, now)
 
 
 def settings_of(cfg: DictConfig) -> dict[str, Any]:

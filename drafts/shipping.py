@@ -1,6 +1,5 @@
 """From the folder of a draft to the small files that `scripts/build_pair.py` makes it from."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.eagle import FILE, MAPS
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, write_atomically, write_json
+from runtime.json_files import read_object
 
 LAYERS, PROVENANCE = "draft_layers.safetensors", "provenance.json"
 EAGLE_LAYERS, EAGLE_PROVENANCE = "eagle_layers.safetensors", "eagle_provenance.json"
@@ -67,12 +67,7 @@ def record_of(folder: Path) -> dict[str, Any]:
     path = next((folder / name for name in RECORDS if (folder / name).is_file()), None)
     if path is None:
         return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"out, pair.draft: {path} is damaged ({error}). Delete it, or make {folder} again"
-        ) from error
+    return read_object(path, "out, pair.draft", f"Delete it, or make {folder} again")
 
 
 def earlier_runs(folder: Path) -> list[dict[str, Any]]:

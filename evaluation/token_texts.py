@@ -1,14 +1,12 @@
 """Texts of the tokens in traces, saved with them: whoever shows a trace needs no tokenizer."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from decoding.trace import RoundTrace, Trace
-from runtime.errors import UserError
-from runtime.files import write_json
+from runtime.json_files import Form, read_json, write_checksummed
 
 FILE = "vocabulary.json"
 PromptKey = tuple[str, str]
@@ -61,27 +59,28 @@ def write(folder: Path, found: Vocabulary) -> None:
     prompts: dict[str, dict[str, str]] = {}
     for (dataset, prompt_id), text in found.prompts.items():
         prompts.setdefault(dataset, {})[prompt_id] = text
-    write_json(folder / FILE, {"tokens": found.tokens, "prompts": prompts})
+    write_checksummed(folder / FILE, {"tokens": found.tokens, "prompts": prompts})
+
+
+class Texts(Form):
+    """What the file holds. prompts: dataset -> prompt id -> the rendered prompt"""
+
+    tokens: dict[int, str]
+    prompts: dict[str, dict[str, str]]
+    checksum: str
 
 
 def read(folder: Path) -> Vocabulary:
     """Empty where the folder has none. Raises UserError naming a file that is damaged, or that an
     earlier version wrote."""
-    path = folder / FILE
-    if not path.is_file():
+    if not (folder / FILE).is_file():
         return Vocabulary()
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return Vocabulary(
-            {int(token): text for token, text in values["tokens"].items()},
-            {
-                (dataset, prompt_id): text
-                for dataset, prompts in values["prompts"].items()
-                for prompt_id, text in prompts.items()
-            },
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"run: {path} is damaged, or of an earlier version ({error}). Run scripts/evaluate.py"
-            " again, or delete it"
-        ) from error
+    found = read_json(folder / FILE, Texts, "run", "Run scripts/evaluate.py again, or delete it")
+    return Vocabulary(
+        {int(token): text for token, text in found["tokens"].items()},
+        {
+            (dataset, prompt_id): text
+            for dataset, prompts in found["prompts"].items()
+            for prompt_id, text in prompts.items()
+        },
+    )

@@ -21,14 +21,8 @@ from evaluation.paired.comparison import against_of
 from evaluation.runner import Comparison, decode, open_journal, prepare, run_facts, settle
 from evaluation.timeline import checked_tables
 from runtime.errors import UserError
-from runtime.files import (
-    checked_folder,
-    file_name,
-    only_writer,
-    refuse_foreign,
-    replaced_folder,
-    write_json,
-)
+from runtime.files import checked_folder, file_name, only_writer, refuse_foreign, replaced_folder
+from runtime.json_files import write_checksummed
 
 MARKER = "results.json"  # what a folder of results is known by
 PAGES = {"table": tables.page, "paired": paired_page.page}
@@ -106,7 +100,7 @@ def save(
     everything = results.pooled(traces)
     prompts = {(one.dataset, one.prompt_id): one.tokens for one in compared.requests}
     with replaced_folder(Path(cfg.out), MARKER) as folder:
-        write_json(folder / MARKER, plainly(found))
+        write_checksummed(folder / MARKER, plainly(found))
         (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         for name, of in everything.items():
             write_traces(folder / f"traces-{file_name(name)}.jsonl", of)

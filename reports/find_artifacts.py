@@ -11,6 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import field_validator
+
 from data_gen.storage.chunks import MANIFEST, PLAN
 from data_gen.storage.dataset import read_manifest
 from data_gen.storage.shards import SCHEMA_VERSION
@@ -24,6 +26,7 @@ from evaluation.tables import BASELINE
 from predictors.base import FORMAT_VERSION, damaged, read_config, refuse_changed
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Harvest, Json
 from runtime.errors import UserError
+from runtime.json_files import CHECKSUM, OpenForm, read_json, read_object
 
 KEY = "run"
 RESULTS, WEIGHTS, REPORT = "results.json", "model.safetensors", "report.json"
@@ -34,6 +37,41 @@ OF_METRICS = {field.name for field in fields(ByDataset)}
 OF_RUN = {"command", "config", "pair", "date", "versions", *DECIDES_COSTS}
 OF_TUNING = {"format_version", "results", "frontier", "rules"}
 OF_COSTS = {"seconds", "regression", "pair", "measured_on", "command"}
+
+
+class Warp(OpenForm):
+    """Of the target."""
+
+    temperature: float
+
+
+class Config(OpenForm):
+    """What of the settings every figure asks."""
+
+    warp: Warp
+    repeats: int
+
+
+class Run(OpenForm):
+    """How it came about."""
+
+    command: str
+    config: Config
+
+
+class Results(OpenForm):
+    """What of results.json every figure asks."""
+
+    metrics: ByDataset[dict[str, Metrics]]
+    run: Run
+    checksum: str
+
+    @field_validator("metrics")
+    @classmethod
+    def _beside_the_baseline(cls, metrics: ByDataset[Any]) -> ByDataset[Any]:
+        if any(BASELINE not in of for _, of in metrics.shown()):
+            raise ValueError(f"no {BASELINE}")
+        return metrics
 
 
 class Foreign(Exception):
@@ -114,28 +152,22 @@ def _read(path: Path) -> tuple[str, Any]:
 def read_evaluation(folder: Path) -> Evaluation:
     """Raises Foreign where results.json is of another program or version, UserError where it or a
     trace is damaged."""
-    results = _json(folder / RESULTS, "Run scripts/evaluate.py again, or move it away")
+    path, remedy = folder / RESULTS, "Run scripts/evaluate.py again, or move it away"
+    results = read_object(path, KEY, remedy)
     if not (
-        results.keys() >= OF_EVALUATION
+        results.keys() >= {*OF_EVALUATION, CHECKSUM}
         and OF_RUN <= set(results["run"] or ())
         and set(results["metrics"] or ()) == OF_METRICS
     ):
         raise Foreign("not written by this version of scripts/evaluate.py")
-    try:
-        command, measured = results["run"]["command"], ByDataset(**results["metrics"])
-        methods = list(measured.pooled)
-        for _, metrics in measured.shown():
-            _ = [metrics[BASELINE], *map(Metrics.from_dict, metrics.values())]
-        _ = results["run"]["config"]["warp"]["temperature"] + results["run"]["config"]["repeats"]
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{KEY}: {folder / RESULTS} is damaged ({type(error).__name__}: {error}). Run"
-            " scripts/evaluate.py again, or move it away"
-        ) from error
+    results = read_json(path, Results, KEY, remedy)
+    methods, command = results["metrics"]["pooled"], results["run"]["command"]
     traces = _traces(folder)
-    if lacking := [method for method in methods if method not in traces]:
+    if lacking := [
+        name for name, of in methods.items() if len(traces.get(name, ())) != of["requests"]
+    ]:
         raise UserError(
-            f"{KEY}: {folder} has no traces of {', '.join(lacking)}. Run again: {command}"
+            f"{KEY}: {folder} has not all traces of {', '.join(lacking)}. Run again: {command}"
         )
     return Evaluation(folder, results, {method: traces[method] for method in methods})
 
@@ -155,7 +187,9 @@ def _traces(folder: Path) -> dict[str, list[Trace]]:
 def read_harvest(folder: Path) -> Harvest:
     """Raises Foreign where manifest.json is of another program or version, UserError where it is
     damaged."""
-    found = _json(folder / MANIFEST, "Run the command that harvested it again, or move it away")
+    found = read_object(
+        folder / MANIFEST, KEY, "Run the command that harvested it again, or move it away"
+    )
     if found.get("schema_version") != SCHEMA_VERSION:
         raise Foreign("not a dataset of this version of scripts/gen_data.py")
     return Harvest(folder, read_manifest(folder, KEY))
@@ -170,7 +204,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     damaged."""
     path = folder / "config.json"
     found = (
-        _json(path, "Train it again: python train.py, or move it away") if path.is_file() else {}
+        read_object(path, KEY, "Train it again: python train.py, or move it away")
+        if path.is_file()
+        else {}
     )
     if "predictor" not in found or found.get("format_version") != FORMAT_VERSION:
         raise Foreign("a model, but no predictor of this version of train.py")
@@ -187,7 +223,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _read_file(path: Path) -> tuple[str, Json]:
     """A file of scripts/tune.py: thresholds or costs."""
     try:
-        found = _json(path, "")
+        found = read_object(path, KEY, "")
     except UserError:
         raise Foreign("no JSON object") from None
     try:
@@ -199,13 +235,3 @@ def _read_file(path: Path) -> tuple[str, Json]:
     except UserError as error:
         raise UserError(f"{KEY}: {str(error).partition(': ')[2]}") from error
     raise Foreign("nothing a report reads")
-
-
-def _json(path: Path, remedy: str) -> Json:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{KEY}: {path} is damaged ({error}). {remedy}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{KEY}: {path} is damaged (it holds a {type(found).__name__}). {remedy}")
-    return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic_core import from_json
 
 from runtime.errors import UserError
@@ -23,6 +23,19 @@ Size = Annotated[int, Field(ge=0, lt=2**63)]
 """A whole number from 0 on, in 64 bits."""
 Length = Annotated[int, Field(ge=1, lt=2**31)]
 """A whole number from 1 on, in 32 bits."""
+
+
+def _of_a_program(checksum: str | None, info: ValidationInfo) -> str | None:
+    if info.data.get("command") is not None and checksum is None:
+        raise ValueError("what a program wrote has a checksum")
+    return checksum
+
+
+MeasuredChecksum = Annotated[
+    str | None, AfterValidator(_of_a_program), Field(validate_default=True)
+]
+"""Of a file that a program writes, with its `command`, or a person, without either. After an edit
+both keys have to go."""
 
 
 class Form(BaseModel):
@@ -49,7 +62,9 @@ def write_checksummed(
 
     The checksum is of the file's name, too, or of `kind` where people may rename the file. key:
     config key named in errors."""
-    content = _text(kind or path.name, json.loads(json.dumps(without_nan(value)))).encode()
+    plain = json.loads(json.dumps(without_nan(value)))
+    plain.pop(CHECKSUM, None)
+    content = _text(kind or path.name, plain).encode()
     write_atomically(path, lambda temporary: _write(temporary, content), key)
 
 
@@ -67,8 +82,11 @@ def read_json(
         version = f"{name.replace('_', ' ')} {str(found[name])[:40]}"
         again = remedy or "Make it again"
         raise UserError(f"{where} has {version}, this version reads {reads}. {again}")
-    sealed = CHECKSUM in found or _needs_checksum(form)
-    whole = json.dumps(found)
+    if CHECKSUM not in found and _needs_checksum(form):
+        raise UserError(
+            f"{where} is damaged or of an earlier version (it has no checksum). {remedy}"
+        )
+    whole, sealed = json.dumps(found), CHECKSUM in found
     found.pop(CHECKSUM, None)
     if sealed and path.read_bytes() != _text(kind or path.name, found).encode():
         raise UserError(f"{where} is damaged (its checksum does not fit). {remedy}")
@@ -102,7 +120,7 @@ def fitting(validate: Callable[[], T]) -> T:
     except ValidationError as error:
         places = {".".join(map(_shown, one["loc"])): one["msg"] for one in error.errors()}
         names = ", ".join(list(places)[:4])
-        reason = f"no valid {names}" if names else "; ".join(places.values())
+        reason = f"no valid {names}" if names else places[""].removeprefix("Value error, ")
     except (UserError, LookupError, ArithmeticError) as error:  # of a constructor
         reason = str(error)
     raise ValueError(reason)

@@ -1,17 +1,17 @@
 """Sequoia: a static tree that was searched for, read from the artefact of scripts/tune_tree.py."""
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, field_validator
 
 from decoding.sampling import hub_pair, without_replacement
 from decoding.structures.static_tree import StaticTree
-from runtime.errors import UserError
+from runtime.json_files import MeasuredChecksum, OpenForm, read_json, write_checksummed
 
 FORMAT_VERSION = 1
-REMEDY = "Make one: python scripts/tune_tree.py"
+KIND = "tree"  # in checksums: the file may be renamed
 
 
 class Sequoia(StaticTree):
@@ -26,36 +26,33 @@ class Sequoia(StaticTree):
         super().__init__(read_artefact(Path(tree))["parents"])
 
 
+class TreeFile(OpenForm):
+    """A file of scripts/tune_tree.py, with a command and a checksum, or of a person, with neither.
+
+    parents: row of each node's parent; row 0 is the last committed token, node i is row i + 1"""
+
+    version = ("format_version", FORMAT_VERSION)
+    format_version: int
+    parents: Annotated[list[NonNegativeInt], Field(min_length=1)]
+    command: str | None = None
+    checksum: MeasuredChecksum = None
+
+    @field_validator("parents")
+    @classmethod
+    def _before_their_children(cls, parents: list[int]) -> list[int]:
+        if any(parent >= row for row, parent in enumerate(parents, 1)):
+            raise ValueError("a parent comes before its children")
+        return parents
+
+
 def read_artefact(path: Path) -> dict[str, Any]:
-    """Raises UserError for a file that is missing, not JSON, or holds no tree."""
-    if not path.is_file():
-        raise UserError(f"structure.tree: no tree in {path}. {REMEDY}")
-    try:
-        artefact: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version, parents = artefact["format_version"], artefact["parents"]
-        sound = version == FORMAT_VERSION and len(parents) > 0
-        sound = sound and all(
-            type(parent) is int and 0 <= parent < row for row, parent in enumerate(parents, 1)
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"structure.tree: {path} is no tree artefact ({type(error).__name__}: {error})."
-            f" {REMEDY}"
-        ) from error
-    if not sound:
-        raise UserError(
-            f"structure.tree: {path} holds format {version} or no tree; this version reads"
-            f" {FORMAT_VERSION}. {REMEDY}"
-        )
-    return artefact
+    """Raises UserError for a file that is missing, damaged, or holds no tree."""
+    return read_json(
+        path, TreeFile, "structure.tree", "Make one: python scripts/tune_tree.py", KIND
+    )
 
 
 def write_artefact(path: Path, contents: Mapping[str, Any]) -> None:
     """contents: `parents` and how they were found. The file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(
-        json.dumps({"format_version": FORMAT_VERSION, **contents}, indent=1) + "\n",
-        encoding="utf-8",
-    )
-    os.replace(partial, path)
+    whole = {"format_version": FORMAT_VERSION, **contents}
+    write_checksummed(path, whole, KIND, "structure.tree")

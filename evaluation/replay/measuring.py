@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
-from decoding.cost import CostTable, observed_cost, regress_traces
+from decoding.cost import CostTable, observed_cost, regress_traces, write_cost
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
@@ -24,7 +24,6 @@ from evaluation.interleaving import Engine, request_seed
 from evaluation.replay.candidates import check_out, refuse_other_pair
 from evaluation.replay.decoding import engine
 from runtime.errors import UserError, checked_count, is_count
-from runtime.files import write_json
 
 PLAIN = "autoregressive"
 
@@ -59,7 +58,7 @@ def measured_cost(
         "measured_on": setup,
         "command": shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]),
     }
-    write_json(Path(cfg.cost.file), facts, key="cost.file")
+    write_cost(cfg.cost.file, facts)
     print(f"{cost_lines(table)}\n{fit}; saved {cfg.cost.file}")
     return table
 

@@ -1,68 +1,89 @@
 """The file of tuned thresholds: written by scripts/tune.py, read by scripts/evaluate.py."""
 
 import hashlib
-import json
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic import AfterValidator, model_validator
 
 from decoding.models.machine import DECIDES_COSTS
-from evaluation.replay.tuning import span
 from predictors.base import damaged
-from runtime.errors import UserError
-from runtime.files import file_hash, write_json
+from runtime.files import file_hash
+from runtime.json_files import Length, OpenForm, read_json, write_checksummed
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+KIND = "thresholds"  # in checksums: the file may be renamed
 NO_ADVICE = "do not speculate"
 
 
+class Chosen(OpenForm):
+    """Of a rule, under one cost table: what of `evaluation.replay.tuning.Choice` is used."""
+
+    threshold: float
+    speculate: bool
+    speedup: float
+    interval: tuple[float | None, float | None]
+
+
+class Tuned(OpenForm):
+    """Under one cost table."""
+
+    advice: str
+    rules: dict[str, Chosen]
+
+
+class Rule(OpenForm):
+    """As it was replayed."""
+
+    setting: str
+    stop: dict[str, Any]
+    checkpoint: str | None
+
+
+class Data(OpenForm):
+    """The harvest."""
+
+    folder: str
+    sha256: str
+
+
+class Thresholds(OpenForm):
+    """What `evaluation.choices` reads of the file."""
+
+    version = ("format_version", FORMAT_VERSION)
+    format_version: int
+    pair: dict[str, Any]
+    warp: dict[str, Any]
+    draft_warp: dict[str, Any]
+    cost: str
+    gamma: Length
+    measured_on: dict[str, Any] | None
+    data: Data
+    command: Annotated[str, AfterValidator(shlex.split)]
+    rules: dict[str, Rule]
+    results: dict[str, Tuned]
+    checksum: str
+
+    @model_validator(mode="after")
+    def _speaks_of_one_thing(self) -> "Thresholds":
+        lacking = self.results["chosen"].rules.keys() - self.rules.keys()
+        if self.measured_on is not None:
+            lacking |= set(DECIDES_COSTS) - self.measured_on.keys()
+        if lacking:
+            raise ValueError(f"nothing about {', '.join(sorted(lacking))}")
+        return self
+
+
 def write(path: Path, facts: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    write_json(partial, {"format_version": FORMAT_VERSION, **facts})
-    partial.replace(path)
+    write_checksummed(path, {"format_version": FORMAT_VERSION, **facts}, KIND)
 
 
 def read(path: Path) -> dict[str, Any]:
     """Raises UserError for a file that is not one of `write`."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found["format_version"] == FORMAT_VERSION:
-            return _whole(found)
-        problem = f"format {found['format_version']}, this version reads {FORMAT_VERSION}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    raise UserError(
-        f"thresholds: {path} cannot be read ({problem}). Tune again: python scripts/tune.py"
-    )
-
-
-def _whole(found: dict[str, Any]) -> dict[str, Any]:
-    """`found`, if it holds what `evaluation.choices` reads; else a KeyError or TypeError."""
-    chosen, _ = (
-        found["results"]["chosen"],
-        [
-            found[key]
-            for key in (
-                "pair",
-                "warp",
-                "draft_warp",
-                "cost",
-                "gamma",
-                "measured_on",
-                "command",
-                "data",
-            )
-        ],
-    )
-    for name, choice in {"advice": chosen["advice"], **chosen}["rules"].items():
-        _ = [choice["threshold"] + choice["speedup"], span(choice["interval"]), choice["speculate"]]
-        _ = [found["rules"][name][key] for key in ("setting", "stop", "checkpoint")]
-    _ = [found["measured_on"][key] for key in DECIDES_COSTS] if found["measured_on"] else []
-    return found
+    return read_json(path, Thresholds, "thresholds", "Tune again: python scripts/tune.py", KIND)
 
 
 def misfit(found: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:

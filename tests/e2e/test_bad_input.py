@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import train
 from data_gen.storage.dataset import read_manifest
+from runtime.json_files import write_checksummed
 from scripts import evaluate, gen_data
 from tests.checkpoints import write_checkpoint
 from tests.harvests import PAIR
@@ -288,19 +289,14 @@ def garbled_results() -> None:
     results = json.loads(path.read_text())
     pooled = results["metrics"]["pooled"]
     garbled = {name: {**m, "speedup": "fast"} for name, m in pooled.items()}
-    edit(str(path), metrics={"pooled": garbled, "datasets": {}})()
+    write_checksummed(path, {**results, "metrics": {"pooled": garbled, "datasets": {}}})
 
 
 def results_without_baseline() -> None:
     path = Path("runs/toy/results.json")
-    found = json.loads(path.read_text())["metrics"]
-    edit(
-        str(path),
-        metrics={
-            name: {m: v for m, v in of.items() if m != "autoregressive"}
-            for name, of in found.items()
-        },
-    )()
+    results = json.loads(path.read_text())
+    del results["metrics"]["pooled"]["autoregressive"]
+    write_checksummed(path, results)
 
 
 @pytest.fixture(scope="module")

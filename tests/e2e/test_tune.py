@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from decoding.cost import write_cost
 from decoding.models.machine import processor
 from decoding.trace import read_traces
+from evaluation.replay import thresholds
 from predictors.base import load_predictor, read_config, save_predictor
 from scripts import evaluate, tune
 from tests.programs import GREEDY, SPLITS, base, refused, run
@@ -106,9 +108,8 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     found = json.loads(Path(FILE).read_text())
     found["rules"]["hrad"]["checkpoint"] = "another"
     setup = {key: {"target": "other", "draft": "other"} for key in ("hardware", "dtypes")}
-    Path(FILE).write_text(
-        json.dumps(found | {"measured_on": setup | {"threads": torch.get_num_threads()}})
-    )
+    threads = {"threads": torch.get_num_threads()}
+    thresholds.write(Path(FILE), found | {"measured_on": setup | threads})
     evaluated(tiny_pair_dir, monkeypatch, only)
     printed = capsys.readouterr().out
     assert (
@@ -117,11 +118,15 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     )
     assert f"warning: {FILE} was tuned on another machine: hardware other, here " in printed
     assert "; dtypes other, here torch.float64. Tune anew: python scripts/tune.py " in printed
-    Path(FILE).write_text(
-        json.dumps(found | {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}})
-    )
+    thresholds.write(Path(FILE), found | {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}})
     evaluated(tiny_pair_dir, monkeypatch, only)
     assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
+    few = (*base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none", f"thresholds={FILE}")
+    message = refused(evaluate, monkeypatch, capsys, *few)
+    assert f"thresholds: {FILE} was tuned for another warp. Tune this one: python" in message
+    thresholds.write(Path(FILE), found | {"pair": {**found["pair"], "draft": "another"}})
+    message = refused(evaluate, monkeypatch, capsys, *few)
+    assert f"thresholds: {FILE} was tuned for another pair. Tune this one: python" in message
     Path(FILE).write_text("{}")
     message = refused(
         evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none"
@@ -185,7 +190,7 @@ def test_costs_are_measured_saved_and_read_again(
     assert again["results"]["chosen"] == first["results"]["chosen"]
     assert again["measured_on"] == first["measured_on"] == setup
     saved["pair"]["draft"] = "another"
-    Path("runs/smollm2-eagle-cost-T0.0.json").write_text(json.dumps(saved))
+    write_cost("runs/smollm2-eagle-cost-T0.0.json", saved)
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=measured")
     assert "cost.file: runs/smollm2-eagle-cost-T0.0.json belongs to another draft" in message
 
@@ -279,7 +284,7 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(
         ("max_new_tokens=99", "max_new_tokens: 99"),
         ("warp.temperature=1", "warp: data/greedy was harvested with"),
         ("data=nowhere", "data: nowhere"),
-        ("cost=measured", "cost.file: no measured cost"),
+        ("cost=measured", "cost.file: runs/smollm2-eagle-cost-T0.0.json is missing"),
         ("cost.gammas=[]", "cost.gammas: expected draft lengths from 1 on, got []"),
         ("choose=dev", "choose: 'dev'"),
         ("choose=all", "choose: 'all'"),

@@ -181,7 +181,7 @@ def test_a_size_no_tree_has_is_refused(
         ),
         (
             ("structure=sequoia", "verifier=rrsw", "stop=never"),
-            "structure.tree: no tree in runs/sequoia-smollm2-eagle-T1.0.json",
+            "structure.tree: runs/sequoia-smollm2-eagle-T1.0.json is missing",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_slash_in_a_name_does_not_make_one_prompt_of_two(tmp_path: Path) -> No
 
 def test_a_file_of_an_earlier_version_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
-    with pytest.raises(UserError, match="vocabulary.json is damaged, or of an earlier version"):
+    with pytest.raises(UserError, match="vocabulary.json is damaged or of an earlier version"):
         read(tmp_path)
 
 

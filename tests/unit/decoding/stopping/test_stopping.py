@@ -193,7 +193,5 @@ def test_a_loss_that_is_no_share_is_refused(loss: Any, tmp_path: Path) -> None:
 
 
 def test_without_measured_costs_there_is_no_account(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"^stop\.cost: no measured cost in .*python scripts/tune\.py cost=measure"
-    ):
+    with pytest.raises(UserError, match=r"^stop\.cost: .*is missing\. Measure it: .* cost=measure"):
         StopLoss(Fixed(3), tmp_path / "none.json", 0.02)

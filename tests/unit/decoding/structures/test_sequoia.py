@@ -249,7 +249,7 @@ def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
 
 def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"structure\.tree: no tree in .*: python scripts/tune_tree\.py"
+        UserError, match=r"structure\.tree: .*is missing\. Make one: python scripts/tune_tree\.py"
     ):
         Sequoia(tmp_path / "tree.json")
 

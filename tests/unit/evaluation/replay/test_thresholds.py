@@ -1,7 +1,6 @@
 """The file of tuned thresholds: what is used of it, and what is refused."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ def test_thresholds_are_for_a_pair_and_its_distributions() -> None:
             ["gamma"],
             ["measured_on"],
             ["rules", "adaedl", "stop"],
+            ["rules", "adaedl"],
             ["results", "chosen", "advice"],
         ),
         ["results", "chosen", "rules", "adaedl", "speculate"],
@@ -60,8 +60,11 @@ def test_a_damaged_file_ends_with_one_line(missing: list[str], tmp_path: Path) -
     for key in missing[:-1]:
         node = node[key]
     del node[missing[-1]]
-    (tmp_path / "x.json").write_text(json.dumps(found))
-    with pytest.raises(UserError, match=r"thresholds: .*cannot be read .*python scripts/tune\.py"):
+    thresholds.write(tmp_path / "x.json", found)
+    with pytest.raises(
+        UserError,
+        match=r"^thresholds: .*is damaged \(no(thing about| valid) .*python scripts/tune\.py",
+    ):
         thresholds.read(tmp_path / "x.json")
 
 
