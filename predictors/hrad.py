@@ -23,7 +23,7 @@ from predictors.training.resampling import (
     standardisation,
 )
 from predictors.training.trainer import Trainer
-from runtime.errors import UserError, checked_count
+from runtime.errors import TooFewRows, UserError, checked_count
 
 
 class ClassMLP(nn.Module):
@@ -125,7 +125,7 @@ class HRAD:
         the first token."""
         known = records["known"] >= self.gamma
         if not known.any():
-            raise UserError(
+            raise TooFewRows(
                 f"predictor.gamma: no harvested round of {self.gamma} tokens is complete. Lower it"
             )
         rows = {name: values[known] for name, values in records.items()}

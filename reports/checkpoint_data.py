@@ -12,6 +12,7 @@ from data_gen.storage.dataset import read_responses
 from predictors.base import Predictor, Records, load_predictor
 from predictors.training.trainer import logits_in_chunks
 from reports.artifacts import Checkpoint, Harvest
+from reports.harvest_data import of_each
 from runtime.files import file_hash
 
 
@@ -65,9 +66,10 @@ def predicted(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> list[Predi
 
     Empty where the harvest it was trained on is not among them: nothing says then which prompts it
     has seen. Harvests of other pairs, distributions or layers are left out, and those that stored
-    no hidden states."""
+    no hidden states. Raises Missing where none of them has
+    samples of it."""
     predictor, fitting = on_harvests(checkpoint, harvests)
-    return [_predicted(checkpoint, predictor, harvest, fitting[0]) for harvest in fitting]
+    return of_each(fitting, lambda harvest: _predicted(checkpoint, predictor, harvest, fitting[0]))
 
 
 def on_harvests(

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,10 @@ from torch import Tensor
 from data_gen.storage.dataset import read_records, read_responses
 from predictors.base import Records
 from reports.artifacts import Artifacts, Harvest
+from reports.figure import Missing
+from runtime.errors import TooFewRows
 
+Read = TypeVar("Read")
 DRAWN = ("known", "drafted", "accepted", "q", "q_max", "q_entropy", "accept_prob")
 
 
@@ -91,11 +94,35 @@ def counted(found: Sequence[DraftTokens]) -> str:
 
 
 def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:
-    """The draft tokens that a verdict was given on, by dataset and distributions."""
-    return merged(tokens for harvest in harvests for tokens in _draft_tokens(harvest))
+    """The draft tokens that a verdict was given on, by dataset and distributions. Raises Missing
+    where there is none in any harvest."""
+    return merged(tokens for found in of_each(harvests, _draft_tokens) for tokens in found)
 
 
-def _draft_tokens(harvest: Harvest) -> Iterator[DraftTokens]:
+def of_each(harvests: Sequence[Harvest], read: Callable[[Harvest], Read]) -> list[Read]:
+    """What is read of every harvest that has rows of it. Raises Missing, naming them, where none of
+    them has any."""
+    found, needs = list[Read](), list[str]()
+    for harvest in harvests:
+        try:
+            found.append(read(harvest))
+        except TooFewRows as error:
+            reason = str(error).partition(": ")[2].partition(". ")[0]
+            needs.append(f"more than {harvest.folder} holds ({reason})")
+    if needs and not found:
+        raise Missing(f"needs {', '.join(needs)}: python scripts/gen_data.py with more prompts")
+    return found
+
+
+def _draft_tokens(harvest: Harvest) -> list[DraftTokens]:
+    """Raises TooFewRows where there is none."""
+    found = [tokens for tokens in _of_datasets(harvest) if len(tokens.q)]
+    if not found:
+        raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")
+    return found
+
+
+def _of_datasets(harvest: Harvest) -> Iterator[DraftTokens]:
     records = read_records(harvest.folder, "rounds", "all", DRAWN)
     warps = harvest.manifest["warp"], harvest.manifest["draft_warp"]
     target, draft = (float(warp["temperature"]) for warp in warps)
@@ -160,11 +187,16 @@ def verdicts(records: Records) -> tuple[torch.Tensor, torch.Tensor]:
 def rounds(harvests: Sequence[Harvest]) -> dict[float, list[Rounds]]:
     """Accepted lengths by the target's temperature."""
     found: dict[float, list[Rounds]] = {}
-    for harvest in harvests:
-        records = read_records(harvest.folder, "rounds", "all", ("known", "drafted", "accepted"))
-        temperature = float(harvest.manifest["warp"]["temperature"])
-        most = torch.minimum(records["drafted"], records["known"])
-        found.setdefault(temperature, []).append(
-            Rounds(temperature, records["accepted"], most, records["group"])
-        )
+    for one in of_each(harvests, _rounds):
+        found.setdefault(one.temperature, []).append(one)
     return found
+
+
+def _rounds(harvest: Harvest) -> Rounds:
+    """Raises TooFewRows where nothing was drafted, or no verdict was given."""
+    records = read_records(harvest.folder, "rounds", "all", ("known", "drafted", "accepted"))
+    temperature = float(harvest.manifest["warp"]["temperature"])
+    most = torch.minimum(records["drafted"], records["known"])
+    if not most.any():
+        raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")
+    return Rounds(temperature, records["accepted"], most, records["group"])

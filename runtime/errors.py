@@ -10,6 +10,10 @@ class UserError(Exception):
     Scripts print it after ``error:`` and exit with code 2 (`runtime.cli`)."""
 
 
+class TooFewRows(UserError):
+    """A harvest that is whole holds nothing of what is asked for."""
+
+
 def checked_switch(key: str, value: object) -> bool:
     """`value`, if it is a boolean; else a UserError naming `key`."""
     if not isinstance(value, bool):

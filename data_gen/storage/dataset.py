@@ -17,7 +17,7 @@ from data_gen.storage import chunks
 from data_gen.storage.chunks import MANIFEST, PLAN
 from data_gen.storage.shards import DRAWN, FEATURES, INTEGERS, PROMPT, SCHEMAS, read_shard
 from predictors.draft_statistics import HISTORY
-from runtime.errors import UserError
+from runtime.errors import TooFewRows, UserError
 from runtime.json_files import digest, read_json
 
 WRITTEN = (
@@ -80,7 +80,7 @@ def read_records(
         [np.zeros(0, int), *(pc.list_value_length(part[counted]).to_numpy() for part in parts)]
     )
     if counts.sum() == 0:
-        raise UserError(
+        raise TooFewRows(
             f"data: {folder} has no {kind} records in split {split}. Harvest more prompts"
         )
     table = pa.concat_tables(parts)

@@ -14,6 +14,7 @@ from predictors.training.trainer import logits_in_chunks
 from reports.artifacts import Checkpoint, Harvest
 from reports.checkpoint_data import held_out_records, on_harvests
 from reports.figure import Missing
+from reports.harvest_data import of_each
 
 AGES = (0, 1, 2, 3, 4, 6, 8)  # positions
 POINTS = 400
@@ -50,13 +51,16 @@ class Aged:
 def activations(harvest: Harvest, gamma: int = 3) -> Activations:
     """Inputs of `POINTS` rounds, without and with the embedding of the next token.
 
-    Raises Missing where the harvest stored none.
+    Raises Missing where the harvest stored none, or has no such rounds.
     """
     if not (harvest.manifest["features_stored"] and harvest.manifest["gamma"] >= gamma):
         raise Missing("needs a harvest with stored hidden states: python scripts/gen_data.py")
     predictor = HRAD(gamma=gamma)
     columns = (*predictor.columns, "target_hidden")
-    samples = predictor.samples(read_inputs(harvest.folder, predictor, "rounds", "all", columns))
+    (samples,) = of_each(
+        [harvest],
+        lambda one: predictor.samples(read_inputs(one.folder, predictor, "rounds", "all", columns)),
+    )
     order = torch.randperm(len(samples["group"]), generator=torch.Generator().manual_seed(0))[
         :POINTS
     ]
@@ -73,15 +77,14 @@ def activations(harvest: Harvest, gamma: int = 3) -> Activations:
 
 def aged(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> list[Aged]:
     """What an H-RAD checkpoint says of the same rounds of each harvest with one at every position,
-    from features of `AGES`; of prompts as in `predicted`."""
+    from features of `AGES`; of prompts as in `predicted`. Raises Missing where none has samples."""
     if checkpoint.config["predictor"] != HRAD.name:
         return []
     predictor, fitting = on_harvests(checkpoint, harvests)
-    return [
-        _aged(checkpoint, predictor, harvest, fitting[0])
-        for harvest in fitting
-        if harvest.manifest["anchors"]["stride"] == 1
-    ]
+    return of_each(
+        [harvest for harvest in fitting if harvest.manifest["anchors"]["stride"] == 1],
+        lambda harvest: _aged(checkpoint, predictor, harvest, fitting[0]),
+    )
 
 
 def _aged(checkpoint: Checkpoint, predictor: Predictor, harvest: Harvest, home: Harvest) -> Aged:

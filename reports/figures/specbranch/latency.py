@@ -4,6 +4,7 @@ Times are in plain decoding's time per token. c: a plain token of the target ove
 g: draft tokens a round; a: acceptance per token; rounds follow the truncated geometric distribution
 (`reports.figures.specbranch.accepted_lengths`)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -46,7 +47,12 @@ def ideal_parallel(g: int, c: float, a: float) -> float:
 
 def theorem_1(g: int, c: float, a: float) -> float:
     """The same with rollback (2506.01979, Theorem 1): 2 max(g, c) / ((1 + a^g) E[n])."""
-    return 2 * max(g, c) / ((1 + a**g) * expected(g, a)) / c
+    accepted = expected(g, a)
+    return 2 * max(g, c) / ((1 + a**g) * accepted) / c if accepted else math.inf
+
+
+def _cell(time: float) -> Cell:
+    return time if math.isfinite(time) else None
 
 
 def expected(g: int, a: float) -> float:
@@ -76,7 +82,7 @@ def latency(rounds: Sequence[Rounds], cost: Json, evaluations: Sequence[Evaluati
     columns = ["curve", "draft tokens a round", *estimate_columns(LATENCY)]
     lengths, temperature = range(1, LONGEST + 1), rounds[0].temperature
     rows: list[list[Cell]] = [
-        [name, g, curve(g, c, a.value), None, None]
+        [name, g, _cell(curve(g, c, a.value)), None, None]
         for name, curve in CURVES.items()
         for g in lengths
     ]
@@ -126,7 +132,7 @@ def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[Cell] | None:
     if not len(accepted):
         return None
     value, low, high = mean(accepted + 1, torch.cat(groups))
-    ends = [None if end is None else (g + c) / float(end) / c for end in (value, high, low)]
+    ends = [(g + c) / float(end) / c if end else None for end in (value, high, low)]
     return [COUNTED, g, *ends]
 
 
@@ -210,7 +216,9 @@ def _of_cost(cost: Json, artifacts: Artifacts) -> list[Builder]:
 
     def build(temperature: float) -> Figure:
         key = ("rounds", *(harvest.folder for harvest in harvests))
-        return latency(artifacts.once(key, lambda: rounds(harvests))[temperature], cost, decoded)
+        return latency(
+            artifacts.once(key, lambda: rounds(harvests)).get(temperature, []), cost, decoded
+        )
 
     temperatures = {float(harvest.manifest["warp"]["temperature"]) for harvest in harvests}
     return [partial(build, temperature) for temperature in sorted(temperatures, reverse=True)] or [

@@ -1,14 +1,17 @@
 """Which figures a small harvest, two checkpoints, costs and thresholds give."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from reports.artifacts import Artifacts, Checkpoint, Harvest
 from reports.checkpoint_data import one_of_each
-from reports.figure import Figure, Missing
+from reports.figure import Figure, Missing, save
 from reports.figure_registry import builders, figure_registry
+from tests import harvests
 from tests.harvests import PAIR, PROMPTS, write_harvest
 from tests.unit.reports.figures.test_theory import COST, FOUND
 from tests.unit.reports.test_figure_data import checkpoint, harvest
@@ -78,3 +81,67 @@ def test_of_a_sweep_one_head_is_shown(tmp_path: Path, home: Harvest) -> None:
     first, second = (checkpoint(tmp_path / name, home.folder, "specdecpp") for name in ("a", "b"))
     third = checkpoint(tmp_path / "c", home.folder, "hrad")
     assert one_of_each([first, second, third]) == [first, third]
+
+
+def unscored(folder: Path, home: Harvest, name: str) -> Checkpoint:
+    made = checkpoint(folder, home.folder, name)
+    return Checkpoint(folder, {**made.config, "metrics": {"test": {name: {}}}})
+
+
+ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompts", "changes", "lacks"),
+    [
+        (1, ONE_EACH, {}, {"Prediction against the age of features"}),
+        (9, ONE_EACH, {}, set()),
+        (
+            *(30, ONE_EACH, {"known": 1, "accepted": 0}),
+            {"Prediction against the age of features", "What H-RAD reads"},
+        ),
+        (
+            *(30, ONE_EACH, {"known": 0, "accepted": 0}),
+            {"Acceptance against draft probability", "Time per token by draft length"},
+        ),
+        (30, ONE_EACH, {"drafted": 0, "accepted": 0}, {"Time per token by draft length"}),
+        (30, ONE_EACH, {"accepted": 0}, set()),
+        (30, ONE_EACH, {"accepted": 4}, set()),
+        (30, {**ONE_EACH, "test": 0}, {}, {"Prediction against the age of features"}),
+    ],
+)
+def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
+    rows: int,
+    prompts: dict[str, int],
+    changes: dict[str, int],
+    lacks: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = harvests._rounds
+
+    def rounds(count: int, gamma: int, generator: torch.Generator) -> dict[str, Any]:
+        same = {name: torch.full((count,), value) for name, value in changes.items()}
+        return {**written(count, gamma, generator), **same}
+
+    monkeypatch.setattr(harvests, "_rounds", rounds)
+    monkeypatch.setattr(harvests, "PROMPTS", prompts)
+    home = harvest(write_harvest(tmp_path / "tiny", rows=rows))
+    heads = [unscored(tmp_path / name, home, name) for name in ("hrad", "specdecpp")]
+    cost: dict[str, Any] = {**COST, "pair": PAIR}
+    figures, lacking = built(
+        Artifacts(harvests=[home], checkpoints=heads, costs=[cost], thresholds=[FOUND])
+    )
+    assert not lacks & figures.keys()
+    for title in lacks:
+        assert str(home.folder) in lacking[title] and "gen_data.py" in lacking[title]
+    for number, figure in enumerate(one for found in figures.values() for one in found):
+        save(replace(figure, name=str(number)), tmp_path)
+
+
+def test_a_harvest_too_small_does_not_hide_another(tmp_path: Path, home: Harvest) -> None:
+    small = harvest(write_harvest(tmp_path / "small", rows=1, names="other-"))
+    hrad = unscored(tmp_path / "hrad", home, "hrad")
+    figures, _ = built(Artifacts(harvests=[small, home], checkpoints=[hrad]))
+    (figure,) = figures["Prediction against the age of features"]
+    assert figure.column("dataset") == [home.name] * len(figure.rows)
