@@ -1,43 +1,33 @@
 """What decides the content of a harvest's records, apart from pair and prompts."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from data_gen.responses.generate import ResponseSettings
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from predictors.layers import RecordedLayers
-from runtime.errors import UserError, checked_count, checked_seed, checked_switch
+from runtime.settings.kinds import Count, DraftLength, Seed
 
 
 @dataclass(frozen=True)
 class HarvestSettings:
-    """gamma: draft tokens per rollout; mixing: share of response tokens in mixed sequences
-    (SpecDec++'s r); stride: response positions between rollouts; batch_size: prompts answered
-    together, and per shard; layers: whose hidden states are recorded; features_stored: false leaves
-    hidden states and embeddings out, to be recomputed for training (`data_gen.recompute`)."""
+    """What a harvest's program is told, without groups. mixing: SpecDec++'s r; features_stored:
+    false leaves hidden states and embeddings out, to be recomputed for training
+    (`data_gen.recompute`)."""
 
-    gamma: int
-    seed: int
-    max_new_tokens: int
-    batch_size: int
-    mixing: float
-    stride: int
-    warp: Warp
-    draft_warp: Warp
-    layers: RecordedLayers
-    features_stored: bool = True
-
-    def __post_init__(self) -> None:
-        for key in ("gamma", "batch_size", "max_new_tokens"):
-            checked_count(key, getattr(self, key))
-        checked_count("anchors.stride", self.stride)
-        checked_seed(self.seed)
-        if not 0 <= self.mixing < 1:
-            raise UserError(
-                f"mixing: expected a share in [0, 1), got {self.mixing}. SpecDec++ uses 0.15"
-            )
-        checked_switch("features.stored", self.features_stored)
+    gamma: Annotated[DraftLength, "draft tokens of a rollout"]
+    seed: Annotated[Seed, "of every draw"]
+    max_new_tokens: Annotated[Count, "most tokens of a response"]
+    batch_size: Annotated[Count, "prompts answered together, and in one set of shards"]
+    mixing: Annotated[float, Field(ge=0, lt=1), "share of response tokens in mixed sequences"]
+    stride: Annotated[Count, "response positions between rollouts"]
+    warp: Annotated[Warp, "of the target"]
+    draft_warp: Annotated[Warp, "of the draft"]
+    layers: Annotated[RecordedLayers, "whose hidden states are recorded"]
+    features_stored: Annotated[bool, "whether they are on disk"] = True
 
     def of_responses(self, pair: ModelPair) -> ResponseSettings:
         return ResponseSettings(

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from decoding.picking import Pool, largest
 from runtime.errors import UserError
+from runtime.settings.kinds import Size, Temperature, TopP
 
 TOP_P_CANDIDATES = 1024  # tokens looked at before top-p falls back to sorting the whole vocabulary
 SMALLEST = 1e-30  # below it a probability is 0: products and quotients stay normal in float32
@@ -25,23 +26,9 @@ class Warp:
     Tokens tied with the last one that top-k or top-p keeps are kept too, so the distribution never
     depends on how a sort breaks ties. Probabilities below 1e-30 become 0."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(
-                f"warp.temperature: {self.temperature} is no temperature. Give a number >= 0 (0 ="
-                " greedy)"
-            )
-        if self.top_k < 0:
-            raise UserError(
-                f"warp.top_k: {self.top_k} is negative. Give 0 (off) or the number of tokens to"
-                " keep"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"warp.top_p: {self.top_p} is not in (0, 1]. Give 1.0 to switch it off")
+    temperature: Annotated[Temperature, "what logits are divided by; 0: greedy"] = 1.0
+    top_k: Annotated[Size, "most probable tokens that are kept; 0: all"] = 0
+    top_p: Annotated[TopP, "share of the probability that the tokens kept have; 1: all"] = 1.0
 
     def probs(self, logits: Tensor) -> Tensor:
         """Distribution of the next token, [..., V]: float32, or float64 where the logits are (exact

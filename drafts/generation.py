@@ -14,6 +14,7 @@ from data_gen.prompts.rows import read_rows, text_of
 from drafts.chats import Chat, layers_of, save_chats, shards
 from drafts.self_chat import SelfChat, SelfChatConfig
 from runtime.errors import UserError
+from runtime.files import refuse_foreign
 
 
 class ChatWriter:
@@ -30,6 +31,7 @@ class ChatWriter:
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         """settings: ``chats`` of conf/distill_draft.yaml."""
+        refuse_foreign(folder, "chats-*", key="chats.folder")
         folder.mkdir(parents=True, exist_ok=True)
         self.settings, self.folder, self.seed = settings, folder, seed
         chosen = {f.name: settings[f.name] for f in fields(SelfChatConfig)}

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from runtime.errors import UserError
+from runtime.settings.kinds import Layers
 
 LAYERS = {"draft_hidden": "draft_layers", "target_hidden": "target_layers"}
 """Columns of hidden states, and the settings that say which layers."""
@@ -18,18 +19,12 @@ class RecordedLayers:
     """Layers of both models whose hidden states a harvest holds: negative indices (-1: what the
     output layer reads), in the order of the columns."""
 
-    draft_layers: Sequence[int]
-    target_layers: Sequence[int]
+    draft_layers: Annotated[Layers, "at every drawn token"]
+    target_layers: Annotated[Layers, "at the last verified position before every round"]
 
     def __post_init__(self) -> None:
         for name in LAYERS.values():
-            layers = checked_layers(getattr(self, name), key := f"inputs.{name}")
-            if not layers:
-                raise UserError(
-                    f"{key}: expected one or more layers, got {getattr(self, name)}. Give negative"
-                    f" ones, -1 is the last: {key}=[-1]"
-                )
-            object.__setattr__(self, name, layers)
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def of(self, column: str) -> tuple[int, ...]:
         """Those of "draft_hidden" or "target_hidden"."""

@@ -15,7 +15,6 @@ from decoding.models.loading import load_llama, load_tokenizer
 from drafts.generation import ChatWriter, first_round
 from drafts.run import (
     MARKER,
-    SETTINGS,
     alternate,
     draft_folder,
     provenance,
@@ -23,12 +22,11 @@ from drafts.run import (
     save,
     scores,
     start,
-    state_folder,
     train,
 )
 from drafts.self_chat import chat_headers
 from drafts.shipping import ship
-from drafts.training import STATE, DraftTraining, training_config
+from drafts.training import DraftTraining, training_config
 from runtime.errors import UserError, checked_count, checked_seed
 from runtime.files import checked_folder, only_writer, refuse_foreign
 
@@ -51,7 +49,6 @@ def main(cfg: DictConfig) -> None:
         target, tokenizer = load_target(cfg, kind)
         return chat_writer(cfg, target, tokenizer).write(cfg.chats.tokens)
     refuse_foreign(out, MARKER)
-    refuse_foreign(state_folder(out), SETTINGS, STATE)
     target, tokenizer = load_target(cfg, kind)
     writer = chat_writer(cfg, target, tokenizer) if cfg.stage == "all" else None
     if writer is not None:
@@ -113,7 +110,6 @@ def load_target(cfg: DictConfig, kind: Any) -> tuple[LlamaForCausalLM, PreTraine
     asked for, or is to write chats and cannot."""
     tokenizer, writes = load_tokenizer("target", cfg.pair), cfg.stage in ("all", "generate")
     if writes:
-        refuse_foreign(Path(cfg.chats.folder), "chats-*", key="chats.folder")
         chat_headers(tokenizer)  # before the weights are loaded
     model = load_llama("target", cfg.pair)
     kind.check(model)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from data_gen.prompts.prompt import Prompt, select
 from data_gen.prompts.rows import prompt_from_row
 from runtime.errors import UserError
+from runtime.settings.kinds import Count, Text
 
 
 @dataclass(frozen=True)
@@ -13,13 +15,15 @@ class HubPrompts:
     """Rows of ``datasets.load_dataset(hub_id, subset, split=split)``, the prompt in the column
     `field`. limit: a number of prompts, evenly spaced; None: all."""
 
-    name: str
-    hub_id: str
-    subset: str | None
-    split: str
-    field: str
-    limit: int | None
-    chat: bool
+    name: Annotated[Text, "of the set, in tables and in ids"]
+    hub_id: Annotated[Text, "dataset of the Hugging Face hub"]
+    subset: Annotated[Text | None, "its configuration, where it has several"]
+    split: Annotated[Text, "of the dataset, also train[:1000]"]
+    field: Annotated[Text, "column with the text"]
+    limit: Annotated[Count | None, "prompts taken, evenly spaced over the set; null: all"]
+    chat: Annotated[
+        bool, "a user turn of the chat template; false: the text is continued as it stands"
+    ]
 
     def __iter__(self) -> Iterator[Prompt]:
         """Raises UserError when the dataset cannot be loaded or has no such column."""

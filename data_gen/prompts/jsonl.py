@@ -1,10 +1,23 @@
 """Prompts from a JSONL file: one object a line."""
 
+from typing import Annotated
+
 from data_gen.prompts.prompt import Prompt, select
 from data_gen.prompts.rows import prompt_from_row, read_rows
+from runtime.settings.kinds import Count, Path, Text
 
 
-def load_jsonl(name: str, path: str, field: str, limit: int | None, chat: bool) -> list[Prompt]:
+def load_jsonl(
+    name: Annotated[Text, "of the set, in tables and in ids"],
+    path: Annotated[Path, "file with one JSON object a line"],
+    field: Annotated[
+        Text, "where a row has its text; id, dataset and category are used where present"
+    ],
+    limit: Annotated[Count | None, "prompts taken, evenly spaced over the set; null: all"],
+    chat: Annotated[
+        bool, "a user turn of the chat template; false: the text is continued as it stands"
+    ],
+) -> list[Prompt]:
     """Read `path`: the prompt in `field`; ``id``, ``dataset`` and ``category`` are used when
     present.
 

@@ -26,12 +26,8 @@ class Prompt:
 def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
     """All of `prompts`, or `limit` of them evenly spaced, so that a few still cover every category.
 
-    Raises UserError for duplicate ids, no prompts, or a limit below 1.
+    Raises UserError for duplicate ids or no prompts.
     """
-    if limit is not None and limit < 1:
-        raise UserError(
-            f"dataset.limit: {limit} is below 1. Set it to a number of prompts, or to null for all"
-        )
     if not prompts:
         raise UserError(
             "dataset: expected one prompt or more, got none. Choose another dataset=..."

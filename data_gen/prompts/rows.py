@@ -11,7 +11,7 @@ from runtime.json_lines import is_text, parse_object
 FORM = 'Write {"prompt": ...} on every line'
 
 
-def read_rows(path: str, key: str) -> list[tuple[str, int, dict[str, Any]]]:
+def read_rows(path: str | Path, key: str) -> list[tuple[str, int, dict[str, Any]]]:
     """File and line in words, line number, and object of each line that is not blank. Raises
     UserError naming the config `key`, the file and the line."""
     file = Path(path).expanduser()

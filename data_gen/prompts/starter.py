@@ -5,17 +5,24 @@ import gzip
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from data_gen.prompts.prompt import Prompt, select
 from runtime.errors import UserError
+from runtime.settings.kinds import Count, Text
 
 HUMANEVAL_PROBLEMS = 82  # the other 82 stay unseen, for evaluation
 COMPLETE = "Complete the following Python function. Reply with the whole function."
 INSTRUCTIONS = Path(__file__).with_name("starter_prompts.jsonl")
 
 
-def load_starter(name: str, limit: int | None, chat: bool) -> list[Prompt]:
+def load_starter(
+    name: Annotated[Text, "of the set, in tables and in ids"],
+    limit: Annotated[Count | None, "prompts taken, evenly spaced over the set; null: all"],
+    chat: Annotated[
+        bool, "a user turn of the chat template; false: the text is continued as it stands"
+    ],
+) -> list[Prompt]:
     """HumanEval problems, then the instructions. `name` is the config's name for the set, each half
     has its own."""
     return select([*humaneval(chat), *instructions(chat)], limit)

@@ -1,13 +1,15 @@
 """External responses from a JSONL file: one object a line."""
 
+import pathlib
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
 from data_gen.prompts import Prompt
 from data_gen.responses.external import FORM, ExternalResponse, response_from_row
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
 from runtime.json_lines import parse_object
+from runtime.settings.kinds import Path
 
 
 class ResponseFile:
@@ -19,11 +21,18 @@ class ResponseFile:
 
     external = True
 
-    def __init__(self, path: str) -> None:
-        self.path = Path(path).expanduser()
+    def __init__(
+        self,
+        path: Annotated[
+            Path,
+            'file with {"id": <prompt id>, "response": <text>} or {"id": ..., "response_tokens":'
+            ' [...]} a line, and "finish_reason": "stop" where the target ended it',
+        ],
+    ) -> None:
+        self.path = pathlib.Path(path).expanduser()
 
     def fetch(
-        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: Path, ask: bool
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: pathlib.Path, ask: bool
     ) -> dict[str, ExternalResponse]:
         """Raises UserError naming the line of what is no response, or a prompt that has none or
         two."""

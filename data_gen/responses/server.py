@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from pydantic import Field
 from tqdm import tqdm
 
 from data_gen.prompts import Prompt
@@ -23,7 +24,7 @@ from data_gen.prompts.render import turns
 from data_gen.responses.external import ExternalResponse, is_ids
 from data_gen.responses.log import ResponseLog, open_log
 from data_gen.settings import HarvestSettings
-from runtime.errors import UserError, checked_count
+from runtime.errors import UserError
 from runtime.json_lines import is_text
 from runtime.settings.kinds import Address, Text, Variable
 
@@ -48,33 +49,27 @@ class Passing(Exception):
 class Server:
     """Where and how to ask.
 
-    url: ends in /v1; model: as the server calls it; concurrency: requests under way; timeout:
-    seconds of one request;
-    retries: further tries of one request; key_variable: environment variable that holds the API
-    key; extra: further fields of every request, for what OpenAI's API has no name for."""
+    extra: for what OpenAI's API has no name for."""
 
-    url: Address
-    model: Text
-    concurrency: int
-    timeout: float
-    retries: int
-    key_variable: Variable | None
-    extra: DictConfig
+    url: Annotated[Address, "of the server, ends in /v1"]
+    model: Annotated[Text, "as the server calls it"]
+    concurrency: Annotated[int, Field(ge=1, le=1000), "requests under way at a time"]
+    timeout: Annotated[float, Field(gt=0, le=86400), "seconds of one request"]
+    retries: Annotated[
+        int, Field(ge=0, le=1000), "further tries of one request, 1, 2, 4, ... 60 seconds apart"
+    ]
+    key_variable: Annotated[
+        Variable | None, "environment variable that holds the API key, where the server wants one"
+    ]
+    extra: Annotated[
+        dict[str, Any],
+        "more fields of every request, such as +responses.extra.return_token_ids=true (vLLM: exact"
+        " tokens)",
+    ]
 
     external = True
 
     def __post_init__(self) -> None:
-        checked_count("responses.concurrency", self.concurrency)
-        if type(self.retries) is not int or self.retries < 0:
-            raise UserError(
-                f"responses.retries: expected a whole number from 0 on, got {self.retries}. Give"
-                " e.g. 10"
-            )
-        if not (isinstance(self.timeout, int | float) and self.timeout > 0):
-            raise UserError(
-                f"responses.timeout: expected a number of seconds above 0, got {self.timeout}. Give"
-                " e.g. 600"
-            )
         if self.key_variable and not self._key():
             raise UserError(
                 f"responses.key_variable: {self.key_variable} is not set. Put the API key into it"
@@ -112,7 +107,7 @@ class Server:
             **({"top_k": warp.top_k} if warp.top_k else {}),
             "max_tokens": settings.max_new_tokens,
             "seed": settings.seed,  # each prompt gets its own, made of this one
-            **OmegaConf.to_container(self.extra),  # type: ignore[dict-item]
+            **OmegaConf.to_container(OmegaConf.create(self.extra)),  # type: ignore[dict-item]
         }
 
     async def _ask_all(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -15,7 +16,12 @@ from decoding.trace import RoundTrace, Stopwatch, Trace
 class AutoregressiveEngine:
     """One target call, one token."""
 
-    def __init__(self, pair: Pair, warp: Warp, eos_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        warp: Annotated[Warp, "of the target"],
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.pair = pair
         self.warp = warp
         self.eos_ids = eos_ids

@@ -4,8 +4,10 @@ that verify them."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
@@ -15,7 +17,6 @@ from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows
 from decoding.verifiers.point_mass import PointMassVerifier
-from runtime.errors import UserError, checked_count, checked_switch
 
 
 @dataclass(eq=False)
@@ -36,21 +37,14 @@ class LookaheadEngine:
     too"""
 
     pair: Pair
-    window: int
-    ngram: int
-    guesses: int
-    prompt_pool: bool
-    warp: Warp
+    window: Annotated[int, Field(ge=1, le=128), "W: positions guessed at side by side"]
+    ngram: Annotated[int, Field(ge=2, le=16), "N: tokens of an n-gram, its key included"]
+    guesses: Annotated[int, Field(ge=1, le=128), "G: n-grams kept per key, all of them verified"]
+    prompt_pool: Annotated[bool, "n-grams of the prompt and of the output so far are guesses too"]
+    warp: Annotated[Warp, "of the target"]
     eos_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        for name in ("window", "ngram", "guesses"):
-            checked_count(f"engine.{name}", getattr(self, name))
-        if self.ngram < 2:
-            raise UserError(
-                f"engine.ngram: {self.ngram} leaves nothing after the first token. Give at least 2"
-            )
-        checked_switch("engine.prompt_pool", self.prompt_pool)
         self.verifier = PointMassVerifier()
 
     @torch.inference_mode()

@@ -4,8 +4,10 @@ form, and PEARL."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import RoundContext
@@ -27,7 +29,7 @@ from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
-from runtime.errors import UserError, checked_switch
+from runtime.errors import UserError
 
 
 @dataclass(eq=False)
@@ -51,25 +53,30 @@ class OverlappedEngine:
     "all")
     verifier: of the pending tokens, token or block; branch_verifier: of the candidates, which also
     draws them
-    overlap: side by side on two threads, a model on a GPU with a stream of its own, or in turn;
-        either way a seed gives the same tokens, but for logits that round differently with another
-        number of CPU threads
-    draft_threads: while two models on the CPU overlap, the draft has that many of torch's threads
-        (None: a quarter, one at least) and the target the others
+    overlap: on two threads, a model on a GPU with a stream of its own; either way a seed gives the
+        same tokens, but for logits that round differently with another number of CPU threads
+    draft_threads: the target has the others of torch's
     Raises UserError when these do not go together.
     """
 
     pair: Pair
-    structure: DraftStructure
-    stop: StopRule | Classes
-    verifier: Verifier
-    branch_verifier: Verifier
-    warp: Warp
-    draft_warp: Warp
-    overlap: bool = True
-    pre_verify: bool = False
-    a_priori: bool = False
-    draft_threads: int | None = None
+    structure: Annotated[DraftStructure, "how long drafts and branches are, and how many"]
+    stop: Annotated[StopRule | Classes, "how far to draft"]
+    verifier: Annotated[Verifier, "of the pending tokens"]
+    branch_verifier: Annotated[Verifier, "of the branches"]
+    warp: Annotated[Warp, "of the target"]
+    draft_warp: Annotated[Warp, "of the draft"]
+    overlap: Annotated[bool, "side by side; false: in turn, with the same tokens"] = True
+    pre_verify: Annotated[bool, "no draft stage, the target never waits"] = False
+    a_priori: Annotated[
+        bool,
+        "the class known when a branch begins decides how long it gets, instead of cutting it"
+        " afterwards",
+    ] = False
+    draft_threads: Annotated[
+        Annotated[int, Field(ge=1, le=4096)] | None,
+        "where both models are on the CPU: the draft's of its threads; null: a quarter",
+    ] = None
     eos_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -83,8 +90,6 @@ class OverlappedEngine:
                 " draft: pair=smollm2"
             )
         self.classes = classes_of(self.stop, self.branching.gamma_max)
-        for name in ("overlap", "pre_verify", "a_priori"):
-            checked_switch(f"engine.{name}", getattr(self, name))
         self.draft_threads = threads_of_draft(self.pair, self.draft_threads)
         self._workers: Workers | None = None
 

@@ -4,6 +4,7 @@ roll back."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -28,11 +29,11 @@ class SerialEngine:
     do not go together."""
 
     pair: Pair
-    structure: DraftStructure
-    stop: StopRule
-    verifier: Verifier
-    warp: Warp
-    draft_warp: Warp
+    structure: Annotated[DraftStructure, "which draws a draft consists of"]
+    stop: Annotated[StopRule, "when drafting ends"]
+    verifier: Annotated[Verifier, "what of a draft is kept"]
+    warp: Annotated[Warp, "of the target"]
+    draft_warp: Annotated[Warp, "of the draft"]
     eos_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from decoding.interfaces import LM, Pair
 from decoding.trace import Span
-from runtime.errors import UserError, checked_count
+from runtime.errors import UserError
 
 T = TypeVar("T")
 
@@ -129,8 +129,6 @@ def threads_of_draft(
 ) -> int | None:
     """Where both models are on the CPU; None elsewhere, where there is nothing to divide. key:
     named in errors."""
-    if threads is not None:
-        checked_count(key, threads)
     for side, lm in (("target", pair.target), ("draft", pair.draft)):
         device = getattr(lm, "device", torch.device("cpu"))
         if device.type != "cpu" and threads is not None:

@@ -1,10 +1,11 @@
 """AdaEDL: stop before drawing where the entropy of the draft bounds its acceptance too low."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
@@ -12,7 +13,7 @@ from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import Policy, lowest
 from decoding.stopping.rollout_table import RolloutTable
-from runtime.errors import UserError
+from runtime.settings.kinds import Probability
 
 
 class AdaEDL(TunableRule):
@@ -31,18 +32,16 @@ class AdaEDL(TunableRule):
 
     def __init__(
         self,
-        threshold: float,
-        kappa: float,
-        target_rate: float,
-        step: float,
-        rate_memory: float,
-        threshold_memory: float,
+        threshold: Annotated[
+            Probability, "a draft ends where the bound is below it, at the start of a request"
+        ],
+        kappa: Annotated[float, Field(gt=0, le=1000), "weight of the entropy, which is in nats"],
+        target_rate: Annotated[Probability, "acceptance rate that the threshold is moved towards"],
+        step: Annotated[Probability, "how far a round moves the threshold, before averaging"],
+        rate_memory: Annotated[Probability, "weight of earlier rounds in the acceptance rate"],
+        threshold_memory: Annotated[Probability, "weight of earlier rounds in the threshold"],
     ) -> None:
         super().__init__()
-        if not kappa > 0:
-            raise UserError(
-                f"stop.kappa: expected a positive number, got {kappa}. Give the published 0.2"
-            )
         self.threshold = threshold
         self.kappa = kappa
         self.target_rate = target_rate

@@ -15,7 +15,6 @@ from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records
 from predictors.inputs import recorded
 from predictors.layers import RecordedLayers
-from runtime.errors import UserError
 
 CHUNK = 65536  # rows a predictor is asked about at once
 
@@ -91,12 +90,3 @@ def setting_of(rule: TunableRule) -> float:
     """The value its `setting` has."""
     value: float = attrgetter(rule.setting)(rule)
     return value
-
-
-def checked_probability(threshold: float) -> float:
-    if not 0 <= threshold <= 1:
-        raise UserError(
-            f"stop.threshold: expected a number from 0 to 1, got {threshold}, which is no"
-            " probability. Give e.g. 0.4"
-        )
-    return threshold

@@ -2,12 +2,15 @@
 
 The unsure token stays in the draft; to drop it would be biased."""
 
+from typing import Annotated
+
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
-from decoding.stopping.base import TunableRule, checked_probability
+from decoding.stopping.base import TunableRule
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.policy import SOME, Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
+from runtime.settings.kinds import Probability
 
 
 class Confidence(TunableRule):
@@ -20,9 +23,12 @@ class Confidence(TunableRule):
     keeps_unsure = True
     trained_gamma = None
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(
+        self,
+        threshold: Annotated[Probability, "a draft ends after a token less probable than this"],
+    ) -> None:
         super().__init__()
-        self.threshold = checked_probability(threshold)
+        self.threshold = threshold
 
     def should_stop(self, step: DraftStep) -> bool:
         if step.count == 0:

@@ -1,10 +1,13 @@
 """Stop before a token the draft would be unsure of: decided by the prefix alone."""
 
+from typing import Annotated
+
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
-from decoding.stopping.base import TunableRule, checked_probability
+from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import SOME, Policy, lowest
 from decoding.stopping.rollout_table import RolloutTable
+from runtime.settings.kinds import Probability
 
 
 class ConfidenceBefore(TunableRule):
@@ -15,9 +18,12 @@ class ConfidenceBefore(TunableRule):
     keeps_unsure = False
     trained_gamma = None
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(
+        self,
+        threshold: Annotated[Probability, "a draft ends where no token is as probable as this"],
+    ) -> None:
         super().__init__()
-        self.threshold = checked_probability(threshold)
+        self.threshold = threshold
 
     def should_stop(self, step: DraftStep) -> bool:
         self.predicted.append(step.unwarped_q().max().item())

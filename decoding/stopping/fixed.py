@@ -1,6 +1,7 @@
 """A fixed number of draft tokens per round."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import NEVER, Policy
 from decoding.stopping.rollout_table import RolloutTable
-from runtime.errors import UserError
+from runtime.settings.kinds import DraftLength
 
 
 class Fixed(TunableRule):
@@ -17,13 +18,8 @@ class Fixed(TunableRule):
     setting = "gamma"
     calls_cost = False
 
-    def __init__(self, gamma: int) -> None:
+    def __init__(self, gamma: Annotated[DraftLength, "tokens of a draft"]) -> None:
         super().__init__()
-        if gamma < 1:
-            raise UserError(
-                f"stop.gamma: expected at least 1, got {gamma}, which leaves nothing to draft. Give"
-                " e.g. 4, or engine=autoregressive"
-            )
         self.gamma = gamma
 
     def should_stop(self, step: DraftStep) -> bool:

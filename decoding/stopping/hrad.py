@@ -1,13 +1,13 @@
 """H-RAD: one prediction per round, from verified target states, says how far to draft (SpecBranch
 without branches)."""
 
-import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
@@ -19,6 +19,7 @@ from predictors.base import Predictor, Records, load_predictor, read_config
 from predictors.calibration import balanced
 from predictors.inputs import live, readable
 from runtime.errors import UserError
+from runtime.settings.kinds import Path
 
 KEY = "stop.checkpoint"
 
@@ -41,12 +42,22 @@ class HRADStop(TunableRule):
     training = "python train.py predictor=hrad"
 
     def __init__(
-        self, checkpoint: str | Path, confidence: TunableRule, balance: float = 1.0
+        self,
+        checkpoint: Annotated[
+            Path, "folder of a trained predictor (python train.py predictor=hrad); it fixes gamma"
+        ],
+        confidence: Annotated[TunableRule, "how long a draft of the class some gets"],
+        balance: Annotated[
+            float,
+            Field(ge=-100, le=100),
+            "arg max of posterior / prior ** balance decides; 1: every class weighs the same, 0:"
+            " the most probable class",
+        ] = 1.0,
     ) -> None:
         super().__init__()
         self.predictor = load_classifier(checkpoint)
         self.balance = self._checked(balance, checkpoint)
-        self.gamma: int = read_config(Path(checkpoint), KEY)["gamma"]
+        self.gamma: int = read_config(pathlib.Path(checkpoint), KEY)["gamma"]
         self.trained_gamma = self.gamma
         self.confidence = confidence
         self.draft_layers = confidence.draft_layers
@@ -85,12 +96,7 @@ class HRADStop(TunableRule):
         outcome = in_chunks(self.decide, matrix_of(self.predictor, records, manifest))
         return {self.outcomes: outcome, **self.confidence.predictions(records, manifest)}
 
-    def _checked(self, balance: float, checkpoint: str | Path) -> float:
-        if not math.isfinite(balance):
-            raise UserError(
-                f"stop.balance: expected a finite number, got {balance}. 1 weighs classes equally,"
-                " 0 by frequency"
-            )
+    def _checked(self, balance: float, checkpoint: Path) -> float:
         if balance != 1 and not self.predictor.calibration.log_prior:
             raise UserError(
                 f"stop.balance: {checkpoint} stores no class priors that {balance} could weigh."
@@ -110,7 +116,7 @@ class HRADStop(TunableRule):
         return balanced(probs, self.predictor.calibration.log_prior, self.balance).argmax(-1)
 
 
-def load_classifier(checkpoint: str | Path) -> Predictor:
+def load_classifier(checkpoint: Path) -> Predictor:
     """A predictor of three classes that is asked before a round, or UserError."""
     predictor = load_predictor(checkpoint, key=KEY)
     if len(predictor.classes) != 3 or predictor.when != "round":

@@ -2,21 +2,22 @@
 threshold."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
-from decoding.stopping.base import TunableRule, checked_probability, in_chunks, matrix_of
+from decoding.stopping.base import TunableRule, in_chunks, matrix_of
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor
 from predictors.inputs import live
 from runtime.errors import UserError
+from runtime.settings.kinds import DraftLength, Path, Probability, Says
 
 KEY = "stop.checkpoint"
 
@@ -42,14 +43,27 @@ class SpecDecPPStop(TunableRule):
 
     def __init__(
         self,
-        checkpoint: str | Path,
-        threshold: float,
-        bounds: Sequence[int],
-        order: Literal["paper", "code"],
+        checkpoint: Annotated[Path, "folder of a trained head (python train.py)"],
+        threshold: Annotated[
+            Probability,
+            "a draft ends where a rejection is more probable than this; 0.7 is the paper's, for a"
+            " head as it is trained: w_rej shifts it down. A calibrated checkpoint makes it another"
+            " rule, which drafts far longer: tune it (scripts/tune.py)",
+        ],
+        bounds: Annotated[
+            Sequence[DraftLength],
+            Field(min_length=2, max_length=2),
+            Says("two whole numbers from 1 to 1000, such as [2,20]"),
+            "least and most tokens of a draft",
+        ],
+        order: Annotated[
+            Literal["paper", "code"],
+            "code: decide from the token before the last, one draft forward less per round",
+        ],
     ) -> None:
         super().__init__()
-        self.threshold, self.order = checked_probability(threshold), order
-        self.least, self.most = _checked(bounds, order)
+        self.threshold, self.order = threshold, order
+        self.least, self.most = _checked(bounds)
         self.predictor = load_head(checkpoint)
         inputs = self.predictor.inputs
         self.draft_layers, self.target_layers = inputs.draft_layers, inputs.target_layers
@@ -93,7 +107,7 @@ class SpecDecPPStop(TunableRule):
         ).item()
 
 
-def load_head(checkpoint: str | Path) -> Predictor:
+def load_head(checkpoint: Path) -> Predictor:
     """A predictor of two classes that is asked after each drawn token, or UserError."""
     predictor = load_predictor(checkpoint, key=KEY)
     if len(predictor.classes) != 2 or predictor.when != "token":
@@ -104,7 +118,7 @@ def load_head(checkpoint: str | Path) -> Predictor:
     return predictor
 
 
-def _caution(threshold: float, head: Predictor, checkpoint: str | Path) -> str:
+def _caution(threshold: float, head: Predictor, checkpoint: Path) -> str:
     if head.calibration.method == "none" and head.calibration.survival.is_product:
         return ""
     return (
@@ -113,12 +127,11 @@ def _caution(threshold: float, head: Predictor, checkpoint: str | Path) -> str:
     )
 
 
-def _checked(bounds: Sequence[int], order: str) -> tuple[int, int]:
-    if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+def _checked(bounds: Sequence[int]) -> tuple[int, int]:
+    least, most = bounds
+    if least > most:
         raise UserError(
-            f"stop.bounds: expected two numbers 1 <= min <= max, got {list(bounds)}. The paper's"
-            " code has [2, 20]"
+            f"stop.bounds: expected the smaller number first, got {list(bounds)}. The paper's code"
+            " has [2, 20]"
         )
-    if order not in ("paper", "code"):
-        raise UserError(f"stop.order: expected paper or code, got {order!r}. Use one of them")
-    return bounds[0], bounds[1]
+    return least, most

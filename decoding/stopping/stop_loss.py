@@ -1,12 +1,14 @@
 """Give up drafting where it does not pay: a bound on what speculation may cost a request."""
 
-from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from decoding.cost import read_cost
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_step import DraftStep
 from decoding.interfaces import StopRule
-from runtime.errors import UserError
+from runtime.settings.kinds import Path
 
 
 class StopLoss:
@@ -22,12 +24,20 @@ class StopLoss:
 
     stops_never = False
 
-    def __init__(self, rule: StopRule, cost: str | Path, loss: float) -> None:
-        if type(loss) not in (int, float) or not 0 < loss <= 1:
-            raise UserError(
-                f"stop.loss: expected a share of the output, above 0 and at most 1, got {loss}."
-                " Give e.g. 0.02"
-            )
+    def __init__(
+        self,
+        rule: Annotated[StopRule, "the stop rule until then"],
+        cost: Annotated[
+            Path,
+            "file of measured costs (scripts/tune.py): runs/<pair>-cost-T<temperature>.json; one of"
+            " another pair is refused, of another machine taken with a warning",
+        ],
+        loss: Annotated[
+            float,
+            Field(gt=0, le=1),
+            "share of the longest output that may be lost; 0.02: 2.56 tokens of 128",
+        ],
+    ) -> None:
         self.rule, self.loss = rule, loss
         self.cost = read_cost(cost, "stop.cost")
         self.draft_layers, self.target_layers = rule.draft_layers, rule.target_layers

@@ -1,6 +1,9 @@
 """One path and, at its end, candidates for the position after it that the target is not run on."""
 
 from collections.abc import Collection
+from typing import Annotated
+
+from pydantic import Field
 
 from decoding.draft import RoundContext, Shape
 from decoding.draft_step import DraftStep
@@ -8,7 +11,7 @@ from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
 from decoding.structures.chain import draw_chain
-from runtime.errors import checked_count
+from runtime.settings.kinds import DraftLength
 
 
 class BranchPoint:
@@ -26,9 +29,14 @@ class BranchPoint:
     asks_stop = True
     uses_draft = True
 
-    def __init__(self, gamma_max: int, candidates: int) -> None:
-        self.gamma_max = checked_count("structure.gamma_max", gamma_max)
-        self.candidates = checked_count("structure.candidates", candidates)
+    def __init__(
+        self,
+        gamma_max: Annotated[
+            DraftLength, "no chain gets more tokens than this, whatever the stop rule says"
+        ],
+        candidates: Annotated[int, Field(ge=1, le=64), "tokens tried at the end of the chain"],
+    ) -> None:
+        self.gamma_max, self.candidates = gamma_max, candidates
         self.max_siblings = self.candidates
 
     def grow(

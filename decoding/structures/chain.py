@@ -1,11 +1,13 @@
 """One path of draft tokens."""
 
+from typing import Annotated
+
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
 from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
-from runtime.errors import checked_count
+from runtime.settings.kinds import DraftLength
 
 
 class Chain:
@@ -21,8 +23,13 @@ class Chain:
     asks_stop = True
     uses_draft = True
 
-    def __init__(self, gamma_max: int) -> None:
-        self.gamma_max = checked_count("structure.gamma_max", gamma_max)
+    def __init__(
+        self,
+        gamma_max: Annotated[
+            DraftLength, "no draft gets more tokens than this, whatever the stop rule says"
+        ],
+    ) -> None:
+        self.gamma_max = gamma_max
 
     def grow(
         self,

@@ -15,12 +15,15 @@ value."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Annotated
+
+from pydantic import Field
 
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler, without_replacement
-from runtime.errors import UserError, checked_count
+from runtime.settings.kinds import Nodes
 
 
 @dataclass
@@ -56,8 +59,10 @@ class DySpecHeap(_DySpec):
     One draft forward per node that gets children; a leaf needs none.
     """
 
-    def __init__(self, budget: int) -> None:
-        self.budget = checked_count("structure.budget", budget)
+    def __init__(
+        self, budget: Annotated[Nodes, "tokens of a draft; the paper has 64 and 768"]
+    ) -> None:
+        self.budget = budget
 
     def grow(
         self,
@@ -89,14 +94,17 @@ class DySpecLayers(_DySpec):
     The printed condition v < t is a typo for v > t. At most `cap` nodes: what it refuses are
     further draws, those below the least valuable rows of the layer first."""
 
-    def __init__(self, threshold: float, cap: int) -> None:
-        if not (isinstance(threshold, int | float) and 0 < threshold < 1):
-            raise UserError(
-                f"structure.threshold: {threshold} must lie between 0 and 1. About 1 / cap is a"
-                " start"
-            )
-        self.threshold = threshold
-        self.cap = checked_count("structure.cap", cap)
+    def __init__(
+        self,
+        threshold: Annotated[
+            float,
+            Field(gt=0, lt=1),
+            "draws worth more than this probability are made; about 1 / the number of tokens"
+            " wanted",
+        ],
+        cap: Annotated[Nodes, "most tokens of a draft; draws beyond it are refused"],
+    ) -> None:
+        self.threshold, self.cap = threshold, cap
 
     def grow(
         self,

@@ -1,14 +1,17 @@
 """Prompt lookup: the text so far is the draft model."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
-from runtime.errors import UserError, checked_count
+from runtime.errors import UserError
+from runtime.settings.kinds import DraftLength
 
 
 class Lookup:
@@ -26,9 +29,14 @@ class Lookup:
     asks_stop = False
     uses_draft = False
 
-    def __init__(self, ngram_max: int, ngram_min: int, gamma: int) -> None:
+    def __init__(
+        self,
+        ngram_max: Annotated[int, Field(ge=1, le=256), "tokens of the longest ending looked for"],
+        ngram_min: Annotated[int, Field(ge=1, le=256), "tokens of the shortest ending looked for"],
+        gamma: Annotated[DraftLength, "most tokens copied"],
+    ) -> None:
         self.ngrams = ngram_sizes(ngram_max, ngram_min)
-        self.gamma = checked_count("structure.gamma", gamma)
+        self.gamma = gamma
 
     def grow(
         self,
@@ -47,13 +55,12 @@ class Lookup:
 
 def ngram_sizes(ngram_max: int, ngram_min: int) -> range:
     """From the longest to the shortest; UserError where there are none."""
-    longest = checked_count("structure.ngram_max", ngram_max)
-    shortest = checked_count("structure.ngram_min", ngram_min)
-    if shortest > longest:
+    if ngram_min > ngram_max:
         raise UserError(
-            f"structure.ngram_min: {ngram_min} must be from 1 to structure.ngram_max = {ngram_max}"
+            f"structure.ngram_min: expected at most structure.ngram_max = {ngram_max}, got"
+            f" {ngram_min}. Lower it"
         )
-    return range(longest, shortest - 1, -1)
+    return range(ngram_max, ngram_min - 1, -1)
 
 
 def copy(tree: DraftTree, row: int, tokens: Sequence[int], eos_ids: frozenset[int]) -> None:

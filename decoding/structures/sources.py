@@ -1,6 +1,9 @@
 """Two sources for one draft: the text so far where it repeats itself, the draft model elsewhere."""
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
@@ -8,7 +11,7 @@ from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
 from decoding.structures.lookup import copy, following, longest_match, ngram_sizes
-from runtime.errors import checked_count
+from runtime.settings.kinds import DraftLength
 
 
 class Sources:
@@ -31,10 +34,17 @@ class Sources:
     asks_stop = True
     uses_draft = True
 
-    def __init__(self, gamma_max: int, ngram_max: int, ngram_min: int, stretch: int) -> None:
-        self.gamma_max = checked_count("structure.gamma_max", gamma_max)
+    def __init__(
+        self,
+        gamma_max: Annotated[
+            DraftLength, "no more tokens are drawn than this, whatever the stop rule says"
+        ],
+        ngram_max: Annotated[int, Field(ge=1, le=256), "tokens of the longest ending looked for"],
+        ngram_min: Annotated[int, Field(ge=1, le=256), "tokens of the shortest ending looked for"],
+        stretch: Annotated[DraftLength, "tokens copied for each that matched"],
+    ) -> None:
+        self.gamma_max, self.stretch = gamma_max, stretch
         self.ngrams = ngram_sizes(ngram_max, ngram_min)
-        self.stretch = checked_count("structure.stretch", stretch)
 
     def grow(
         self,

@@ -1,12 +1,15 @@
 """Trees whose shape is fixed before the round: which draws there are, not which tokens."""
 
 from collections.abc import Collection, Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from decoding.draft import RoundContext, Shape
 from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler, iid
-from runtime.errors import UserError, checked_count
+from runtime.settings.kinds import Widths
 
 PlannedRow = tuple[int, int]
 """A row of the tree being drawn, and the row of the plan it stands for."""
@@ -71,14 +74,8 @@ class StaticTree:
 class WidthTree(StaticTree):
     """Every node of depth d has `widths[d]` children."""
 
-    def __init__(self, widths: Sequence[int]) -> None:
-        if not isinstance(widths, Sequence) or not widths:
-            raise UserError(
-                f"structure.widths: {widths} must be one or more numbers from 1 on, e.g. [2,2,1]"
-            )
-        super().__init__(
-            width_parents([checked_count("structure.widths", width) for width in widths])
-        )
+    def __init__(self, widths: Annotated[Widths, "children of every node, per depth"]) -> None:
+        super().__init__(width_parents(widths))
 
 
 class SpecInfer(WidthTree):
@@ -96,12 +93,12 @@ class ParallelPaths(StaticTree):
 
     shape = "paths"
 
-    def __init__(self, paths: int, gamma: int) -> None:
-        first, depth = (
-            checked_count("structure.paths", paths),
-            checked_count("structure.gamma", gamma),
-        )
-        super().__init__(width_parents([first] + [1] * (depth - 1)))
+    def __init__(
+        self,
+        paths: Annotated[int, Field(ge=1, le=64), "drafts side by side"],
+        gamma: Annotated[int, Field(ge=1, le=64), "tokens of each"],
+    ) -> None:
+        super().__init__(width_parents([paths] + [1] * (gamma - 1)))
 
 
 def width_parents(widths: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from decoding.verification import Rows, VerdictDistribution, verdict_at
 from decoding.verifiers.block import block_distribution, block_walk
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.token import token_distribution, token_walk
-from runtime.errors import UserError
 
 RULES = {"token": (token_distribution, token_walk), "block": (block_distribution, block_walk)}
 
@@ -44,11 +44,9 @@ class ParallelVerifier:
     shapes = ("chain", "paths")
     max_siblings = None
 
-    def __init__(self, rule: str) -> None:
-        if rule not in RULES:
-            raise UserError(
-                f"verifier.rule: {rule!r} is no rule for one draft. Use {' or '.join(RULES)}"
-            )
+    def __init__(
+        self, rule: Annotated[Literal["token", "block"], "how each draft is verified"]
+    ) -> None:
         self.path_distribution, self.path_walk = RULES[rule]
 
     def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:

@@ -11,8 +11,6 @@ from scipy.stats import chisquare
 from decoding.draft import Draft
 from decoding.sampling import Sampler, SiblingSampler
 from decoding.verification import sample_verdict
-from decoding.verifiers.parallel import ParallelVerifier
-from runtime.errors import UserError
 from tests.contract.enumeration import distribution_of, largest_error
 from tests.contract.instances import (
     FAMILIES,
@@ -209,10 +207,3 @@ def refuses(action: Callable[[], object]) -> bool:
     except AssertionError:
         return True
     return False
-
-
-def test_parallel_names_its_rules() -> None:
-    with pytest.raises(
-        UserError, match="verifier.rule: 'hub' is no rule for one draft. Use token or block"
-    ):
-        ParallelVerifier("hub")

@@ -166,21 +166,6 @@ CASES = [
     Case("a folder of something else to write to", TRAIN, ["out=pair"]),
     Case("a number for a folder to write to", TRAIN, ["out=5"]),
     Case("the root to write to", TRAIN, ["out=/"]),
-    *(
-        Case(f"{place} to write to with {script}", script, [f"out={folder}"])
-        for script in (HARVEST, TRAIN, EVALUATE, REPORT)
-        for place, folder in {
-            "the current folder": ".",
-            "the folder above": "..",
-            "the home folder": str(Path.home()),
-            "a folder of models": "pair",
-            "a model": "pair/draft",
-            "all harvests": "data",
-        }.items()
-    ),
-    Case("an evaluation to harvest into", HARVEST, ["out=runs/toy"]),
-    Case("a checkpoint to harvest into", HARVEST, ["out=checkpoints/specdecpp"]),
-    Case("a harvest to evaluate into", EVALUATE, ["out=data/begun"]),
     Case("too long a name to write to", TRAIN, [f"out=checkpoints/{'x' * 300}"]),
     Case("a word for a seed", TRAIN, ["seed=abc"]),
     Case("a seed below 0", TRAIN, ["seed=-1"]),

@@ -79,12 +79,6 @@ def test_round_trip() -> None:
     assert Inputs.from_dict({"draft_hidden": [-1]}) == Inputs([-1])
 
 
-@pytest.mark.parametrize(("draft", "key"), [([0], "draft"), ([], "draft"), (None, "draft")])
-def test_bad_layers_to_record_are_refused(draft: list[int], key: str) -> None:
-    with pytest.raises(UserError, match=rf"^inputs\.{key}_layers: expected"):
-        RecordedLayers(draft, [-1])
-
-
 def test_null_means_all_that_were_recorded() -> None:
     assert Inputs(None, None).among(LAYERS) == Inputs([-1], [-3, -2, -1])
     assert Inputs([-1], depth=True).among(LAYERS) == Inputs([-1], depth=True)

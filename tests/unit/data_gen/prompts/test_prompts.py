@@ -101,8 +101,6 @@ def test_limit_is_spread_evenly() -> None:
     prompts = [Prompt(str(i), "d", "c", "text") for i in range(10)]
     assert [p.id for p in select(prompts, 4)] == ["0", "2", "5", "7"]
     assert select(prompts, 99) == select(prompts, None) == prompts
-    with pytest.raises(UserError, match=r"dataset\.limit: 0 is below 1"):
-        select(prompts, 0)
     with pytest.raises(UserError, match="expected one prompt or more"):
         select([], None)
 

@@ -387,15 +387,7 @@ def test_a_second_process_waits_and_asks_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "key"),
-    [
-        ({"concurrency": 0}, "concurrency"),
-        ({"retries": -1}, "retries"),
-        ({"retries": 1.5}, "retries"),
-        ({"timeout": 0}, "timeout"),
-        ({"timeout": "long"}, "timeout"),
-        ({"key_variable": "NOT_SET_ANYWHERE"}, "key_variable"),
-    ],
+    ("changed", "key"), [({"key_variable": "NOT_SET_ANYWHERE"}, "key_variable")]
 )
 def test_impossible_settings_are_refused_by_key(changed: dict[str, Any], key: str) -> None:
     with pytest.raises(UserError, match=rf"^responses\.{key}: "):

@@ -220,22 +220,6 @@ def test_accepted_eos_has_no_bonus_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"window": 0}, "engine.window: 0"),
-        ({"ngram": 1}, "engine.ngram: 1"),
-        ({"ngram": 2.5}, "engine.ngram: 2.5"),
-        ({"guesses": None}, "engine.guesses: None"),
-        ({"prompt_pool": 3}, "engine.prompt_pool: 3"),
-    ],
-)
-def test_bad_settings_are_one_line(values: dict, said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        engine(model(), **values)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("prompt", "max_new", "key"),
     [([], 5, "prompt: empty"), ([1] * 8, 5, "max_length"), ([1], 0, "max_new_tokens")],
 )
