@@ -3,29 +3,31 @@
 A checkpoint folder holds `config.json` (what it was trained for), `model.safetensors`,
 `calibration.json`, `metrics.json` and `README.md`. Nothing in it is executable."""
 
-import hashlib
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
+from pydantic import NonNegativeFloat, TypeAdapter
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from predictors.calibration import Calibration, balanced
 from predictors.inputs import Inputs, When
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
-from runtime.files import without_nan, write_atomically, write_json
+from runtime.files import file_hash, write_atomically, write_json
+from runtime.json_files import Length, OpenForm, fitting, read_json, write_checksummed
 
 if TYPE_CHECKING:
     from predictors.training.trainer import Trainer
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
+FILES = ("model.safetensors", "calibration.json", "metrics.json")
+CARD = "README.md"
 UNREADABLE = (
     *(
         SafetensorError,
@@ -42,6 +44,27 @@ UNREADABLE = (
 """What reading a damaged file may end in."""
 Records = Mapping[str, torch.Tensor]
 """Columns of one split of a harvest, row-aligned; `group` [n] is the prompt index of each row."""
+
+
+class CheckpointConfig(OpenForm):
+    """`config.json`. sha256: of the other files."""
+
+    version = ("format_version", FORMAT_VERSION)
+    format_version: int
+    predictor: str
+    settings: dict[str, Any]
+    inputs: dict[str, Any]
+    dim: Length
+    sha256: dict[str, str]
+    checksum: str
+
+
+class MetricsFile(OpenForm):
+    """`metrics.json`. test: predictor -> its scores; reliability: harvest -> calibration on it"""
+
+    seconds: NonNegativeFloat
+    test: dict[str, dict[str, Any]]
+    reliability: dict[str, dict[str, Any]]
 
 
 class Predictor(Protocol):
@@ -135,9 +158,10 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
         **config["settings"]
     )
     predictor.inputs = Inputs.from_dict(config["inputs"])
-    predictor.calibration = Calibration.from_dict(
-        json.loads((folder / "calibration.json").read_text())
-    )
+    if not predictor.inputs.fit(config["dim"]):
+        raise ValueError(f"its inputs make no {config['dim']} columns")
+    text = (folder / "calibration.json").read_bytes()
+    predictor.calibration = fitting(lambda: TypeAdapter(Calibration).validate_json(text))
     weights = load_file(folder / "model.safetensors")
     if not all(
         tensor.dtype == torch.float32 and torch.isfinite(tensor).all()
@@ -176,25 +200,17 @@ def read_config(folder: Path, key: str, made_by: str = "") -> dict[str, Any]:
     if not path.is_file():
         train = made_by or f"python train.py predictor=... out={folder}"
         raise UserError(f"{key}: no checkpoint in {folder}. Train one: {train}")
-    try:
-        config: dict[str, Any] = json.loads(path.read_text())
-        version, name = config["format_version"], config["predictor"]
-    except UNREADABLE as error:
-        raise damaged(folder, key, "...", error) from error
-    if version != FORMAT_VERSION or not _is_predictor(name):
+    config = read_json(path, CheckpointConfig, key, "Train it again: python train.py")
+    if not _is_predictor(name := config["predictor"]):
         raise UserError(
-            f"{key}: {folder} holds predictor {name!r} in format {version}, this version reads"
-            f" {FORMAT_VERSION}. Train it again: python train.py"
+            f"{key}: {folder} holds predictor {name!r}, of which there is no module. Put its folder"
+            " on PYTHONPATH, or train it again: python train.py"
         )
     return config
 
 
-def _is_predictor(name: Any) -> bool:
-    return (
-        isinstance(name, str)
-        and name.isidentifier()
-        and importlib.util.find_spec(f"predictors.{name}") is not None
-    )
+def _is_predictor(name: str) -> bool:
+    return name.isidentifier() and importlib.util.find_spec(f"predictors.{name}") is not None
 
 
 def damaged(folder: Path, key: str, name: str, error: Exception) -> UserError:
@@ -217,20 +233,9 @@ def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where:
         )
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As it would read back from JSON: tuples become lists, Inputs their dict."""
-    flat = {
-        name: value.to_dict() if isinstance(value, Inputs) else value
-        for name, value in values.items()
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(flat))
-    return plain
-
-
-def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any]) -> None:
-    """Write the three files `load_predictor` needs into `folder`; `context` is merged into
-    `config.json`."""
-    config = {
+def described(predictor: Predictor, context: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config.json` says, but for the checksums. context: besides what the predictor knows."""
+    return {
         "format_version": FORMAT_VERSION,
         "predictor": predictor.name,
         "settings": settings(predictor),
@@ -239,35 +244,48 @@ def save_predictor(predictor: Predictor, folder: Path, context: Mapping[str, Any
         "label": predictor.label,
         **context,
     }
+
+
+def save_predictor(
+    predictor: Predictor,
+    folder: Path,
+    context: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
+    card: str = "",
+) -> None:
+    """Write a checkpoint into `folder`. context: as in `described`; card: its README.md."""
     state = {
         name: tensor.detach().cpu().contiguous()
         for name, tensor in predictor.head.state_dict().items()
     }
-    write_atomically(folder / "model.safetensors", lambda temporary: save_file(state, temporary))
-    write_json(folder / "calibration.json", predictor.calibration.to_dict())
-    write_json(
-        folder / "config.json", {**config, "sha256": checksums(folder, _plain(without_nan(config)))}
-    )
-
-
-def checksums(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of the files of a checkpoint; of `config.json`, which keeps them, without them."""
-    contents = {
-        name: (folder / name).read_bytes() for name in ("model.safetensors", "calibration.json")
-    }
-    rest = {name: value for name, value in config.items() if name != "sha256"}
-    contents["config.json"] = json.dumps(rest, sort_keys=True).encode()
-    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    write_atomically(folder / FILES[0], lambda temporary: temporary.write_bytes(save(state)))
+    write_json(folder / FILES[1], predictor.calibration.to_dict())
+    write_json(folder / FILES[2], metrics or {})
+    (folder / CARD).write_text(card, encoding="utf-8")
+    sums = {name: file_hash(folder / name) for name in (*FILES, CARD)}
+    write_checksummed(folder / "config.json", {**described(predictor, context), "sha256": sums})
 
 
 def refuse_changed(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise ValueError naming the file that is not as it was written."""
-    written = config.get("sha256")
-    if not isinstance(written, dict):
-        raise ValueError("config.json has lost its checksums")
-    for name, found in checksums(folder, config).items():
-        if written.get(name) != found:
+    """Raise ValueError naming the file that is not as it was written, OSError for one that is
+    gone."""
+    for name in FILES:
+        if config["sha256"].get(name) != file_hash(folder / name):
             raise ValueError(f"{name} is not as it was written")
+
+
+def read_metrics(folder: Path, key: str) -> dict[str, Any]:
+    """`metrics.json` of a checkpoint that is as it was written; says where its model card is not,
+    which anybody may edit."""
+    config = read_config(folder, key)
+    try:
+        refuse_changed(folder, config)
+    except (OSError, ValueError) as error:
+        raise damaged(folder, key, config["predictor"], error) from error
+    card = folder / CARD
+    if not card.is_file() or config["sha256"].get(CARD) != file_hash(card):
+        print(f"warning: {card} is not as it was written. The numbers are those of {FILES[2]}")
+    return read_json(folder / FILES[2], MetricsFile, key, "Train it again: python train.py")
 
 
 def settings(predictor: Any) -> dict[str, Any]:

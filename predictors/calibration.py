@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import with_config
 from torch import Tensor
 
 from predictors.survival import Survival
 from predictors.training.held_out import better, cross_fitted
 from runtime.errors import UserError
+from runtime.json_files import STRICT
 
 BOUNDS = (0.05, 20.0)  # of the scale
 LARGEST_BIAS = 20.0
@@ -22,6 +24,7 @@ Curve = tuple[tuple[float, ...], tuple[float, ...]]
 probability."""
 
 
+@with_config(STRICT)
 @dataclass(frozen=True)
 class Calibration:
     """Probabilities are softmax(scale * (logits + offset) + bias); with `curves`, those of its
@@ -60,14 +63,6 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Calibration":
-        curves = tuple((tuple(x), tuple(y)) for x, y in values["curves"])
-        lists = {key: tuple(values[key]) for key in ("offset", "scale", "bias")}
-        return cls(
-            **{**values, **lists, "curves": curves, "survival": Survival(**values["survival"])}
-        )
 
     @property
     def log_prior(self) -> tuple[float, ...]:

@@ -10,12 +10,13 @@ while decoding. Every other number is float32."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import gcd
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from predictors.draft_statistics import Q_STATS, history_row, q_stats
+from predictors.draft_statistics import HISTORY, Q_STATS, history_row, q_stats
 from predictors.layers import LAYERS, RecordedLayers, among, checked_layers, narrowed
 from runtime.errors import UserError, checked_switch
 
@@ -83,6 +84,12 @@ class Inputs:
             among(getattr(self, side), layers.of(side), side, where) for side in LAYERS
         )
         return replace(self, draft_hidden=draft, target_hidden=target)
+
+    def fit(self, dim: int) -> bool:
+        """Whether they can make so many columns, whatever the sizes of the models' states."""
+        rest = dim - sum(FIXED[name] for name in self.names if name in FIXED)
+        states = [len(self.draft_layers), len(self.target_layers), int(self.token)]
+        return rest == 0 if not any(states) else rest >= sum(states) and rest % gcd(*states) == 0
 
     def to_dict(self) -> dict[str, Any]:
         layers = {side: getattr(self, side) for side in LAYERS}
@@ -212,6 +219,8 @@ CATALOGUE: Mapping[str, Input] = {
     ),
 }
 """The columns of a matrix are in this order."""
+FIXED = {"q_stats": len(Q_STATS), "depth": 1, "history": HISTORY}
+"""Columns of the inputs that are no states of a model."""
 COMMITTED = {"embedding": "committed_embedding"}
 """Columns of a drawn token, and those that stand for them before a round."""
 

@@ -1,7 +1,6 @@
 """One table of many checkpoints: their settings, their scores, and the best threshold of each by
 replay."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from evaluation.replay.candidates import (
 )
 from evaluation.replay.tuning import Choice, choose, hindsight, span
 from evaluation.tables import markdown
-from predictors.base import damaged, read_config
+from predictors.base import damaged, read_config, read_metrics
 from predictors.inputs import Inputs
 from runtime.errors import UserError
 from runtime.files import checked_folder
@@ -97,23 +96,15 @@ def scores(folder: Path) -> Cells:
     """On the test split of the harvest trained on, calibrated. nll: cross-entropy with the label,
     also a soft one."""
     name = read_config(folder, KEY)["predictor"]
+    metrics = read_metrics(folder, KEY)
     try:
-        metrics = json.loads((folder / "metrics.json").read_text())
         reliability = next(iter(metrics["reliability"].values()))
         stages = reliability.get("token") or reliability["class"]
         found = {"nll": list(stages.values())[-1]["log_loss"][0]} | {
             key: metrics["test"][name][key] for key in SCORES
         }
         seconds = {"seconds": f"{metrics['seconds']:.0f}"}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        StopIteration,
-        IndexError,
-    ) as error:
+    except (KeyError, TypeError, AttributeError, StopIteration, IndexError) as error:
         raise damaged(folder, KEY, name, error) from error
     return {key: "-" if value is None else f"{value:.4f}" for key, value in found.items()} | seconds
 

@@ -1,6 +1,5 @@
 """Train a predictor on a harvest, calibrate it, score it against trivial predictors, save it."""
 
-import json
 import platform
 import shlex
 import time
@@ -19,7 +18,14 @@ from omegaconf import DictConfig, OmegaConf
 from data_gen.samples import inputs_of, of_prompts, read_rounds, read_samples, unseen_prompts
 from data_gen.storage.dataset import identity, read_manifest
 from data_gen.storage.shards import SPLITS
-from predictors.base import Predictor, Records, load_predictor, read_config, save_predictor
+from predictors.base import (
+    Predictor,
+    Records,
+    described,
+    load_predictor,
+    read_config,
+    save_predictor,
+)
 from predictors.card import findings, model_card
 from predictors.inputs import Inputs
 from predictors.reliability import measured
@@ -28,14 +34,7 @@ from predictors.training.resume import ResumeFile
 from predictors.training.trainer import Trainer
 from runtime.compatibility import differences
 from runtime.errors import UserError, checked_seed, checked_switch
-from runtime.files import (
-    checked_folder,
-    file_hash,
-    only_writer,
-    refuse_foreign,
-    replaced_folder,
-    write_json,
-)
+from runtime.files import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder
 from runtime.processes import this_process
 from runtime.sweep import is_job, job_folder
 from runtime.tracking import NullLogger
@@ -238,8 +237,6 @@ def finished(out: Path, run: dict[str, Any]) -> bool:
         load_predictor(out, key="out")
         made = read_config(out, "out")["provenance"].get("run", {})
         reason = differences(made, run)
-        if not reason:
-            json.loads((out / MARKER).read_text())
     except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = str(error)
     print(
@@ -252,12 +249,10 @@ def finished(out: Path, run: dict[str, Any]) -> bool:
 
 def save(predictor: Predictor, out: Path, config: dict[str, Any], metrics: dict[str, Any]) -> None:
     with replaced_folder(out, MARKER) as folder:
-        save_predictor(predictor, folder, config)
-        write_json(folder / MARKER, metrics)
-        saved = json.loads((folder / "config.json").read_text())
-        (folder / "README.md").write_text(
-            model_card(saved, metrics, predictor.calibration, predictor.caveat)
+        card = model_card(
+            described(predictor, config), metrics, predictor.calibration, predictor.caveat
         )
+        save_predictor(predictor, folder, config, metrics, card)
 
 
 def report(predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:

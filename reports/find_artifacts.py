@@ -4,7 +4,6 @@ folders of any depth.
 What is of another program or of another version of this one is left alone; what is damaged is
 refused by name."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -23,7 +22,7 @@ from evaluation.datasets import ByDataset
 from evaluation.metrics import Metrics
 from evaluation.replay import thresholds
 from evaluation.tables import BASELINE
-from predictors.base import FORMAT_VERSION, damaged, read_config, refuse_changed
+from predictors.base import FORMAT_VERSION, read_config, read_metrics
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Harvest, Json
 from runtime.errors import UserError
 from runtime.json_files import CHECKSUM, OpenForm, read_json, read_object
@@ -210,14 +209,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
     if "predictor" not in found or found.get("format_version") != FORMAT_VERSION:
         raise Foreign("a model, but no predictor of this version of train.py")
-    config = read_config(folder, KEY)
-    try:
-        refuse_changed(folder, config)
-        return Checkpoint(
-            folder, {**config, "metrics": json.loads((folder / "metrics.json").read_text())}
-        )
-    except (OSError, ValueError) as error:
-        raise damaged(folder, KEY, config["predictor"], error) from error
+    return Checkpoint(folder, {**read_config(folder, KEY), "metrics": read_metrics(folder, KEY)})
 
 
 def _read_file(path: Path) -> tuple[str, Json]:

@@ -1,6 +1,5 @@
 """The file of tuned thresholds: written by scripts/tune.py, read by scripts/evaluate.py."""
 
-import hashlib
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,12 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, model_validator
 
 from decoding.models.machine import DECIDES_COSTS
-from predictors.base import damaged
-from runtime.files import file_hash
-from runtime.json_files import Length, OpenForm, read_json, write_checksummed
+from predictors.base import read_config
+from runtime.json_files import Length, OpenForm, digest, read_json, write_checksummed
 
 FORMAT_VERSION = 4
 KIND = "thresholds"  # in checksums: the file may be renamed
+WEIGHTS = ("model.safetensors", "calibration.json")
 NO_ADVICE = "do not speculate"
 
 
@@ -131,13 +130,8 @@ def _known(value: Any) -> Any:
 
 
 def checkpoint_hash(folder: str | Path, key: str) -> str:
-    """Of the files that decide what a checkpoint predicts. Raises UserError naming `key` where one
-    is missing."""
-    try:
-        hashes = [
-            file_hash(Path(folder) / name)
-            for name in ("config.json", "calibration.json", "model.safetensors")
-        ]
-    except OSError as error:
-        raise damaged(Path(folder), key, "<its predictor>", error) from error
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
+    """Of what decides what a checkpoint predicts. Raises UserError naming `key` where there is
+    none."""
+    config = read_config(Path(folder), key)
+    decides = [config[name] for name in ("predictor", "settings", "inputs", "dim")]
+    return digest([*decides, *(config["sha256"].get(name) for name in WEIGHTS)])[:16]

@@ -8,6 +8,7 @@ import pytest
 
 import train
 from scripts import collect
+from tests.checkpoints import rewrite_checksum
 from tests.programs import refused, run
 
 QUICK = ("data=data/greedy", "trainer.epochs=1", "logger=none")
@@ -111,6 +112,7 @@ def test_what_cannot_be_collected_ends_with_one_line(
     for name in ("specdecpp", "hrad"):
         test = {name: {"brier": 0.5, "ece": 0.25, "auroc": None}}
         Path("broken", name, "metrics.json").write_text(json.dumps(whole | {"test": test}))
+        rewrite_checksum(Path("broken", name))
     run(collect, monkeypatch, "folder=broken", "data=null", "out=runs/new/table.md")
     assert (
         cells("runs/new/table.md")[1]["auroc"] == "-"
@@ -122,7 +124,13 @@ def test_what_cannot_be_collected_ends_with_one_line(
             collect, monkeypatch, capsys, "folder=broken", *REPLAY, f"thresholds={argument}"
         )
         assert message.startswith("error: thresholds: ")
-    Path("broken/hrad/metrics.json").write_text(json.dumps(whole))
+    better = json.dumps(whole | {"test": test}).replace("0.25", "0.15")
+    for text, fits in ((better, False), ("{", False), ("{", True), (json.dumps(whole), True)):
+        Path("broken/hrad/metrics.json").write_text(text)
+        if fits:
+            rewrite_checksum(Path("broken/hrad"))
+        message = refused(collect, monkeypatch, capsys, "folder=broken", "data=null")
+        assert message.startswith("error: folder: broken/hrad") and "damaged" in message
     message = refused(collect, monkeypatch, capsys, "folder=broken", *REPLAY)
     assert "folder: broken/hrad is incomplete or damaged" in message
     assert "folder: no checkpoints" in refused(collect, monkeypatch, capsys, "folder=runs", *REPLAY)

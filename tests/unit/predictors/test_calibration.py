@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import scipy.optimize
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from predictors.calibration import (
@@ -209,7 +210,7 @@ def test_round_trip_is_exact(method: str, classes: int) -> None:
         METHODS[method], logits, targets, torch.arange(300) // 10, offset=(0.0, 0.1, 0.2)[:classes]
     )
     saved = Calibration(**{**vars(saved), "survival": Survival(0.9, 0.1, -0.2, 3, 2, 0.5, 0.4)})
-    loaded = Calibration.from_dict(json.loads(json.dumps(saved.to_dict())))
+    loaded = TypeAdapter(Calibration).validate_json(json.dumps(saved.to_dict()))
     assert loaded == saved
     assert torch.equal(loaded.apply(logits.float()), saved.apply(logits.float()))
     assert saved.apply(logits.float()).dtype == torch.float32

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from predictors import base
-from predictors.base import load_predictor, save_predictor
+from predictors.base import load_predictor, read_metrics, save_predictor
+from predictors.inputs import Inputs
 from runtime import files
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, replaced_folder
-from tests.checkpoints import rewrite_checksum, write_checkpoint
+from tests.checkpoints import METRICS, rewrite_checksum, write_checkpoint
 
 DIM = 6
 WEIGHTS = dict[str, torch.Tensor]
@@ -104,6 +105,41 @@ def test_wrong_calibrations_are_refused(checkpoint: Path, change: dict[str, Any]
         load_predictor(checkpoint)
 
 
+def test_inputs_that_cannot_make_the_columns_are_refused(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    inputs = Inputs((), (), depth=True, history=True).to_dict()
+    (checkpoint / "config.json").write_text(json.dumps({**config, "inputs": inputs}))
+    rewrite_checksum(checkpoint)
+    with pytest.raises(UserError, match=f"^checkpoint: .*its inputs make no {DIM} columns"):
+        load_predictor(checkpoint)
+
+
+def test_every_digit_counts(checkpoint: Path) -> None:
+    """Of what is JSON, the scores too; a model card may be edited."""
+    for name in ("config.json", "calibration.json", "metrics.json"):
+        content = (checkpoint / name).read_bytes()
+        for place in [n for n, byte in enumerate(content) if chr(byte).isdigit()][::7]:
+            changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+            (checkpoint / name).write_bytes(changed)
+            with pytest.raises(UserError, match="^checkpoint: .*damaged|^checkpoint: .*version"):
+                load_predictor(checkpoint)
+            with pytest.raises(UserError, match="^folder: .*damaged|^folder: .*version"):
+                read_metrics(checkpoint, "folder")
+        (checkpoint / name).write_bytes(content)
+    load_predictor(checkpoint)
+
+
+def test_an_edited_model_card_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_metrics(checkpoint, "folder") == METRICS and not capsys.readouterr().out
+    (checkpoint / "README.md").write_text("Better than it is.")
+    assert read_metrics(checkpoint, "folder") == METRICS
+    assert capsys.readouterr().out == (
+        f"warning: {checkpoint}/README.md is not as it was written. The numbers are those of"
+        " metrics.json\n"
+    )
+    load_predictor(checkpoint)
+
+
 @pytest.mark.parametrize(
     "kept", [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}], ids=str
 )
@@ -114,9 +150,7 @@ def test_a_checkpoint_without_its_checksums_is_refused(
     config = json.loads(path.read_text())
     del config["sha256"]
     path.write_text(json.dumps({**config, **kept}))
-    with pytest.raises(
-        UserError, match="^checkpoint: .*damaged.*(lost its checksums|is not as it was written)"
-    ):
+    with pytest.raises(UserError, match="^checkpoint: .*damaged.*its checksum does not fit"):
         load_predictor(checkpoint)
 
 
@@ -124,7 +158,7 @@ def test_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
     path = checkpoint / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
     with pytest.raises(
-        UserError, match="in format 2, this version reads 4. Train it again: python train.py"
+        UserError, match="has format version 2, this version reads 5. Train it again: python"
     ):
         load_predictor(checkpoint)
 
@@ -133,14 +167,12 @@ def full(*arguments: object, **options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    "step", ["save_file", "_write_text", "_sync", "mkdir", "replace", "rename"]
-)
+@pytest.mark.parametrize("step", ["save", "_write_text", "_sync", "mkdir", "replace", "rename"])
 def test_a_full_disk_keeps_the_earlier_checkpoint(
     checkpoint: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, predictor = content(checkpoint), load_predictor(checkpoint)
-    holder = {"save_file": base, "_write_text": files, "_sync": files}.get(step, Path)
+    holder = {"save": base, "_write_text": files, "_sync": files}.get(step, Path)
     monkeypatch.setattr(holder, step, full)
     with pytest.raises(
         UserError, match=r"^out: \S*hrad\S* cannot be written .*No space left on device.*Free some"

@@ -93,7 +93,7 @@ def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(
     for name, content in whole.items():
         (tmp_path / name).write_bytes(content)
     load_predictor(tmp_path)
-    for name in ("model.safetensors", "calibration.json", "config.json"):
+    for name in ("model.safetensors", "calibration.json", "metrics.json", "config.json"):
         for seed in range(30):
             at = random.Random(seed).randrange(len(whole[name]))
             content = bytearray(whole[name])

@@ -141,3 +141,19 @@ def test_history_looks_back_on_the_last_verdicts() -> None:
     assert row.tolist() == pytest.approx([0.5 / 5, 10.5 / 17, 1.0])
     rows = history_rows(torch.tensor([True, False, False]))
     assert torch.equal(rows[2], history_row([True, False])) and rows.shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dims"),
+    [
+        (Inputs((), (), depth=True), {1}),
+        (Inputs((), (), depth=True, history=True), {4}),
+        (Inputs([-1]), set(range(1, 13))),
+        (Inputs([-1, -2]), {2, 4, 6, 8, 10, 12}),
+        (Inputs([-1, -2], depth=True), {3, 5, 7, 9, 11}),
+        (Inputs([-1, -2], [-1, -2]), {4, 6, 8, 10, 12}),
+        (Inputs([-1, -2], token=True), set(range(3, 13))),
+    ],
+)
+def test_how_many_columns_inputs_can_make(inputs: Inputs, dims: set[int]) -> None:
+    assert {dim for dim in range(13) if inputs.fit(dim)} == dims
