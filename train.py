@@ -10,10 +10,44 @@ Needs a harvest (python scripts/gen_data.py). Interrupted, the same command cont
 full epoch. A sweep skips finished jobs. Several processes share every batch and give the same
 result as one, up to rounding."""
 
-from runtime.cli import Program
-from runtime.settings.kinds import Group
+from typing import Annotated
 
-main = Program(__file__, Group, "programs.train", several=True)
+from decoding.settings import Pair
+from programs.groups import Logger
+from runtime.cli import Program
+from runtime.settings.kinds import Group, Part, Path, Paths, Seed
+
+
+class Calibration(Group):
+    fit: Annotated[Part | None, "the map that is fitted; null: the head as trained"]
+    survival: Annotated[
+        bool,
+        "calibrate the survival of prefixes too, where the predictor has one and it helps on"
+        " prompts that it was not fitted on",
+    ]
+
+
+class Train(Group):
+    pair: Pair
+    predictor: Annotated[Part, "what is trained"]
+    calibration: Calibration
+    trainer: Annotated[Part, "how"]
+    logger: Logger
+    data: Annotated[Path, "folder made by scripts/gen_data.py"]
+    drift: Annotated[
+        Paths,
+        "other harvests of the same pair and distributions, to see how calibration carries over",
+    ]
+    out: Annotated[
+        Path | None,
+        "checkpoint folder; null: checkpoints/<predictor>, for a sweep"
+        " checkpoints/<predictor>-sweep/<job>",
+    ]
+    overwrite: Annotated[bool, "of a sweep, train finished jobs again"]
+    seed: Annotated[Seed, "of weights, order of rows and dropout"]
+
+
+main = Program(__file__, Train, "programs.train", several=True)
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import save_file
@@ -21,7 +21,8 @@ from decoding.models.draft_model import own_layers
 from decoding.models.eagle import EPS, FILE, FeatureMaps, read_maps
 from decoding.models.loading import load_llama
 from drafts.chats import Chat, ChatPool
-from runtime.errors import UserError, checked_count
+from runtime.errors import UserError
+from runtime.settings.kinds import Field
 
 LATER = 0.8  # weight of a step's losses, relative to the step before
 # Learning rate of the maps, which begin at zero and see large inputs, relative to the layers'.
@@ -30,14 +31,14 @@ MAPS = 0.2
 
 @dataclass(frozen=True)
 class Eagle:
-    """`draft=eagle`, trained from `pair.draft` on. steps: tokens of a draft that are trained on;
-    from the second one on the draft reads its own states."""
+    """`draft=eagle`, trained from `pair.draft` on."""
 
     name = "eagle"
-    steps: int
-
-    def __post_init__(self) -> None:
-        checked_count("draft.steps", self.steps)
+    steps: Annotated[
+        int,
+        Field(ge=1, le=100),
+        "tokens of a draft that are trained on; from the second one on it is given its own states",
+    ]
 
     def check(self, target: LlamaForCausalLM) -> None:
         """Any target will do."""

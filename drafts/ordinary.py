@@ -1,10 +1,9 @@
 """An ordinary draft: a few transformer layers of its own between the target's embeddings and its
 output layer (`decoding.models.draft_model`)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,23 +14,26 @@ from transformers import LlamaForCausalLM
 from decoding.models.draft_model import copied_layers, draft_from_layers, is_own, own_layers
 from drafts.chats import Chat, ChatPool
 from runtime.errors import UserError
+from runtime.settings.kinds import Distinct, Field, Says, Size, Text
 
 
 @dataclass(frozen=True)
 class Ordinary:
-    """`draft=ordinary`. layers: the target's layers that training starts from; start: a folder of a
-    draft, or a file of its layers, to start from instead."""
+    """`draft=ordinary`."""
 
     name = "ordinary"
-    layers: Sequence[int]
-    start: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.layers, Sequence) or isinstance(self.layers, str):
-            raise UserError(
-                f"draft.layers: expected a list of layers, got {self.layers}. Write e.g."
-                " draft.layers=[0,29]"
-            )
+    layers: Annotated[
+        list[Size],
+        Field(min_length=1),
+        Distinct,
+        Says("a list of different layers from 0 on, such as [0,29]"),
+        "target layers the draft starts from",
+    ]
+    start: Annotated[
+        Text | None,
+        "folder of a draft, or a file of its layers (pairs/smollm2/draft_layers.safetensors), to"
+        " start from instead",
+    ] = None
 
     def check(self, target: LlamaForCausalLM) -> None:
         """Raises UserError where the target has not the layers that are asked for."""

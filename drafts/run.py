@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -20,7 +21,7 @@ from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary
 from drafts.chats import ChatPool
 from drafts.generation import ChatWriter, written_tokens
 from drafts.shipping import earlier_runs
-from drafts.training import STATE, DraftTraining, training_config
+from drafts.training import STATE, DraftTraining
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.files import checked_folder, replaced_folder, write_json
@@ -73,7 +74,7 @@ def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> Dr
     vocabulary = (
         None if file is None else read_vocabulary(file, len(target.lm_head.weight), "vocabulary")
     )
-    draft, config = kind.load(cfg.pair, target, pool), training_config(cfg.training)
+    draft, config = kind.load(cfg.pair, target, pool), instantiate(cfg.training)
     return DraftTraining(draft, pool, config, state_folder(out), cfg.seed, vocabulary)
 
 

@@ -6,13 +6,12 @@ step of a draft has the loss of `drafts.losses` plus a smooth-L1 regression of t
 hidden state on the target's."""
 
 import json
-import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,63 +22,35 @@ from transformers import LlamaForCausalLM
 from drafts.chats import Chat, ChatPool, batches
 from drafts.losses import Overlap, head_gradient, measure_overlap
 from drafts.muon import Muon
-from runtime.errors import UserError, checked_count
+from runtime.errors import UserError
+from runtime.settings.kinds import Count, Field, NotNegative, Positive, Probability
 
 STATE = "state.safetensors"  # file of a run's weights, optimiser state and progress
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Settings of the loop. `tokens` counts response tokens seen, repetitions included; the run
-    ends there.
+    """Settings of the loop. lr rises over `warmup` steps, stays, and falls linearly to 2 % at the
+    end."""
 
-    lr rises over `warmup` steps, stays, and falls linearly to 2 % over the last `decay` share of
-    `tokens`. positions: share of the response positions the distribution loss is taken at;
-    total_variation: its share of TV, the rest is KL; regression: weight of the smooth-L1 loss.
-    dtype is that of the matrix products and of the logits; weights stay float32. bfloat16 is
-    faster on a CPU with AMX, and its gradients are a few percent off."""
-
-    tokens: int
-    batch_tokens: int
-    lr: float
-    warmup: int
-    decay: float
-    momentum: float
-    positions: float
-    regression: float
-    total_variation: float
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        for key in ("tokens", "batch_tokens", "warmup"):
-            checked_count(f"training.{key}", getattr(self, key))
-        for key in ("lr", "decay", "momentum", "positions", "regression", "total_variation"):
-            value = getattr(self, key)
-            right = type(value) in (int, float) and 0 <= value < math.inf
-            if not right or (key == "lr" and value == 0):
-                least = "above 0" if key == "lr" else "from 0 on"
-                raise UserError(
-                    f"training.{key}: expected a number {least}, got {value}. Take that of the"
-                    " config file"
-                )
-        if not 0 < self.positions <= 1:
-            raise UserError(
-                f"training.positions: expected a share above 0 and at most 1, got {self.positions}."
-                " Take e.g. 0.25"
-            )
-        if self.dtype not in ("float32", "bfloat16"):
-            raise UserError(
-                f"training.dtype: expected float32 or bfloat16, got {self.dtype}. Take one of these"
-            )
-
-
-def training_config(settings: Mapping[str, Any]) -> TrainingConfig:
-    """Raises UserError for a setting that is missing or unknown, and as `TrainingConfig` does."""
-    known = {field.name for field in fields(TrainingConfig)}
-    if odd := sorted(known.symmetric_difference(settings)):
-        problem = "is missing" if odd[0] in known else "is no setting"
-        raise UserError(f"training.{odd[0]}: {problem}. See conf/distill_draft.yaml")
-    return TrainingConfig(**settings)
+    tokens: Annotated[Count, "response tokens to train on, repetitions included"]
+    batch_tokens: Annotated[Count, "padded tokens a step"]
+    lr: Annotated[Positive, "learning rate, where it is highest"]
+    warmup: Annotated[Count, "steps over which lr rises"]
+    decay: Annotated[Probability, "share of the run, its end, over which lr falls"]
+    momentum: Annotated[float, Field(ge=0, lt=1), "of the optimiser"]
+    positions: Annotated[
+        float,
+        Field(gt=0, le=1),
+        "share of the response positions the distribution loss is taken at",
+    ]
+    regression: Annotated[NotNegative, "weight of smooth-L1 on the last hidden state"]
+    total_variation: Annotated[Probability, "share of TV in the distribution loss; the rest is KL"]
+    dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        "of the matrix products and logits; bfloat16 is faster on a CPU with AMX, its gradients a"
+        " few percent off; weights stay float32",
+    ] = "float32"
 
 
 class DraftInTraining(Protocol):

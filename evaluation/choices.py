@@ -15,7 +15,6 @@ from evaluation.replay.decoding import REPLAYED
 from evaluation.replay.thresholds import NO_ADVICE, checkpoint_hash, command_anew, rule_settings
 from evaluation.replay.tuning import span
 from evaluation.tables import BASELINE
-from runtime.errors import UserError
 
 # Tuned thresholds ---------------------------------------------------------------------------------
 
@@ -103,12 +102,8 @@ def tuned_elsewhere(
 
 def alternatives(cfg: DictConfig, name: str, overrides: Sequence[str]) -> dict[str, Method]:
     """The method with every combination of the settings that `cfg.tried` lists for it, by what is
-    set; none where it lists nothing, or the command line has chosen.
-
-    Raises UserError for a setting that the method has not, or that is no list."""
-    lists = dict(_lists(f"tried.{name}", (cfg.tried or {}).get(name)))
-    for key, values in lists.items():
-        _check(cfg, name, key, values)
+    set; none where it lists nothing, or the command line has chosen."""
+    lists = dict(_lists(cfg.tried.get(name, {})))
     if not lists or any(is_given(f"method.{name}.{key}", overrides) for key in lists):
         return {}
     found = {}
@@ -119,29 +114,13 @@ def alternatives(cfg: DictConfig, name: str, overrides: Sequence[str]) -> dict[s
     return found
 
 
-def _lists(where: str, node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _lists(node: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of `node` by their dotted keys."""
-    if OmegaConf.is_dict(node):
-        for part, inner in node.items():
-            yield from _lists(where, inner, f"{key}.{part}" if key else str(part))
-    elif key:
-        yield key, node
-    elif node is not None:
-        raise UserError(f"{where}: expected settings, got {node}. Write {where}.stop.<key>=[...]")
-
-
-def _check(cfg: DictConfig, name: str, key: str, values: Any) -> None:
-    if not (OmegaConf.is_list(values) and values):
-        raise UserError(
-            f"tried.{name}.{key}: expected a list of values, got {values}. Write e.g."
-            f" tried.{name}.{key}=[1,2]"
-        )
-    parent, _, last = f"method.{name}.{key}".rpartition(".")
-    if last not in (OmegaConf.select(cfg, parent) or {}):
-        raise UserError(
-            f"tried.{name}.{key}: expected a setting of the method, and {parent} has no {last}."
-            f" Leave it away: ~tried.{name}"
-        )
+    for part, inner in node.items():
+        if OmegaConf.is_dict(inner):
+            yield from _lists(inner, f"{before}{part}.")
+        else:
+            yield f"{before}{part}", inner
 
 
 def chosen(tried: Mapping[str, Method], speeds: Mapping[str, float], where: str) -> Method:

@@ -4,19 +4,16 @@ their own.
 Counts are those of the run that was traced, seconds those of a cost table; drawing, verification
 and the stop rule cost nothing. Prefill is left out. Every figure from here is *modelled*."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from decoding.cost import measure_cost
 from decoding.interfaces import Pair
 from decoding.trace import RoundTrace, StageTrace, Trace
-from runtime.errors import UserError
 
 TABLES = (
     "measured",
@@ -105,22 +102,6 @@ def _side_by_side(steps: Sequence[float], target: float, devices: Devices) -> fl
 
 
 # Cost tables by name ------------------------------------------------------------------------------
-
-
-def checked_tables(tables: Any) -> None:
-    """Raise UserError where `modelled` is no list of cost tables: names, or speed ratios."""
-    if not OmegaConf.is_list(tables):
-        raise UserError(
-            f"modelled: {tables!r} is no list. Write modelled=[measured,5,10], or [] for nothing"
-        )
-    for c in tables:
-        if c not in TABLES and not (
-            isinstance(c, int | float) and not isinstance(c, bool) and 0 < c < math.inf
-        ):
-            raise UserError(
-                f"modelled: {c!r} must be {', '.join(TABLES)} or a speed ratio, e.g."
-                " modelled=[measured,5]"
-            )
 
 
 def modelled(

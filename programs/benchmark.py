@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
@@ -24,15 +23,13 @@ from evaluation.baselines.plain_harvest import Coins, OneByOne
 from evaluation.baselines.side_by_side import branch_bytes, measure_step, model_bytes
 from evaluation.tables import markdown
 from predictors.draft_statistics import Q_STATS
-from runtime.errors import UserError, checked_count, is_count
+from programs.gen_data import harvest_settings
+from runtime.errors import UserError
 
 
 def main(cfg: DictConfig) -> None:
     """Run the benchmark that `what` names and print its figures."""
     benchmarks = {"harvest": benchmark_harvest, "overlap": benchmark_overlap}
-    if cfg.what not in benchmarks:
-        raise UserError(f"what: expected {' or '.join(benchmarks)}, got {cfg.what!r}. Choose one")
-    checked_count("repeats", cfg.repeats)
     print(benchmarks[cfg.what](cfg))
 
 
@@ -90,11 +87,7 @@ def benchmark_harvest(cfg: DictConfig) -> str:
 
     The plain way works on `plain_prompts` of the prompts: unlike that of batches, its rate does not
     depend on how many."""
-    settings: HarvestSettings = instantiate(cfg.harvest)
-    if settings.stride != 1:
-        raise UserError(
-            f"harvest.stride: {settings.stride} skips positions that the plain way labels. Use 1"
-        )
+    settings = harvest_settings(cfg.harvest, cfg, stride=1)
     pair = load_pair(cfg.pair)
     room = settings.max_new_tokens + settings.gamma
     requests = make_requests(
@@ -103,7 +96,7 @@ def benchmark_harvest(cfg: DictConfig) -> str:
     ours = all_positions(
         pair, requests, settings
     )  # also warms up, and tells how long the responses are
-    some = spread(requests, checked_count("plain_prompts", cfg.plain_prompts))
+    some = spread(requests, cfg.plain_prompts)
     responses = [ours[request.prompt_id]["response_tokens"] for request in some]
     coins = [
         Coins.of(request, settings, len(response))
@@ -180,7 +173,7 @@ def harvest_report(
 def benchmark_overlap(cfg: DictConfig) -> str:
     """A branch stage with so many branches: what overlapping costs in time, and branches in
     memory."""
-    settings, pair = checked_overlap(cfg.overlap), load_pair(cfg.pair)
+    settings, pair = cfg.overlap, load_pair(cfg.pair)
     refuse_unfit_pair(pair, settings)
     context = some_context(cfg, pair)
     threads = threads_of_draft(pair, settings.draft_threads, "overlap.draft_threads")
@@ -200,19 +193,6 @@ def benchmark_overlap(cfg: DictConfig) -> str:
         f" logits, distributions); the models' weights are {models / 1e6:.0f} MB"
     )
     return f"{markdown(['branches', *milliseconds, 'MB', 'of models'], rows)}\n\n{note}"
-
-
-def checked_overlap(settings: DictConfig) -> DictConfig:
-    """Raise UserError for sizes that cannot be."""
-    checked_count("overlap.gamma", settings.gamma)
-    if checked_count("overlap.context", settings.context) < 2:
-        raise UserError("overlap.context: 1 leaves nothing to prefill. Use 2 or more")
-    listed = OmegaConf.is_list(settings.branches) and settings.branches
-    if not (listed and all(map(is_count, settings.branches))):
-        raise UserError(
-            f"overlap.branches: {settings.branches} must be whole numbers from 1 on, e.g. [1,4,16]"
-        )
-    return settings
 
 
 def refuse_unfit_pair(pair: ModelPair, settings: DictConfig) -> None:

@@ -67,19 +67,20 @@ def main(cfg: DictConfig) -> None:
         {"gguf": cfg.sha256},
         lambda folder: write_target(fetch_gguf(cfg, target.parent), folder),
     )
-    vocabulary = source(cfg, "draft_vocabulary", "set it to null: drafts then propose all tokens")
+    vocabulary = (
+        None
+        if cfg.draft_vocabulary is None
+        else source(cfg, "draft_vocabulary", "set it to null: drafts then propose all tokens")
+    )
     layers = source(cfg, "draft_layers", "make them: python scripts/distill_draft.py")
-    if layers is None:
-        raise UserError(
-            "draft_layers: expected a file, got null. Make one: python scripts/distill_draft.py"
-        )
     known = {"target": target / RECORD} | (
         {} if vocabulary is None else {"draft_vocabulary": vocabulary}
     )
     sources = {key: file_hash(path) for key, path in known.items()}
     made_of = sources | {"draft_layers": file_hash(layers)}
     build("draft", draft, made_of, lambda folder: write_draft(target, layers, vocabulary, folder))
-    if (own := source(cfg, "eagle_layers", "set it to null")) is not None:
+    if cfg.eagle_layers is not None:
+        own = source(cfg, "eagle_layers", "set it to null")
         made_of = sources | {"eagle_layers": file_hash(own)}
         record = own.with_name(EAGLE_PROVENANCE)
         made_of |= {"provenance": file_hash(record)} if record.is_file() else {}
@@ -97,11 +98,8 @@ def folders(pair: DictConfig) -> tuple[Path, Path, Path]:
     return target, Path(pair.get("assistant") or draft.with_name("draft")).expanduser(), draft
 
 
-def source(cfg: DictConfig, key: str, otherwise: str) -> Path | None:
-    """The shipped file that `key` names; None where it is null. Raises UserError where it is
-    missing."""
-    if cfg[key] is None:
-        return None
+def source(cfg: DictConfig, key: str, otherwise: str) -> Path:
+    """The shipped file that `key` names. Raises UserError where it is missing."""
     path = Path(cfg[key]).expanduser()
     if not path.is_file():
         raise UserError(f"{key}: {path} not found. Run from the repository root, or {otherwise}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tqdm import tqdm
 
 from data_gen.storage.dataset import read_manifest
@@ -16,7 +16,6 @@ from evaluation.replay.candidates import (
     candidates_of,
     check_out,
     check_sizes,
-    check_splits,
     given_cost,
     refuse_foreign_checkpoint,
     replayer,
@@ -44,7 +43,6 @@ def main(cfg: DictConfig) -> None:
         checkpoints(checked_folder(KEY, cfg.folder)),
     )
     check_out(out)
-    check_thresholds(cfg.thresholds)
     known = [(settings(folder), scores(folder)) for folder in folders]
     tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
     rows = [
@@ -71,17 +69,6 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Orders names by the numbers in them."""
     parts = re.split(r"(\d+)", name)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
-
-
-def check_thresholds(thresholds: Any) -> None:
-    if thresholds is None:
-        return
-    listed = list(thresholds) if OmegaConf.is_list(thresholds) else []
-    if not listed or not all(type(level) in (int, float) and 0 <= level <= 1 for level in listed):
-        raise UserError(
-            f"thresholds: {thresholds} must be numbers from 0 to 1, e.g. thresholds=[0.2,0.4];"
-            " null: the best"
-        )
 
 
 def settings(folder: Path) -> Cells:
@@ -113,7 +100,6 @@ def replayed(cfg: DictConfig, folders: Sequence[Path]) -> list[list[Cells]]:
     """For each checkpoint, a row for its best threshold, or for each of `cfg.thresholds`."""
     manifest = read_manifest(cfg.data)
     check_sizes(cfg, manifest)
-    check_splits(cfg)
     cost = given_cost(cfg.cost, manifest)
     for folder in folders:
         refuse_foreign_checkpoint(folder, manifest, KEY, cfg.gamma_max or manifest["gamma"])

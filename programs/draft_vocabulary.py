@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from data_gen.storage.dataset import read_manifest, read_prompts
@@ -28,7 +28,7 @@ from drafts.vocabulary import (
 )
 from evaluation.replay.candidates import refuse_other_pair
 from evaluation.tables import markdown
-from runtime.errors import UserError, checked_count
+from runtime.errors import UserError
 from runtime.files import checked_folder
 
 HEADER = [
@@ -50,7 +50,7 @@ LEGEND = (
 
 def main(cfg: DictConfig) -> None:
     """Responses in, a table and a file out."""
-    folder, out = check(cfg)
+    folder, out = places(cfg)
     cfg.pair.draft_vocabulary = (
         None  # the draft with all tokens is what the others are held against
     )
@@ -73,17 +73,8 @@ def main(cfg: DictConfig) -> None:
     print(f"\n{text}\n\n{LEGEND}\nsaved {out}: {said(counts, cfg.size)}")
 
 
-def check(cfg: DictConfig) -> tuple[Path, Path]:
-    """The folder that is counted and the file to write; settings that cannot work are refused."""
-    for key in ("size", "positions", "gammas", "held_out"):
-        checked_count(key, cfg[key])
-    if not OmegaConf.is_list(cfg.sizes):
-        raise UserError(
-            f"sizes: expected a list of sizes, got {cfg.sizes}. Give some to try, e.g."
-            " sizes=[4096,16384], or []"
-        )
-    for size in cfg.sizes:
-        checked_count("sizes", size)
+def places(cfg: DictConfig) -> tuple[Path, Path]:
+    """The folder that is counted and the file to write."""
     counted = "data" if cfg.chats is None else "chats"
     folder = checked_folder(counted, cfg[counted])
     default = str(folder / VOCABULARY)

@@ -19,8 +19,6 @@ from evaluation.metrics import Metrics
 from evaluation.paired import page as paired_page
 from evaluation.paired.comparison import against_of
 from evaluation.runner import Comparison, decode, open_journal, prepare, run_facts, settle
-from evaluation.timeline import checked_tables
-from runtime.errors import UserError
 from runtime.files import checked_folder, file_name, only_writer, refuse_foreign, replaced_folder
 from runtime.json_files import write_checksummed
 
@@ -30,8 +28,6 @@ PAGES = {"table": tables.page, "paired": paired_page.page}
 
 def main(cfg: DictConfig) -> None:
     """Models and prompts in, tables out."""
-    checked_tables(cfg.modelled)
-    check_presentation(cfg)
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
     compared = prepare(cfg)
@@ -48,20 +44,6 @@ def main(cfg: DictConfig) -> None:
             logger.artifact("evaluation", "results", out)
         finally:
             logger.finish()
-
-
-def check_presentation(cfg: DictConfig) -> None:
-    """Raise UserError for a presentation that there is not, or nothing to compare with."""
-    if cfg.presentation not in PAGES:
-        raise UserError(
-            f"presentation: expected {' or '.join(PAGES)}, got {cfg.presentation!r}. Choose one"
-        )
-    for what, names in cfg.against.items() if OmegaConf.is_dict(cfg.against) else [("", None)]:
-        if not OmegaConf.is_list(names):
-            raise UserError(
-                f"against: expected lists of methods by name, got {what} {names}. Write e.g."
-                " +against.lookup=[lookup]"
-            )
 
 
 def compare(

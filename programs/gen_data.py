@@ -24,7 +24,7 @@ from data_gen.storage.dataset import read_manifest, verify
 from data_gen.storage.sharing import LOCK, Worker, refuse_others
 from decoding.models.loading import ModelPair, load_pair
 from predictors.layers import RecordedLayers
-from runtime.errors import UserError, checked_switch
+from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign
 from runtime.json_files import write_checksummed
 from runtime.text import printable
@@ -40,23 +40,24 @@ WRITER = (
 def main(cfg: DictConfig) -> None:
     """Prompts and a pair in, a dataset folder out."""
     place, out = Worker.of_launcher(), checked_folder("out", cfg.out)
-    if checked_switch("verify", cfg.verify):
+    if cfg.verify:
         report_faults(out, place)
         return
     refuse_foreign(out, *MARKS)
-    settings = make_settings(cfg)
-    prompts, estimating = load_prompts(cfg.dataset), checked_switch("estimate", cfg.estimate)
+    settings = harvest_settings(cfg, cfg, cfg.anchors.stride, cfg.features.stored)
+    prompts = load_prompts(cfg.dataset)
     source = instantiate(cfg.responses)
     known = known_settings(cfg, prompts, settings, source)
-    if not estimating:
+    if not cfg.estimate:
         refuse_others(out, known)
-    given = source.fetch(prompts, settings, out, ask=not estimating)  # a server may need the memory
+    # Before models are loaded: a server may need the memory.
+    given = source.fetch(prompts, settings, out, ask=not cfg.estimate)
     place.share_cores()
     pair = load_pair(cfg.pair)
     new_tokens = settings.max_new_tokens + settings.gamma
     requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
     requests = with_responses(requests, given, pair, settings.max_new_tokens)
-    if estimating:
+    if cfg.estimate:
         print_estimate(pair, requests, settings, out, place)
         return
     start = time.perf_counter()
@@ -90,19 +91,21 @@ def report_faults(out: Path, place: Worker) -> None:
     print(f"content {manifest['content']}")
 
 
-def make_settings(cfg: DictConfig) -> HarvestSettings:
-    """The settings of a harvest, checked before any model is loaded."""
+def harvest_settings(
+    harvest: DictConfig, warps: DictConfig, stride: int, features_stored: bool = True
+) -> HarvestSettings:
+    """harvest: as `programs.groups.Harvest`; warps: what holds `warp` and `draft_warp`."""
     return HarvestSettings(
-        gamma=cfg.gamma,
-        seed=cfg.seed,
-        max_new_tokens=cfg.max_new_tokens,
-        batch_size=cfg.batch_size,
-        mixing=cfg.mixing,
-        stride=cfg.anchors.stride,
-        warp=instantiate(cfg.warp),
-        draft_warp=instantiate(cfg.draft_warp),
-        layers=RecordedLayers(cfg.inputs.draft_layers, cfg.inputs.target_layers),
-        features_stored=cfg.features.stored,
+        gamma=harvest.gamma,
+        seed=harvest.seed,
+        max_new_tokens=harvest.max_new_tokens,
+        batch_size=harvest.batch_size,
+        mixing=harvest.mixing,
+        stride=stride,
+        warp=instantiate(warps.warp),
+        draft_warp=instantiate(warps.draft_warp),
+        layers=RecordedLayers(harvest.inputs.draft_layers, harvest.inputs.target_layers),
+        features_stored=features_stored,
     )
 
 

@@ -1,29 +1,95 @@
 """Settings that several programs share."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from runtime.settings.kinds import Group, Part, Probability
+from pydantic import Field
 
-PROMPTS = "the prompts"
-WARP = "from the target's logits to p, the distribution that is sampled"
-DRAFT_WARP = "from the draft's logits to q, the same for the draft"
-LOGGER = "where the run is logged"
+from runtime.settings.kinds import Count, Group, Layers, Names, Part, Says, Seed
 
-Dataset = Annotated[Part, PROMPTS]
-Warp = Annotated[Part, WARP]
-DraftWarp = Annotated[Part, DRAFT_WARP]
-Logger = Annotated[Part, LOGGER]
+Dataset = Annotated[Part, "the prompts"]
+Warp = Annotated[Part, "from the target's logits to p, the distribution that is sampled"]
+DraftWarp = Annotated[Part, "from the draft's logits to q, the same for the draft"]
+Logger = Annotated[Part, "where the run is logged"]
+Limit = Annotated[Count | None, "prompts, evenly spaced over the split; null: all of them"]
+Split = Literal["train", "calibration", "test"]
+AnySplit = Literal["train", "calibration", "test", "all"]
+SomeNames = Annotated[
+    Names, Field(min_length=1), Says("a list of one or more different names, such as [a,b]")
+]
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Splits(Group):
     """Shares of the prompts, by a hash of their id; the rest is for training."""
 
-    calibration: Annotated[Probability, "for calibration and for choosing settings"]
-    test: Annotated[Probability, "for judging"]
+    calibration: Annotated[
+        Share, "share of the prompts, by a hash of their id, that is for choosing settings"
+    ]
+    test: Annotated[Share, "share that is for judging; what is left is for training"]
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
-        if sum(values.values()) > 1:
-            return {"test": f"at most 1 - splits.calibration = {1 - values['calibration']:g}"}
+        if sum(values.values()) >= 1:
+            return {"test": f"less than 1 - splits.calibration = {1 - values['calibration']:g}"}
         return {}
+
+
+class Inputs(Group):
+    """Layers whose hidden states are recorded, -1: what the output layer reads; predictors read
+    some of them."""
+
+    draft_layers: Annotated[
+        Layers,
+        "layers whose hidden states are recorded at every drawn token, -1: what the output layer"
+        " reads; predictors read some of them",
+    ]
+    target_layers: Annotated[
+        Layers, "the same of the target, at the last verified position before every round"
+    ]
+
+
+class Harvest(Group):
+    """What decides the records of a harvest, wherever its rounds begin."""
+
+    seed: Annotated[Seed, "of every draw"]
+    max_new_tokens: Annotated[Count, "most tokens of a target response"]
+    gamma: Annotated[
+        int,
+        Field(ge=1, le=1000),
+        "draft tokens of a round, the most that any stop rule or predictor.gamma can be replayed or"
+        " trained with",
+    ]
+    mixing: Annotated[
+        Annotated[float, Field(ge=0, lt=1)],
+        "share of response tokens in the mixed sequences that SpecDec++ learns from",
+    ]
+    batch_size: Annotated[
+        Count, "prompts answered together; one batch is one set of shards and the unit of resuming"
+    ]
+    inputs: Inputs
+
+
+class Replay(Group):
+    """How a harvest is replayed, and thresholds chosen."""
+
+    gamma_max: Annotated[
+        Count | None, "structure.gamma_max to tune for; null: the tokens of a harvested round"
+    ]
+    max_new_tokens: Annotated[Count | None, "tokens of the output; null: that of the harvest"]
+    points: Annotated[int, Field(ge=1, le=1000), "thresholds tried from 0 to 1, besides 0"]
+    choose: Annotated[Split, "prompts that thresholds, and the rule to advise, are chosen on"]
+    judge: Annotated[Split, "prompts that speed-ups are estimated on, others than those"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        if values["choose"] == values["judge"]:
+            return {"judge": "another split than choose, else thresholds look too good"}
+        return {}
+
+
+def among(key: str, names: list[str], known: Mapping[str, Any]) -> Mapping[str, str]:
+    """The misfit of a list of names, those of `known` alone being right."""
+    if set(names) <= set(known):
+        return {}
+    return {key: f"names among {', '.join(known)}"}

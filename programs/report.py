@@ -40,7 +40,7 @@ DEFAULT = ("runs", "data", "checkpoints")
 
 def main(cfg: DictConfig) -> None:
     """Folders in, a page out."""
-    if cfg.trace is not None or cfg.prompt is not None:
+    if cfg.trace is not None:
         print_trace(cfg)
         return
     out = checked_folder("out", cfg.out)
@@ -83,13 +83,7 @@ def searched(run: Any) -> list[Path]:
     """`cfg.run`: a folder, several, or null."""
     if run is None:
         return [Path(name) for name in DEFAULT if Path(name).is_dir()]
-    folders = [run] if isinstance(run, str) else list(run) if OmegaConf.is_list(run) else []
-    if not folders or not all(isinstance(folder, str) and folder for folder in folders):
-        raise UserError(
-            f"run: expected a folder or a list of folders, got {run}. Write run=<folder> or"
-            " run=[<folder>,...]"
-        )
-    return [Path(folder) for folder in folders]
+    return [Path(folder) for folder in ([run] if isinstance(run, str) else run)]
 
 
 def build(artifacts: Artifacts, folder: Path) -> tuple[list[Section], list[Lack]]:
@@ -165,15 +159,7 @@ def log(logger: Any, figure: Figure, folder: Path) -> None:
 
 def print_trace(cfg: DictConfig) -> None:
     """The rounds of one request, decoded by one method."""
-    if cfg.trace is None:
-        raise UserError(
-            "trace: expected a file beside prompt, got none. Add trace=<a traces-*.jsonl>"
-        )
-    if cfg.prompt is None:
-        raise UserError(
-            "prompt: expected one beside trace, got none. Add prompt=<a number from 1 on, or an id>"
-        )
-    path = Path(str(cfg.trace))
+    path = Path(cfg.trace)
     if not path.is_file():
         raise UserError(
             f"trace: expected a file of an evaluation, got {path}, which is not there. Write e.g."
@@ -194,7 +180,7 @@ def of_prompt(traces: Sequence[Trace], prompt: Any, path: Path) -> Trace:
     """prompt: a number, from 1 on, or an id. Of several repeats the first."""
     prompts = list(dict.fromkeys((trace.dataset, trace.prompt_id) for trace in traces))
     chosen = [place for place, (_, name) in enumerate(prompts) if prompt in (place + 1, name)]
-    if not chosen or isinstance(prompt, bool):
+    if not chosen:
         ids = ", ".join(name for _, name in prompts[:3])
         raise UserError(
             f"prompt: expected a number from 1 to {len(prompts)} or an id in trace={path}, got"

@@ -33,7 +33,7 @@ from predictors.scoring import fit_calibration, test_scores
 from predictors.training.resume import ResumeFile
 from predictors.training.trainer import Trainer
 from runtime.compatibility import differences
-from runtime.errors import UserError, checked_seed, checked_switch
+from runtime.errors import UserError
 from runtime.files import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder
 from runtime.processes import this_process
 from runtime.sweep import is_job, job_folder
@@ -52,18 +52,14 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out."""
-    checked_seed(cfg.seed)
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
     out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, manifest)
-    if is_job() and not checked_switch("overwrite", cfg.overwrite) and finished(out, run):
+    if is_job() and not cfg.overwrite and finished(out, run):
         return
     refuse_foreign(out, MARKER)
     first = this_process().is_main_process
-    unseen = {
-        other: unseen_prompts(other, cfg.data, manifest, predictor)
-        for other in drift_folders(cfg.drift)
-    }
+    unseen = {other: unseen_prompts(other, cfg.data, manifest, predictor) for other in cfg.drift}
     data = read_data(cfg, predictor, SPLITS if first else SPLITS[:1])
     with only_writer(out) if first else nullcontext():
         logger: Any = instantiate(cfg.logger) if first else NullLogger()
@@ -99,18 +95,6 @@ def read_data(cfg: DictConfig, predictor: Predictor, splits: Sequence[str]) -> D
     )
 
 
-def drift_folders(value: Any) -> list[str]:
-    """`cfg.drift`: folders, or one of them."""
-    folders = (
-        [value] if isinstance(value, str) else list(value) if OmegaConf.is_list(value) else None
-    )
-    if folders is None or not all(isinstance(folder, str) for folder in folders):
-        raise UserError(
-            f"drift: {value} is no list of folders. Write drift=[data/other], or [] for none"
-        )
-    return folders
-
-
 def train(predictor: Predictor, data: Data, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
     """Fit on the training split."""
     started = time.perf_counter()
@@ -131,8 +115,7 @@ def judge(
 ) -> None:
     """Fit the calibration on its split, and add the scores on the test split and on harvests of
     other prompts to `metrics`. unseen: by such a harvest, its prompts that were not trained on."""
-    survival = checked_switch("calibration.survival", cfg.calibration.survival)
-    rounds = data.rounds["calibration"] if survival else None
+    rounds = data.rounds["calibration"] if cfg.calibration.survival else None
     fit_calibration(
         predictor, data.samples["calibration"], rounds, instantiate(cfg.calibration.fit)
     )
@@ -213,7 +196,7 @@ def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
         else ("predictor", "trainer", "pair")
     )
     settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
-    drift = {other: identity(read_manifest(other, "drift")) for other in drift_folders(cfg.drift)}
+    drift = {other: identity(read_manifest(other, "drift")) for other in cfg.drift}
     return {
         "training": {**settings, "seed": cfg.seed, "data": identity(manifest)},
         "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),

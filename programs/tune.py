@@ -19,13 +19,12 @@ from evaluation.replay.candidates import (
     candidates_of,
     check_out,
     check_sizes,
-    check_splits,
     given_cost,
     refuse_foreign_checkpoint,
     replayer,
 )
 from evaluation.replay.check import check_replay, excused, in_lines
-from evaluation.replay.measuring import check_measuring, measured_cost
+from evaluation.replay.measuring import measured_cost
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import (
     Candidate,
@@ -37,7 +36,7 @@ from evaluation.replay.tuning import (
     oracle_totals,
     span,
 )
-from runtime.errors import UserError, checked_switch
+from runtime.errors import UserError
 from runtime.files import checked_folder, file_hash, file_name, write_json
 
 MEASURED = ("measure", "measured")  # costs of this machine
@@ -101,7 +100,7 @@ def cost_name() -> str:
 
 def out_file(cfg: DictConfig) -> Path:
     """What a run with the costs of another machine finds is kept apart."""
-    if checked_switch("check", cfg.check):
+    if cfg.check:
         default = f"runs/{file_name(cfg.pair.name)}-replay-check.json"
         return checked_folder("out", cfg.out or default, "file")
     suffix = "" if cost_name() in MEASURED else f"-{cost_name()}"
@@ -111,16 +110,9 @@ def out_file(cfg: DictConfig) -> Path:
 
 def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     """Refuse settings that cannot work, before anything is computed."""
-    unknown = [name for name in cfg.methods if name not in cfg.rules]
-    if unknown or not cfg.methods:
-        raise UserError(
-            f"methods: {list(cfg.methods)} must name some of {', '.join(cfg.rules)}, or define"
-            " rules.<name>"
-        )
     check_sizes(cfg, manifest)
-    check_splits(cfg)
     if "_target_" not in cfg.cost:
-        check_measuring(cfg.cost)
+        check_out(Path(cfg.cost.file), "cost.file")
     for key in ("warp", "draft_warp"):
         if instantiate(cfg[key]).to_dict() != manifest[key]:
             raise UserError(

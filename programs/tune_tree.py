@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
@@ -22,15 +22,14 @@ from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
 from decoding.structures.sequoia import write_artefact
 from evaluation.interleaving import request_seed
+from evaluation.replay.candidates import check_out
 from evaluation.replay.tree_search import Plan, Programme, best_plans, sibling_acceptance
-from runtime.errors import UserError, checked_count, is_count
-
-COUNTS = ("max_nodes", "max_depth", "max_children", "max_new_tokens", "repeats")
+from runtime.errors import UserError
 
 
 def main(cfg: DictConfig) -> None:
     """Pair and prompts in, a tree out."""
-    check(cfg)
+    check_out(Path(cfg.structure.tree), "structure.tree")
     pair = load_pair(cfg.pair)
     requests = load_requests(cfg, pair)
     texts, acceptance = measure_acceptance(cfg, pair, requests)
@@ -41,27 +40,6 @@ def main(cfg: DictConfig) -> None:
     best = choose(cfg, plans)
     save(cfg, pair, best, acceptance, draft_cost, target_cost)
     print(f"\n{table(plans, best, acceptance, target_cost)}\n\nsaved {cfg.structure.tree}")
-
-
-def check(cfg: DictConfig) -> None:
-    """Refuse settings that cannot work, before anything is loaded."""
-    if "tree" not in cfg.structure:
-        raise UserError(
-            "structure: expected one that reads its tree from a file, got"
-            f" {cfg.structure._target_}. Use structure=sequoia"
-        )
-    optional = [key for key in ("nodes", "limit") if cfg[key] is not None]
-    for key in (*COUNTS, *optional):
-        checked_count(key, cfg[key])
-    if not (OmegaConf.is_list(cfg.rows) and all(map(is_count, cfg.rows))):
-        raise UserError(f"rows: {cfg.rows} must be whole numbers from 1 on, e.g. rows=[1,8,32]")
-    folder = Path(cfg.structure.tree).parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"structure.tree: cannot make {folder} ({error.strerror}). Choose another file"
-        ) from error
 
 
 def most_nodes(cfg: DictConfig) -> int:

@@ -8,10 +8,46 @@ What is compared takes turns, so that drift of the machine hits all of it alike.
 are compared by scripts/evaluate.py.
 """
 
-from runtime.cli import Program
-from runtime.settings.kinds import Group
+from typing import Annotated, Literal
 
-main = Program(__file__, Group, "programs.benchmark")
+from pydantic import Field
+
+from decoding.settings import Pair
+from programs.groups import Dataset, DraftWarp, Harvest, Splits, Warp
+from runtime.cli import Program
+from runtime.settings.kinds import Count, Counts, Group
+
+
+class Overlap(Group):
+    """One branch stage of an overlapped engine."""
+
+    gamma: Annotated[int, Field(ge=1, le=1000), "pending tokens, and tokens of a branch"]
+    branches: Annotated[Counts, "numbers of branches, a row each"]
+    context: Annotated[int, Field(ge=2, le=1_000_000), "tokens before the pending ones"]
+    draft_threads: Annotated[Count | None, "CPU threads of the draft; null: a quarter of them"]
+
+
+class Benchmark(Group):
+    pair: Pair
+    dataset: Dataset
+    warp: Warp
+    draft_warp: DraftWarp
+    what: Annotated[
+        Literal["harvest", "overlap"],
+        "all positions at once against one round at a time; or draft and target side by side",
+    ]
+    repeats: Annotated[Count, "of each way, in turn"]
+    plain_prompts: Annotated[
+        Count,
+        "of the prompts, evenly spaced, that are also labelled the plain way, whose rate does not"
+        " depend on their number",
+    ]
+    splits: Splits
+    harvest: Harvest
+    overlap: Overlap
+
+
+main = Program(__file__, Benchmark, "programs.benchmark")
 
 if __name__ == "__main__":
     main()

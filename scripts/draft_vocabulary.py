@@ -9,10 +9,51 @@ The table says for each size how many of the tokens of held-out responses it hol
 acceptance and what it saves in time. What is decoded is lossless with any vocabulary. `--help`
 lists every setting."""
 
-from runtime.cli import Program
-from runtime.settings.kinds import Group
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-main = Program(__file__, Group, "programs.draft_vocabulary")
+from pydantic import Field
+
+from decoding.settings import Pair
+from programs.groups import DraftWarp, Warp
+from runtime.cli import Program
+from runtime.settings.kinds import Count, Distinct, Group, Path, Says
+
+Sizes = Annotated[list[Count], Distinct, Says("a list of different sizes, such as [4096,16384]")]
+
+
+class DraftVocabulary(Group):
+    pair: Pair
+    warp: Warp
+    draft_warp: DraftWarp
+    data: Annotated[
+        Path | None,
+        "harvest whose responses are counted: the training split; the table is about the others",
+    ]
+    chats: Annotated[
+        Path | None,
+        "or a folder of chats of scripts/distill_draft.py, counted instead; the table is about the"
+        " first `held_out`",
+    ]
+    held_out: Annotated[Count, "chats that are; as many as that distillation kept aside"]
+    size: Annotated[Count, "tokens written, the most frequent ones"]
+    sizes: Annotated[Sizes, "tried in the table, besides `size` and all tokens"]
+    positions: Annotated[Count, "of held-out responses that both models are run on"]
+    gammas: Annotated[
+        int, Field(ge=1, le=1000), "longest fixed draft length of the modelled speed-up, in tokens"
+    ]
+    out: Annotated[
+        Path | None, "file; null: draft_vocabulary.safetensors in the folder that is counted"
+    ]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        if values["data"] is None and values["chats"] is None:
+            return {"data": "a folder, as chats is null"}
+        return {}
+
+
+main = Program(__file__, DraftVocabulary, "programs.draft_vocabulary")
 
 if __name__ == "__main__":
     main()

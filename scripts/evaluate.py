@@ -17,10 +17,149 @@ same prompt, with intervals over prompts, and what the draft's acceptance and th
 allow.
 """
 
-from runtime.cli import Program
-from runtime.settings.kinds import Group
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
-main = Program(__file__, Group, "programs.evaluate")
+from pydantic import Field
+
+from decoding.settings import Pair
+from programs.groups import (
+    AnySplit,
+    Dataset,
+    DraftWarp,
+    Limit,
+    Logger,
+    SomeNames,
+    Splits,
+    Warp,
+    among,
+)
+from runtime.cli import Program
+from runtime.settings.check import faults
+from runtime.settings.kinds import Count, Distinct, Group, Names, Part, Path, Positive, Says, Seed
+
+CostTables = Annotated[
+    list[Literal["measured", "pipeline"] | Positive], Distinct,
+    Says("a list of measured, pipeline and speed ratios above 0, such as [measured,5]"),
+]  # fmt: skip
+
+
+class Method(Group):
+    """What decodes."""
+
+    engine: Annotated[Part, "runs both models"]
+    structure: Annotated[Part | None, "which draws a draft consists of"]
+    verifier: Annotated[Part | None, "accepts or rejects them"]
+    stop: Annotated[Part | None, "when drafting ends"]
+
+
+class Evaluate(Group):
+    pair: Pair
+    dataset: Dataset
+    warp: Warp
+    draft_warp: DraftWarp
+    engine: Annotated[Part, "of the method `custom`: runs both models"]
+    structure: Annotated[Part, "of the method `custom`: which draws a draft consists of"]
+    verifier: Annotated[Part, "of the method `custom`: accepts or rejects them"]
+    stop: Annotated[Part, "of the method `custom`: when drafting ends"]
+    method: Annotated[dict[str, Method], "what there is to compare, by name"]
+    logger: Logger
+    methods: Annotated[Names, "keys of `method` to compare; autoregressive always runs"]
+    tried: Annotated[
+        dict[str, Any],
+        "settings of a method that are not tuned: of each list, the fastest in a pass over prompts"
+        " of the calibration split",
+    ]
+    tried_prompts: Annotated[Count, "prompts of that pass"]
+    thresholds: Annotated[
+        Path | None, "file of scripts/tune.py, used where it exists and fits; null: none"
+    ]
+    split: Annotated[
+        AnySplit,
+        "prompts no predictor was trained or calibrated on; all: the whole set, but for prompts"
+        " that settings were tried on",
+    ]
+    splits: Splits
+    limit: Limit
+    max_new_tokens: Annotated[Count, "most tokens of a response"]
+    repeats: Annotated[Count, "times that every method decodes every prompt, in turn"]
+    seed: Annotated[Seed, "of the responses' draws"]
+    presentation: Annotated[
+        Literal["table", "paired"],
+        "spread over the repeats; or medians of ratios on the same prompt, with intervals over"
+        " prompts",
+    ]
+    against: Annotated[
+        dict[str, SomeNames],
+        "what methods are compared with besides the baseline: of each list, the fastest",
+    ]
+    assistant: Annotated[
+        Path | None,
+        "draft of assisted generation, a folder or hub id; null: pair.assistant, or pair.draft"
+        " where there is none",
+    ]
+    longest_draft: Annotated[
+        int,
+        Field(ge=1, le=1000),
+        "presentation=paired: tokens of a draft, at most, in the modelled bound of the speed-up",
+    ]
+    profile: Annotated[bool, "where the time goes"]
+    modelled: Annotated[
+        CostTables,
+        "speed-up on two devices, priced: measured, pipeline (a split target), speed ratios c",
+    ]
+    out: Annotated[Path, "folder of results.json, table.md, traces-<method>.jsonl, vocabulary.json"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        known, found = values["method"], dict[str, str]()
+        found |= among("methods", values["methods"], known)
+        for name, methods in values["against"].items():
+            found |= among(f"against.{name}", methods, known)
+        for name, settings in values["tried"].items():
+            found |= dict(tried_misfits(name, settings, known))
+        return found
+
+
+def tried_misfits(name: str, settings: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the lists of values that a method is tried with. known: the methods."""
+    place = f"tried.{name}"
+    if name not in known:
+        yield place, f"a method: {', '.join(known)}"
+        return
+    if not isinstance(settings, dict):
+        yield place, f"settings of the method, such as {place}.stop.<setting>=[1,2]"
+        return
+    for key, values in leaves(settings):
+        if not (isinstance(values, list) and values):
+            yield f"{place}.{key}", f"a list of values, such as {place}.{key}=[1,2]"
+            continue
+        for value in values:
+            yield from (
+                (f"{place}.{key}", f"a list, each {fault.expected}")
+                for fault in faults(Method, with_value(known[name], key.split("."), value))
+            )
+
+
+def leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """What is no mapping, by dotted keys."""
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def with_value(settings: Any, names: list[str], value: Any) -> Any:
+    """A copy in which the setting that `names` lead to is `value`."""
+    if not names:
+        return value
+    first, *others = names
+    inside = settings if isinstance(settings, dict) else {}
+    return {**inside, first: with_value(inside.get(first), others, value)}
+
+
+main = Program(__file__, Evaluate, "programs.evaluate")
 
 if __name__ == "__main__":
     main()

@@ -11,24 +11,18 @@ become shards.
 Several processes, also on machines that share a folder, divide the batches among themselves.
 Interrupted, the same command continues after the last finished batch; it also makes anew what is
 missing or damaged. On CPUs `accelerate launch` wants `--multi_gpu` to start more than one process.
-`--help` lists every setting."""
+`--help` lists every setting.
+
+Records: mixed (draft tokens in a mix of response and candidates, SpecDec++'s) and rounds (gamma
+draft tokens from every anchor, how many are accepted, the target's hidden states before them and
+the draft's at each)."""
 
 from typing import Annotated
 
-from pydantic import Field
-
 from decoding.settings import Pair
-from programs.groups import Dataset, DraftWarp, Splits, Warp
+from programs.groups import Dataset, DraftWarp, Harvest, Splits, Warp
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Group, Layers, Part, Path, Seed
-
-
-class Inputs(Group):
-    """Layers whose hidden states are recorded, -1: what the output layer reads; predictors read
-    some of them."""
-
-    draft_layers: Annotated[Layers, "at every drawn token"]
-    target_layers: Annotated[Layers, "at the last verified position before every round"]
+from runtime.settings.kinds import Count, Group, Part, Path
 
 
 class Anchors(Group):
@@ -43,7 +37,7 @@ class Features(Group):
     stored: Annotated[bool, "hidden states on disk; false: train.py runs the models again"]
 
 
-class GenData(Group):
+class GenData(Harvest):
     pair: Pair
     dataset: Dataset
     warp: Warp
@@ -53,21 +47,6 @@ class GenData(Group):
     out: Annotated[Path, "folder of the dataset"]
     estimate: Annotated[bool, "answer one batch, print expected time and disk of the whole, stop"]
     verify: Annotated[bool, "read the dataset in `out`, name every bad file, stop"]
-    seed: Seed
-    max_new_tokens: Annotated[Count, "most tokens of a target response"]
-    gamma: Annotated[
-        Annotated[int, Field(ge=1, le=1000)],
-        "draft tokens of a round, the most that any stop rule or predictor.gamma can be replayed or"
-        " trained with",
-    ]
-    mixing: Annotated[
-        Annotated[float, Field(ge=0, lt=1)],
-        "share of response tokens in the mixed sequences that SpecDec++ learns from",
-    ]
-    batch_size: Annotated[
-        Count, "prompts answered together; one batch is one set of shards and the unit of resuming"
-    ]
-    inputs: Inputs
     anchors: Anchors
     splits: Splits
 

@@ -19,10 +19,60 @@ numbers within rounding of each other decided it; exits with 1 where one is not.
 Harvest with pair.dtype=float32, and set it here, too: in bfloat16 too many decisions of a greedy
 decode rest on rounding."""
 
-from runtime.cli import Program
-from runtime.settings.kinds import Group
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-main = Program(__file__, Group, "programs.tune")
+from decoding.settings import Pair
+from programs.groups import Dataset, DraftWarp, Limit, Replay, SomeNames, Splits, Warp, among
+from runtime.cli import Program
+from runtime.settings.kinds import Count, Counts, Group, Part, Path, Seed
+
+
+class Measuring(Group):
+    """cost=measure"""
+
+    file: Annotated[Path, "what is measured is saved here; cost=measured reads it again"]
+    gammas: Annotated[Counts, "draft lengths decoded; target calls of other sizes are interpolated"]
+    limit: Limit
+    max_new_tokens: Annotated[Count, "tokens of each response"]
+
+
+class Tune(Replay):
+    pair: Pair
+    dataset: Dataset
+    warp: Warp
+    draft_warp: DraftWarp
+    cost: Annotated[Part | Measuring, "what forwards cost: a table, or measured here"]
+    what_if: Annotated[dict[str, Part], "tables that thresholds are chosen for besides"]
+    rules: Annotated[dict[str, Part], "stop rules, by name"]
+    methods: Annotated[SomeNames, "keys of `rules` to tune"]
+    data: Annotated[
+        Path,
+        "harvest with a round at every position (gen_data.py anchors.stride=1 out=data/rounds)",
+    ]
+    splits: Splits
+    seed: Annotated[Seed, "of the draws of cost=measure"]
+    check: Annotated[
+        bool,
+        "decode the prompts of a greedy harvest and compare with the replay, count by count;"
+        " nothing is tuned",
+    ]
+    check_values: Annotated[Count, "with check=true, values of each rule's setting, evenly spaced"]
+    check_prompts: Annotated[
+        Count | None, "with check=true, the first of the harvest; null: all of them"
+    ]
+    out: Annotated[
+        Path | None,
+        "file; null: runs/<pair>-thresholds-T<temperature>.json, which evaluate.py reads, or"
+        " ...-<cost>.json for costs of another machine",
+    ]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        return {**Replay.misfits(values), **among("methods", values["methods"], values["rules"])}
+
+
+main = Program(__file__, Tune, "programs.tune")
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,6 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from data_gen.storage.shards import SPLITS
 from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
 from evaluation.replay.read import read_table
@@ -18,18 +17,13 @@ from predictors.base import damaged, read_config, refuse_mismatch
 from predictors.inputs import Inputs
 from predictors.layers import RecordedLayers
 from runtime.compatibility import incompatible
-from runtime.errors import UserError, checked_count
+from runtime.errors import UserError
 
 # Checks -------------------------------------------------------------------------------------------
 
 
 def check_sizes(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     """The harvest must hold what is to be replayed."""
-    for key in (
-        "points",
-        *(key for key in ("gamma_max", "max_new_tokens") if cfg[key] is not None),
-    ):
-        checked_count(key, cfg[key])
     for key in ("gamma_max", "max_new_tokens"):
         harvested = manifest["gamma" if key == "gamma_max" else key]
         if cfg[key] is not None and cfg[key] > harvested:
@@ -38,31 +32,16 @@ def check_sizes(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
             )
 
 
-def check_splits(cfg: DictConfig) -> None:
-    """Thresholds are judged on prompts that had no part in choosing them."""
-    for key in ("choose", "judge"):
-        if cfg[key] not in SPLITS:
-            raise UserError(
-                f"{key}: {cfg[key]!r} is no split that leaves another. Use one of"
-                f" {', '.join(SPLITS)}"
-            )
-    if cfg.choose == cfg.judge:
-        raise UserError(
-            f"judge: {cfg.judge} is what thresholds are chosen on, they would look too good. Use"
-            " another"
-        )
-
-
-def check_out(out: Path) -> None:
+def check_out(out: Path, key: str = "out") -> None:
     """Make the folder of a file to be written."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"out: {out.parent} cannot be made ({error.strerror}). Choose another out=<file>"
+            f"{key}: {out.parent} cannot be made ({error.strerror}). Choose another {key}=<file>"
         ) from error
     if out.is_dir():
-        raise UserError(f"out: {out} is a folder. Choose another out=<file>")
+        raise UserError(f"{key}: {out} is a folder. Choose another {key}=<file>")
 
 
 def refuse_foreign_checkpoint(

@@ -31,7 +31,7 @@ from evaluation.replay.candidates import refuse_other_pair
 from evaluation.replay.decoding import engine
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer, Step
-from runtime.errors import UserError, checked_count
+from runtime.errors import UserError
 
 # Gaps that rounding may close: of two logits; of a rule's value; of one predicted from harvested
 # features (bfloat16).
@@ -49,12 +49,10 @@ def check_replay(
             f"data: expected a greedy harvest, got {cfg.data}, of which a decode is another draw."
             " Give a greedy one"
         )
-    most = None if cfg.check_prompts is None else checked_count("check_prompts", cfg.check_prompts)
-    checked_count("check_values", cfg.check_values)
     pair = load_pair(cfg.pair)
     refuse_other_pair(pair_identity(pair), manifest, f"pair: {cfg.pair.name}")
     refuse_other_dtypes(dtypes(pair), manifest.get("dtypes"))
-    responses = read_responses(cfg.data, "all")[:most]
+    responses = read_responses(cfg.data, "all")[: cfg.check_prompts]
     table = read_table(cfg.data, "all", stops.values(), cfg.pair)
     rules = [(name, value) for name, stop in stops.items() for value in values(cfg, stop, table)]
     found: Verdicts = {}

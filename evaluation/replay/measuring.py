@@ -4,11 +4,10 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
@@ -21,23 +20,10 @@ from decoding.sampling import Sampler
 from decoding.stopping.base import TunableRule
 from decoding.trace import Trace
 from evaluation.interleaving import Engine, request_seed
-from evaluation.replay.candidates import check_out, refuse_other_pair
+from evaluation.replay.candidates import refuse_other_pair
 from evaluation.replay.decoding import engine
-from runtime.errors import UserError, checked_count, is_count
 
 PLAIN = "autoregressive"
-
-
-def check_measuring(cost: DictConfig) -> None:
-    """What cost=measure is told."""
-    if not (OmegaConf.is_list(cost.gammas) and cost.gammas and all(map(is_count, cost.gammas))):
-        raise UserError(
-            f"cost.gammas: expected draft lengths from 1 on, got {cost.gammas}. Give e.g."
-            " cost.gammas=[1,4,16]"
-        )
-    for key in ("max_new_tokens", *(["limit"] if cost.limit is not None else [])):
-        checked_count(f"cost.{key}", cost[key])
-    check_out(Path(cost.file))
 
 
 def measured_cost(

@@ -30,7 +30,6 @@ class Fault(NamedTuple):
         return f"{self.key}: expected {self.expected}, got {found}. {self.remedy}"
 
 
-@cache
 def described(group: type[Group]) -> dict[str, Setting]:
     """The settings of a group, by name."""
     hints = get_type_hints(group, include_extras=True)
@@ -82,19 +81,11 @@ def _value(kind: Any, value: Any, key: str) -> Iterator[Fault]:
             yield Fault(key, expected(kind), value)
     elif Any in kinds and is_made(value):
         yield from part(value, key)
-    elif (each := each_of(kinds)) is not None:
-        yield from _mapping(each, kind, value, key)
+    elif isinstance(value, dict) and (each := each_of(kinds)) is not None:
+        for name, one in value.items():
+            yield from _value(each, one, _join(key, str(name)))
     elif not fits(kind, value):
         yield Fault(key, expected(kind), value, shows=not may_be_secret(kind))
-
-
-def _mapping(each: Any, kind: Any, value: Any, key: str) -> Iterator[Fault]:
-    """Groups or parts, by names."""
-    if not isinstance(value, dict):
-        yield Fault(key, expected(kind), value)
-        return
-    for name, inner in value.items():
-        yield from _value(each, inner, _join(key, str(name)))
 
 
 def parts(values: Any, key: str = "") -> Iterator[Fault]:
@@ -149,15 +140,11 @@ def may_be_secret(kind: Any) -> bool:
 
 
 def each_of(kinds: Sequence[Any]) -> Any:
-    """The group, or Part, that every value of a mapping is; None where it is none."""
+    """What every value of a mapping by names is; None where it is no such mapping, or they are
+    anything."""
     for kind in kinds:
-        if get_origin(kind) is dict:
-            each = get_args(kind)[1]
-            if any(
-                isinstance(one, type) and issubclass(one, Group | Part)
-                for one in alternatives(each)
-            ):
-                return each
+        if get_origin(kind) is dict and get_args(kind)[1] is not Any:
+            return get_args(kind)[1]
     return None
 
 
@@ -172,7 +159,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind, config=ConfigDict(strict=True))
+    return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
 def _join(key: str, name: str) -> str:

@@ -36,9 +36,8 @@ def rows(known: Mapping[str, Setting], values: Mapping[str, Any], key: str = "")
         elif group is not None and isinstance(value, Mapping):
             yield from rows(described(group), value, f"{inner}.")
         else:
-            named = each_of(alternatives(kind)) is not None  # whose settings are not listed here
-            shown = list(value) if named else value
-            yield Row(inner, shown, expected(kind), help_of(kind))
+            named = isinstance(value, Mapping) and each_of(alternatives(kind)) is not None
+            yield Row(inner, list(value) if named else value, expected(kind), help_of(kind))
 
 
 def settings_of_part(value: Mapping[str, Any]) -> dict[str, Setting]:

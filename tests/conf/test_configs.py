@@ -5,6 +5,7 @@ import inspect
 import re
 import shlex
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from runtime.errors import UserError
+from runtime.settings.check import faults
+from runtime.settings.kinds import Group
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -72,6 +75,22 @@ CHOICES = [
 ]
 
 
+@cache
+def description(program: str) -> type[Group]:
+    """Of its settings."""
+    module = SCRIPTS[program].relative_to(ROOT).with_suffix("")
+    found: type[Group] = import_module(".".join(module.parts)).main.settings
+    return found
+
+
+def wrong(program: str, cfg: DictConfig, place: str = "") -> list[str]:
+    """What the description has against `cfg` at `place`, or anywhere; values that are still to be
+    given aside."""
+    missing = OmegaConf.missing_keys(cfg)
+    found = faults(description(program), OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    return [str(one) for one in found if one.key not in missing and one.key.startswith(place)]
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program_has_its_script_and_resolves(program: str) -> None:
     assert program in SCRIPTS
@@ -114,7 +133,7 @@ def test_first_line_is_a_command_that_works(file: Path) -> None:
 @cache
 def composes(program: str, *overrides: str) -> None:
     """Several files may name one command."""
-    composed(program, *overrides)
+    assert not wrong(program, composed(program, *overrides))
 
 
 def documented(page: Path) -> list[str]:
@@ -175,9 +194,11 @@ def test_option_composes_and_builds(program: str, place: str, option: str) -> No
     cfg = with_option(program, place, option)
     if place == "experiment":
         assert option in cfg.out, "its settings are those of the program"
-        OmegaConf.resolve(cfg)
+        assert not wrong(program, cfg)
         return
-    node = OmegaConf.select(cfg, place.split("@")[-1])
+    key = place.split("@")[-1]
+    node = OmegaConf.select(cfg, key)
+    assert not wrong(program, cfg, f"{key}.")
     assert node is not None
     if "_target_" not in node:
         return

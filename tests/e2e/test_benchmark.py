@@ -54,7 +54,7 @@ def test_harvest(
     ("argument", "message"),
     [
         ("what=nothing", "what: expected harvest or overlap, got 'nothing'"),
-        ("harvest.stride=2", "harvest.stride: 2 skips"),
+        ("harvest.stride=2", "Could not override 'harvest.stride'"),
     ],
 )
 def test_bad_input_is_one_line(

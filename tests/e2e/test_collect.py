@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import train
+from programs.collect import checkpoints
 from scripts import collect
 from tests.checkpoints import rewrite_checksum
 from tests.programs import refused, run
@@ -97,7 +98,7 @@ def test_checkpoints_are_counted_as_people_do(tmp_path: Path) -> None:
     for name in reversed(names):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.json").touch()
-    assert [folder.name for folder in collect.checkpoints(tmp_path)] == names
+    assert [folder.name for folder in checkpoints(tmp_path)] == names
 
 
 def test_what_cannot_be_collected_ends_with_one_line(

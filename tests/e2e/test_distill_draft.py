@@ -176,11 +176,20 @@ def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("stage=some", "stage: expected one of all, generate, train, finish, got some"),
+        ("stage=some", "stage: expected all, generate, train or finish, got 'some'"),
         ("draft.layers=[0,4]", "target's layers 0 to 3, got [0, 4]"),
-        ("draft.layers=[]", "target's layers 0 to 3, got []"),
-        ("draft.layers=5", "draft.layers: expected a list of layers, got 5"),
-        ("chats.feature_layers=5", "chats.feature_layers: expected a list of layers, got 5"),
+        (
+            "draft.layers=[]",
+            "draft.layers: expected a list of different layers from 0 on, such as [0,29], got []",
+        ),
+        (
+            "draft.layers=5",
+            "draft.layers: expected a list of different layers from 0 on, such as [0,29], got 5",
+        ),
+        (
+            "chats.feature_layers=5",
+            "chats.feature_layers: expected a list of different layers from 0 on, ",
+        ),
         (
             "chats.feature_layers=[99]",
             "chats.feature_layers: expected layers from 0 to 4, got [99]",
@@ -195,9 +204,9 @@ def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
             "chats.openings=none.jsonl chats.prompt_tokens=1",
             "chats.prompt_tokens: expected 2 or more",
         ),
-        ("training.dtype=int8", "training.dtype: expected float32 or bfloat16, got int8"),
-        ("chats.slots=0", "chats.slots: 0"),
-        ("training.warmup=0", "training.warmup: 0"),
+        ("training.dtype=int8", "training.dtype: expected float32 or bfloat16, got 'int8'"),
+        ("chats.slots=0", "chats.slots: expected a whole number from 1 on, got 0"),
+        ("training.warmup=0", "training.warmup: expected a whole number from 1 on, got 0"),
         ("pair.target=none/at/all", "pair.target: no model in"),
         (
             "chats.prompts=none.jsonl",

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import programs.evaluate
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import write_vocabulary
@@ -68,14 +69,14 @@ def test_a_draft_is_trained_goes_on_and_decodes(
     assert "resuming after" in capsys.readouterr().out and not Path("made.run").exists()
 
     seen: list[ModelPair] = []
-    load = evaluate.prepare
+    load = programs.evaluate.prepare
 
     def watched(cfg):
         compared = load(cfg)
         seen.append(compared.pair)
         return compared
 
-    monkeypatch.setattr(evaluate, "prepare", watched)
+    monkeypatch.setattr("programs.evaluate.prepare", watched)
     decoded = [
         *pair[:1],
         "pair.draft=made",
@@ -147,7 +148,7 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     assert "out: expected the folder of a trained draft, got chats" in refused(
         distill_draft, monkeypatch, capsys, *pair, *ship, "out=chats"
     )
-    assert "notes: expected notes with names, got 5" in refused(
+    assert "notes: expected settings by name, got 5" in refused(
         distill_draft, monkeypatch, capsys, *pair, *ship, "notes=5"
     )
 
@@ -157,22 +158,22 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     [
         ("chats.folder=none", "chats.folder: none holds no chats"),
         ("chats.held_out=30", "chats.folder: chats holds no chats"),
-        ("vocabulary=5", "vocabulary: 5 is no file"),
-        ("draft.steps=0", "draft.steps: 0"),
-        ("training.tokens=0", "training.tokens: 0"),
-        ("training.batch_tokens=-1", "training.batch_tokens: -1"),
-        ("training.lr=abc", "training.lr: expected a number above 0, got abc"),
-        ("~training.lr", "training.lr: is missing"),
-        ("+training.foo=1", "training.foo: is no setting"),
-        ("training.lr=-1", "training.lr: expected a number above 0, got -1"),
-        ("training.decay=nan", "training.decay: expected a number from 0 on, got nan"),
+        ("vocabulary=5", "vocabulary: expected a path or null, got 5"),
+        ("draft.steps=0", "draft.steps: expected a whole number from 1 to 100, got 0"),
+        ("training.tokens=0", "training.tokens: expected a whole number from 1 on, got 0"),
         (
-            "training.positions=7",
-            "training.positions: expected a share above 0 and at most 1, got 7",
+            "training.batch_tokens=-1",
+            "training.batch_tokens: expected a whole number from 1 on, got -1",
         ),
-        ("training.dtype=float12", "training.dtype: expected float32 or bfloat16, got float12"),
-        ("save_seconds=abc", "save_seconds: expected a number of seconds, got abc"),
-        ("seed=abc", "seed: 'abc'"),
+        ("training.lr=abc", "training.lr: expected a number above 0, got 'abc'"),
+        ("~training.lr", "training.lr: expected a number above 0, got null"),
+        ("+training.foo=1", "training.foo: expected one of tokens, batch_tokens, "),
+        ("training.lr=-1", "training.lr: expected a number above 0, got -1"),
+        ("training.decay=nan", "training.decay: expected a number from 0 to 1, got nan"),
+        ("training.positions=7", "training.positions: expected a number above 0, at most 1, got 7"),
+        ("training.dtype=float12", "training.dtype: expected float32 or bfloat16, got 'float12'"),
+        ("save_seconds=abc", "save_seconds: expected a number from 0 on, got 'abc'"),
+        ("seed=abc", "seed: expected a whole number from 0 to 4294967295, got 'abc'"),
         (
             "pair.draft=other",
             "pair.draft: expected hidden states of size 24, as the target's, got 16",

@@ -217,7 +217,7 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
         return whole(cfg, engines, requests, *more)
 
     monkeypatch.setattr(runner, "decode", seen)
-    monkeypatch.setattr(evaluate, "decode", seen)
+    monkeypatch.setattr("programs.evaluate.decode", seen)
     small = (*base, "methods=[fixed]", "split=test", "repeats=1", "tried_prompts=2")
     splits = ("splits.calibration=0.3", "splits.test=0.3")
     run(monkeypatch, *small, *splits)
@@ -328,6 +328,7 @@ def test_missing_and_foreign_checkpoints(
         "methods=[custom]",
         "stop=stop_loss",
         "stop.cost=none.json",
+        "stop.rule._target_=decoding.stopping.specdecpp.SpecDecPPStop",
         "+stop.rule.checkpoint=checkpoints/specdecpp",
     ]
     assert "method.custom.stop.rule.checkpoint" in refused(monkeypatch, capsys, *base, *held)
@@ -372,23 +373,43 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("methods=[fastest]", "methods: 'fastest'"),
-        ("repeats=0", "repeats: 0"),
-        ("tried.fixed.stop.gamma=[0,2]", "method.fixed.stop.gamma: expected at least 1, got 0"),
-        ("tried.fixed.stop.gamma=4", "tried.fixed.stop.gamma: expected a list of values, got 4"),
+        ("methods=[fastest]", "methods: expected names among autoregressive, fixed, "),
+        ("repeats=0", "repeats: expected a whole number from 1 on, got 0"),
+        (
+            "tried.fixed.stop.gamma=[0,2]",
+            "tried.fixed.stop.gamma: expected a list, each a whole number from 1 to 1000, got [0",
+        ),
+        (
+            "tried.fixed.stop.gamma=[1,abc]",
+            "tried.fixed.stop.gamma: expected a list, each a whole number from 1 to 1000, got [1",
+        ),
+        ("methods=[custom] stop=adaedl stop.step=nan", "stop.step: expected a number from "),
+        ("tried.fixed.stop.gamma=4", "tried.fixed.stop.gamma: expected a list of values, such as "),
         ("tried.fixed.stop.gamma=[2,21]", "at most structure.gamma_max=20, got 21"),
-        ("tried.fixed.stop.gamma=[]", "tried.fixed.stop.gamma: expected a list of values, got []"),
-        ("+tried.fixed.stop.gama=[2]", "method.fixed.stop has no gama"),
-        ("+tried.fastest.stop.gamma=[2]", "tried.fastest: expected a method, got none"),
-        ("tried.fixed=4", "tried.fixed: expected settings, got 4"),
-        ("methods=fixed", "methods: expected a list of names, got fixed"),
+        (
+            "tried.fixed.stop.gamma=[]",
+            "tried.fixed.stop.gamma: expected a list of values, such as ",
+        ),
+        (
+            "+tried.fixed.stop.gama=[2]",
+            "tried.fixed.stop.gama: expected a list, each gamma, perhaps, got [2]",
+        ),
+        (
+            "+tried.fastest.stop.gamma=[2]",
+            "tried.fastest: expected a method: autoregressive, fixed, ",
+        ),
+        ("tried.fixed=4", "tried.fixed: expected settings of the method, such as "),
+        (
+            "methods=fixed",
+            "methods: expected a list of different names, such as [a,b], got 'fixed'",
+        ),
         ("presentation=figures", "presentation: expected table or paired, got 'figures'"),
-        ("against.fixed=fixed", "against: expected lists of methods by name, got fixed fixed"),
-        ("max_new_tokens=2.5", "max_new_tokens: 2.5"),
-        ("repeats=null", "repeats: None"),
-        ("split=dev", "split: 'dev'"),
+        ("against.fixed=fixed", "against.fixed: expected a list of one or more different names, "),
+        ("max_new_tokens=2.5", "max_new_tokens: expected a whole number from 1 on, got 2.5"),
+        ("repeats=null", "repeats: expected a whole number from 1 on, got null"),
+        ("split=dev", "split: expected train, calibration, test or all, got 'dev'"),
         ("out=prompts.jsonl/x", "out: prompts.jsonl/x cannot be made"),
-        ("limit=0", "limit: 0"),
+        ("limit=0", "limit: expected a whole number from 1 on or null, got 0"),
         ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
         ("max_new_tokens=2000", "pair.max_length"),
         ("method.fixed.stop.gama=3", "gama"),
@@ -396,7 +417,10 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
             "methods=[custom] method.custom.stop={_target_:decoding.stopping.never.Never}",
             "method.custom.stop: the custom method takes the top-level stop",
         ),
-        ("engine=lookahead engine.ngram=1 methods=[custom]", "engine.ngram: 1"),
+        (
+            "engine=lookahead engine.ngram=1 methods=[custom]",
+            "engine.ngram: expected a whole number from 2 to 16, got 1",
+        ),
         (
             "engine=lookahead stop=adaedl methods=[custom]",
             "stop, engine: LookaheadEngine takes no stop",
@@ -405,10 +429,30 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
             "engine=lookahead structure.gamma_max=3 methods=[custom]",
             "structure, engine: LookaheadEngine takes no",
         ),
-        ("modelled=[fast]", "modelled: 'fast' must be measured, pipeline or a speed"),
-        ("modelled=[-1]", "modelled: -1 must be measured, pipeline or a speed"),
-        ("modelled=5", "modelled: 5 is no list"),
-        ("engine=lookahead engine.prompt_pool=2 methods=[custom]", "engine.prompt_pool: 2"),
+        (
+            "modelled=[fast]",
+            "modelled: expected a list of measured, pipeline and speed ratios above 0, ",
+        ),
+        (
+            "modelled=[-1]",
+            "modelled: expected a list of measured, pipeline and speed ratios above 0, ",
+        ),
+        (
+            "modelled=5",
+            "modelled: expected a list of measured, pipeline and speed ratios above 0, ",
+        ),
+        ("modelled=[.inf]", "modelled: expected a list of measured, pipeline and speed ratios"),
+        ("methods=null", "methods: expected a list of different names, such as [a,b], got null"),
+        ("methods=[fixed,fixed]", "methods: expected a list of different names"),
+        ("thresholds=5", "thresholds: expected a path or null, got 5"),
+        ("seed=18446744073709551616", "seed: expected a whole number from 0 to 4294967295"),
+        ("+against.other=[fastest]", "against.other: expected names among autoregressive, "),
+        ("+method.mine.engine=5", "method.mine.engine: expected a choice of the group engine"),
+        ("+method.fixed.stops=5", "method.fixed.stops: expected stop, perhaps, got 5"),
+        (
+            "engine=lookahead engine.prompt_pool=2 methods=[custom]",
+            "engine.prompt_pool: expected true or false, got 2",
+        ),
     ],
 )
 def test_bad_settings_end_with_one_line(

@@ -127,7 +127,7 @@ def test_what_does_not_compile_is_left_out_and_named(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("methods=[assisted] assistant=5", "assistant: expected a folder or hub id, got 5"),
+        ("methods=[assisted] assistant=5", "assistant: expected a path or null, got 5"),
         ("methods=[assisted] assistant=./none", "assistant: no model in"),
         (
             "methods=[assisted] assistant=wider",

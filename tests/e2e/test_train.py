@@ -124,7 +124,7 @@ def test_prompts_that_were_trained_on_are_left_out_of_drift(
 ) -> None:
     write_harvest(Path("data/toy"))
     write_harvest(Path("data/other"), rows=20, names="other", shared=15)
-    run(monkeypatch, "data=data/toy", "drift=data/other", *QUICK)
+    run(monkeypatch, "data=data/toy", "drift=[data/other]", *QUICK)
     assert "drift: 5 of 20 prompts of data/other are not in data/toy" in capsys.readouterr().out
     _, there = json.loads(Path("checkpoints/specdecpp/metrics.json").read_text())[
         "reliability"
@@ -164,8 +164,8 @@ def test_drift_without_other_prompts_is_refused(
             "predictor.gamma: 3 is more than the 2 tokens per round of data/other",
         ),
         ({}, "[data/none]", "drift: data/none is no harvested dataset"),
-        ({}, "[1]", "drift: [1] is no list of folders"),
-        ({}, "null", "drift: None is no list of folders"),
+        ({}, "[1]", "drift: expected a list of different paths, such as [a,b], got [1]"),
+        ({}, "null", "drift: expected a list of different paths, such as [a,b], got null"),
     ],
 )
 def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
@@ -255,11 +255,11 @@ def test_out_holds_other_things(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_harvest(Path("data/toy"))
-    for out in ("data/toy", "."):
+    for out, said in (("data/toy", "holds something else"), (".", "hold more than a result")):
         with pytest.raises(SystemExit) as exit_code:
             run(monkeypatch, "data=data/toy", f"out={out}", *QUICK)
         assert exit_code.value.code == 2
-        assert "holds something else" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     assert Path("data/toy/manifest.json").is_file()
 
 

@@ -274,8 +274,17 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("methods=[fastest]", "methods: ['fastest']"),
-        ("points=0", "points: 0"),
+        ("methods=[fastest]", "methods: expected names among fixed, confidence, "),
+        ("points=0", "points: expected a whole number from 1 to 1000, got 0"),
+        ("points=100000", "points: expected a whole number from 1 to 1000, got 100000"),
+        (
+            "methods=null",
+            "methods: expected a list of one or more different names, such as [a,b], got null",
+        ),
+        (
+            "+what_if.x=5",
+            "what_if.x: expected a choice of the group x, or settings with a _target_, got 5",
+        ),
         (
             "rules.hrad.confidence.threshold=2",
             "rules.hrad.confidence.threshold: expected a number from 0 to 1, got 2",
@@ -285,10 +294,13 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(
         ("warp.temperature=1", "warp: data/greedy was harvested with"),
         ("data=nowhere", "data: nowhere"),
         ("cost=measured", "cost.file: runs/smollm2-eagle-cost-T0.0.json is missing"),
-        ("cost.gammas=[]", "cost.gammas: expected draft lengths from 1 on, got []"),
-        ("choose=dev", "choose: 'dev'"),
-        ("choose=all", "choose: 'all'"),
-        ("judge=calibration", "judge: calibration is what thresholds are chosen on"),
+        (
+            "cost.gammas=[]",
+            "cost.gammas: expected a list of different whole numbers from 1 on, such as [1,2,4], g",
+        ),
+        ("choose=dev", "choose: expected train, calibration or test, got 'dev'"),
+        ("choose=all", "choose: expected train, calibration or test, got 'all'"),
+        ("judge=calibration", "judge: expected another split than choose, "),
         ("out=data", "out: data is a folder"),
         (
             "gamma_max=2",

@@ -84,10 +84,13 @@ def test_rounds_that_agree_are_no_excuse(
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("check_prompts=0", "check_prompts: 0 is no whole number"),
-        ("check_values=0", "check_values: 0 is no whole number"),
-        ("check=maybe", "check: "),
-        ("methods=[]", "methods: []"),
+        ("check_prompts=0", "check_prompts: expected a whole number from 1 on or null, got 0"),
+        ("check_values=0", "check_values: expected a whole number from 1 on, got 0"),
+        ("check=maybe", "check: expected true or false, got 'maybe'"),
+        (
+            "methods=[]",
+            "methods: expected a list of one or more different names, such as [a,b], got []",
+        ),
         ("out=data", "out: data is a folder"),
     ],
 )

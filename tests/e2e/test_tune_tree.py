@@ -122,15 +122,24 @@ def test_the_same_seed_measures_the_same_acceptance(
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("structure=chain", "structure: expected one that reads its tree from a file, got"),
-        ("nodes=0", "nodes: 0"),
-        ("max_children=x", "max_children: x"),
-        ("repeats=2.5", "repeats: 2.5"),
-        ("rows=[0,2]", "rows: [0, 2]"),
-        ("rows=3", "rows: 3"),
-        ("split=dev", "split: 'dev'"),
-        ("limit=0", "limit: 0"),
-        ("structure.tree=prompts.jsonl/tree.json", "structure.tree: cannot make prompts.jsonl"),
+        (
+            "structure=chain",
+            "structure: expected one that reads its `tree` from a file: structure=sequoia, got",
+        ),
+        ("nodes=0", "nodes: expected a whole number from 1 to 1024 or null, got 0"),
+        ("max_children=x", "max_children: expected a whole number from 1 to 1024, got 'x'"),
+        ("repeats=2.5", "repeats: expected a whole number from 1 on, got 2.5"),
+        (
+            "rows=[0,2]",
+            "rows: expected a list of different whole numbers from 1 on, such as [1,2,4], got [0, ",
+        ),
+        (
+            "rows=3",
+            "rows: expected a list of different whole numbers from 1 on, such as [1,2,4], got 3",
+        ),
+        ("split=dev", "split: expected train, calibration, test or all, got 'dev'"),
+        ("limit=0", "limit: expected a whole number from 1 on or null, got 0"),
+        ("structure.tree=prompts.jsonl/tree.json", "structure.tree: prompts.jsonl cannot be made"),
         ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
         ("structure.tre=x", "tre"),
     ],
@@ -195,7 +204,7 @@ def test_evaluate_refuses_what_does_not_go_together_before_it_decodes(
     def never(*args: object) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(evaluate, "decode", never)
+    monkeypatch.setattr("programs.evaluate.decode", never)
     common = [value for value in base if not value.startswith("structure")]
     message = refused(
         evaluate, monkeypatch, capsys, *common, "methods=[custom]", "logger=none", *arguments

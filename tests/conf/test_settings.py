@@ -1,0 +1,43 @@
+"""The description of every program's settings fits its YAML (`test_configs` tries every option of
+every group)."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from runtime.settings.check import alternatives, described, faults, group_among
+from runtime.settings.help import rows
+from tests.conf.test_configs import PROGRAMS, ROOT, SCRIPTS, composed, description
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_setting_is_described_and_its_default_is_right(program: str) -> None:
+    values: Any = OmegaConf.to_container(composed(program), resolve=True)
+    known = described(description(program))
+    found = list(rows(known, values))
+    own = set(leaves(known, values))
+    assert set(known) == set(values) and own <= {row.key for row in found}
+    assert not [row.key for row in found if row.key in own and not (row.about and row.takes)]
+    assert not list(faults(description(program), values))
+
+
+def leaves(known: Any, values: Any, before: str = "") -> Iterator[str]:
+    """Dotted keys of the settings of groups, parts aside."""
+    for name, value in values.items():
+        group = group_among(alternatives(known[name].annotation))
+        if group is not None and isinstance(value, dict):
+            yield from leaves(described(group), value, f"{before}{name}.")
+        elif not (isinstance(value, dict) and "_target_" in value):
+            yield f"{before}{name}"
+
+
+def test_descriptions_import_no_model_library() -> None:
+    names = ["train" if name == "train" else f"scripts.{name}" for name in SCRIPTS]
+    found = "{'torch', 'transformers', 'pyarrow'} & set(sys.modules)"
+    code = f"import sys, {', '.join(names)}; sys.exit(str({found}) if {found} else 0)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
