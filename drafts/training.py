@@ -209,7 +209,7 @@ class DraftTraining:
             with safe_open(path, "pt") as file:
                 progress = json.loads(file.metadata()["progress"])
             state = load_file(path, str(self.draft.model.device))
-        except SafetensorError as error:
+        except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
             raise UserError(
                 f"out: {path} is damaged ({error}). Delete it to train from the start"
             ) from error

@@ -1,7 +1,6 @@
 """Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an EAGLE-style
 draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2)."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -32,6 +30,7 @@ from decoding.models.eagle import MAPS
 from drafts.shipping import EAGLE_PROVENANCE
 from runtime.errors import UserError
 from runtime.files import file_hash, replaced_folder, write_json
+from runtime.json_files import read_object
 
 RECORD = "build.json"
 EAGLE = "eagle_draft"  # folder of the EAGLE-style draft, beside that of the ordinary one
@@ -127,13 +126,13 @@ def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
     if not folder.exists():
         return "not there yet"
     try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        record = read_object(folder / RECORD, "pair", "")
         if record["sources"] != sources:
             return "made from other sources"
         damaged = [
             name for name, digest in record["files"].items() if file_hash(folder / name) != digest
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, OSError, LookupError, TypeError, AttributeError):
         return "incomplete"
     return f"{damaged[0]} is damaged" if damaged else None
 

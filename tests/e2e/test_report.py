@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -275,3 +276,32 @@ def test_a_bug_in_a_figure_is_not_hidden(
     with pytest.raises(ZeroDivisionError):
         run(report, monkeypatch, f"run={made / 'runs'}", "logger=none")
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+def test_no_changed_digit_of_an_evaluation_is_reported(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor a trace that is gone, nor one more."""
+    monkeypatch.chdir(tmp_path)
+    traces = "traces-specdecpp.jsonl"
+
+    def changed(name: str, change: Callable[[bytes], bytes]) -> str:
+        shutil.rmtree("runs", ignore_errors=True)
+        shutil.copytree(made / "runs/x", "runs/x")
+        path = Path("runs/x", name)
+        path.write_bytes(change(path.read_bytes()))
+        return refused(report, monkeypatch, capsys, "run=runs", "logger=none")
+
+    for name in ("results.json", "vocabulary.json", traces):
+        for pattern in (rb"[1-8](?=[,}\]])", rb"[1-8](?=\d*[,}\]])", rb"(?<=\.)\d"):
+            more = lambda content: re.sub(  # noqa: E731
+                pattern, lambda found: b"9" if found[0] != b"9" else b"7", content, count=1
+            )
+            if re.search(pattern, Path(made, "runs/x", name).read_bytes()):
+                message = changed(name, more)
+                assert message.startswith("error: run: runs/x/" + name), message
+    for change in (
+        lambda content: content[content.index(b"\n") + 1 :],
+        lambda content: content + content[: content.index(b"\n") + 1],
+    ):
+        assert "run: runs/x has not all traces of specdecpp" in changed(traces, change)
