@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
@@ -47,7 +47,7 @@ def save_chats(path: Path, chats: Sequence[Chat], layers: Sequence[int] = ()) ->
         "starts": torch.tensor([chat.start for chat in chats]),
         "states": torch.cat([chat.states for chat in chats]),
     }
-    save_file(tensors, partial, {LAYERS: json.dumps([*layers])})
+    partial.write_bytes(save(tensors, {LAYERS: json.dumps([*layers])}))
     partial.rename(path)
 
 

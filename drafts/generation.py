@@ -14,7 +14,7 @@ from data_gen.prompts.rows import read_rows, text_of
 from drafts.chats import Chat, layers_of, save_chats, shards
 from drafts.self_chat import SelfChat, SelfChatConfig
 from runtime.errors import UserError
-from runtime.files import refuse_foreign
+from runtime.files import alive, refuse_foreign
 
 
 class ChatWriter:
@@ -33,6 +33,7 @@ class ChatWriter:
         """settings: ``chats`` of conf/distill_draft.yaml."""
         refuse_foreign(folder, "chats-*", key="chats.folder")
         folder.mkdir(parents=True, exist_ok=True)
+        clear_partial(folder, seed)
         self.settings, self.folder, self.seed = settings, folder, seed
         chosen = {f.name: settings[f.name] for f in fields(SelfChatConfig)}
         chosen |= {key: tuple(chosen[key]) for key in ("temperatures", "feature_layers")}
@@ -62,6 +63,14 @@ class ChatWriter:
                 save_chats(self.folder / name, shard, layers)
                 number += 1
                 have = written_tokens(self.folder)
+
+
+def clear_partial(folder: Path, seed: int) -> None:
+    """Remove what a process with this seed was writing when it was killed."""
+    for left in folder.glob(f"chats-{seed:03d}-*.partial"):
+        pid = left.stem.rpartition("-")[2]
+        if pid.isdecimal() and not alive(int(pid)):
+            left.unlink(missing_ok=True)
 
 
 def next_shard(stream: Iterator[Chat], tokens: int, bar: tqdm) -> list[Chat]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
@@ -102,6 +102,7 @@ class DraftTraining:
         head = self.head.to(self.dtype)
         self.products_head = head if vocabulary is None else head[vocabulary]
         self.progress: dict[str, Any] = {"step": 0, "tokens": 0, "epoch": 0, "seconds": 0.0}
+        self.resumed = False
 
     def learning_rate(self) -> float:
         done = self.progress["tokens"] / self.config.tokens
@@ -124,10 +125,17 @@ class DraftTraining:
 
     def _stream(self, tokens: int) -> Iterator[list[Chat]]:
         while True:
-            self.pool.refresh()
-            # Named after the step, so that a run that goes on sees another order.
-            rng = random.Random(f"{self.seed}/{self.progress['step']}")
-            for batch in batches(self.pool.training, self.config.batch_tokens, rng):
+            begun = self.progress.get("begun") if self.resumed else None
+            self.resumed = False
+            if begun is None:
+                self.pool.refresh()
+                begun = {"step": self.progress["step"], "chats": len(self.pool.training)}
+                self.progress["begun"] = begun
+            # Named after the first step of the pass, which a run that goes on goes on with.
+            rng = random.Random(f"{self.seed}/{begun['step']}")
+            chats = self.pool.training[: begun["chats"]]
+            order = list(batches(chats, self.config.batch_tokens, rng))
+            for batch in order[self.progress["step"] - begun["step"] :]:
                 if self.progress["tokens"] >= tokens:
                     return
                 yield batch
@@ -138,7 +146,8 @@ class DraftTraining:
         a draft, and lr, with the run's progress."""
         started = time.perf_counter()
         steps = self.draft.states(batch, self.dtype)
-        found = [self._distribution_gradient(*step) for step in steps]
+        chosen = torch.Generator().manual_seed(self.seed * 1_000_003 + self.progress["step"])
+        found = [self._distribution_gradient(*step, chosen) for step in steps]
         regression = [nn.functional.smooth_l1_loss(own, target) for own, target in steps]
         self._backward(steps, [gradient for gradient, _ in found], regression)
         lr = self.learning_rate()
@@ -149,10 +158,12 @@ class DraftTraining:
         shown = {"acceptance": found[0][1], "regression": regression[0].item(), "lr": lr}
         return shown | self.progress
 
-    def _distribution_gradient(self, own: Tensor, target: Tensor) -> tuple[Tensor, float]:
+    def _distribution_gradient(
+        self, own: Tensor, target: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, float]:
         """`head_gradient` on a random share of the rows, zeros for the others."""
         share = max(1, round(len(own) * self.config.positions))
-        chosen = torch.randperm(len(own))[:share].to(own.device)
+        chosen = torch.randperm(len(own), generator=generator)[:share].to(own.device)
         gradient, acceptance = head_gradient(
             own[chosen].detach(), target[chosen], self.products_head, self.config.total_variation
         )
@@ -189,7 +200,7 @@ class DraftTraining:
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: x.contiguous() for name, x in self._state().items()}
         partial = self.folder / "state.partial"
-        save_file(tensors, partial, {"progress": json.dumps(self.progress)})
+        partial.write_bytes(save(tensors, {"progress": json.dumps(self.progress)}))
         partial.rename(self.folder / STATE)
 
     def _state(self) -> dict[str, Tensor]:
@@ -197,8 +208,8 @@ class DraftTraining:
         return weights | self.optimiser.state
 
     def resume(self) -> bool:
-        """Continue from `folder`, if a state is there; the epoch it stopped in begins again, in
-        another order.
+        """Continue from `folder`, if a state is there: with the same chats, as if it had not been
+        interrupted.
 
         Raises UserError when the state is damaged or that of a draft of another shape.
         """
@@ -222,5 +233,5 @@ class DraftTraining:
         with torch.no_grad():
             for name, parameter in self.draft.trained().items():
                 parameter.copy_(state.pop(name))
-        self.optimiser.state, self.progress = state, progress
+        self.optimiser.state, self.progress, self.resumed = state, progress, True
         return True

@@ -83,11 +83,12 @@ def _clear(path: Path) -> None:
     """Remove the temporary files of dead processes of this machine."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.tmp"):
         pid = left.name.removesuffix(".tmp").rpartition("-")[2]
-        if pid.isdecimal() and not _alive(int(pid)):
+        if pid.isdecimal() and not alive(int(pid)):
             left.unlink(missing_ok=True)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether a process of this machine is."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,0 +1,88 @@
+"""Distillations killed at any moment: the same command goes on. Training on the same chats ends in
+the same draft, to the bit; chats are other samples after a kill, and every shard is whole."""
+
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafts.chats import load_chats
+from drafts.generation import written_tokens
+from tests.distillations import finish, kill_after, result
+from tests.tiny_pair import tiny_models, tiny_tokenizer
+
+KILLS = 20
+SETTINGS = (
+    "pair.target=target pair.dtype=float32 draft.layers=[0,3] out=made chats.folder=chats"
+    " chats.tokens=900 chats.shard_tokens=100 chats.slots=3 chats.prompt_tokens=4 logger=none"
+    " chats.response_tokens=6 chats.held_out=5 training.tokens=6000 training.batch_tokens=120"
+    " save_seconds=0.02"
+).split()
+some = [pytest.param(2)]
+slow = [pytest.param(n, marks=pytest.mark.slow) for n in range(KILLS) if n != 2]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target."""
+    folder = tmp_path_factory.mktemp("distillation")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for turn in messages %}w1 w2 {{ turn['content'] }}</s> w3{% endfor %}"
+    )
+    tiny_models()[0].float().save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(place: Path) -> tuple[float, Any]:
+    """With chats, which the other trainings are given: seconds and result of one in one go."""
+    assert finish(place, *SETTINGS, "stage=generate") == 0
+    started = time.perf_counter()
+    assert finish(place, *SETTINGS, "stage=train") == 0
+    return time.perf_counter() - started, result(place / "made")
+
+
+@pytest.mark.parametrize("kill", [*some, *slow])
+def test_a_training_killed_at_random_moments_ends_in_the_same_draft(
+    kill: int, place: Path, uninterrupted: tuple[float, Any], tmp_path: Path
+) -> None:
+    """Twice on its way."""
+    seconds, expected = uninterrupted
+    for name in ("target", "chats"):
+        shutil.copytree(place / name, tmp_path / name)
+    moments = random.Random(kill)
+    for _ in range(2):
+        kill_after(moments.uniform(0, seconds), tmp_path, *SETTINGS, "stage=train")
+    assert finish(tmp_path, *SETTINGS, "stage=train") == 0
+    assert result(tmp_path / "made") == expected
+    assert left(tmp_path) == {"chats", "made", "target"}
+
+
+@pytest.mark.parametrize("kill", [*some, *slow])
+def test_a_distillation_killed_at_random_moments_is_finished(
+    kill: int, place: Path, uninterrupted: tuple[float, Any], tmp_path: Path
+) -> None:
+    """Both stages."""
+    shutil.copytree(place / "target", tmp_path / "target")
+    chats, before = tmp_path / "chats", dict[str, bytes]()
+    moments = random.Random(kill)
+    for _ in range(2):
+        kill_after(moments.uniform(0, 2 * uninterrupted[0]), tmp_path, *SETTINGS)
+        before |= {path.name: path.read_bytes() for path in chats.glob("*.safetensors")}
+    assert finish(tmp_path, *SETTINGS) == 0
+    now = {path.name: path.read_bytes() for path in chats.iterdir()}
+    assert before.items() <= now.items() and all(name.endswith(".safetensors") for name in now)
+    assert 900 <= written_tokens(chats) < 900 + 100 + 6
+    assert all(load_chats(path) for path in chats.iterdir())
+    progress = result(tmp_path / "made")[1]["progress"]
+    assert 6000 <= progress["tokens"] < 6000 + 120
+    assert left(tmp_path) == {"chats", "made", "target"}
+
+
+def left(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"outputs", "log.txt"}
