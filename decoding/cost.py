@@ -1,24 +1,23 @@
 """What decoding costs: seconds per forward and per prediction, measured or given, and the price of
 counts."""
 
-import math
-import re
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from decoding.interfaces import LM
 from decoding.trace import RoundTrace, Trace
 from runtime.errors import UserError
 from runtime.json_files import Form, MeasuredChecksum, read_json, write_checksummed
+from runtime.settings.kinds import Count, NotNegative, Path, Positive, Says
 
 KIND = "costs"  # in checksums: the file may be renamed
 SAMPLES = 3  # rounds of one size below which their seconds are no measurement
@@ -99,66 +98,46 @@ class CostTable:
 
 
 def cost_table(
-    draft: float,
-    target: float | Mapping[int, float],
-    autoregressive: float | None = None,
-    calls: Mapping[str, float] | None = None,
+    draft: Annotated[Positive, "seconds of a draft forward, or units of any kind"],
+    target: Annotated[
+        Positive | Mapping[Count, Positive],
+        Says("a number above 0, or numbers above 0 by rows, such as {1:0.1,8:0.12}"),
+        "of a target forward: for all numbers of rows, or a mapping from rows, in rising order",
+    ],
+    autoregressive: Annotated[
+        Positive | None, "of a token without a draft; null: of a target forward of one row"
+    ] = None,
+    calls: Annotated[
+        Mapping[str, NotNegative] | None,
+        Says("numbers from 0 on, by the names of stop rules"),
+        "of one number that a stop rule computes",
+    ] = None,
 ) -> CostTable:
-    """From numbers: `target` is one for every number of rows, or rows -> seconds.
-
-    Raises UserError, naming the key, for a number that is not positive (`calls`: or 0).
-    """
-    by_rows = (
-        {_row_count(rows): value for rows, value in target.items()}
-        if isinstance(target, Mapping)
-        else {1: target}
-    )
+    """From numbers. Raises UserError for rows that are not in rising order, or none of which is
+    what a plain token costs."""
+    by_rows = dict(target) if isinstance(target, Mapping) else {1: target}
     if autoregressive is None and 1 not in by_rows:
         raise UserError(
             "cost.autoregressive: without cost.target.1 nothing says what a plain token costs."
             " Give one"
         )
-    alone, calls = by_rows[1] if autoregressive is None else autoregressive, calls or {}
-    given = {
-        "draft": draft,
-        **{f"target.{rows}": value for rows, value in by_rows.items()},
-        "autoregressive": alone,
-    }
-    for key, value in {
-        **given,
-        **{f"calls.{rule}": value for rule, value in calls.items()},
-    }.items():
-        if not _is_cost(value, or_zero=key.startswith("calls.")):
-            raise UserError(
-                f"cost.{key}: {value} is no positive number. Give seconds, or units of any kind"
-            )
+    alone = by_rows[1] if autoregressive is None else autoregressive
     rows = list(by_rows)
     if rows != sorted(rows):
         raise UserError(
             f"cost.target: expected numbers of rows in rising order, got {rows}. Write them so"
         )
-    return CostTable(draft, MeasuredCost(rows, list(by_rows.values())), alone, dict(calls))
+    return CostTable(draft, MeasuredCost(rows, list(by_rows.values())), alone, dict(calls or {}))
 
 
-def _row_count(key: Any) -> int:
-    if not re.fullmatch("[1-9][0-9]{0,8}", str(key)):
-        raise UserError(
-            f"cost.target.{key}: rows are whole numbers from 1 on. Give e.g."
-            " cost.target={1:0.1,8:0.12}"
-        )
-    return int(str(key))
-
-
-def _is_cost(value: Any, or_zero: bool) -> bool:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return known and (value > 0 or (or_zero and value == 0))
+Rows = Annotated[str, Field(pattern="^[1-9][0-9]{0,8}$")]
 
 
 class Seconds(Form):
     """The arguments of `cost_table`, in a file."""
 
     draft: PositiveFloat
-    target: PositiveFloat | dict[str, PositiveFloat]
+    target: PositiveFloat | dict[Rows, PositiveFloat]
     autoregressive: PositiveFloat | None = None
     calls: dict[str, NonNegativeFloat] | None = None
 
@@ -174,20 +153,25 @@ class CostFile(Form):
     checksum: MeasuredChecksum = None
 
 
-def read_cost(file: str | Path, key: str = "cost.file") -> CostTable:
+def read_cost(
+    file: Annotated[Path, "what cost=measure has saved"], key: str = "cost.file"
+) -> CostTable:
     """The table of a file that cost=measure, or a person, has written. Raises UserError naming
     `key` where there is none."""
     remedy = "Measure it: python scripts/tune.py cost=measure"
-    found = read_json(Path(file), CostFile, key, remedy, KIND)
+    found = read_json(pathlib.Path(file), CostFile, key, remedy, KIND)
+    seconds, target = found["seconds"], found["seconds"]["target"]
+    if isinstance(target, Mapping):
+        target = {int(rows): value for rows, value in target.items()}
     try:
-        table = cost_table(**found["seconds"])
+        table = cost_table(**{**seconds, "target": target})
     except UserError as error:
         raise UserError(f"{key}: {file}: {error}") from error
     return replace(table, pair=found.get("pair"), measured_on=found.get("measured_on"))
 
 
-def write_cost(file: str | Path, facts: Mapping[str, Any]) -> None:
-    write_checksummed(Path(file), facts, KIND, "cost.file")
+def write_cost(file: Path, facts: Mapping[str, Any]) -> None:
+    write_checksummed(pathlib.Path(file), facts, KIND, "cost.file")
 
 
 # From real decodes --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from runtime.compatibility import incompatible
 from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically, write_json
 from runtime.json_files import Length, OpenForm, fitting, read_json, write_checksummed
+from runtime.settings.check import part
 
 if TYPE_CHECKING:
     from predictors.training.trainer import Trainer
@@ -154,9 +155,11 @@ def load_predictor(
 
 
 def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
-    predictor: Predictor = importlib.import_module(f"predictors.{config['predictor']}").PREDICTOR(
-        **config["settings"]
-    )
+    kind = importlib.import_module(f"predictors.{config['predictor']}").PREDICTOR
+    made = {"_target_": f"{kind.__module__}.{kind.__qualname__}", **config["settings"]}
+    for fault in part(made, "settings"):
+        raise ValueError(str(fault))
+    predictor: Predictor = kind(**config["settings"])
     predictor.inputs = Inputs.from_dict(config["inputs"])
     if not predictor.inputs.fit(config["dim"]):
         raise ValueError(f"its inputs make no {config['dim']} columns")

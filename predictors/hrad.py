@@ -1,19 +1,18 @@
 """H-RAD of SpecBranch (arXiv 2506.01979): will the target accept none, some or all of the next
 round's draft?"""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import nn
 
 from predictors.base import Records
 from predictors.calibration import Calibration
 from predictors.inputs import Inputs, When
-from predictors.layers import checked_layers
 from predictors.training.batches import Items, RowDropout
 from predictors.training.losses import balanced_cross_entropy, smoothed_cross_entropy
 from predictors.training.resampling import (
@@ -23,7 +22,8 @@ from predictors.training.resampling import (
     standardisation,
 )
 from predictors.training.trainer import Trainer
-from runtime.errors import TooFewRows, UserError, checked_count
+from runtime.errors import TooFewRows
+from runtime.settings.kinds import DraftLength, Layers
 
 
 class ClassMLP(nn.Module):
@@ -71,11 +71,8 @@ class HRAD:
     """Predicts the class of the accepted length from the target's states at the last verified
     position.
 
-    gamma: draft tokens of the rounds whose outcome it predicts, at most those harvested.
-    smote_neighbours: k of SMOTE, 0 switches it off. standardise: give the MLP standardised columns
-    (constants of the training fold, saved with the weights); the paper feeds the raw states.
-    layers: those of the harvest it reads; None for all. token: whether it reads the last committed
-    token's embedding, as in the paper."""
+    gamma: at most that of the harvest. standardise: give the MLP standardised columns (constants of
+    the training fold, saved with the weights). token: as in the paper."""
 
     name: ClassVar[str] = "hrad"
     kind: ClassVar[str] = "rounds"
@@ -93,28 +90,26 @@ class HRAD:
         " in the confusion matrix."
     )
 
-    gamma: int = 3
-    dropout: float = 0.4
-    label_smoothing: float = 0.1
-    smote_neighbours: int = 5
-    standardise: bool = True
-    layers: Sequence[int] | None = None
-    token: bool = True
+    gamma: Annotated[
+        DraftLength,
+        "draft tokens of the rounds it predicts; where acceptance is low a longer round is never"
+        " all accepted",
+    ] = 3
+    dropout: Annotated[float, Field(ge=0, lt=1), "share of units left out in training"] = 0.4
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), "share of a label given to all"] = 0.1
+    smote_neighbours: Annotated[int, Field(ge=0, le=1000), "k of SMOTE; 0: no SMOTE"] = 5
+    standardise: Annotated[bool, "false: raw states into the MLP, as in the paper"] = True
+    layers: Annotated[
+        Layers | None, "of the harvest those it reads, in their order; null: all of them"
+    ] = None
+    token: Annotated[bool, "whether it reads the embedding of the last committed token"] = True
     inputs: Inputs = field(init=False)
     calibration: Calibration = field(default=Calibration(), init=False)
     offset: tuple[float, ...] = field(default=(), init=False)
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
-        checked_count("predictor.gamma", self.gamma)
-        self.layers = checked_layers(self.layers)
-        if not (
-            0 <= self.dropout < 1 and 0 <= self.label_smoothing < 1 and self.smote_neighbours >= 0
-        ):
-            raise UserError(
-                "predictor: dropout and label_smoothing must lie in [0, 1), smote_neighbours be at"
-                " least 0"
-            )
+        self.layers = None if self.layers is None else tuple(self.layers)
 
     @property
     def reads(self) -> Inputs:

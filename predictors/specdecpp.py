@@ -1,26 +1,23 @@
 """The acceptance head of SpecDec++ (arXiv 2405.19715): will the target accept this draft token?"""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import nn
 
 from predictors.base import Records
 from predictors.calibration import Calibration
 from predictors.inputs import Inputs, When
-from predictors.layers import checked_layers
 from predictors.training.batches import Items
 from predictors.training.losses import weighted_soft_bce
 from predictors.training.resampling import hold_out_prompts
 from predictors.training.trainer import Trainer
-from runtime.errors import UserError
-
-DEEPEST = 64  # of AcceptanceHead; the paper has 3
+from runtime.settings.kinds import Layers
 
 
 class AcceptanceHead(nn.Module):
@@ -78,7 +75,6 @@ class SpecDecPP:
     minimum lies at log-odds log(s / (1 - s)) - log(w_rej / w_acc): softmax(head) is the paper's f,
     for which its threshold of 0.7 with w_rej = 6 is meant; `predict_proba` undoes the known shift
     before the temperature.
-    layers: those of the harvest it reads; None for all.
     """
 
     name: ClassVar[str] = "specdecpp"
@@ -93,33 +89,24 @@ class SpecDecPP:
         " again."
     )
 
-    context: Literal["mixed", "rollout"] = "mixed"
-    depth: int = 3
-    tie_blocks: bool = False
-    w_rej: float = 6.0
-    w_acc: float = 1.0
-    layers: Sequence[int] | None = None
+    context: Annotated[
+        Literal["mixed", "rollout"],
+        "of the tokens it learns from: the paper's token mixing, or that of harvested rounds, which"
+        " decoding sees",
+    ] = "mixed"
+    depth: Annotated[int, Field(ge=0, le=64), "residual blocks; 0: logistic regression"] = 3
+    tie_blocks: Annotated[bool, "one W, b for all blocks, as in the released code"] = False
+    w_rej: Annotated[float, Field(gt=0, le=1e6), "weight of rejections in the loss"] = 6.0
+    w_acc: Annotated[float, Field(gt=0, le=1e6), "weight of acceptances in the loss"] = 1.0
+    layers: Annotated[
+        Layers | None, "of the harvest those it reads, in their order; null: all of them"
+    ] = None
     inputs: Inputs = field(init=False)
     calibration: Calibration = field(default=Calibration(), init=False)
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.context not in ("mixed", "rollout"):
-            raise UserError(
-                f"predictor.context: expected mixed or rollout, got {self.context!r}. Use one of"
-                " them"
-            )
-        self.layers = checked_layers(self.layers)
-        if (
-            type(self.depth) is not int
-            or not 0 <= self.depth <= DEEPEST
-            or self.w_rej <= 0
-            or self.w_acc <= 0
-        ):
-            raise UserError(
-                f"predictor.depth: must lie in 0 to {DEEPEST}, and predictor.w_rej and w_acc be"
-                " above 0"
-            )
+        self.layers = None if self.layers is None else tuple(self.layers)
 
     @property
     def gamma(self) -> None:

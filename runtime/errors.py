@@ -21,25 +21,9 @@ def checked_switch(key: str, value: object) -> bool:
     return value
 
 
-def checked_seed(value: object) -> int:
-    """`value`, if every generator takes it as a seed; else a UserError."""
-    if type(value) is not int or not 0 <= value < 2**32:
-        raise UserError(
-            f"seed: {value!r} is no whole number from 0 to {2**32 - 1}. Give one, e.g. seed=4"
-        )
-    return value
-
-
 def is_count(value: object) -> TypeGuard[int]:
     """Whether `value` is a whole number from 1 on."""
     return type(value) is int and value >= 1
-
-
-def checked_count(key: str, value: object) -> int:
-    """`value`, if it is a count; else a UserError naming `key`."""
-    if not is_count(value):
-        raise UserError(f"{key}: {value} is no whole number from 1 on. Give one, e.g. {key}=4")
-    return value
 
 
 def shown(value: object) -> str:

@@ -2,10 +2,13 @@
 out."""
 
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from runtime.settings.kinds import Path, Text
 from runtime.text import printable
 
 
@@ -13,10 +16,16 @@ class WandbLogger:
     """Logs to W&B: to the user's account when they are logged in and it answers, else to a folder
     `wandb sync` reads.
 
-    folder: where run files are kept. timeout: seconds to wait for the server before going offline.
     `WANDB_MODE`, where set, decides."""
 
-    def __init__(self, project: str, folder: str = "outputs", timeout: float = 15) -> None:
+    def __init__(
+        self,
+        project: Annotated[Text, "of Weights & Biases"],
+        folder: Annotated[Path, "where its files are kept"] = "outputs",
+        timeout: Annotated[
+            float, Field(gt=0, le=3600), "seconds to wait for the server before logging offline"
+        ] = 15,
+    ) -> None:
         self.project, self.folder, self.timeout = project, folder, timeout
         self.run: Any = None
 
@@ -26,7 +35,7 @@ class WandbLogger:
 
         settings = wandb.Settings(silent=True, init_timeout=self.timeout)
         wandb.setup(settings=settings)
-        folder = Path(self.folder).resolve()  # the process that writes may work elsewhere
+        folder = pathlib.Path(self.folder).resolve()  # the process that writes may work elsewhere
         folder.mkdir(parents=True, exist_ok=True)
         arguments: dict[str, Any] = {
             "project": self.project,
@@ -48,7 +57,7 @@ class WandbLogger:
         else:
             self.run.log(_named(values), step=step)
 
-    def image(self, name: str, path: Path, caption: str) -> None:
+    def image(self, name: str, path: pathlib.Path, caption: str) -> None:
         """A picture, a PNG."""
         import wandb
 
@@ -62,7 +71,7 @@ class WandbLogger:
         table = wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)
         self.run.log({printable(name): table})
 
-    def artifact(self, name: str, kind: str, folder: Path) -> None:
+    def artifact(self, name: str, kind: str, folder: pathlib.Path) -> None:
         """Keep a copy of `folder` with the run, e.g. a checkpoint."""
         import wandb
 
@@ -74,7 +83,8 @@ class WandbLogger:
         if self.run is not None:
             self.run.finish()
             if self.run.settings.mode == "offline":
-                print(f"W&B: offline run, to upload it: wandb sync {Path(self.run.dir).parent}")
+                folder = pathlib.Path(self.run.dir).parent
+                print(f"W&B: offline run, to upload it: wandb sync {folder}")
 
 
 class NullLogger:
@@ -84,11 +94,11 @@ class NullLogger:
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
 
-    def image(self, name: str, path: Path, caption: str) -> None: ...
+    def image(self, name: str, path: pathlib.Path, caption: str) -> None: ...
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
 
-    def artifact(self, name: str, kind: str, folder: Path) -> None: ...
+    def artifact(self, name: str, kind: str, folder: pathlib.Path) -> None: ...
 
     def finish(self) -> None: ...
 

@@ -1,7 +1,7 @@
 """Sequoia: a static tree that was searched for, read from the artefact of scripts/tune_tree.py."""
 
+import pathlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, field_validator
@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, field_validator
 from decoding.sampling import hub_pair, without_replacement
 from decoding.structures.static_tree import StaticTree
 from runtime.json_files import MeasuredChecksum, OpenForm, read_json, write_checksummed
+from runtime.settings.kinds import Path
 
 FORMAT_VERSION = 1
 KIND = "tree"  # in checksums: the file may be renamed
@@ -22,8 +23,8 @@ class Sequoia(StaticTree):
 
     sibling_samplers = (without_replacement, hub_pair)
 
-    def __init__(self, tree: str | Path) -> None:
-        super().__init__(read_artefact(Path(tree))["parents"])
+    def __init__(self, tree: Annotated[Path, "file of a tree (scripts/tune_tree.py)"]) -> None:
+        super().__init__(read_artefact(pathlib.Path(tree))["parents"])
 
 
 class TreeFile(OpenForm):
@@ -45,14 +46,14 @@ class TreeFile(OpenForm):
         return parents
 
 
-def read_artefact(path: Path) -> dict[str, Any]:
+def read_artefact(path: pathlib.Path) -> dict[str, Any]:
     """Raises UserError for a file that is missing, damaged, or holds no tree."""
     return read_json(
         path, TreeFile, "structure.tree", "Make one: python scripts/tune_tree.py", KIND
     )
 
 
-def write_artefact(path: Path, contents: Mapping[str, Any]) -> None:
+def write_artefact(path: pathlib.Path, contents: Mapping[str, Any]) -> None:
     """contents: `parents` and how they were found. The file appears whole or not at all."""
     whole = {"format_version": FORMAT_VERSION, **contents}
     write_checksummed(path, whole, KIND, "structure.tree")

@@ -7,15 +7,16 @@ assistant keeps its whole vocabulary."""
 import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from transformers import PreTrainedModel
 
 from decoding.models.loading import ModelPair, load_plain
 from decoding.sampling import Warp
 from evaluation.baselines.generate_engine import CompiledGenerateEngine, GenerateEngine
 from runtime.errors import UserError, is_count
+from runtime.settings.kinds import Path
 
 Settings = Mapping[str, Any]
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
@@ -34,32 +35,43 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def plain(
-    models: DictConfig, warp: Warp, settings: Settings, pair: ModelPair, eos_ids: frozenset[int]
+    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
+    warp: Annotated[Warp, "of the target"],
+    settings: Annotated[
+        Mapping[str, Any], "further fields of its GenerationConfig, such as cache_implementation"
+    ],
+    pair: ModelPair,
+    eos_ids: frozenset[int],
 ) -> GenerateEngine:
     """The target alone, with prompt lookup where `settings` ask for it.
 
-    models: a ``conf/pair`` group; settings: of a GenerationConfig. Raises UserError for settings
-    that are not `ALLOWED`, or that transformers refuses."""
+    Raises UserError for settings that are not `ALLOWED`, or that transformers refuses."""
     return _engine(target(models), None, warp, eos_ids, settings)
 
 
 def compiled(
-    models: DictConfig, warp: Warp, pair: ModelPair, eos_ids: frozenset[int]
+    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
+    warp: Annotated[Warp, "of the target"],
+    pair: ModelPair,
+    eos_ids: frozenset[int],
 ) -> CompiledGenerateEngine:
     """The target alone, its forward compiled before anything is timed."""
     return CompiledGenerateEngine(target(models), None, warp, eos_ids, {})
 
 
 def assisted(
-    models: DictConfig,
-    assistant: str | None,
-    warp: Warp,
-    settings: Settings,
+    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
+    assistant: Annotated[
+        Path | None, "folder or hub id of an ordinary draft; null: that of the pair"
+    ],
+    warp: Annotated[Warp, "of the target"],
+    settings: Annotated[
+        Mapping[str, Any], "further fields of its GenerationConfig, such as cache_implementation"
+    ],
     pair: ModelPair,
     eos_ids: frozenset[int],
 ) -> GenerateEngine:
-    """The target with an ordinary draft model. assistant: its folder or hub id; None: that of
-    `models`.
+    """The target with an ordinary draft model.
 
     Raises UserError as `plain`, and where no draft is given that transformers can use."""
     draft, whole = assistant_model(assistant_of(assistant, models, pair), models), target(models)
@@ -72,15 +84,10 @@ def assisted(
     return _engine(whole, draft, warp, eos_ids, settings)
 
 
-def assistant_of(assistant: Any, models: DictConfig, pair: ModelPair) -> str | None:
+def assistant_of(assistant: Path | None, models: Settings, pair: ModelPair) -> Path | None:
     """Folder or hub id of the draft of assisted generation; None: it is `pair.draft`.
 
     Raises UserError where that one reads its target and there is no other."""
-    if assistant is not None and not isinstance(assistant, str):
-        raise UserError(
-            f"assistant: expected a folder or hub id, got {assistant}. Write assistant=<folder or"
-            " hub id>, or assistant=null"
-        )
     if assistant is not None or not pair.draft.reads_target:
         return assistant
     if (ordinary := models.get("assistant")) is None:
@@ -91,16 +98,16 @@ def assistant_of(assistant: Any, models: DictConfig, pair: ModelPair) -> str | N
     return str(ordinary)
 
 
-def target(models: DictConfig) -> PreTrainedModel:
+def target(models: Settings) -> PreTrainedModel:
     return _loaded("target", _as_text(models))
 
 
-def assistant_model(assistant: str | None, models: DictConfig) -> PreTrainedModel:
+def assistant_model(assistant: Path | None, models: Settings) -> PreTrainedModel:
     """`assistant`, or `pair.draft` where that is None. Raises UserError where it is missing."""
     if assistant is None:
         return _loaded("draft", _as_text(models))
     try:
-        return _loaded("draft", _as_text(OmegaConf.merge(models, {"draft": assistant})))
+        return _loaded("draft", _as_text(OmegaConf.merge(models, {"draft": str(assistant)})))
     except UserError as error:
         raise UserError(str(error).replace("pair.draft", "assistant", 1)) from error
 
@@ -131,11 +138,6 @@ def _engine(
 def check_settings(settings: Any) -> dict[str, Any]:
     """As plain values. Raises UserError for a key or value that is not `ALLOWED`."""
     given: Any = OmegaConf.to_container(settings) if OmegaConf.is_dict(settings) else settings
-    if not isinstance(given, Mapping):
-        raise UserError(
-            f"engine.settings: expected keys and values, got {given}. Write e.g."
-            " {prompt_lookup_num_tokens: 5}"
-        )
     for key, value in given.items():
         if key not in ALLOWED:
             raise UserError(

@@ -5,12 +5,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import broadcast, broadcast_object_list
+from pydantic import Field
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -21,6 +22,7 @@ from predictors.training.resampling import EpochSampler
 from predictors.training.resume import ResumeFile, Tensors, named
 from runtime.errors import UserError
 from runtime.processes import this_process
+from runtime.settings.kinds import Count, Positive, Probability
 
 Loss = Callable[[torch.Tensor, torch.Tensor], Pairs]
 CHUNK = 8192
@@ -35,40 +37,32 @@ class Trainer:
     """AdamW with gradient clipping; the weights of the epoch with the lowest validation loss are
     kept.
 
-    batch_size: items per micro-batch (`Items`), of all processes together. accumulate:
-    micro-batches per optimiser step. schedule: ``"cosine"`` (per step, after `warmup_ratio` of the
-    steps) or ``"plateau"`` (ReduceLROnPlateau, factor 0.5, patience 2 epochs). patience: epochs
-    without a lower validation loss before training ends.
-    validation_fraction: share of the training prompts held out for that; no other split is looked
-    at. state: the file the run can continue from, written every epoch. logger: of the main process.
+    batch_size: of `Items`. schedule: ``"cosine"`` per step, after `warmup_ratio` of the steps.
+    validation_fraction: no other split is looked at. state: the file the run can continue from,
+    written every epoch. logger: of the main process.
     """
 
-    epochs: int
-    batch_size: int
-    lr: float
-    schedule: str
-    accumulate: int = 1
-    weight_decay: float = 0.0
-    warmup_ratio: float = 0.0
-    clip: float = 1.0
-    patience: int = 5
-    validation_fraction: float = 0.1
+    epochs: Annotated[int, Field(ge=1, le=100_000), "most passes over the training prompts"]
+    batch_size: Annotated[
+        Count, "items of a micro-batch, of all processes together: rows, or whole prompts"
+    ]
+    lr: Annotated[float, Field(gt=0, le=1000), "learning rate of AdamW"]
+    schedule: Annotated[
+        Literal["cosine", "plateau"],
+        "of the learning rate; plateau: halved after 2 epochs without a lower validation loss",
+    ]
+    accumulate: Annotated[Count, "micro-batches of a step"] = 1
+    weight_decay: Annotated[float, Field(ge=0, le=1000), "of AdamW"] = 0.0
+    warmup_ratio: Annotated[Probability, "share of the steps before a cosine begins"] = 0.0
+    clip: Annotated[Positive, "largest norm of a gradient"] = 1.0
+    patience: Annotated[Count, "epochs without a lower validation loss before it ends"] = 5
+    validation_fraction: Annotated[
+        float, Field(gt=0, lt=1), "share of the training prompts held out for early stopping"
+    ] = 0.1
     seed: int = 0
     logger: Logger | None = None
     state: ResumeFile | None = None
     history: list[dict[str, float]] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        if self.schedule not in ("cosine", "plateau"):
-            raise UserError(
-                f"trainer.schedule: {self.schedule!r} is unknown. Use cosine or plateau"
-            )
-        if min(self.epochs, self.batch_size, self.accumulate, self.patience) < 1:
-            raise UserError(
-                "trainer: epochs, batch_size, accumulate and patience must be at least 1"
-            )
-        if self.lr <= 0 or not 0 < self.validation_fraction < 1:
-            raise UserError("trainer: lr must be above 0 and validation_fraction between 0 and 1")
 
     def train(
         self,

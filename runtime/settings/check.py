@@ -88,15 +88,6 @@ def _value(kind: Any, value: Any, key: str) -> Iterator[Fault]:
         yield Fault(key, expected(kind), value, shows=not may_be_secret(kind))
 
 
-def parts(values: Any, key: str = "") -> Iterator[Fault]:
-    """What is wrong with anything that a ``_target_`` makes, in settings that are not described."""
-    if is_made(values):
-        yield from part(values, key)
-    elif isinstance(values, dict):
-        for name, value in values.items():
-            yield from parts(value, _join(key, str(name)))
-
-
 def part(value: Any, key: str) -> Iterator[Fault]:
     """What is wrong with something that its ``_target_`` makes."""
     if not is_made(value):

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runtime.errors import UserError
 from runtime.files import file_name
-from runtime.settings.check import Fault, faults, parts
+from runtime.settings.check import Fault, faults
 from runtime.settings.kinds import Group
 
 OmegaConf.register_new_resolver("file_name", file_name, replace=True)  # used by conf/
@@ -82,8 +82,7 @@ def check(
     """Raise UserError for the first fault of what is composed with the overrides of `job`."""
     found = compose_with(job)
     refuse_missing(found.cfg)
-    described = settings is not Group
-    wrong = list(faults(settings, found.values()) if described else parts(found.values()))
+    wrong = list(faults(settings, found.values()))
     if wrong:
         said = next((fault for fault in wrong if not _copied(found.cfg, fault.key)), wrong[0])
         remedy = said.remedy or _remedy(said, compose_with([]).values(resolve=False))

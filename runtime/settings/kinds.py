@@ -135,10 +135,6 @@ Layers = Annotated[
     Sequence[Annotated[int, Field(ge=-10000, le=-1)]], Field(min_length=1), Distinct,
     Says("a list of different layers, counted from the last one, -1, such as [-2,-1]"),
 ]  # fmt: skip
-LayerNumbers = Annotated[
-    Sequence[Annotated[int, Field(ge=0, le=10000)]], Field(min_length=1), Distinct,
-    Says("a list of different layers, counted from the first one, 0, such as [0,29]"),
-]  # fmt: skip
 Widths = Annotated[
     Sequence[Nodes], Field(min_length=1), AfterValidator(_in_one_call),
     Says(f"a list of whole numbers from 1 on, such as [2,2,1], of {MOST_NODES} nodes at most"),

@@ -324,7 +324,7 @@ def read_shard_rows(folder: str, kind: str) -> list[dict]:
         ),
         (
             ["responses=server", "responses.url=x", "responses.model=y"],
-            "error: responses.url: expected an address, got x",
+            "error: responses.url: expected an address such as http://",
         ),
     ],
 )

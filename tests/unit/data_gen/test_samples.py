@@ -74,10 +74,3 @@ def test_rounds_of_unknown_length_are_left_out() -> None:
     assert torch.equal(rows["q_max"], records["q_max"][[0, 2], 0])
     with pytest.raises(UserError, match=r"^predictor\.gamma: no harvested round of 4 tokens"):
         HRAD(gamma=4).samples(records)
-
-
-def test_unknown_context() -> None:
-    with pytest.raises(
-        UserError, match=r"^predictor\.context: expected mixed or rollout, got 'both'"
-    ):
-        SpecDecPP(context="both")  # type: ignore[arg-type]

@@ -93,6 +93,47 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
         "key_variable": [5, "", "a b", True],
         "extra": [None, 5, "a", [1]],
     },
+    "cost/a100": {
+        "draft": [*NO_NUMBERS, 0, -1],
+        "target": [
+            *["abc", None, True, [], 0, -1, float("nan")],
+            *[{1: 1.0, 4: float("inf")}, {1: 1.0, 2.5: 1.0}, {0: 1.0}, {"1": 1.0}, {1: "a"}],
+        ],
+        "autoregressive": [-1, 0, "a", True],
+        "calls": [{"any": -0.1}, {"any": "a"}, 5, "a", []],
+    },
+    "cost/measured": {"file": NO_PATHS},
+    "predictor/specdecpp": {
+        "context": ["both", None, 5],
+        "depth": [*NO_NUMBERS, -1, 1.5, 65, 100_000],
+        "tie_blocks": NO_SWITCHES,
+        **dict.fromkeys(["w_rej", "w_acc"], [*NO_NUMBERS, 0, -1]),
+        "layers": NO_LAYERS,
+    },
+    "predictor/hrad": {
+        "gamma": [*NO_COUNTS, 1001],
+        **dict.fromkeys(["dropout", "label_smoothing"], [*NO_SHARES, 1]),
+        "smote_neighbours": [*NO_NUMBERS, -1, 1.5, 2**64],
+        **dict.fromkeys(["standardise", "token"], NO_SWITCHES),
+        "layers": NO_LAYERS,
+    },
+    "trainer/hrad": {
+        "epochs": [*NO_COUNTS, 10**9],
+        **dict.fromkeys(["batch_size", "accumulate", "patience"], NO_COUNTS),
+        **dict.fromkeys(["lr", "clip"], [*NO_NUMBERS, 0, -1]),
+        "weight_decay": [*NO_NUMBERS, -1],
+        "schedule": ["linear", "", None],
+        "warmup_ratio": NO_SHARES,
+        "validation_fraction": [*NO_SHARES, 0, 1],
+    },
+    "draft/eagle": {"steps": [*NO_COUNTS, 101]},
+    "draft/ordinary": {
+        "layers": [[], [-1], [0, 0], [1.5], "0", 0, None, [True]],
+        "start": [5, "", True],
+    },
+    "logger/wandb": {"project": NO_TEXTS, "folder": NO_PATHS, "timeout": [*NO_NUMBERS, 0, -1, 1e6]},
+    "engine/assisted": {"models": [None, 5, "a"], "assistant": [5, "", True]},
+    "engine/prompt_lookup": {"settings": [None, 5, "a", []]},
 }
 CASES = [
     (choice, key, value)
@@ -104,6 +145,7 @@ CASES = [
 
 def composed(choice: str) -> Any:
     values: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{choice}.yaml"))
+    values = values.get("draft", values) if choice.startswith("draft/") else values
     values.pop("defaults", None)
     return values
 
