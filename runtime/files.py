@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -174,7 +175,7 @@ def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
             f" more than a result. {choose}"
         )
     parent = next(above for above in whole.parents if above.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+    if not (parent.is_dir() and _takes_folders(parent)):
         raise UserError(
             f"{key}: {folder} cannot be made, {parent} is no folder to write in. {choose}"
         )
@@ -187,6 +188,15 @@ def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
         raise UserError(
             f"{key}: {folder} is read-only. Make it writable or choose another {key}=<folder>"
         )
+
+
+def _takes_folders(folder: Path) -> bool:
+    """Tried: root may write everywhere, and still make nothing in /proc."""
+    try:
+        Path(tempfile.mkdtemp(prefix=".try-", dir=folder)).rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def _foreign(folder: Path, marks: Iterable[str]) -> str | None:

@@ -164,3 +164,8 @@ def test_the_root_is_no_folder_to_replace(value: str) -> None:
         UserError, match=rf"^out: {value} is no folder of its own\. Choose another out=<folder>$"
     ):
         checked_folder("out", value)
+
+
+def test_a_folder_where_none_can_be_made_is_refused() -> None:
+    with pytest.raises(UserError, match="out: /proc/x cannot be made, /proc is no folder to write"):
+        refuse_foreign(Path("/proc/x"), "marker")
