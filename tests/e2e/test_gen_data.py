@@ -271,7 +271,7 @@ def test_nothing_is_asked_before_the_settings_are_checked(
         for arguments, message in (
             (
                 ["splits.calibration=3"],
-                "error: splits.calibration: expected a number from 0 to 1, got 3",
+                "error: splits.calibration: expected a number above 0, below 1, got 3",
             ),
             (
                 ["out=data/d"],
