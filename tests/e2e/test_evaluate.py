@@ -330,6 +330,7 @@ def test_missing_and_foreign_checkpoints(
         "stop.cost=none.json",
         "stop.rule._target_=decoding.stopping.specdecpp.SpecDecPPStop",
         "+stop.rule.checkpoint=checkpoints/specdecpp",
+        "+stop.rule.bounds=[1,4]",
     ]
     assert "method.custom.stop.rule.checkpoint" in refused(monkeypatch, capsys, *base, *held)
 
