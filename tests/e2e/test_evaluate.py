@@ -331,6 +331,7 @@ def test_missing_and_foreign_checkpoints(
         "stop.rule._target_=decoding.stopping.specdecpp.SpecDecPPStop",
         "+stop.rule.checkpoint=checkpoints/specdecpp",
         "+stop.rule.bounds=[1,4]",
+        "+stop.rule.order=paper",
     ]
     assert "method.custom.stop.rule.checkpoint" in refused(monkeypatch, capsys, *base, *held)
 
