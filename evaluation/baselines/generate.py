@@ -5,9 +5,9 @@ loaded apart from ours, as `from_pretrained` gives them; the engines of a run sh
 assistant keeps its whole vocabulary."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from transformers import PreTrainedModel
@@ -15,37 +15,38 @@ from transformers import PreTrainedModel
 from decoding.models.loading import ModelPair, load_plain
 from decoding.sampling import Warp
 from evaluation.baselines.generate_engine import CompiledGenerateEngine, GenerateEngine
-from runtime.errors import UserError, is_count
-from runtime.settings.kinds import Path
+from runtime.errors import UserError
+from runtime.settings.kinds import Count, Group, Path, Probability, Text
 
 Settings = Mapping[str, Any]
-SCHEDULES = ("constant", "heuristic", "heuristic_transient")
-ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    # what a value must be, and how it is said; transformers itself checks none but the last
-    "num_assistant_tokens": (is_count, "a whole number from 1 on"),
-    "num_assistant_tokens_schedule": (lambda v: v in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-    "assistant_confidence_threshold": (
-        lambda v: type(v) in (int, float) and 0 <= v <= 1,
-        "a number from 0 to 1",
-    ),
-    "prompt_lookup_num_tokens": (is_count, "a whole number from 1 on"),
-    "max_matching_ngram_size": (is_count, "a whole number from 1 on"),
-    "cache_implementation": (lambda v: isinstance(v, str), "a name"),
-}
+
+
+class Generation(Group):
+    """Fields of a GenerationConfig that leave the distribution as it is."""
+
+    num_assistant_tokens: Annotated[Count | None, "tokens of a draft"]
+    num_assistant_tokens_schedule: Annotated[
+        Literal["constant", "heuristic", "heuristic_transient"] | None,
+        "how that number changes with what was accepted",
+    ]
+    assistant_confidence_threshold: Annotated[
+        Probability | None, "a draft ends after a token less probable than this"
+    ]
+    prompt_lookup_num_tokens: Annotated[Count | None, "tokens copied from the text so far"]
+    max_matching_ngram_size: Annotated[Count | None, "longest n-gram that is looked up"]
+    cache_implementation: Annotated[Text | None, "such as static"]
 
 
 def plain(
     models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
     warp: Annotated[Warp, "of the target"],
-    settings: Annotated[
-        Mapping[str, Any], "further fields of its GenerationConfig, such as cache_implementation"
-    ],
+    settings: Annotated[Generation, "further fields of its GenerationConfig"],
     pair: ModelPair,
     eos_ids: frozenset[int],
 ) -> GenerateEngine:
     """The target alone, with prompt lookup where `settings` ask for it.
 
-    Raises UserError for settings that are not `ALLOWED`, or that transformers refuses."""
+    Raises UserError for settings that transformers refuses."""
     return _engine(target(models), None, warp, eos_ids, settings)
 
 
@@ -65,9 +66,7 @@ def assisted(
         Path | None, "folder or hub id of an ordinary draft; null: that of the pair"
     ],
     warp: Annotated[Warp, "of the target"],
-    settings: Annotated[
-        Mapping[str, Any], "further fields of its GenerationConfig, such as cache_implementation"
-    ],
+    settings: Annotated[Generation, "further fields of its GenerationConfig"],
     pair: ModelPair,
     eos_ids: frozenset[int],
 ) -> GenerateEngine:
@@ -126,27 +125,10 @@ def _engine(
     draft: PreTrainedModel | None,
     warp: Warp,
     eos_ids: frozenset[int],
-    settings: Settings,
+    settings: Any,
 ) -> GenerateEngine:
-    given = check_settings(settings)
+    given = {key: value for key, value in settings.items() if value is not None}
     try:
         return GenerateEngine(whole, draft, warp, eos_ids, given)
     except ValueError as error:
         raise UserError(f"engine.settings: {str(error).splitlines()[0]}. Mend them") from error
-
-
-def check_settings(settings: Any) -> dict[str, Any]:
-    """As plain values. Raises UserError for a key or value that is not `ALLOWED`."""
-    given: Any = OmegaConf.to_container(settings) if OmegaConf.is_dict(settings) else settings
-    for key, value in given.items():
-        if key not in ALLOWED:
-            raise UserError(
-                f"engine.settings.{key}: expected one of {', '.join(ALLOWED)}. Others may change"
-                " the distribution"
-            )
-        allowed, said = ALLOWED[key]
-        if not allowed(value):
-            raise UserError(
-                f"engine.settings.{key}: expected {said}, got {value!r}. See conf/engine"
-            )
-    return dict(given)

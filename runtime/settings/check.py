@@ -81,7 +81,7 @@ def _value(kind: Any, value: Any, key: str) -> Iterator[Fault]:
             yield Fault(key, expected(kind), value)
     elif Any in kinds and is_made(value):
         yield from part(value, key)
-    elif isinstance(value, dict) and (each := each_of(kinds)) is not None:
+    elif isinstance(value, dict) and value and (each := each_of(kinds)) is not None:
         for name, one in value.items():
             yield from _value(each, one, _join(key, str(name)))
     elif not fits(kind, value):
@@ -102,6 +102,8 @@ def part(value: Any, key: str) -> Iterator[Fault]:
         if package in OWN or not (inner and all(map(str.isidentifier, target.split(".")))):
             yield Fault(f"{key}._target_", "a class or function that there is", target)
         return  # another library's: it says itself what is wrong
+    if not isinstance(value.get("_partial_", False), bool):
+        yield Fault(f"{key}._partial_", expected(bool), value["_partial_"])
     if value.get("_partial_"):
         known = {name: setting._replace(required=False) for name, setting in known.items()}
     yield from _unknown(known, value, key)

@@ -4,7 +4,7 @@ model library, and a wrong setting shall be found before that is loaded."""
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,10 @@ from runtime.settings import kinds
 OWN = ("runtime", "predictors", "decoding", "data_gen", "drafts", "evaluation")
 MORE = "**"  # instead of a setting: there may be others, of which nothing is known
 _EMPTY = ("object", "Protocol", "Generic", "ABC", "NamedTuple")  # bases that add no settings
-_WORDS = {**vars(kinds), "__builtins__": __builtins__}
+_WORDS = {
+    **vars(kinds),
+    **{"__builtins__": __builtins__, "str": kinds.Text, "int": kinds.Whole, "float": kinds.Number},
+}
 
 
 class Setting(NamedTuple):
@@ -39,7 +42,7 @@ def settings_of(target: str) -> dict[str, Setting]:
 
 def _settings(module: str, name: str) -> Iterator[tuple[str, Setting]]:
     place, node = _definition(module, name)
-    parts = _parts(place)
+    parts = known_classes(place)
     if isinstance(node, ast.FunctionDef):
         yield from _parameters(node, parts)
         return
@@ -61,7 +64,9 @@ def _settings(module: str, name: str) -> Iterator[tuple[str, Setting]]:
                 yield from _field(part.target.id, part, parts)
 
 
-def _field(name: str, part: ast.AnnAssign, parts: Collection[str]) -> Iterator[tuple[str, Setting]]:
+def _field(
+    name: str, part: ast.AnnAssign, parts: Mapping[str, Any]
+) -> Iterator[tuple[str, Setting]]:
     kind = ast.unparse(part.annotation)
     value = ast.unparse(part.value) if part.value is not None else "field()"
     default = "default" in value or not re.match(r"(\w+\.)?field\(", value)
@@ -69,7 +74,7 @@ def _field(name: str, part: ast.AnnAssign, parts: Collection[str]) -> Iterator[t
         yield name, Setting(_meaning(part.annotation, parts), not default)
 
 
-def _parameters(node: ast.FunctionDef, parts: Collection[str]) -> Iterator[tuple[str, Setting]]:
+def _parameters(node: ast.FunctionDef, parts: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
     arguments, defaults = [*node.args.posonlyargs, *node.args.args], node.args.defaults
     required = len(arguments) - len(defaults)
     for number, argument in enumerate(arguments):
@@ -80,7 +85,7 @@ def _parameters(node: ast.FunctionDef, parts: Collection[str]) -> Iterator[tuple
         yield MORE, Setting(Any, required=False)
 
 
-def _meaning(annotation: ast.expr | None, parts: Collection[str]) -> Any:
+def _meaning(annotation: ast.expr | None, parts: Mapping[str, Any]) -> Any:
     """What an annotation says in the words of `kinds`, and with names of `parts`; of other words
     nothing is known."""
     if annotation is None:
@@ -88,20 +93,29 @@ def _meaning(annotation: ast.expr | None, parts: Collection[str]) -> Any:
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
     try:
-        return eval(ast.unparse(annotation), {**dict.fromkeys(parts, kinds.Part), **_WORDS})
+        return eval(ast.unparse(annotation), {**parts, **_WORDS})
     except (NameError, AttributeError, TypeError):
         return Any
 
 
-def _parts(module: str) -> set[str]:
-    """The classes of ours that a module knows: what is annotated with one is a part."""
-    found = set()
+@cache
+def known_classes(module: str) -> dict[str, Any]:
+    """The classes of ours that a module knows: what is annotated with one is a part, or a group of
+    settings where that is what the class is."""
+    found = dict[str, Any]()
     for node in parsed(module).body:
         if isinstance(node, ast.ClassDef):
-            found.add(node.name)
+            is_group = "Group" in map(ast.unparse, node.bases)
+            found[node.name] = _as_group(node) if is_group else kinds.Part
         elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in OWN:
-            found |= {alias.asname or alias.name for alias in node.names}
-    return {name for name in found if name[0].isupper()}
+            found |= {alias.asname or alias.name: kinds.Part for alias in node.names}
+    return {name: kind for name, kind in found.items() if name[0].isupper()}
+
+
+def _as_group(node: ast.ClassDef) -> type[kinds.Group]:
+    fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+    said = {ast.unparse(part.target): _meaning(part.annotation, {}) for part in fields}
+    return type(node.name, (kinds.Group,), {"__annotations__": said})
 
 
 def _definition(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef]:

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.settings import kinds
 from runtime.settings.check import part
-from runtime.settings.signatures import MORE, Unknown, parsed, settings_of
+from runtime.settings.signatures import MORE, Unknown, known_classes, parsed, settings_of
 
 MODULE = """
 import other
@@ -59,7 +59,8 @@ class Theirs(other.Base): ...
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed.cache_clear()
+    for cached in (parsed, settings_of, known_classes):
+        cached.cache_clear()
     (tmp_path / "written").mkdir()
     (tmp_path / "written" / "plugin.py").write_text(MODULE)
     (tmp_path / "written" / "again.py").write_text("from written.plugin import Data as Known\n")
@@ -79,7 +80,7 @@ DATA = {
 }
 PLAIN = {
     "rule": (kinds.Part, True),
-    "names": (kinds.Mapping[str, float] | None, True),
+    "names": (kinds.Mapping[kinds.Text, kinds.Number] | None, True),
     "other": (Any, True),
     "odd": (Any, True),
 }
@@ -88,7 +89,10 @@ PLAIN = {
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("plugin.function", {"path": (str, True), "count": (COUNT, True), "most": (int, False)}),
+        (
+            "plugin.function",
+            {"path": (kinds.Text, True), "count": (COUNT, True), "most": (kinds.Whole, False)},
+        ),
         ("plugin.open_function", {"count": (kinds.Count, True), MORE: (Any, False)}),
         ("plugin.Plain", PLAIN),
         ("plugin.Child", PLAIN),
@@ -103,7 +107,7 @@ PLAIN = {
                 "last": (kinds.Part | None, False),
             },
         ),
-        ("plugin.Row", {"a": (int, True), "b": (int, False)}),
+        ("plugin.Row", {"a": (kinds.Whole, True), "b": (kinds.Whole, False)}),
         ("plugin.Theirs", {MORE: (Any, False)}),
     ],
 )

@@ -1,0 +1,136 @@
+"""Settings that were once taken, or ended in a traceback: one line that names the key, before
+anything is loaded or written."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.hostile import PROGRAMS, ROOT
+from tests.programs import refused
+
+HARVEST, EVALUATE, TUNE, TRAIN = "gen_data", "evaluate", "tune", "train"
+SWITCH = "expected true or false, got"
+CUSTOM = "methods=[custom]"
+
+
+def words_for_switches() -> list[tuple[str, str, str]]:
+    words = ("no", "off", "n", "yes", "'false'", "0", "null", "[]")
+    return [
+        (HARVEST, f"pair.trust_remote_code={word}", f"pair.trust_remote_code: {SWITCH}")
+        for word in words
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "override", "says"),
+    [
+        *words_for_switches(),
+        (HARVEST, "verify=no", f"verify: {SWITCH} 'no'"),
+        (HARVEST, "dataset.chat=no", f"dataset.chat: {SWITCH} 'no'"),
+        (EVALUATE, "profile=off", f"profile: {SWITCH} 'off'"),
+        (TUNE, "check=n", f"check: {SWITCH} 'n'"),
+        (TRAIN, "predictor.tie_blocks=no", f"predictor.tie_blocks: {SWITCH} 'no'"),
+        (HARVEST, "splits.calibration=nan", "splits.calibration: expected a number from 0 to 1"),
+        (HARVEST, "splits.test=abc", "splits.test: expected a number"),
+        (HARVEST, "mixing=abc", "mixing: expected a number"),
+        (HARVEST, "pair.max_length=abc", "pair.max_length: expected a whole number"),
+        (HARVEST, "warp.top_k=1.5", "warp.top_k: expected a whole number"),
+        (HARVEST, "warp.top_p=1e-46", "warp.top_p: expected a number from 1e-06 to 1"),
+        (HARVEST, "warp.temperature=abc", "warp.temperature: expected"),
+        (HARVEST, "draft_warp.temperature=nan", "draft_warp.temperature: expected"),
+        (HARVEST, "dataset.limit=1.5", "dataset.limit: expected a whole number"),
+        (EVALUATE, "methods=null", "methods: expected a list"),
+        (EVALUATE, "thresholds=5", "thresholds: expected a path"),
+        (EVALUATE, "method.adaedl.stop.threshold=abc", "method.adaedl.stop.threshold: expected"),
+        (TUNE, "points=100000", "points: expected a whole number from"),
+        (EVALUATE, "method.fixed.stop.gamma=1.5", "method.fixed.stop.gamma: expected a whole"),
+        (EVALUATE, "method.adaedl.stop.step=nan", "method.adaedl.stop.step: expected a number"),
+        (EVALUATE, "method.adaedl.stop.rate_memory=5", "method.adaedl.stop.rate_memory: expected"),
+        (EVALUATE, "method.confidence.stop.threshold=nan", "method.confidence.stop.threshold:"),
+        (EVALUATE, "method.specdecpp.stop.bounds=5", "method.specdecpp.stop.bounds: expected"),
+        (TRAIN, "predictor.layers=[-1.5]", "predictor.layers: expected"),
+        (TRAIN, "predictor.layers=[-1,-1]", "predictor.layers: expected"),
+        (HARVEST, "inputs.target_layers=[-1,-1]", "inputs.target_layers: expected"),
+        *((one, f"seed={seed}", "seed: expected a whole number from 0")
+          for one in (HARVEST, EVALUATE, TUNE, TRAIN) for seed in ("abc", "-1", 2**64, "true")),
+    ],
+)  # fmt: skip
+def test_a_setting_is_refused_before_anything_is_written(
+    program: str,
+    override: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(_module(program), monkeypatch, capsys, override)
+    assert line.startswith(f"error: {says}"), line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["structure=dyspec", "structure.budget=100000"], "structure.budget: expected a whole"),
+        (["stop.eps=nan"], "Could not override 'stop.eps'"),
+        (["+stop.eps=nan"], "stop.eps: expected"),
+        (["stop=confidence", "+stop.eps=abc"], "stop.eps: expected threshold"),
+        (["stop=confidence", "stop.threshold=nan"], "stop.threshold: expected a number from 0"),
+        (["stop=specdecpp", "stop.bounds=5"], "stop.bounds: expected"),
+        (["dataset=jsonl", "dataset.path=null"], "dataset.path: expected a path, got null"),
+        (["structure=lookup", "structure.gamma=0"], "structure.gamma: expected a whole number"),
+    ],
+)
+def test_a_part_of_the_custom_method_is_refused_by_its_own_key(
+    overrides: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(_module(EVALUATE), monkeypatch, capsys, CUSTOM, *overrides)
+    assert line.startswith(f"error: {says}"), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(_module(TRAIN), monkeypatch, capsys, "-m", "predictor.depth=0,1,abc")
+    assert line.startswith("error: predictor.depth: expected a whole number")
+    assert list(tmp_path.iterdir()) == []
+
+
+PROGRAM = """
+import sys
+from runpy import run_path
+sys.argv = sys.argv[1:]
+try:
+    run_path(sys.argv[0], run_name="__main__")
+except SystemExit as stop:
+    print(stop.code)
+print(sorted({"torch", "transformers", "datasets", "wandb", "sklearn"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("argument", ["--help", "pair.dtype=abc", "out=5"])
+def test_no_model_library_is_loaded_before_settings_are_checked(
+    program: str, argument: str, tmp_path: Path
+) -> None:
+    script = ROOT / ("train.py" if program == "train" else f"scripts/{program}.py")
+    command = [sys.executable, "-c", PROGRAM, str(script), argument]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip().splitlines()[-1] == "[]", done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _module(name: str) -> ModuleType:
+    return import_module("train" if name == "train" else f"scripts.{name}")
