@@ -18,13 +18,13 @@ from pydantic import Field
 
 from programs.groups import Logger
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Group, Path, Paths, Text
+from runtime.settings.kinds import Count, Group, Path, Text
 
 
 class Report(Group):
     logger: Logger
     run: Annotated[
-        Path | Annotated[Paths, Field(min_length=1)] | None,
+        Path | Annotated[list[Path], Field(min_length=1)] | None,
         "folder, or a list of them, each searched with the folders in it; null: runs, data and"
         " checkpoints",
     ]

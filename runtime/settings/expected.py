@@ -60,11 +60,11 @@ def _range(said: list[Any]) -> str:
         for name in ("ge", "gt", "le", "lt")
         if hasattr(limit, name)
     }
-    words = {"ge": "from {} on", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+    words = {"ge": "from {} on", "gt": "above {}", "lt": "below {}", "le": "at most {}"}
     small = {name: bound for name, bound in bounds.items() if abs(bound) < MOST}
     if small.keys() == {"ge", "le"}:
         return f" from {_number(small['ge'])} to {_number(small['le'])}"
-    found = [words[name].format(_number(bound)) for name, bound in small.items()]
+    found = [words[name].format(_number(small[name])) for name in words if name in small]
     return f" {', '.join(found)}" if found else ""
 
 

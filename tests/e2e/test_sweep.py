@@ -18,8 +18,10 @@ from tests.harvests import write_harvest
 from tests.trainings import result
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEEP = ("predictor.depth=0,-1,1", "trainer.epochs=1", "logger=none", "data=data/toy")
-FOLDERS = [f"data=data%2Ftoy+predictor.depth={depth}+trainer.epochs=1" for depth in (0, 1)]
+SWEEP = ("predictor.layers=[-1],[-9],null", "trainer.epochs=1", "logger=none", "data=data/toy")
+FOLDERS = [
+    f"data=data%2Ftoy+predictor.layers={layers}+trainer.epochs=1" for layers in ("[-1]", "null")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +47,16 @@ def test_jobs_have_folders_and_are_done_once(
     assert sweep(monkeypatch, *SWEEP) == 2, "one of the three fails, the others are trained"
     said = capsys.readouterr()
     assert (
-        "failed: predictor.depth=-1 trainer.epochs=1 logger=none data=data/toy: predictor.depth:"
-        " must" in said.err
+        "failed: predictor.layers=[-9] trainer.epochs=1 logger=none data=data/toy:"
+        " predictor.layers: expected some of the recorded layers" in said.err
     )
-    assert "error: predictor.depth: must" in said.err and said.out.count("saved checkpoints/") == 2
+    assert (
+        "error: predictor.layers: expected some" in said.err
+        and said.out.count("saved checkpoints/") == 2
+    )
     assert sorted(path.name for path in root.iterdir()) == FOLDERS
     before = [result(root / name) for name in FOLDERS]
-    assert "predictor.depth=1" in (root / FOLDERS[1] / "config.json").read_text()
+    assert "predictor.layers=null" in (root / FOLDERS[1] / "config.json").read_text()
 
     (root / FOLDERS[0] / "model.safetensors").write_bytes(b"half")
     assert sweep(monkeypatch, *SWEEP) == 2
@@ -69,23 +74,23 @@ def test_jobs_have_folders_and_are_done_once(
     manifest = read_manifest("data/toy")
     again = {"command": "python scripts/gen_data.py out=./data/toy", "versions": {"torch": "9"}}
     write_checksummed(Path("data/toy/manifest.json"), {**manifest, **again})
-    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
+    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]") == 0
     assert f"out: {root / FOLDERS[0]} is finished" in capsys.readouterr().out, (
         "the harvest holds the same"
     )
     write_checksummed(
         Path("data/toy/manifest.json"), {**manifest, "warp": {**manifest["warp"], "top_k": 5}}
     )
-    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
+    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]") == 0
     assert "is trained again: training.data=" in capsys.readouterr().out, "made with other settings"
 
     write_harvest(Path("data/toy"), rows=31)
-    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0") == 0
+    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]") == 0
     said = capsys.readouterr()
     assert (
         "is trained again: training.data=" in said.out and said.out.count("saved checkpoints/") == 1
     )
-    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0", "overwrite=true") == 0
+    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]", "overwrite=true") == 0
     assert capsys.readouterr().out.count("saved checkpoints/") == 1
 
 
@@ -94,7 +99,7 @@ def test_a_single_run_is_not_a_place_for_a_sweep(
 ) -> None:
     Path("checkpoints/x").mkdir(parents=True)
     Path("checkpoints/x/metrics.json").write_text("{}")
-    assert sweep(monkeypatch, *SWEEP, "predictor.depth=0", "out=checkpoints/x") == 2
+    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]", "out=checkpoints/x") == 2
     assert "error: out: checkpoints/x is the result of a single run" in capsys.readouterr().err
 
 

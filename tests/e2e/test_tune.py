@@ -15,6 +15,7 @@ from decoding.models.machine import processor
 from decoding.trace import read_traces
 from evaluation.replay import thresholds
 from predictors.base import load_predictor, read_config, save_predictor
+from runtime.json_files import write_checksummed
 from scripts import evaluate, tune
 from tests.programs import GREEDY, SPLITS, base, refused, run
 
@@ -236,7 +237,7 @@ def test_a_checkpoint_for_other_features_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree("checkpoints", "others", dirs_exist_ok=True)
-    config = json.loads(Path("others/hrad/config.json").read_text())
+    config = read_config(Path("others/hrad"), "")
     given = ["rules.specdecpp.checkpoint=others/specdecpp", "rules.hrad.checkpoint=others/hrad"]
     for changed, words in (
         (
@@ -245,8 +246,8 @@ def test_a_checkpoint_for_other_features_is_refused(
         ),
         ({"embedding": False}, "is incomplete or damaged (TypeError: "),
     ):
-        Path("others/hrad/config.json").write_text(
-            json.dumps(config | {"inputs": config["inputs"] | changed})
+        write_checksummed(
+            Path("others/hrad/config.json"), config | {"inputs": config["inputs"] | changed}
         )
         for others in (["cost=c4"], ["cost=c4", "check=true"]):
             message = refused(tune, monkeypatch, capsys, *arguments, *others, *given)

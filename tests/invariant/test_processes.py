@@ -15,6 +15,7 @@ import torch
 from data_gen.harvest import Progress, label_chunk, plan, split_into_chunks
 from data_gen.storage import chunks, shards
 from data_gen.storage.dataset import read_manifest, verify
+from data_gen.storage.shards import SCHEMA_VERSION
 from data_gen.storage.sharing import ALONE, Locks, Worker, open_chunks
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
@@ -165,7 +166,10 @@ def test_other_settings_are_refused_before_the_first_shard_is_there(tmp_path: Pa
     again."""
 
     def settings(seed: int) -> dict[str, Any]:
-        return {"prompts": {"count": 2}, "batch_size": 1, "seed": seed}
+        splits = {"train": 2, "calibration": 0, "test": 0}
+        prompts = {"count": 2, "sha256": "0" * 64}
+        plan = {"schema_version": SCHEMA_VERSION, "prompts": prompts, "splits": splits}
+        return {**plan, "batch_size": 1, "seed": seed}
 
     def chunks_of(seed: int) -> Iterator[int]:
         return open_chunks(

@@ -236,6 +236,14 @@ def test_a_read_only_folder_is_refused_at_once(
     monkeypatch.setattr(
         os, "access", lambda path, mode: Path(path).name != read_only and access(path, mode)
     )
+    make = os.mkdir
+
+    def refusing(path: str, mode: int = 0o777) -> None:
+        if Path(path).parent.name == read_only:
+            raise PermissionError(path)
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", refusing)
     with pytest.raises(
         UserError,
         match="^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose",

@@ -165,9 +165,6 @@ def test_what_fits_is_built(structure: DraftStructure, stop: StopRule, verifier:
             {"branch_verifier": "spechub"},
             "engine.branch_verifier, engine: str does not choose among candidates. Set ver",
         ),
-        ({"overlap": "yes"}, "engine.overlap: yes is neither true nor false"),
-        ({"pre_verify": 1}, "engine.pre_verify: 1 is neither true nor false"),
-        ({"draft_threads": 0}, "engine.draft_threads: 0"),
         (
             {"pair": SimpleNamespace(target=PAIR.target, draft=ON_GPU), "draft_threads": 1},
             "engine.draft_threads, pair.draft_device: ",
