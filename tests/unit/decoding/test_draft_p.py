@@ -1,10 +1,10 @@
 """p of draft tokens in traces: the target's distribution where the verifier has read it, nothing
 elsewhere."""
 
-from types import json
+import json
+from types import SimpleNamespace
 
 import pytest
-import SimpleNamespace
 import torch
 from pydantic import TypeAdapter
 
