@@ -104,7 +104,8 @@ def _remedy(fault: Fault, defaults: Any) -> str:
     value: Any = defaults
     for name in fault.key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
-    if value is None or isinstance(value, Mapping) or repr(value) == repr(fault.value):
+    known = value is not None and not isinstance(value, Mapping) and "${" not in str(value)
+    if not known or repr(value) == repr(fault.value):
         return "--help says more"
     return f"Write e.g. {fault.key}={written(value)}"
 
