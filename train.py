@@ -15,7 +15,7 @@ from typing import Annotated
 from decoding.settings import Pair
 from programs.groups import Logger
 from runtime.cli import Program
-from runtime.settings.kinds import Group, Part, Path, Paths, Seed
+from runtime.settings.kinds import Group, Output, Part, Path, Paths, Seed
 
 
 class Calibration(Group):
@@ -39,7 +39,7 @@ class Train(Group):
         "other harvests of the same pair and distributions, to see how calibration carries over",
     ]
     out: Annotated[
-        Path | None,
+        Output | None,
         "checkpoint folder; null: checkpoints/<predictor>, for a sweep"
         " checkpoints/<predictor>-sweep/<job>",
     ]

@@ -30,6 +30,15 @@ class Warp:
     top_k: Annotated[Size, "most probable tokens that are kept; 0: all"] = 0
     top_p: Annotated[TopP, "share of the probability that the tokens kept have; 1: all"] = 1.0
 
+    def __post_init__(self) -> None:
+        """What lossless means rests on this, so it is checked for callers from Python, too."""
+        known = 0 <= self.temperature < math.inf and self.top_k >= 0 and 0 < self.top_p <= 1
+        if not known:
+            raise UserError(
+                f"warp: expected temperature >= 0, top_k >= 0 and top_p in (0, 1], got {self}. Give"
+                " others"
+            )
+
     def probs(self, logits: Tensor) -> Tensor:
         """Distribution of the next token, [..., V]: float32, or float64 where the logits are (exact
         tests).

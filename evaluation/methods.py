@@ -55,6 +55,11 @@ def configured(cfg: DictConfig, name: str, changes: Mapping[str, Any] | None = N
 
 def engine(method: Method, pair: ModelPair) -> Engine:
     built: Engine = instantiate(method.settings.engine)(pair=pair, eos_ids=frozenset(pair.eos_ids))
+    if not hasattr(built, "decode"):
+        raise UserError(
+            f"method.{method.name}.engine: expected something that can `decode`, got"
+            f" {type(built).__name__}. Choose another engine"
+        )
     return built
 
 

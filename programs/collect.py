@@ -2,6 +2,8 @@
 replay."""
 
 import re
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ from data_gen.storage.dataset import read_manifest
 from decoding.cost import CostTable
 from evaluation.replay.candidates import (
     candidates_of,
-    check_out,
     check_sizes,
     given_cost,
     refuse_foreign_checkpoint,
@@ -25,10 +26,13 @@ from evaluation.tables import markdown
 from predictors.base import damaged, read_config, read_metrics
 from predictors.inputs import Inputs
 from runtime.errors import UserError
-from runtime.files import checked_folder
+from runtime.files import checked_folder, refuse_foreign_file
+from runtime.text import printable
 
 SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
+FILES = ("metrics.json", "config.json")  # of a checkpoint: with either, it is meant to be one
+MARK = "python scripts/collect.py"  # in what it writes
 Cells = dict[str, str]
 LEGEND = (
     "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. Everything else: by"
@@ -42,7 +46,7 @@ def main(cfg: DictConfig) -> None:
         checked_folder("out", cfg.out, "file"),
         checkpoints(checked_folder(KEY, cfg.folder)),
     )
-    check_out(out)
+    refuse_foreign_file(out, MARK)
     known = [(settings(folder), scores(folder)) for folder in folders]
     tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
     rows = [
@@ -51,13 +55,14 @@ def main(cfg: DictConfig) -> None:
         for found in each
     ]
     text = table(rows)
-    out.write_text(text + "\n", encoding="utf-8")
+    command = shlex.join(["python", "scripts/collect.py", *sys.argv[1:]])
+    out.write_text(f"{text}\n\n<!-- {printable(command)} -->\n", encoding="utf-8")
     print(f"\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
 
 
 def checkpoints(parent: Path) -> list[Path]:
     """Folders of checkpoints, 2 before 10."""
-    found = [path.parent for path in parent.glob("*/metrics.json")]
+    found = {path.parent for name in FILES for path in parent.glob(f"*/{name}")}
     if not found:
         raise UserError(
             f"{KEY}: no checkpoints in {parent}. Train some: python train.py -m ... (see --help)"

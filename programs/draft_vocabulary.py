@@ -29,7 +29,9 @@ from drafts.vocabulary import (
 from evaluation.replay.candidates import refuse_other_pair
 from evaluation.tables import markdown
 from runtime.errors import UserError
-from runtime.files import checked_folder
+from runtime.files import checked_folder, refuse_foreign_file
+
+MARK = "draft_vocabulary.py"  # in what it writes
 
 HEADER = [
     "tokens",
@@ -78,7 +80,9 @@ def places(cfg: DictConfig) -> tuple[Path, Path]:
     counted = "data" if cfg.chats is None else "chats"
     folder = checked_folder(counted, cfg[counted])
     default = str(folder / VOCABULARY)
-    return folder, checked_folder("out", default if cfg.out is None else cfg.out, "file")
+    out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
+    refuse_foreign_file(out, MARK)
+    return folder, out
 
 
 def harvested(folder: Path) -> tuple[list[Text], list[Text]]:

@@ -17,7 +17,6 @@ from decoding.stopping.base import TunableRule
 from evaluation.replay import thresholds
 from evaluation.replay.candidates import (
     candidates_of,
-    check_out,
     check_sizes,
     given_cost,
     refuse_foreign_checkpoint,
@@ -37,8 +36,9 @@ from evaluation.replay.tuning import (
     span,
 )
 from runtime.errors import UserError
-from runtime.files import checked_folder, file_hash, file_name, write_json
+from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file, write_json
 
+MARK = "python scripts/tune.py"  # in what it writes
 MEASURED = ("measure", "measured")  # costs of this machine
 
 
@@ -46,11 +46,11 @@ def main(cfg: DictConfig) -> None:
     """Harvest and costs in, thresholds out; with check=true, whether replay is decode."""
     out, manifest = out_file(cfg), read_manifest(cfg.data)
     check(cfg, manifest)
-    check_out(out)
+    refuse_foreign_file(out, MARK)
     stops = {name: tunable(cfg, name) for name in cfg.methods}
     if cfg.check:
         found = check_replay(cfg, manifest, stops)
-        write_json(out, found)
+        write_json(out, {"command": command(), "rules": found})
         print(f"\n{in_lines(found)}\n\nsaved {out}")
         sys.exit(not excused(found))
     facts = tuned(cfg, manifest, stops)
@@ -80,6 +80,10 @@ def tuned(
         "frontier": frontiers(second),
         "oracle_calls": oracle_totals(judged_on.table) if judged_on.table.greedy else None,
     }
+
+
+def command() -> str:
+    return shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
 
 
 def tunable(cfg: DictConfig, name: str) -> TunableRule:
@@ -112,7 +116,7 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     """Refuse settings that cannot work, before anything is computed."""
     check_sizes(cfg, manifest)
     if "_target_" not in cfg.cost:
-        check_out(Path(cfg.cost.file), "cost.file")
+        refuse_foreign_file(Path(cfg.cost.file), MARK, "cost.file")
     for key in ("warp", "draft_warp"):
         if instantiate(cfg[key]).to_dict() != manifest[key]:
             raise UserError(
@@ -192,7 +196,7 @@ def about(
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,
         "rules": rules,
-        "command": shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]),
+        "command": command(),
     }
 
 

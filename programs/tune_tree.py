@@ -22,14 +22,16 @@ from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
 from decoding.structures.sequoia import write_artefact
 from evaluation.interleaving import request_seed
-from evaluation.replay.candidates import check_out
 from evaluation.replay.tree_search import Plan, Programme, best_plans, sibling_acceptance
 from runtime.errors import UserError
+from runtime.files import refuse_foreign_file
+
+MARK = "python scripts/tune_tree.py"  # in what it writes
 
 
 def main(cfg: DictConfig) -> None:
     """Pair and prompts in, a tree out."""
-    check_out(Path(cfg.structure.tree), "structure.tree")
+    refuse_foreign_file(Path(cfg.structure.tree), MARK, "structure.tree")
     pair = load_pair(cfg.pair)
     requests = load_requests(cfg, pair)
     texts, acceptance = measure_acceptance(cfg, pair, requests)

@@ -77,13 +77,22 @@ class Program:
             return
         arguments = asked(sys.argv[1:])
         if runs(arguments):
-            for overrides in jobs(arguments):
+            for overrides in jobs(conf, arguments):
                 check(
                     self.settings,
                     partial(composed, conf, name, more=arguments.config_dir),
                     overrides,
                 )
-        hydra.main(version_base="1.3", config_path=str(conf), config_name=name)(Job(self))()
+        job = Job(self)
+        try:
+            hydra.main(version_base="1.3", config_path=str(conf), config_name=name)(job)()
+        except OSError as error:
+            if job.begun or remedy(error):
+                raise
+            where = "hydra.sweep.dir" if arguments.multirun else "hydra.run.dir"
+            raise UserError(
+                f"{where}: {error.filename} cannot be made ({error.strerror}). Give another folder"
+            ) from error
 
     def help(self, conf: Path) -> str:
         """What the script says of itself, and all settings."""
@@ -98,10 +107,11 @@ class Job:
     launcher, which loads the script's file."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        self.program, self.begun = program, False
         self.__module__, self.__name__ = program.body, "main"
 
     def __call__(self, cfg: DictConfig) -> None:
+        self.begun = True
         reporting = (
             run_in_sweep if HydraConfig.get().mode == RunMode.MULTIRUN else run_reporting_errors
         )

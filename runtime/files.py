@@ -34,7 +34,6 @@ _REMEDIES = {
     errno.EACCES: _LOCKED,
     errno.EPERM: _LOCKED,
 }
-LONGEST_NAME = 180  # of a folder, in bytes; file systems take 255, and names are made from it
 LONGEST_PART = 150  # of a name that is made from others, which may be longer than a file's
 _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
@@ -146,19 +145,26 @@ def file_hash(path: Path) -> str:
     return found.hexdigest()
 
 
-def checked_folder(key: str, value: object, kind: str = "folder") -> Path:
-    """`value`, if it can name a folder (or other `kind` of path), and files beside it that are
-    named after it; else a UserError naming `key`."""
-    if not (isinstance(value, str) and value):
-        raise UserError(f"{key}: {value!r} is no {kind}. Write {key}=<{kind}>")
-    if any(len(os.fsencode(part)) > LONGEST_NAME for part in Path(value).parts):
-        raise UserError(
-            f"{key}: a name in {value[:40]}... is longer than {LONGEST_NAME} bytes. Choose a"
-            " shorter one"
-        )
-    if not Path(value).resolve().name:
+def checked_folder(key: str, value: str, kind: str = "folder") -> Path:
+    """`value`, a path, if it can name a folder (or other `kind` of path), and files beside it that
+    are named after it; else a UserError naming `key`."""
+    if not Path(os.path.realpath(value)).name or (kind == "file" and Path(value).is_dir()):
         raise UserError(f"{key}: {value} is no {kind} of its own. Choose another {key}=<{kind}>")
     return Path(value)
+
+
+def refuse_foreign_file(path: Path, mark: str, key: str = "out") -> None:
+    """Raise UserError unless a program may write the file `path`: it is new, or a file that holds
+    `mark`, by which the program knows its own. Makes its folder."""
+    choose = f"Choose another {key}=<file>"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        foreign = path.is_symlink() or path.exists() and not path.is_file()
+        foreign = foreign or path.is_file() and mark.encode() not in path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{key}: {path} cannot be made ({error.strerror}). {choose}") from error
+    if foreign:
+        raise UserError(f"{key}: {path} holds something else, which would be lost. {choose}")
 
 
 def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
@@ -167,7 +173,7 @@ def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
     current folder, the home folder, or one above these.
 
     marks: patterns of file names, one of which has to be there; key: config key named in errors"""
-    whole, choose = folder.resolve(), f"Choose another {key}=<folder>"
+    whole, choose = Path(os.path.realpath(folder)), f"Choose another {key}=<folder>"
     kept = [Path.cwd(), Path(os.path.expanduser("~")).resolve()]
     if any(whole in (one, *one.parents) for one in kept):
         raise UserError(

@@ -1,4 +1,6 @@
-"""Text from outside, shown in a terminal."""
+"""Text from outside, shown in a terminal and used in names."""
+
+LONGEST_NAME = 180  # of a file or folder, in bytes; file systems take 255, and names are made of it
 
 
 def printable(text: str, besides: str = "") -> str:

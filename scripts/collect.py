@@ -16,7 +16,7 @@ from pydantic import Field
 from decoding.settings import Pair
 from programs.groups import Replay, Warp
 from runtime.cli import Program
-from runtime.settings.kinds import Distinct, Part, Path, Probability, Says
+from runtime.settings.kinds import Distinct, Output, Part, Path, Probability, Says
 
 Levels = Annotated[
     list[Probability], Field(min_length=1), Distinct,
@@ -40,7 +40,7 @@ class Collect(Replay):
         " scores alone",
     ]
     thresholds: Annotated[Levels | None, "a row for each of these; null: one for the best"]
-    out: Annotated[Path, "file of the table"]
+    out: Annotated[Output, "file of the table"]
 
 
 main = Program(__file__, Collect, "programs.collect")

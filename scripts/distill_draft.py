@@ -22,7 +22,18 @@ from pydantic import Field
 from decoding.settings import Pair
 from programs.groups import Logger
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Distinct, Group, NotNegative, Part, Path, Says, Seed, Size
+from runtime.settings.kinds import (
+    Count,
+    Distinct,
+    Group,
+    NotNegative,
+    Output,
+    Part,
+    Path,
+    Says,
+    Seed,
+    Size,
+)
 
 Warmth = Annotated[float, Field(gt=0, le=1000)]
 Temperatures = Annotated[
@@ -78,7 +89,7 @@ class DistillDraft(Group):
         "write chats and train in turn; one of them; or write the draft as trained so far",
     ]
     out: Annotated[
-        Path | None,
+        Output | None,
         "folder of the draft; null: checkpoints/<kind>_draft, for a sweep"
         " checkpoints/<kind>_draft-sweep/<job>",
     ]

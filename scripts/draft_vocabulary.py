@@ -17,7 +17,7 @@ from pydantic import Field
 from decoding.settings import Pair
 from programs.groups import DraftWarp, Warp
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Distinct, Group, Path, Says
+from runtime.settings.kinds import Count, Distinct, Group, Output, Path, Says
 
 Sizes = Annotated[list[Count], Distinct, Says("a list of different sizes, such as [4096,16384]")]
 
@@ -43,7 +43,7 @@ class DraftVocabulary(Group):
         int, Field(ge=1, le=1000), "longest fixed draft length of the modelled speed-up, in tokens"
     ]
     out: Annotated[
-        Path | None, "file; null: draft_vocabulary.safetensors in the folder that is counted"
+        Output | None, "file; null: draft_vocabulary.safetensors in the folder that is counted"
     ]
 
     @staticmethod

@@ -36,8 +36,20 @@ from programs.groups import (
 )
 from runtime.cli import Program
 from runtime.settings.check import faults
-from runtime.settings.kinds import Count, Distinct, Group, Names, Part, Path, Positive, Says, Seed
+from runtime.settings.kinds import (
+    Count,
+    Distinct,
+    Group,
+    Names,
+    Output,
+    Part,
+    Path,
+    Positive,
+    Says,
+    Seed,
+)
 
+CUSTOM = "custom"  # the method that takes the parts of the command line
 CostTables = Annotated[
     list[Literal["measured", "pipeline"] | Positive], Distinct,
     Says("a list of measured, pipeline and speed ratios above 0, such as [measured,5]"),
@@ -108,7 +120,9 @@ class Evaluate(Group):
         CostTables,
         "speed-up on two devices, priced: measured, pipeline (a split target), speed ratios c",
     ]
-    out: Annotated[Path, "folder of results.json, table.md, traces-<method>.jsonl, vocabulary.json"]
+    out: Annotated[
+        Output, "folder of results.json, table.md, traces of each method, vocabulary.json"
+    ]
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
@@ -124,8 +138,9 @@ class Evaluate(Group):
 def tried_misfits(name: str, settings: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What is wrong with the lists of values that a method is tried with. known: the methods."""
     place = f"tried.{name}"
-    if name not in known:
-        yield place, f"a method: {', '.join(known)}"
+    if name not in known or name == CUSTOM:
+        others = ", ".join(one for one in known if one != CUSTOM)
+        yield place, f"a method that the command line does not make: {others}"
         return
     if not isinstance(settings, dict):
         yield place, f"settings of the method, such as {place}.stop.<setting>=[1,2]"

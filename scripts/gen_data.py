@@ -22,7 +22,7 @@ from typing import Annotated
 from decoding.settings import Pair
 from programs.groups import Dataset, DraftWarp, Harvest, Splits, Warp
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Group, Part, Path
+from runtime.settings.kinds import Count, Group, Output, Part
 
 
 class Anchors(Group):
@@ -44,7 +44,7 @@ class GenData(Harvest):
     draft_warp: DraftWarp
     responses: Annotated[Part, "where the target's responses come from"]
     features: Features
-    out: Annotated[Path, "folder of the dataset"]
+    out: Annotated[Output, "folder of the dataset"]
     estimate: Annotated[bool, "answer one batch, print expected time and disk of the whole, stop"]
     verify: Annotated[bool, "read the dataset in `out`, name every bad file, stop"]
     anchors: Anchors

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from programs.groups import Logger
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Group, Path, Text
+from runtime.settings.kinds import Count, Group, Output, Path, Text
 
 
 class Report(Group):
@@ -28,7 +28,7 @@ class Report(Group):
         "folder, or a list of them, each searched with the folders in it; null: runs, data and"
         " checkpoints",
     ]
-    out: Annotated[Path, "folder of index.html, a PNG and a CSV of each figure, report.json"]
+    out: Annotated[Output, "folder of index.html, a PNG and a CSV of each figure, report.json"]
     trace: Annotated[Path | None, "a traces-<method>.jsonl of an evaluation, to be printed instead"]
     prompt: Annotated[Count | Text | None, "which of its prompts: a number from 1 on, or an id"]
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 from decoding.settings import Pair
 from programs.groups import Dataset, DraftWarp, Limit, Replay, SomeNames, Splits, Warp, among
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Counts, Group, Part, Path, Seed
+from runtime.settings.kinds import Count, Counts, Group, Output, Part, Path, Seed
 
 
 class Measuring(Group):
@@ -62,7 +62,7 @@ class Tune(Replay):
         Count | None, "with check=true, the first of the harvest; null: all of them"
     ]
     out: Annotated[
-        Path | None,
+        Output | None,
         "file; null: runs/<pair>-thresholds-T<temperature>.json, which evaluate.py reads, or"
         " ...-<cost>.json for costs of another machine",
     ]

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from runtime.cli import Program
-from runtime.settings.composed import Composed, composed
-from runtime.settings.help import options
+from runtime.settings.composed import Composed, composed, options
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

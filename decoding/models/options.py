@@ -140,8 +140,7 @@ def first_line(error: Exception) -> str:
 def context_limit(config: PreTrainedConfig, asked: int | None) -> int:
     if asked is not None and asked < 2:
         raise UserError(
-            f"pair.max_length: {asked} has no room for a prompt and a response. Raise it, or give"
-            " null"
+            f"pair.max_length: {asked} has no room for a prompt and a response. Raise it"
         )
     text = config.get_text_config()
     window = text.sliding_window if _has_sliding_layers(text) else None

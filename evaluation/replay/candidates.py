@@ -32,18 +32,6 @@ def check_sizes(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
             )
 
 
-def check_out(out: Path, key: str = "out") -> None:
-    """Make the folder of a file to be written."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{key}: {out.parent} cannot be made ({error.strerror}). Choose another {key}=<file>"
-        ) from error
-    if out.is_dir():
-        raise UserError(f"{key}: {out} is a folder. Choose another {key}=<file>")
-
-
 def refuse_foreign_checkpoint(
     folder: Path, manifest: Mapping[str, Any], key: str, gamma_max: int
 ) -> None:

@@ -26,7 +26,7 @@ class Fault(NamedTuple):
     shows: bool = True
 
     def __str__(self) -> str:
-        found = shown(self.value) if self.shows else "something else, which is not shown"
+        found = shown(self.value) if self.shows else "something else"
         return f"{self.key}: expected {self.expected}, got {found}. {self.remedy}"
 
 
@@ -64,7 +64,7 @@ def _unknown(known: Mapping[str, Setting], values: Mapping[str, Any], key: str) 
         if name not in known and name not in MAKING:
             near = get_close_matches(str(name), known, 1)
             what = f"{near[0]}, perhaps" if near else f"one of {', '.join(known) or 'no settings'}"
-            yield Fault(_join(key, str(name)), what, values[name], f"Leave {name} away")
+            yield Fault(_join(key, str(name)), what, None, f"Leave {name} away", shows=False)
 
 
 def _value(kind: Any, value: Any, key: str) -> Iterator[Fault]:
@@ -104,6 +104,9 @@ def part(value: Any, key: str) -> Iterator[Fault]:
         return  # another library's: it says itself what is wrong
     if not isinstance(value.get("_partial_", False), bool):
         yield Fault(f"{key}._partial_", expected(bool), value["_partial_"])
+    given = [name for name, one in known.items() if one.required and name not in value]
+    if value.get("_partial_") and known and not given:
+        yield Fault(f"{key}._partial_", "false, for nothing is missing", True)
     if value.get("_partial_"):
         known = {name: setting._replace(required=False) for name, setting in known.items()}
     yield from _unknown(known, value, key)

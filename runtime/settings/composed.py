@@ -3,15 +3,16 @@
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from runtime.errors import UserError
+from runtime.errors import UserError, shown
 from runtime.files import file_name
 from runtime.settings.check import Fault, faults
 from runtime.settings.kinds import Group
@@ -20,9 +21,29 @@ OmegaConf.register_new_resolver("file_name", file_name, replace=True)  # used by
 
 
 def asked(arguments: Sequence[str]) -> Namespace:
-    """A command line as Hydra reads it."""
-    found: Namespace = get_args_parser().parse_args(arguments)
+    """A command line as Hydra reads it. Raises UserError for one that it would not take, and for
+    what reads pickles."""
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    found: Namespace = parser.parse_args(arguments)
+    modes = ("run", "multirun", "cfg", "info", "shell_completion")
+    if sum(bool(getattr(found, mode)) for mode in modes) > 1:
+        _refuse(f"only one of {', '.join(f'--{mode}' for mode in modes)} can be asked for")
+    if found.resolve and not found.cfg:
+        _refuse("--resolve belongs to --cfg")
+    if found.experimental_rerun:
+        _refuse("--experimental-rerun reads pickles, which may run any code")
+    if found.shell_completion:
+        _refuse("--shell-completion is not supported")
     return found
+
+
+def _refuse(message: str) -> NoReturn:
+    if "unrecognized" in message:  # it would show what may be a secret
+        message = "expected settings in one place"
+    raise UserError(
+        f"command line: {message}. Write options such as -m before the settings; --help lists both"
+    )
 
 
 def runs(arguments: Namespace) -> bool:
@@ -31,11 +52,13 @@ def runs(arguments: Namespace) -> bool:
     return not any(getattr(arguments, name, None) for name in others)
 
 
-def jobs(arguments: Namespace) -> list[list[str]]:
+def jobs(conf: Path, arguments: Namespace) -> list[list[str]]:
     """The overrides of every job: of a sweep there are several."""
     if not arguments.multirun:
         return [arguments.overrides]
-    parsed = OverridesParser.create().parse_overrides(overrides=arguments.overrides)
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        parsed = parser.parse_overrides(overrides=arguments.overrides)
     return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
 
 
@@ -54,7 +77,15 @@ class Composed(NamedTuple):
 
 
 def composed(conf: Path, program: str, overrides: Sequence[str], *, more: str | None) -> Composed:
-    """What `program` composes. more: a further folder of configs."""
+    """What `program` composes. more: a further folder of configs. Raises UserError for a choice
+    that is no name."""
+    for override in OverridesParser.create().parse_overrides(overrides=list(overrides)):
+        group, named = override.key_or_group, isinstance(override.value(), str | list)
+        if (not group or (conf / group).is_dir()) and not (named or override.is_delete()):
+            raise UserError(
+                f"{group or override.input_line}: expected a choice, got {shown(override.value())}."
+                f" Choose one of {', '.join(options(conf, group)) or 'the settings'}"
+            )
     searched = [f"hydra.searchpath=[file://{Path(more).resolve()}]"] if more else []
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose(program, [*overrides, *searched], return_hydra_config=True)
@@ -65,6 +96,11 @@ def composed(conf: Path, program: str, overrides: Sequence[str], *, more: str | 
     with open_dict(cfg):
         del cfg["hydra"]
     return Composed(cfg, choices)
+
+
+def options(conf: Path, group: str) -> list[str]:
+    """What a config group has to choose from."""
+    return sorted(path.stem for path in (conf / group).glob("*.yaml"))
 
 
 def refuse_missing(cfg: DictConfig) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from runtime.settings.check import alternatives, described, each_of, group_among, is_made
-from runtime.settings.composed import Composed, written
+from runtime.settings.composed import Composed, options, written
 from runtime.settings.expected import expected, help_of
 from runtime.settings.kinds import Group
 from runtime.settings.signatures import Setting, Unknown, settings_of
@@ -65,11 +65,6 @@ def table(settings: type[Group], found: Composed, conf: Path) -> str:
         about = "; ".join(part for part in (row.about, row.takes) if part)
         lines += _entry(f"{row.key}={written(row.value)}", about)
     return "\n".join(lines)
-
-
-def options(conf: Path, group: str) -> list[str]:
-    """What a config group has to choose from."""
-    return sorted(path.stem for path in (conf / group).glob("*.yaml"))
 
 
 def _entry(left: str, right: str) -> Iterator[str]:

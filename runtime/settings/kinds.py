@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from runtime.json_lines import SURROGATE
+from runtime.text import LONGEST_NAME
 
 __all__ = ["Annotated", "Any", "Field", "Literal", "Mapping", "Optional", "Sequence", "Union"]
 
-LONGEST_NAME = 180  # of a file or folder, in bytes; file systems take 255, and names are made of it
+LONGEST_PATH = 2000  # in bytes; systems take 4096, and names are made of it
 MOST = 2**31 - 1
 MOST_NODES = 4096  # of a draft tree: attention takes memory with their square
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -60,7 +61,16 @@ def _printable(value: str) -> str:
 
 def _path(value: str | _Path) -> str | _Path:
     names = _Path(_printable(str(value))).parts
-    if any(len(os.fsencode(name)) > LONGEST_NAME for name in names):
+    if (
+        any(len(os.fsencode(name)) > LONGEST_NAME for name in names)
+        or len(os.fsencode(str(value))) > LONGEST_PATH
+    ):
+        raise ValueError
+    return value
+
+
+def _output(value: str) -> str:
+    if value.startswith("~"):
         raise ValueError
     return value
 
@@ -90,7 +100,7 @@ def _temperature(value: float) -> float:
 def _address(value: str) -> str:
     """What is set is kept with all that is written, so more than a host and a path is refused."""
     parts = urlsplit(_printable(value))
-    if parts.scheme not in ("http", "https") or not parts.hostname or {"@", "?", "#"} & set(value):
+    if parts.scheme not in ("http", "https") or not parts.hostname or set("@?#;%") & set(value):
         raise ValueError
     _ = parts.port  # ValueError where it is none
     return value
@@ -124,6 +134,7 @@ Variable = Annotated[
     str, Field(pattern="^[A-Z_][A-Z0-9_]*$"), Unshown(),
     Says("the name of an environment variable, such as API_KEY"),
 ]  # fmt: skip
+Output = Annotated[Path, AfterValidator(_output), Says("a path, with no ~ for the home folder")]
 Distinct = AfterValidator(_distinct)
 Names = Annotated[list[Text], Distinct, Says("a list of different names, such as [a,b]")]
 Paths = Annotated[list[Path], Distinct, Says("a list of different paths, such as [a,b]")]

@@ -28,6 +28,7 @@ def cells(path: str) -> list[dict[str, str]]:
     header, _, *rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in Path(path).read_text().splitlines()
+        if line.startswith("|")
     ]
     return [dict(zip(header, row, strict=True)) for row in rows]
 

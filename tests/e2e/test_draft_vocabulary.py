@@ -118,8 +118,8 @@ def test_chats_are_counted_and_the_first_held_out(
         ("data=null", "data: expected a folder, as chats is null, got null"),
         ("chats=5", "chats: expected a path or null, got 5"),
         ("chats=none", "chats: none has 0 chats"),
-        ("out=5", "out: expected a path or null, got 5"),
-        ("out=", "out: expected a path or null, got ''"),
+        ("out=5", "out: expected a path, with no ~ for the home folder or null, got 5"),
+        ("out=", "out: expected a path, with no ~ for the home folder or null, got ''"),
         ("pair.draft=nowhere/at/all", "pair.draft: no model in"),
     ],
 )

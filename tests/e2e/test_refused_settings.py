@@ -99,6 +99,44 @@ def test_a_part_of_the_custom_method_is_refused_by_its_own_key(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "says"),
+    [
+        (HARVEST, ["warp=null"], "warp: expected a choice, got null"),
+        (HARVEST, ["dataset=5"], "dataset: expected a choice, got 5"),
+        (HARVEST, ["-m", "warp=default,null"], "warp: expected a choice, got null"),
+        (EVALUATE, ["engine=null"], "engine: expected a choice, got null"),
+        (TRAIN, ["predictor=true"], "predictor: expected a choice, got true"),
+        (TUNE, ["cost=null"], "cost: expected a choice, got null"),
+        (HARVEST, ["=5"], "=5: expected a choice, got 5"),
+        (HARVEST, ["--resolve"], "command line: --resolve belongs to --cfg"),
+        (HARVEST, ["-m", "-r"], "command line: only one of"),
+        (HARVEST, ["--shell-completion"], "command line: --shell-completion is not supported"),
+        (HARVEST, ["--experimental-rerun=x"], "command line: --experimental-rerun reads pickles"),
+        (HARVEST, ["gamma=2", "-m", "seed=1,2"], "command line: expected settings in one place"),
+        (HARVEST, ["hydra.run.dir=/proc/x"], "hydra.run.dir: /proc/x cannot be made"),
+        (HARVEST, ["out='~/h'"], "out: expected a path, with no ~"),
+        (HARVEST, [f"out={'a/' * 3000}"], "out: expected a path"),
+        (HARVEST, ["+responses.api_key=PLANTED"], "responses.api_key: expected one of no settings"),
+        (EVALUATE, ["+structure._partial_=true"], "structure._partial_: expected false"),
+        (EVALUATE, ["+tried.custom.stop.gamma=[2,3]"], "tried.custom: expected a method that"),
+    ],
+    ids=str,
+)
+def test_a_command_line_is_refused_before_anything_is_written(
+    program: str,
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(_module(program), monkeypatch, capsys, *arguments)
+    assert line.startswith(f"error: {says}") and "PLANTED" not in line, line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from runtime.settings.check import faults
 from tests.hostile import VALUES, Place, changed, compositions, places, program_of
-from tests.programs import base, run
+from tests.programs import SPLITS, base, run
 
-MOST = 3
+MOST = 2
 QUICK = {
     "gen_data": ["max_new_tokens=4", "gamma=3", "dataset.limit=6", "out=data/new"],
     "train": ["data=data/greedy", "trainer.epochs=1", "logger=none", "out=checkpoints/new"],
@@ -25,7 +25,16 @@ QUICK = {
         "methods=[custom]",
         "out=runs/new",
     ],
-    "tune": ["data=data/greedy", "points=3", "cost=c4", "methods=[fixed]", "out=runs/new.json"],
+    "tune": [
+        "data=data/greedy",
+        "warp=greedy",
+        "draft_warp.temperature=0",
+        *SPLITS,
+        "points=3",
+        "cost=c4",
+        "methods=[fixed]",
+        "out=runs/new.json",
+    ],
 }
 PAIRLESS = ("train", "tune")
 LONG = ("batch_tokens", "responses.", "pair=", "trainer.epochs", "dataset=hub")

@@ -302,7 +302,7 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(
         ("choose=dev", "choose: expected train, calibration or test, got 'dev'"),
         ("choose=all", "choose: expected train, calibration or test, got 'all'"),
         ("judge=calibration", "judge: expected another split than choose, "),
-        ("out=data", "out: data is a folder"),
+        ("out=data", "out: data is no file of its own"),
         (
             "gamma_max=2",
             "rules.hrad.checkpoint: checkpoints/hrad drafts gamma=3 tokens, rounds of 2",

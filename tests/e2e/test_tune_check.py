@@ -29,7 +29,7 @@ def test_replay_is_decode(
         run(tune, monkeypatch, *arguments, "check_prompts=4", "out=runs/check.json")
     assert not exit_code.value.code
     assert capsys.readouterr().out.count("4 of 4 prompts equal") == 3 * len(RULES)
-    found = json.loads(Path("runs/check.json").read_text())
+    found = json.loads(Path("runs/check.json").read_text())["rules"]
     assert {name.split()[0] for name in found} == set(RULES)
     rows = found["fixed 4"]
     assert [row["equal"] for row in rows] == [True] * 4 and rows[0]["decoded"]["tokens"] > 0
@@ -91,7 +91,7 @@ def test_rounds_that_agree_are_no_excuse(
             "methods=[]",
             "methods: expected a list of one or more different names, such as [a,b], got []",
         ),
-        ("out=data", "out: data is a folder"),
+        ("out=data", "out: data is no file of its own"),
     ],
 )
 def test_bad_settings_end_with_one_line(

@@ -139,7 +139,10 @@ def test_the_same_seed_measures_the_same_acceptance(
         ),
         ("split=dev", "split: expected train, calibration, test or all, got 'dev'"),
         ("limit=0", "limit: expected a whole number from 1 on or null, got 0"),
-        ("structure.tree=prompts.jsonl/tree.json", "structure.tree: prompts.jsonl cannot be made"),
+        (
+            "structure.tree=prompts.jsonl/tree.json",
+            "structure.tree: prompts.jsonl/tree.json cannot",
+        ),
         ("pair.draft=nowhere/at/all", "pair.draft: no model in nowhere/at/all"),
         ("structure.tre=x", "tre"),
     ],

@@ -159,3 +159,16 @@ def test_sibling_distributions() -> None:
     assert q.tolist() == pytest.approx([0.1, 0.6, 0.0, 0.3]), (
         "the distribution itself is left as it is"
     )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"temperature": value} for value in (-1.0, math.nan, math.inf)),
+        *({"top_p": value} for value in (0.0, 2.0, math.nan)),
+        {"top_k": -1},
+    ],
+)
+def test_a_warp_that_is_no_distribution_is_refused_from_python(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="^warp: expected temperature >= 0"):
+        Warp(**wrong)

@@ -15,6 +15,7 @@ from runtime.files import (
     file_name,
     only_writer,
     refuse_foreign,
+    refuse_foreign_file,
     write_atomically,
     write_json,
 )
@@ -169,3 +170,20 @@ def test_the_root_is_no_folder_to_replace(value: str) -> None:
 def test_a_folder_where_none_can_be_made_is_refused() -> None:
     with pytest.raises(UserError, match="out: /proc/x cannot be made, /proc is no folder to write"):
         refuse_foreign(Path("/proc/x"), "marker")
+
+
+def test_a_file_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.json", tmp_path / "other.json"
+    own.write_text('{"command": "python scripts/tune.py"}')
+    other.write_text('{"model_type": "llama"}')
+    (tmp_path / "link").symlink_to(own)
+    (tmp_path / "loop").symlink_to("loop")
+    refuse_foreign_file(own, "python scripts/tune.py")
+    refuse_foreign_file(tmp_path / "new" / "own.json", "python scripts/tune.py")
+    for name in ("other.json", "link", "loop", "new"):
+        with pytest.raises(UserError, match=r"^key: \S+ holds something else, which would be lost"):
+            refuse_foreign_file(tmp_path / name, "python scripts/tune.py", "key")
+    with pytest.raises(UserError, match=r"^key: \S+ (cannot be made|holds something else)"):
+        refuse_foreign_file(own / "below", "python scripts/tune.py", "key")
+    with pytest.raises(UserError, match="^key: /dev/null holds something else"):
+        refuse_foreign_file(Path("/dev/null"), "", "key")

@@ -63,11 +63,11 @@ def test_right_settings_have_no_faults() -> None:
     ("key", "value", "at", "says"),
     [
         ("limit", 1.5, "limit", "expected a whole number from 1 on or null, got 1.5"),
-        ("limt", 1, "limt", "expected limit, perhaps, got 1. Leave limt away"),
+        ("limt", 1, "limt", "expected limit, perhaps, got something else. Leave limt away"),
         ("splits", 3, "splits", "expected settings by name, got 3"),
         ("splits.test", math.nan, "splits.test", "expected a number from 0 to 1, got nan"),
         ("splits.test", 0.95, "splits.test", "expected less than the rest, got 0.95"),
-        ("splits.x", 1, "splits.x", "expected one of test, rest, got 1"),
+        ("splits.x", 1, "splits.x", "expected one of test, rest, got something else"),
         ("stop", 5, "stop", "expected a choice of the group stop, or settings with a _target_"),
         ("stop", None, "stop", "expected a choice of the group stop"),
         ("stop.threshold", "abc", "stop.threshold", "expected a number"),
