@@ -25,105 +25,79 @@ def words_for_switches() -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("program", "override", "says"),
-    [
-        *words_for_switches(),
-        (HARVEST, "verify=no", f"verify: {SWITCH} 'no'"),
-        (HARVEST, "dataset.chat=no", f"dataset.chat: {SWITCH} 'no'"),
-        (EVALUATE, "profile=off", f"profile: {SWITCH} 'off'"),
-        (TUNE, "check=n", f"check: {SWITCH} 'n'"),
-        (TRAIN, "predictor.tie_blocks=no", f"predictor.tie_blocks: {SWITCH} 'no'"),
-        (HARVEST, "splits.calibration=nan", "splits.calibration: expected a number above 0"),
-        (HARVEST, "splits.test=abc", "splits.test: expected a number"),
-        (HARVEST, "mixing=abc", "mixing: expected a number"),
-        (HARVEST, "pair.max_length=abc", "pair.max_length: expected a whole number"),
-        (HARVEST, "warp.top_k=1.5", "warp.top_k: expected a whole number"),
-        (HARVEST, "warp.top_p=1e-46", "warp.top_p: expected a number from 1e-06 to 1"),
-        (HARVEST, "warp.temperature=abc", "warp.temperature: expected"),
-        (HARVEST, "draft_warp.temperature=nan", "draft_warp.temperature: expected"),
-        (HARVEST, "dataset.limit=1.5", "dataset.limit: expected a whole number"),
-        (EVALUATE, "methods=null", "methods: expected a list"),
-        (EVALUATE, "thresholds=5", "thresholds: expected a path"),
-        (EVALUATE, "method.adaedl.stop.threshold=abc", "method.adaedl.stop.threshold: expected"),
-        (TUNE, "points=100000", "points: expected a whole number from"),
-        (EVALUATE, "method.fixed.stop.gamma=1.5", "method.fixed.stop.gamma: expected a whole"),
-        (EVALUATE, "method.adaedl.stop.step=nan", "method.adaedl.stop.step: expected a number"),
-        (EVALUATE, "method.adaedl.stop.rate_memory=5", "method.adaedl.stop.rate_memory: expected"),
-        (EVALUATE, "method.confidence.stop.threshold=nan", "method.confidence.stop.threshold:"),
-        (EVALUATE, "method.specdecpp.stop.bounds=5", "method.specdecpp.stop.bounds: expected"),
-        (TRAIN, "predictor.layers=[-1.5]", "predictor.layers: expected"),
-        (TRAIN, "predictor.layers=[-1,-1]", "predictor.layers: expected"),
-        (HARVEST, "inputs.target_layers=[-1,-1]", "inputs.target_layers: expected"),
-        *((one, f"seed={seed}", "seed: expected a whole number from 0")
-          for one in (HARVEST, EVALUATE, TUNE, TRAIN) for seed in ("abc", "-1", 2**64, "true")),
-    ],
-)  # fmt: skip
-def test_a_setting_is_refused_before_anything_is_written(
-    program: str,
-    override: str,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    line = refused(_module(program), monkeypatch, capsys, override)
-    assert line.startswith(f"error: {says}"), line
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["structure=dyspec", "structure.budget=100000"], "structure.budget: expected a whole"),
-        (["stop.eps=nan"], "Could not override 'stop.eps'"),
-        (["+stop.eps=nan"], "stop.eps: expected"),
-        (["stop=confidence", "+stop.eps=abc"], "stop.eps: expected one of threshold"),
-        (["stop=confidence", "stop.threshold=nan"], "stop.threshold: expected a number from 0"),
-        (["stop=specdecpp", "stop.bounds=5"], "stop.bounds: expected"),
-        (["dataset=jsonl", "dataset.path=null"], "dataset.path: expected a path, got null"),
-        (["structure=lookup", "structure.gamma=0"], "structure.gamma: expected a whole number"),
-    ],
-)
-def test_a_part_of_the_custom_method_is_refused_by_its_own_key(
-    overrides: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    line = refused(_module(EVALUATE), monkeypatch, capsys, CUSTOM, *overrides)
-    assert line.startswith(f"error: {says}"), line
-    assert list(tmp_path.iterdir()) == []
+SETTINGS = [
+    *words_for_switches(),
+    (HARVEST, "verify=no", f"verify: {SWITCH} 'no'"),
+    (HARVEST, "dataset.chat=no", f"dataset.chat: {SWITCH} 'no'"),
+    (EVALUATE, "profile=off", f"profile: {SWITCH} 'off'"),
+    (TUNE, "check=n", f"check: {SWITCH} 'n'"),
+    (TRAIN, "predictor.tie_blocks=no", f"predictor.tie_blocks: {SWITCH} 'no'"),
+    (HARVEST, "splits.calibration=nan", "splits.calibration: expected a number above 0"),
+    (HARVEST, "splits.test=abc", "splits.test: expected a number"),
+    (HARVEST, "mixing=abc", "mixing: expected a number"),
+    (HARVEST, "pair.max_length=abc", "pair.max_length: expected a whole number"),
+    (HARVEST, "warp.top_k=1.5", "warp.top_k: expected a whole number"),
+    (HARVEST, "warp.top_p=1e-46", "warp.top_p: expected a number from 1e-06 to 1"),
+    (HARVEST, "warp.temperature=abc", "warp.temperature: expected"),
+    (HARVEST, "draft_warp.temperature=nan", "draft_warp.temperature: expected"),
+    (HARVEST, "dataset.limit=1.5", "dataset.limit: expected a whole number"),
+    (EVALUATE, "methods=null", "methods: expected a list"),
+    (EVALUATE, "thresholds=5", "thresholds: expected a path"),
+    (EVALUATE, "method.adaedl.stop.threshold=abc", "method.adaedl.stop.threshold: expected"),
+    (TUNE, "points=100000", "points: expected a whole number from"),
+    (EVALUATE, "method.fixed.stop.gamma=1.5", "method.fixed.stop.gamma: expected a whole"),
+    (EVALUATE, "method.adaedl.stop.step=nan", "method.adaedl.stop.step: expected a number"),
+    (EVALUATE, "method.adaedl.stop.rate_memory=5", "method.adaedl.stop.rate_memory: expected"),
+    (EVALUATE, "method.confidence.stop.threshold=nan", "method.confidence.stop.threshold:"),
+    (EVALUATE, "method.specdecpp.stop.bounds=5", "method.specdecpp.stop.bounds: expected"),
+    (TRAIN, "predictor.layers=[-1.5]", "predictor.layers: expected"),
+    (TRAIN, "predictor.layers=[-1,-1]", "predictor.layers: expected"),
+    (HARVEST, "inputs.target_layers=[-1,-1]", "inputs.target_layers: expected"),
+    *((one, f"seed={seed}", "seed: expected a whole number from 0")
+      for one in (HARVEST, EVALUATE, TUNE, TRAIN) for seed in ("abc", "-1", 2**64, "true")),
+]  # fmt: skip
+PARTS = [  # of the custom method, by their own keys
+    (["structure=dyspec", "structure.budget=100000"], "structure.budget: expected a whole"),
+    (["stop.eps=nan"], "Could not override 'stop.eps'"),
+    (["+stop.eps=nan"], "stop.eps: expected"),
+    (["stop=confidence", "+stop.eps=abc"], "stop.eps: expected one of threshold"),
+    (["stop=confidence", "stop.threshold=nan"], "stop.threshold: expected a number from 0"),
+    (["stop=specdecpp", "stop.bounds=5"], "stop.bounds: expected"),
+    (["dataset=jsonl", "dataset.path=null"], "dataset.path: expected a path, got null"),
+    (["structure=lookup", "structure.gamma=0"], "structure.gamma: expected a whole number"),
+]
+LINES = [
+    (HARVEST, ["warp=null"], "warp: expected a choice, got null"),
+    (HARVEST, ["dataset=5"], "dataset: expected a choice, got 5"),
+    (HARVEST, ["-m", "warp=default,null"], "warp: expected a choice, got null"),
+    (EVALUATE, ["engine=null"], "engine: expected a choice, got null"),
+    (TRAIN, ["predictor=true"], "predictor: expected a choice, got true"),
+    (TUNE, ["cost=null"], "cost: expected a choice, got null"),
+    (HARVEST, ["=5"], "=5: expected a choice, got 5"),
+    (HARVEST, ["--resolve"], "command line: --resolve belongs to --cfg"),
+    (HARVEST, ["-m", "-r"], "command line: only one of"),
+    (HARVEST, ["--shell-completion"], "command line: --shell-completion is not supported"),
+    (HARVEST, ["--experimental-rerun=x"], "command line: --experimental-rerun reads pickles"),
+    (HARVEST, ["gamma=2", "-m", "seed=1,2"], "command line: expected settings in one place"),
+    (HARVEST, ["hydra.run.dir=/proc/x"], "hydra.run.dir: /proc/x cannot be made"),
+    (HARVEST, ["out='~/h'"], "out: expected a path, with no ~"),
+    (HARVEST, [f"out={'a/' * 3000}"], "out: expected a path"),
+    (HARVEST, ["+responses.api_key=PLANTED"], "responses.api_key: expected one of no settings"),
+    (EVALUATE, ["+structure._partial_=true"], "structure._partial_: expected false"),
+    (EVALUATE, ["+tried.custom.stop.gamma=[2,3]"], "tried.custom: expected a method that"),
+]
 
 
 @pytest.mark.parametrize(
     ("program", "arguments", "says"),
     [
-        (HARVEST, ["warp=null"], "warp: expected a choice, got null"),
-        (HARVEST, ["dataset=5"], "dataset: expected a choice, got 5"),
-        (HARVEST, ["-m", "warp=default,null"], "warp: expected a choice, got null"),
-        (EVALUATE, ["engine=null"], "engine: expected a choice, got null"),
-        (TRAIN, ["predictor=true"], "predictor: expected a choice, got true"),
-        (TUNE, ["cost=null"], "cost: expected a choice, got null"),
-        (HARVEST, ["=5"], "=5: expected a choice, got 5"),
-        (HARVEST, ["--resolve"], "command line: --resolve belongs to --cfg"),
-        (HARVEST, ["-m", "-r"], "command line: only one of"),
-        (HARVEST, ["--shell-completion"], "command line: --shell-completion is not supported"),
-        (HARVEST, ["--experimental-rerun=x"], "command line: --experimental-rerun reads pickles"),
-        (HARVEST, ["gamma=2", "-m", "seed=1,2"], "command line: expected settings in one place"),
-        (HARVEST, ["hydra.run.dir=/proc/x"], "hydra.run.dir: /proc/x cannot be made"),
-        (HARVEST, ["out='~/h'"], "out: expected a path, with no ~"),
-        (HARVEST, [f"out={'a/' * 3000}"], "out: expected a path"),
-        (HARVEST, ["+responses.api_key=PLANTED"], "responses.api_key: expected one of no settings"),
-        (EVALUATE, ["+structure._partial_=true"], "structure._partial_: expected false"),
-        (EVALUATE, ["+tried.custom.stop.gamma=[2,3]"], "tried.custom: expected a method that"),
+        *((program, [override], says) for program, override, says in SETTINGS),
+        *((EVALUATE, [CUSTOM, *overrides], says) for overrides, says in PARTS),
+        *LINES,
     ],
     ids=str,
 )
-def test_a_command_line_is_refused_before_anything_is_written(
+def test_what_is_wrong_is_refused_before_anything_is_written(
     program: str,
     arguments: list[str],
     says: str,
