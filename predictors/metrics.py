@@ -94,7 +94,7 @@ def _auroc(score: torch.Tensor, s: torch.Tensor) -> float:
 
 
 def confusion(probs: torch.Tensor, targets: torch.Tensor) -> list[list[int]]:
-    """[C][C] counts: row = true class, column = predicted class (argmax)."""
+    """`[C][C]` counts: row = true class, column = predicted class (argmax)."""
     classes = probs.shape[1]
     flat = targets.argmax(-1) * classes + probs.argmax(-1)
     counts: list[list[int]] = (

@@ -152,9 +152,9 @@ class NgramPool:
 class Window:
     """Guesses at the positions to come: the last N - 1 steps of a Jacobi iteration, W columns each.
 
-    rows[l][i] is a guess at position l + i after the last committed token, made one step before
+    `rows[l][i]` is a guess at position l + i after the last committed token, made one step before
     those of rows[l + 1]. Column 0 of the oldest row is the last committed token itself and left
-    out: rows[0][i - 1] is column i there.
+    out: `rows[0][i - 1]` is column i there.
 
     Attention as in the paper: a guess sees the committed text, the oldest row up to its own column,
     and the newer rows of its column up to its own. That is a tree whose depths are the positions:
