@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.requests import refuse_other_shares
@@ -39,7 +39,13 @@ def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
 def commands(rule: DictConfig) -> str:
     """What makes the checkpoint of a stop rule, from a harvest of this pair with these
     distributions."""
-    training, hydra = getattr(get_class(rule._target_), "training", ""), HydraConfig.get()
+    try:
+        training = getattr(get_object(rule._target_), "training", "")
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"stop._target_: expected a stop rule, got {rule._target_} ({error}). Name another"
+        ) from error
+    hydra = HydraConfig.get()
     if not training:
         return ""
     pair = hydra.runtime.choices["pair"]

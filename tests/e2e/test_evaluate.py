@@ -401,6 +401,11 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
             "tried.fastest: expected a method that the command line does not make: ",
         ),
         ("tried.fixed=4", "tried.fixed: expected settings of the method, such as "),
+        ("methods=[hrad] method.hrad.stop._target_=os.system", ""),
+        (
+            "methods=[hrad] method.hrad.stop._target_=no_library.Rule",
+            "stop._target_: expected a stop",
+        ),
         (
             "methods=fixed",
             "methods: expected a list of different names, such as [a,b], got 'fixed'",
