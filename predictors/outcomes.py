@@ -1,0 +1,56 @@
+"""What may become of one position of a draft, and what a predictor of it says about the next
+draw."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+OUTCOMES = ("none", "third", "second", "first", "both")
+"""Given that the path to the position is accepted, and that three candidates are put to the test
+there: none is accepted; the third one is, or the second; the first one is, and the first candidate
+after it is not; both are. In this order the more of a draft is accepted, the later."""
+
+
+@dataclass(frozen=True)
+class Chances:
+    """Probabilities [...] of one position, known once its first candidate is drawn.
+
+    first: it is accepted; following: so is the first candidate after it, given that; second: the
+    second candidate is, given that the first is not; third: the third is, given that neither is."""
+
+    first: Tensor
+    following: Tensor
+    second: Tensor
+    third: Tensor
+
+    @classmethod
+    def of(cls, outcomes: Tensor) -> "Chances":
+        """From the probabilities [..., 5] of `OUTCOMES`. What cannot happen has chance 0."""
+        none, third, second, first, both = outcomes.unbind(-1)
+        accepted = first + both
+        return cls(
+            accepted,
+            _share(both, accepted),
+            _share(second, none + third + second),
+            _share(third, none + third),
+        )
+
+    def outcomes(self) -> Tensor:
+        """[..., 5], the probabilities of `OUTCOMES`."""
+        left = 1 - self.first
+        rest = left * (1 - self.second)
+        return torch.stack(
+            [
+                rest * (1 - self.third),
+                rest * self.third,
+                left * self.second,
+                self.first * (1 - self.following),
+                self.first * self.following,
+            ],
+            dim=-1,
+        )
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    return torch.where(whole > 0, part / whole.clamp_min(1e-38), torch.zeros_like(part))
