@@ -1,5 +1,6 @@
 """What can be said of a pair of models."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -34,6 +35,13 @@ class Pair(Group):
     assistant: Annotated[
         Path | None, "an ordinary draft, where only one will do (assisted generation)"
     ]
+    bits: Annotated[
+        Annotated[int, Field(ge=2, le=8)] | None,
+        "bits of a weight, where the draft is the target with rounded weights",
+    ]
+    group: Annotated[
+        Count | None, "weights of a row that are rounded together, from lowest to highest"
+    ]
     dtype: Annotated[Dtype, DTYPE_HELP.replace("its", "their")]
     target_dtype: Annotated[Dtype, DTYPE_HELP]
     draft_dtype: Annotated[Dtype, DTYPE_HELP]
@@ -50,3 +58,10 @@ class Pair(Group):
     ]
     trust_remote_code: Annotated[bool, "true runs Python code that comes with the models"]
     max_length: Annotated[Count, "tokens of prompt and response together, at most"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        bits, group = values.get("bits"), values.get("group")
+        if (bits is None) != (group is None):
+            return {"bits" if bits is None else "group": "a whole number"}
+        return {}

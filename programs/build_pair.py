@@ -1,5 +1,6 @@
 """Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an EAGLE-style
-draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2)."""
+draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2); or the
+target and a draft with its rounded weights (pair=smollm2_rounded)."""
 
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from decoding.models.draft_model import draft_from_layers
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.eagle import FILE as MAPS_FILE
 from decoding.models.eagle import MAPS
+from drafts.rounded import write_rounded_draft
 from drafts.shipping import EAGLE_PROVENANCE
 from runtime.errors import UserError
 from runtime.files import file_hash, replaced_folder, write_json
@@ -53,19 +55,33 @@ KEPT_FIELDS = (
 
 
 def main(cfg: DictConfig) -> None:
-    """Build or check the target, then both drafts."""
-    if cfg.pair.name not in (ORDINARY_PAIR, EAGLE_PAIR):
+    """Build or check the target, then its drafts."""
+    rounds = cfg.pair.get("bits") is not None
+    if not rounds and cfg.pair.name not in (ORDINARY_PAIR, EAGLE_PAIR):
         raise UserError(
             f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out"
             " here"
         )
-    target, draft, eagle = folders(cfg.pair)
+    target = Path(cfg.pair.target).expanduser()
     build(
         "target",
         target,
         {"gguf": cfg.sha256},
         lambda folder: write_target(fetch_gguf(cfg, target.parent), folder),
     )
+    (build_rounded if rounds else build_trained)(cfg)
+
+
+def build_rounded(cfg: DictConfig) -> None:
+    target, draft = (Path(cfg.pair[side]).expanduser() for side in ("target", "draft"))
+    bits, group = cfg.pair.bits, cfg.pair.group
+    made_of = {"target": file_hash(target / RECORD), "bits": str(bits), "group": str(group)}
+    build("draft", draft, made_of, lambda folder: write_rounded_draft(target, bits, group, folder))
+
+
+def build_trained(cfg: DictConfig) -> None:
+    """The ordinary draft, and the EAGLE-style one."""
+    target, draft, eagle = folders(cfg.pair)
     vocabulary = (
         None
         if cfg.draft_vocabulary is None

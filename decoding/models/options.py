@@ -12,8 +12,8 @@ from decoding.models.packing import fast_bfloat16
 from runtime.errors import UserError
 
 REMEDY = (
-    "Run `python scripts/build_pair.py` for the embedded pair, or give a hub id or an existing"
-    " folder."
+    "Run `python scripts/build_pair.py` with the same pair= and pair.bits= for an embedded pair, or"
+    " give a hub id or an existing folder."
 )
 
 

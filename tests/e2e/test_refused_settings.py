@@ -73,6 +73,8 @@ LINES = [
     (EVALUATE, ["engine=null"], "engine: expected a choice, got null"),
     (TRAIN, ["predictor=true"], "predictor: expected a choice, got true"),
     (TUNE, ["cost=null"], "cost: expected a choice, got null"),
+    (HARVEST, ["pair=smollm2_rounded", "pair.bits=9"], "pair.bits: expected a whole number from 2"),
+    (HARVEST, ["pair=smollm2_rounded", "pair.group=null"], "pair.group: expected a whole number"),
     (HARVEST, ["=5"], "=5: expected a choice, got 5"),
     (HARVEST, ["--resolve"], "command line: --resolve belongs to --cfg"),
     (HARVEST, ["-m", "-r"], "command line: only one of"),

@@ -20,9 +20,11 @@ from transformers import (
 from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
 from decoding.models.eagle import read_maps
+from drafts.rounded import rounded
 from drafts.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE, EAGLE_SHIPPED, earlier_runs, ship
 from programs import build_pair
 from runtime.errors import UserError
+from tests.conf.test_configs import composed
 
 MEMBER = "pack/model.gguf"
 GGUF = b"weights"
@@ -316,6 +318,46 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     cfg.eagle_layers = str(tmp_path / "none")
     with pytest.raises(UserError, match="^eagle_layers: .*none not found"):
         run(cfg)
+
+
+def test_a_rounded_draft_is_the_target_with_coarser_layers(
+    cfg: DictConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_wheel(cfg)
+    cfg.pair.update(name="any", draft=str(tmp_path / "cache" / "three"), bits=3, group=4)
+    run(cfg)
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(cfg.pair[side]) for side in ("target", "draft")
+    )
+    assert draft.dtype == torch.bfloat16 and draft.generation_config.eos_token_id == 2
+    assert torch.equal(target.model.embed_tokens.weight, draft.lm_head.weight)
+    ours, theirs = (model.model.layers[1].mlp.up_proj.weight for model in (draft, target))
+    assert torch.equal(ours, rounded(theirs, 3, 4)) and not torch.equal(ours, theirs)
+    assert torch.equal(
+        draft.model.layers[1].input_layernorm.weight, target.model.layers[1].input_layernorm.weight
+    )
+    record = json.loads(Path(cfg.pair.draft, build_pair.RECORD).read_text())["sources"]
+    assert (record.pop("target") and record) == {"bits": "3", "group": "4"}
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()) == [
+        "target",
+        "three",
+    ]
+    capsys.readouterr()
+    run(cfg)
+    assert capsys.readouterr().out.count("complete") == 2
+    cfg.pair.bits = 4
+    run(cfg)
+    assert "draft: made from other sources" in capsys.readouterr().out
+
+
+def test_rounded_pairs_of_other_bits_lie_in_other_folders() -> None:
+    five, six, large = (
+        composed("build_pair", "pair=smollm2_rounded", *more).pair
+        for more in ([], ["pair.bits=6"], ["pair.group=128"])
+    )
+    assert len({pair.draft for pair in (five, six, large)}) == 3
+    assert len({pair.name for pair in (five, six, large)}) == 3
+    assert five.target == composed("build_pair").pair.target
 
 
 def test_the_shipped_record_lists_the_runs_before_it(tmp_path: Path) -> None:
