@@ -44,6 +44,7 @@ OFF = Warp()
 # its YAML says.
 ACTING: dict[str, list[dict]] = {
     "confidence": [{"threshold": 0.4}],
+    "product": [{"threshold": 0.3}],
     "confidence_before": [{"threshold": 0.65}],
     "adaedl": [{"threshold": 0.64, "step": 0.2}],
     "specdecpp": [

@@ -23,7 +23,7 @@ from tests.processes import end, forked, wait_for
 ROOT = Path(__file__).parents[2]
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 LEARNED = ("specdecpp", "hrad")
-METHODS = ["autoregressive", "fixed", "confidence", "adaedl", *LEARNED]
+METHODS = ["autoregressive", "fixed", "confidence", "product", "adaedl", *LEARNED]
 
 
 @pytest.fixture(autouse=True)

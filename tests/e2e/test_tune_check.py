@@ -14,7 +14,7 @@ from evaluation.replay.read import read_table
 from scripts import tune
 from tests.programs import refused, run
 
-RULES = ("fixed", "confidence", "confidence_before", "adaedl", "specdecpp", "hrad")
+RULES = ("fixed", "confidence", "product", "confidence_before", "adaedl", "specdecpp", "hrad")
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import yaml
 from tests.house.test_sizes import FILES, ROOT, name
 
 GROUPS = ("predictor", "stop", "verifier", "structure", "dataset")
-WORDS = {"block", "chain", "confidence", "fixed", "lookup", "never", "parallel", "sources"} | {
-    *("hub", "jsonl", "token", "tree"),
+WORDS = {"block", "chain", "confidence", "fixed", "lookup", "never", "parallel", "product"} | {
+    *("sources", "hub", "jsonl", "token", "tree"),
     "branch_point",  # the shape of a draft
 }
 """Names of configs that are English words, columns or shapes as well: as strings they say

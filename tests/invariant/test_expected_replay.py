@@ -30,6 +30,7 @@ RESPONSES, DECODES = 120, 300
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("fixed", {"gamma": 3}),
     ("confidence", {"threshold": 0.45}),
+    ("product", {"threshold": 0.2}),
     ("confidence_before", {"threshold": 0.55}),
     ("adaedl", {"threshold": 0.5, "step": 0.05}),
     ("specdecpp", {"threshold": 0.6, "bounds": [1, 20], "order": "paper"}),

@@ -45,6 +45,7 @@ PROMPTS = [
 RULES: list[tuple[str, dict[str, Any]]] = [
     *(("fixed", {"gamma": gamma}) for gamma in (1, 3, 8, 20)),
     *(("confidence", {"threshold": eps}) for eps in (0.1, 0.35, 0.6)),
+    *(("product", {"threshold": eps}) for eps in (0.01, 0.1, 0.5)),
     *(("confidence_before", {"threshold": eps}) for eps in (0.2, 0.4, 0.7)),
     *(
         ("adaedl", {"threshold": level, "step": step})

@@ -13,6 +13,7 @@ from decoding.stopping.adaedl import AdaEDL, entropy
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.fixed import Fixed
+from decoding.stopping.product import Product
 from decoding.stopping.stop_loss import StopLoss
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
@@ -62,6 +63,21 @@ def test_confidence_after_the_draw() -> None:
     assert rule.predicted == [0.29, 0.3]
     rule.begin_round(context(1))
     assert rule.predicted == []
+
+
+def test_product_of_all_that_was_drawn() -> None:
+    rule = Product(0.3)
+    for round_ in (0, 1):
+        rule.begin_round(context(round_))
+        asked = [rule.should_stop(Step(count, [1.0], drawn=0.6)) for count in range(4)]
+        assert asked == [False, False, False, True]
+        assert rule.predicted == pytest.approx([0.6, 0.36, 0.216])
+
+
+def test_products_are_tried_closely_where_they_are_small() -> None:
+    grid = Product(0.3).grid(50, 20)
+    assert (len(grid), grid[0], grid[-1]) == (51, 0, 1) and sorted(set(grid)) == grid
+    assert sum(0 < value < 1e-3 for value in grid) >= 10
 
 
 def test_confidence_before_the_draw() -> None:
