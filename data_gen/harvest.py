@@ -138,8 +138,8 @@ def answers_of(
 
 
 def draws(chunk: Sequence[Request], settings: HarvestSettings) -> Tensor:
-    """[2, B, max_new]: the draws of responses and candidates."""
-    purposes = ("response", "candidates")
+    """[4, B, max_new]: the draws of responses, and of candidates and their siblings."""
+    purposes = ("response", "candidates", "second", "third")
     size = settings.max_new_tokens
     return torch.stack(
         [

@@ -14,7 +14,7 @@ from data_gen.rollouts import TOGETHER, candidate_states, forward_along
 from data_gen.storage.dataset import read_manifest, read_prompts
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
-from predictors.layers import RecordedLayers, side_by_side
+from predictors.features.layers import RecordedLayers, side_by_side
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
 
@@ -119,6 +119,20 @@ def draft_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers)
     return torch.cat(parts)
 
 
+def draft_first(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
+    """[A, L * H] bfloat16 of the draft at the last committed token before each anchor."""
+    tokens = torch.cat([answer["prompt_tokens"], answer["response_tokens"]])
+    if pair.draft.reads_target:
+        run(pair.target, tokens)
+    pair.draft.reset()
+    rows = (row["anchor"] + len(answer["prompt_tokens"]) - 1).tolist()
+    hidden = pair.draft.forward(
+        tokens, hidden=layers.of("draft_hidden"), hidden_rows=rows, logits="none"
+    ).hidden
+    assert hidden is not None
+    return side_by_side(hidden)
+
+
 def _embedding(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
     """[n, E] or [A, gamma, E] bfloat16 of every drawn token."""
     shape = [len(row["anchor"]), -1] if "anchor" in row else [-1]
@@ -138,6 +152,7 @@ MAKERS: Mapping[tuple[str, str], Maker] = {
     ("mixed", "draft_hidden"): mixed_hidden,
     ("mixed", "embedding"): _embedding,
     ("rounds", "draft_hidden"): draft_hidden,
+    ("rounds", "draft_first"): draft_first,
     ("rounds", "target_hidden"): target_hidden,
     ("rounds", "embedding"): _embedding,
     ("rounds", "committed_embedding"): _committed_embedding,

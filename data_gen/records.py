@@ -3,7 +3,7 @@
 Every function takes the models as they are while an answer is out (`data_gen.responses.generate`):
 each holds the prompt and the response but for its last token. It leaves them so."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,14 @@ from torch import Tensor
 from data_gen import labels
 from data_gen.requests import Request
 from data_gen.responses.generate import Answer, Distributions, uniforms
-from data_gen.rollouts import (
-    Drawn,
-    Rollouts,
-    candidate_states,
-    roll,
-    roll_greedy,
-    rollout_acceptance,
-)
+from data_gen.rollouts import Drawn, Rollouts, at_once, candidate_states, roll, roll_greedy
 from data_gen.settings import HarvestSettings
+from data_gen.siblings import MORE
 from data_gen.storage.shards import pack_features
+from data_gen.verdicts import Coins, Warps, greedy_verdicts, sampled_verdicts
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
-from predictors.draft_statistics import Q_STATS, history_rows
+from predictors.features.draft_statistics import Q_STATS, history_rows
 
 Row = dict[str, Any]
 """One prompt's columns of one kind of record."""
@@ -86,74 +81,104 @@ def rounds(pair: ModelPair, request: Request, answer: Answer, settings: HarvestS
     short."""
     response = answer.distributions.response.cpu()
     anchors = torch.arange(0, len(response), settings.stride)
-    coins = uniforms(settings.seed, request.prompt_id, "verdicts", len(anchors), settings.gamma)
-    rolled = rollouts(pair.draft, request, answer, anchors, settings)
+    coins = coins_of(request, len(anchors), settings)
     before = torch.cat([request.tokens[-1:], response])
+    parts, start = list[Row](), 0
+    for rolled in rollouts(pair.draft, request, answer, anchors, settings):
+        some = torch.arange(start, start := start + len(rolled.rows))
+        parts.append(judged(pair, answer, rolled, anchors[some], take(coins, some), settings))
     return {
         "anchor": anchors,
         "committed": before[anchors],
-        "history": history(request, answer, anchors, coins[:, 0], settings),
+        "history": history(request, answer, anchors, coins.verdicts[:, 0], settings),
         "target_hidden": packed(answer.target_hidden[: len(anchors)], settings),
-        "draft_hidden": packed(rolled.draft_hidden, settings),
-        "token": rolled.drawn.token.cpu(),
-        **{name: getattr(rolled.drawn, name) for name in ("q", *Q_STATS)},
-        **verdicts(pair, answer, rolled, anchors, coins, settings),
+        "draft_first": packed(answer.draft_first[: len(anchors)], settings),
+        **{name: joined([part[name] for part in parts]) for name in parts[0]},
     }
+
+
+def coins_of(request: Request, anchors: int, settings: HarvestSettings) -> Coins:
+    shape = (anchors, settings.gamma)
+    return Coins(
+        uniforms(settings.seed, request.prompt_id, "verdicts", *shape),
+        uniforms(settings.seed, request.prompt_id, "siblings", *shape, MORE),
+    )
+
+
+def take(coins: Coins, some: Tensor) -> Coins:
+    return Coins(coins.verdicts[some], coins.siblings[some])
+
+
+def joined(parts: list[Any]) -> Any:
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
 
 
 def rollouts(
     draft: CachedLM, request: Request, answer: Answer, anchors: Tensor, settings: HarvestSettings
-) -> Rollouts:
-    """gamma draft tokens from each anchor, the first of which are the candidates of the answer."""
+) -> Iterator[Rollouts]:
+    """gamma draft tokens from each anchor, the first of which are the candidates of the answer; a
+    part of the anchors at a time, in order."""
     first, layers = candidates(answer.distributions, anchors), settings.layers.of("draft_hidden")
     shared = not draft.reads_target  # else a context drafted and the same one verified are two
     if shared and settings.stride == 1 and settings.draft_warp.temperature == 0:
         response = answer.distributions.response.cpu()
-        return roll_greedy(draft, response, first, settings.gamma, layers)
+        yield roll_greedy(draft, response, first, settings.gamma, layers)
+        return
     shape = (len(anchors), settings.gamma)
     uniform = uniforms(settings.seed, request.prompt_id, "rollouts", *shape)[:, 1:]
     last = anchors + len(request.tokens) - 1  # cache row of the last committed token
-    return roll(draft, last, first, uniform, settings.draft_warp, layers)
+    for some in torch.arange(len(anchors)).split(at_once(draft)):
+        warp, coins = settings.draft_warp, uniform[some]
+        yield roll(draft, last[some], first.take(some), coins, warp, layers)
 
 
 def candidates(distributions: Distributions, anchors: Tensor) -> Drawn:
     """The first draft token at each anchor."""
-    names = ("q", *Q_STATS)
+    names = ("q", *Q_STATS, "top_token")
     return Drawn(
         distributions.candidate[anchors],
         **{name: getattr(distributions, name)[anchors] for name in names},
     )
 
 
-def verdicts(
+def judged(
     pair: ModelPair,
     answer: Answer,
     rolled: Rollouts,
     anchors: Tensor,
-    coins: Tensor,
+    coins: Coins,
     settings: HarvestSettings,
-) -> Mapping[str, Tensor]:
-    """What the target says of the rollouts. coins: [A, gamma]."""
+) -> Row:
+    """Some rollouts, and what the target says of them."""
     response, tokens = answer.distributions.response.cpu(), rolled.drawn.token.cpu()
     known = torch.full_like(anchors, settings.gamma)
     drafted = labels.drafted_length(tokens, pair.eos_ids)
+    first, warps = answer.distributions.take(anchors), Warps(settings.warp, settings.draft_warp)
     if settings.warp.temperature == 0:
-        accept = labels.greedy_acceptance(tokens, response, anchors)
+        found = greedy_verdicts(rolled, first, (response, anchors), coins, warps.draft)
         if int(response[-1]) not in pair.eos_ids:
             known = labels.known_depth(anchors, len(response), settings.gamma)
     else:
-        first = answer.distributions.accept[anchors]
-        accept = rollout_acceptance(pair.target, rolled, first, drafted, coins, settings.warp).cpu()
-    accepted = labels.accepted_length(accept, coins, drafted)
-    return {"known": known, "drafted": drafted, "accepted": accepted, "accept_prob": accept}
+        found = sampled_verdicts(pair.target, rolled, first, drafted, coins, warps)
+    verdicts = vars(found)
+    accept = verdicts.pop("accept")
+    return {
+        "draft_hidden": packed(rolled.draft_hidden, settings),
+        **{name: column.cpu() for name, column in vars(rolled.drawn).items()},
+        "known": known,
+        "drafted": drafted,
+        "accepted": labels.accepted_length(accept, coins.verdicts, drafted),
+        "accept_prob": accept,
+        **verdicts,
+    }
 
 
 def history(
     request: Request, answer: Answer, anchors: Tensor, coins: Tensor, settings: HarvestSettings
 ) -> Tensor:
-    """[A, 3], what `predictors.draft_statistics.history_row` says before each anchor: verdicts on
-    the candidates of all earlier positions, by the coin of their round where there is one. coins:
-    [A]."""
+    """[A, 3], what `predictors.features.draft_statistics.history_row` says before each anchor:
+    verdicts on the candidates of all earlier positions, by the coin of their round where there is
+    one. coins: [A]."""
     accept = answer.distributions.accept.cpu()
     everywhere = uniforms(settings.seed, request.prompt_id, "history", len(accept))
     everywhere[anchors] = coins

@@ -1,9 +1,8 @@
-"""Draft rollouts from many positions of one response at once, and the target's verdict on them.
+"""Draft rollouts from many positions of one response at once.
 
 Speculative decoding token by token would run the draft gamma times per position. Here one draft
 forward advances all rollouts by one token: each row sees its own prefix of the response and its own
-rollout, nothing else. The target then runs on the rollouts in masked passes, a few tokens at a
-time, as long as they may still be accepted."""
+rollout, nothing else."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -12,27 +11,24 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from data_gen.labels import acceptance
-from data_gen.responses.generate import at, blocks, blockwise, draw_from
+from data_gen.responses.generate import at, blockwise, draw_from
+from data_gen.siblings import top_tokens
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
 from decoding.sampling import Warp
-from predictors.draft_statistics import q_stats
-from predictors.layers import side_by_side
+from predictors.features.draft_statistics import q_stats
+from predictors.features.layers import side_by_side
 
 MAX_BYTES = 100 << 20  # of the logits of one forward
-# Probability that a rollout is still accepted, below which its later tokens are not looked at.
-NEGLIGIBLE = 1e-3
-# Tokens whose verdicts one target forward finds: few where many rollouts are still alive.
-STAGES = (2, 3, 4, 5)
 # Rollouts advanced by one draft forward: full speed, and few rows of other rollouts to look past.
 TOGETHER = 128
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Draft tokens. q: the probability each was drawn with; the others:
-    `predictors.draft_statistics.q_stats`. All of one shape: [A], or [A, gamma] for whole
+    """Draft tokens. q: the probability each was drawn with; top_token: [..., 3], the most probable
+    ones there (`data_gen.siblings.top_tokens`); the others:
+    `predictors.features.draft_statistics.q_stats`. All of one shape: [A], or [A, gamma] for whole
     rollouts."""
 
     token: Tensor
@@ -41,12 +37,14 @@ class Drawn:
     q_max: Tensor
     q_margin: Tensor
     q_entropy: Tensor
+    top_token: Tensor
 
     def take(self, index: Tensor) -> "Drawn":
         return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def flat(self) -> "Drawn":
-        return Drawn(*(getattr(self, field.name).flatten() for field in fields(self)))
+        """[A, gamma] -> [A * gamma]"""
+        return Drawn(*(getattr(self, field.name).flatten(0, 1) for field in fields(self)))
 
     @classmethod
     def join(
@@ -61,14 +59,13 @@ class Drawn:
 class Rollouts:
     """Drafts of gamma tokens from A anchors. rows: [A] cache row of the last committed token before
     each; drawn: [A, gamma] each; draft_hidden: [A, gamma, L * H] bfloat16,
-    of the draft at every drawn token."""
+    of the draft at every drawn token; logits: [A, gamma - 1, V] of the draft at every token but the
+    last, None of a greedy draft, whose distributions are one-hot."""
 
     rows: Tensor
     drawn: Drawn
     draft_hidden: Tensor
-
-    def take(self, index: Tensor) -> "Rollouts":
-        return Rollouts(self.rows[index], self.drawn.take(index), self.draft_hidden[index])
+    logits: Tensor | None = None
 
 
 def rows_per_forward(lm: CachedLM) -> int:
@@ -83,12 +80,18 @@ def roll(
 
     rows: [A]; first: already drawn after those rows; uniform: [A, gamma - 1]. The cache is left as
     it was."""
-    some = torch.arange(len(rows)).split(min(TOGETHER, rows_per_forward(draft)))
+    some = torch.arange(len(rows)).split(at_once(draft))
     parts = [
         _roll(draft, rows[index], first.take(index), uniform[index], warp, layers) for index in some
     ]
-    drawn, hidden = zip(*parts, strict=True)
-    return Rollouts(rows, Drawn.join(torch.cat, drawn, 0), torch.cat(hidden))
+    drawn, hidden, logits = zip(*parts, strict=True)
+    known = None if warp.temperature == 0 else torch.cat(logits)
+    return Rollouts(rows, Drawn.join(torch.cat, drawn, 0), torch.cat(hidden), known)
+
+
+def at_once(draft: CachedLM) -> int:
+    """Rollouts advanced by one forward."""
+    return min(TOGETHER, rows_per_forward(draft))
 
 
 def roll_greedy(
@@ -164,11 +167,11 @@ def shared_tokens(own: Tensor, gamma: int) -> Tensor:
 
 def _roll(
     draft: CachedLM, rows: Tensor, first: Drawn, uniform: Tensor, warp: Warp, layers: Sequence[int]
-) -> tuple[Drawn, Tensor]:
+) -> tuple[Drawn, Tensor, Tensor]:
     base, gamma = draft.length, uniform.shape[1] + 1
     prefix = torch.arange(base) <= rows[:, None]
     own = torch.eye(len(rows), dtype=torch.bool)
-    drawn, states = [first], []
+    drawn, states, logits = [first], list[Tensor](), [torch.zeros(len(rows), 0, draft.vocab_size)]
     for depth in range(1, gamma + 1):
         visible = torch.cat([prefix, *[own] * depth], dim=1)
         wanted: RowsWanted = "all" if depth < gamma else "none"
@@ -179,84 +182,20 @@ def _roll(
         states.append(side_by_side(output.hidden))
         if depth < gamma:
             drawn.append(blockwise(partial(draw, warp), output.logits, uniform[:, depth - 1]))
+            logits += [] if warp.temperature == 0 else [output.logits[:, None]]
     draft.crop(base)
-    return Drawn.join(torch.stack, drawn, 1), torch.stack(states, 1)
+    kept = logits[1:] or logits
+    return Drawn.join(torch.stack, drawn, 1), torch.stack(states, 1), torch.cat(kept, 1)
 
 
 def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
     """One token per row of the draft's logits [n, V]. uniform: [n]."""
     distribution = warp.probs(logits)
     token = draw_from(warp, distribution, uniform)
-    q = at(distribution, token)
+    q, top = at(distribution, token), top_tokens(logits)
     if warp != Warp():  # in place of the other: both would not fit a core's cache
         distribution = Warp().probs(logits)
-    return Drawn(token, q, **q_stats(distribution, token))
-
-
-def rollout_acceptance(
-    target: CachedLM, rolled: Rollouts, first: Tensor, drafted: Tensor, verdicts: Tensor, warp: Warp
-) -> Tensor:
-    """min(1, p / q) of every rollout token given its prefix and the tokens before, [A, gamma], as
-    far as it matters.
-
-    first: [A], that of the first tokens, known from the answer; drafted: [A], tokens that count;
-    verdicts: [A, gamma], the coins. The target runs in stages, each on a few more tokens of the
-    rollouts that are still `alive`; the rest
-    stays 0: their product was below `NEGLIGIBLE`, and their verdict is known. The cache is left as
-    it was."""
-    accept = torch.zeros(verdicts.shape, device=first.device)
-    accept[:, 0] = first
-    for some in torch.arange(len(first)).split(
-        max(1, min(TOGETHER, rows_per_forward(target) // STAGES[-1]))
-    ):
-        found = _accept_in_stages(
-            target, rolled.take(some), first[some], drafted[some], verdicts[some], warp
-        )
-        accept[some] = found
-    return accept
-
-
-def _accept_in_stages(
-    target: CachedLM, rolled: Rollouts, first: Tensor, drafted: Tensor, verdicts: Tensor, warp: Warp
-) -> Tensor:
-    """As `rollout_acceptance`, of rollouts that are run together."""
-    accept = torch.zeros(verdicts.shape, device=first.device)
-    accept[:, 0] = first
-    base, done, tokens, some = target.length, 1, rolled.drawn.token, torch.arange(len(first))
-    for size in (*STAGES, *[STAGES[-1]] * tokens.shape[1]):
-        going = alive(accept[some, :done].cpu(), drafted[some], verdicts[some, :done])
-        target.keep(base, _rows_of(going, len(some), done - 1))
-        some, until = some[going], min(done + size, tokens.shape[1])
-        if not len(some) or done == until:
-            break
-        taken = tokens[some, done - 1 : until - 1]
-        logits = forward_along(target, rolled.rows[some], taken, base).logits
-        p = _drawn_p(warp, logits, tokens[some, done:until])
-        accept[some, done:until] = acceptance(p, rolled.drawn.q[some, done:until])
-        done = until
-    target.crop(base)
-    return accept
-
-
-def _drawn_p(warp: Warp, logits: Tensor, tokens: Tensor) -> Tensor:
-    """[A, n], the target's probability of tokens [A, n], whose logits [n * A, V] come depth by
-    depth."""
-    rows = blocks(logits, tokens.T.flatten())
-    p = torch.cat([at(warp.probs(some), drawn) for some, drawn in rows])
-    return p.view(-1, len(tokens)).T
-
-
-def alive(accept: Tensor, drafted: Tensor, verdicts: Tensor) -> Tensor:
-    """Which rollouts have more to tell after n tokens: their next token counts, and all n are
-    accepted by the coins or with a probability that is not negligible. accept, verdicts: [A, n];
-    drafted: [A]. Returns [n alive] indices."""
-    passed = (verdicts < accept).all(1) | (accept.prod(1) >= NEGLIGIBLE)
-    return (passed & (drafted > accept.shape[1])).nonzero()[:, 0]
-
-
-def _rows_of(kept: Tensor, count: int, depths: int) -> list[int]:
-    """Cached rows of the rollouts `kept` of `count`, all first tokens before all second ones."""
-    return (torch.arange(depths)[:, None] * count + kept).flatten().tolist()
+    return Drawn(token, q, **q_stats(distribution, token), top_token=top)
 
 
 def forward_along(

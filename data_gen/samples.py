@@ -12,8 +12,8 @@ from data_gen.storage.dataset import read_manifest, read_prompts, read_records
 from data_gen.storage.embeddings import read_embeddings
 from data_gen.storage.shards import FEATURES
 from predictors.base import Predictor, Records
+from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs, recorded, refuse_unreadable
-from predictors.layers import RecordedLayers
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from data_gen.responses.generate import ResponseSettings
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from predictors.layers import RecordedLayers
+from predictors.features.layers import RecordedLayers
 from runtime.settings.kinds import Count, DraftLength, Seed
 
 
@@ -37,6 +37,7 @@ class HarvestSettings:
             self.draft_warp,
             self.stride,
             self.layers.of("target_hidden"),
+            self.layers.of("draft_hidden"),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -32,6 +32,19 @@ class DrawnToken:
         """[len(draft_layers), H], the draft's hidden states at the token."""
         return self._tree.hidden(self._row)
 
+    def hidden_before(self) -> Tensor:
+        """[len(draft_layers), H], the same at the token before: never a forward."""
+        return self._tree.hidden(self._tree.parent[self._row - 1])
+
+    def path_q(self) -> list[float]:
+        """The draft's probabilities at temperature 1, unfiltered, of the tokens up to this one, the
+        first of the draft first: never a forward."""
+        found, row = list[float](), self._row
+        while row > 0:
+            found.append(self._tree.drawn_unwarped(row))
+            row = self._tree.parent[row - 1]
+        return found[::-1]
+
     def unwarped_q(self) -> Tensor:
         """[V], `DraftTree.unwarped_q` where it was drawn: never a forward."""
         return self._tree.unwarped_q(self._tree.parent[self._row - 1])

@@ -140,6 +140,12 @@ class DraftTree:
             self._unwarped[row] = PLAIN.probs(self._logits[row])
         return self._unwarped[row]
 
+    def drawn_unwarped(self, row: int) -> float:
+        """`unwarped_q` of the node `row`, where it was drawn."""
+        if self._warp == PLAIN:
+            return self.drawn[row - 1]
+        return self.unwarped_q(self.parent[row - 1])[self.token[row - 1]].item()
+
     def hidden(self, row: int) -> Tensor:
         """[len(layers), H], the draft's hidden states at `row`: those of the stop rule's
         `draft_layers`."""

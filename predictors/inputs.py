@@ -2,28 +2,27 @@
 
 Harvested records and a live round give the same facts by name; `matrix` puts those that a predictor
 reads side by side, so it is served exactly the numbers it was trained on. A new input is a field of
-`Inputs` and an entry of `CATALOGUE`; one that nothing is recorded for yet is a column of the
+`Inputs` and an entry of the `CATALOGUE`; one that nothing is recorded for yet is a column of the
 records as well.
 
 Hidden states and embeddings are rounded to bfloat16, the precision of the harvested files, also
 while decoding. Every other number is float32."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import gcd
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from predictors.draft_statistics import HISTORY, Q_STATS, history_row, q_stats
-from predictors.layers import LAYERS, RecordedLayers, among, checked_layers, narrowed
+from predictors.features.catalogue import CATALOGUE, COMMITTED, FIXED, Facts, LiveRound, LiveToken
+from predictors.features.draft_statistics import path_rows
+from predictors.features.layers import LAYERS, RecordedLayers, among, checked_layers, narrowed
 from runtime.errors import UserError, checked_switch
 
 When = Literal["round", "token"]
 """When a predictor is asked: before a round is drafted, or after each drawn token."""
-Facts = Mapping[str, Tensor]
-"""Raw numbers by name, [...] or [..., d] each, for the same rows."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,15 @@ class Inputs:
     token: the target's input embedding of the drawn token; of the last committed token where the
         predictor is asked before a round.
     q_stats: what the draft, before its warp, thought of the drawn token
-        (`draft_statistics.q_stats`).
+        (`features.draft_statistics.q_stats`).
+    draft_before: layers of the draft's hidden states at the token *before* the drawn one, the last
+        committed one for the first: there without a forward on the drawn token. Where both are
+        read, the same layers.
+    q_path: how sure the draft was of all tokens up to the drawn one
+        (`features.draft_statistics.path_rows`).
     depth: 1 for the first token of a draft, 2 for the next, ...
-    history: how the last draft tokens of the request went (`draft_statistics.history_row`)."""
+    history: how the last draft tokens of the request went
+        (`features.draft_statistics.history_row`)."""
 
     draft_hidden: Sequence[int] | None = ()
     target_hidden: Sequence[int] | None = ()
@@ -46,13 +51,21 @@ class Inputs:
     q_stats: bool = False
     depth: bool = False
     history: bool = False
+    draft_before: Sequence[int] | None = ()
+    q_path: bool = False
 
     def __post_init__(self) -> None:
         for side in LAYERS:
             layers = checked_layers(getattr(self, side), f"inputs.{side}")
             object.__setattr__(self, side, layers)
-        for name in ("token", "q_stats", "depth", "history"):
+        for name in ("token", "q_stats", "depth", "history", "q_path"):
             checked_switch(f"inputs.{name}", getattr(self, name))
+        at, before = self.draft_hidden, self.draft_before
+        if at != () and before != () and at != before:
+            raise UserError(
+                f"inputs.draft_before: expected the layers of inputs.draft_hidden, {at}, got"
+                f" {before}. Give the same"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +75,7 @@ class Inputs:
     @property
     def draft_layers(self) -> tuple[int, ...]:
         """As `StopRule.draft_layers`, of inputs whose layers are spelled out."""
-        return tuple(self.draft_hidden or ())
+        return tuple(self.draft_hidden or self.draft_before or ())
 
     @property
     def target_layers(self) -> tuple[int, ...]:
@@ -80,15 +93,15 @@ class Inputs:
     def among(self, layers: RecordedLayers, where: str = "predictor.layers") -> "Inputs":
         """With "all that were recorded" spelled out. Raises UserError where others are read than
         were recorded, or in another order. where: config key, and what it names."""
-        draft, target = (
-            among(getattr(self, side), layers.of(side), side, where) for side in LAYERS
-        )
-        return replace(self, draft_hidden=draft, target_hidden=target)
+        found: dict[str, Any] = {
+            side: among(getattr(self, side), layers.of(side), side, where) for side in LAYERS
+        }
+        return replace(self, **found)
 
     def fit(self, dim: int) -> bool:
         """Whether they can make so many columns, whatever the sizes of the models' states."""
         rest = dim - sum(FIXED[name] for name in self.names if name in FIXED)
-        states = [len(self.draft_layers), len(self.target_layers), int(self.token)]
+        states = [len(getattr(self, side) or ()) for side in LAYERS] + [int(self.token)]
         return rest == 0 if not any(states) else rest >= sum(states) and rest % gcd(*states) == 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,130 +112,6 @@ class Inputs:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Inputs":
         return cls(**values)
-
-
-class LiveRound(Protocol):
-    """What is known before a round is drafted: `decoding.draft.RoundContext`. target_hidden:
-    [layers, H] of exactly the layers that are read, None while nothing has been verified."""
-
-    @property
-    def committed(self) -> Tensor: ...
-
-    @property
-    def target_hidden(self) -> Tensor | None: ...
-
-    @property
-    def verdicts(self) -> Sequence[bool]: ...
-
-    @property
-    def embed(self) -> Callable[[int], Tensor]: ...
-
-
-class LiveToken(Protocol):
-    """A drawn token: `decoding.draft_tree.DrawnToken`. hidden(): [layers, H] of exactly the layers
-    that are read."""
-
-    @property
-    def token(self) -> int: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    def hidden(self) -> Tensor: ...
-
-    def unwarped_q(self) -> Tensor: ...
-
-
-# The catalogue ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Input:
-    """One entry of the catalogue.
-
-    columns: of the records, that give its facts; live: the same facts of one moment, of a round
-    that starts (no token) or of a drawn token; make: facts -> [..., d]
-    drawn: it is there only once a token is drawn; mixed: records of the kind `mixed` hold it
-    per_round: one value for all tokens of a round"""
-
-    columns: tuple[str, ...]
-    live: Callable[[LiveRound, LiveToken | None], Facts]
-    make: Callable[[Facts], Tensor]
-    drawn: bool = False
-    mixed: bool = False
-    per_round: bool = False
-
-
-def _of_draft(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    return {"draft_hidden": _there(drawn).hidden().flatten()}
-
-
-def _of_target(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    assert context.target_hidden is not None, "nothing has been verified yet"
-    return {"target_hidden": context.target_hidden.flatten()}
-
-
-def _of_token(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    token = int(context.committed[-1]) if drawn is None else drawn.token
-    return {"embedding": context.embed(token)}
-
-
-def _of_q(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    drawn = _there(drawn)
-    return q_stats(
-        unwarped := drawn.unwarped_q(), torch.tensor(drawn.token, device=unwarped.device)
-    )
-
-
-def _of_depth(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    return {"depth": torch.tensor(_there(drawn).depth)}
-
-
-def _of_verdicts(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    return {"history": history_row(context.verdicts)}
-
-
-def _there(drawn: LiveToken | None) -> LiveToken:
-    assert drawn is not None, "this input is there only once a token is drawn"
-    return drawn
-
-
-CATALOGUE: Mapping[str, Input] = {
-    "draft_hidden": Input(
-        ("draft_hidden",),
-        _of_draft,
-        lambda facts: facts["draft_hidden"].to(torch.bfloat16),
-        drawn=True,
-        mixed=True,
-    ),
-    "target_hidden": Input(
-        ("target_hidden",),
-        _of_target,
-        lambda facts: facts["target_hidden"].to(torch.bfloat16),
-        per_round=True,
-    ),
-    "token": Input(
-        ("embedding",), _of_token, lambda facts: facts["embedding"].to(torch.bfloat16), mixed=True
-    ),
-    "q_stats": Input(
-        Q_STATS,
-        _of_q,
-        lambda facts: torch.stack([facts[name].float() for name in Q_STATS], dim=-1),
-        drawn=True,
-        mixed=True,
-    ),
-    "depth": Input(
-        ("depth",), _of_depth, lambda facts: facts["depth"].float()[..., None], drawn=True
-    ),
-    "history": Input(
-        ("history",), _of_verdicts, lambda facts: facts["history"].float(), per_round=True
-    ),
-}
-"""The columns of a matrix are in this order."""
-FIXED = {"q_stats": len(Q_STATS), "depth": 1, "history": HISTORY}
-"""Columns of the inputs that are no states of a model."""
-COMMITTED = {"embedding": "committed_embedding"}
-"""Columns of a drawn token, and those that stand for them before a round."""
 
 
 def refuse_unreadable(inputs: Inputs, when: When, kind: str, name: str) -> None:
@@ -259,12 +148,10 @@ def recorded(
 
     inputs: with every layer spelled out; layers: those of the records; records: at least
     `inputs.columns(when)`, as `data_gen.samples.read_columns` gives them."""
-    hidden = {
-        side: narrowed(records[side], layers.of(side), getattr(inputs, side))
-        for side in LAYERS
-        if side in inputs.names
-    }
-    facts = {**records, **hidden}
+    facts = {**records, **_of_rounds(inputs, records)}
+    for side in LAYERS:
+        if side in inputs.names:
+            facts[side] = narrowed(facts[side], layers.of(side), getattr(inputs, side))
     if when == "round":
         names = {old: new for new, old in COMMITTED.items()}
         return matrix(inputs, {names.get(name, name): values for name, values in facts.items()})
@@ -275,6 +162,17 @@ def recorded(
         for column in CATALOGUE[name].columns
     }
     return matrix(inputs, {**facts, **spread})
+
+
+def _of_rounds(inputs: Inputs, records: Mapping[str, Tensor]) -> Facts:
+    """What is read of rounds but not recorded as such."""
+    found: dict[str, Tensor] = {}
+    if "draft_before" in inputs.names:
+        first, at = records["draft_first"][:, None], records["draft_hidden"]
+        found["draft_before"] = torch.cat([first, at[:, :-1]], dim=1)
+    if "q_path" in inputs.names:
+        found["q_path"] = path_rows(records["q_drawn"])
+    return found
 
 
 def live(inputs: Inputs, context: LiveRound, drawn: LiveToken | None = None) -> Tensor:

@@ -23,7 +23,7 @@ from data_gen.storage import chunks
 from data_gen.storage.dataset import read_manifest, verify
 from data_gen.storage.sharing import LOCK, Worker, refuse_others
 from decoding.models.loading import ModelPair, load_pair
-from predictors.layers import RecordedLayers
+from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign
 from runtime.json_files import write_checksummed

@@ -20,7 +20,7 @@ from data_gen.storage.shards import SPLITS
 from data_gen.storage.sharing import ALONE, Worker
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from predictors.layers import RecordedLayers
+from predictors.features.layers import RecordedLayers
 from programs.gen_data import finish
 from runtime.files import file_hash
 from runtime.json_files import CHECKSUM, write_checksummed

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from data_gen.storage import chunks, shards
-from predictors.draft_statistics import Q_STATS, history_rows
+from predictors.features.draft_statistics import Q_STATS, history_rows
 from runtime.json_files import write_checksummed
 
 DIM, EMBEDDING = 8, 2
@@ -99,4 +99,11 @@ def _rounds(rows: int, gamma: int, generator: torch.Generator) -> dict[str, Any]
         "accept_prob": torch.sigmoid(4 * along[:, :, 0]),
         "target_hidden": shards.pack_features(x),
         "draft_hidden": shards.pack_features(along),
+        "draft_first": shards.pack_features(x),
+        **{
+            name: torch.zeros(rows, gamma, count, dtype=torch.int64)
+            if name.endswith("token")
+            else torch.rand(rows, gamma, count, generator=generator) / 2
+            for name, count in shards.SIBLINGS.items()
+        },
     }

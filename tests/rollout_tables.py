@@ -13,8 +13,8 @@ from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.stopping.specdecpp import SpecDecPPStop
+from predictors.features.layers import side_by_side
 from predictors.inputs import matrix
-from predictors.layers import side_by_side
 
 
 def slow_table(

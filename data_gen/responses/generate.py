@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from data_gen.labels import acceptance, overlap
+from data_gen.siblings import Siblings, siblings, top_tokens
 from decoding.models.batched_lm import BatchedLM
 from decoding.models.cached_lm import CachedLM
 from decoding.picking import largest, pick
 from decoding.sampling import Warp
-from predictors.draft_statistics import q_stats
-from predictors.layers import side_by_side
+from predictors.features.draft_statistics import q_stats
+from predictors.features.layers import side_by_side
 
 # Distributions worked on at once on a CPU: so many fit a core's cache, a whole batch takes three
 # times as long.
@@ -45,7 +46,8 @@ class Distributions:
     """What both models say at n positions. response: [n] int64, drawn from p; candidate: [n] int64,
     drawn from q; q, accept: [n], the candidate's draft probability and min(1, p / q); overlap: [n],
     sum(min(p, q)); q_drawn, q_max, q_margin, q_entropy: [n], of the candidate
-    (`predictors.draft_statistics.q_stats`)."""
+    (`predictors.features.draft_statistics.q_stats`); top_token: [n, 3], and what is known of its
+    siblings (`data_gen.siblings`)."""
 
     response: Tensor
     candidate: Tensor
@@ -56,6 +58,11 @@ class Distributions:
     q_max: Tensor
     q_margin: Tensor
     q_entropy: Tensor
+    top_token: Tensor
+    rrsw_token: Tensor
+    rrsw_accept: Tensor
+    hub_accept: Tensor
+    top_accept: Tensor
 
     @classmethod
     def join(cls, parts: "Sequence[Distributions]") -> "Distributions":
@@ -64,8 +71,11 @@ class Distributions:
 
     def first(self, count: int) -> "Distributions":
         """Those of the first `count` positions."""
+        return self.take(slice(count))
+
+    def take(self, positions: Tensor | slice) -> "Distributions":
         return Distributions(
-            **{field.name: getattr(self, field.name)[:count] for field in fields(self)}
+            **{field.name: getattr(self, field.name)[positions] for field in fields(self)}
         )
 
 
@@ -73,17 +83,19 @@ class Distributions:
 class Answer:
     """A response of T tokens to prompt `index`. distributions: at positions 0..T-1; target_hidden:
     [A, L * H] bfloat16, at the last verified position (that of the token before the last committed
-    one) when 0, stride, 2 stride, ... tokens are out."""
+    one) when 0, stride, 2 stride, ... tokens are out; draft_first: [A, L * H] bfloat16, of the
+    draft at the last committed token then."""
 
     index: int
     distributions: Distributions
     target_hidden: Tensor
+    draft_first: Tensor
 
 
 @dataclass(frozen=True)
 class ResponseSettings:
     """How to answer. max_new: most tokens of a response, itself cut after the first of eos_ids;
-    stride: as in `Answer`; target_layers: of its hidden states."""
+    stride: as in `Answer`; target_layers, draft_layers: of their hidden states."""
 
     max_new: int
     eos_ids: Collection[int]
@@ -91,6 +103,7 @@ class ResponseSettings:
     draft_warp: Warp
     stride: int
     target_layers: Sequence[int]
+    draft_layers: Sequence[int]
 
 
 def read_answers(
@@ -103,7 +116,7 @@ def read_answers(
 ) -> Iterator[Answer]:
     """Answer the prompts and yield each answer when it ends.
 
-    prompts: token ids, [P_b >= 2] each; uniform: [2, B, max_new], for responses and for candidates;
+    prompts: token ids, [P_b >= 2] each; uniform: [4, B, max_new], for responses and for candidates;
     advance is told after each step how many tokens it brought. While an answer is out, `target` and
     `draft` hold its prompt and response without the last token. Raises UserError when a model
     returns NaN logits."""
@@ -139,6 +152,7 @@ class _Batch:
         self._rows = torch.arange(len(prompts))  # the prompt each sequence of the batch belongs to
         self._distributions: dict[str, Tensor] = {}  # [B, max_new] each
         self._hidden: list[Tensor] = []  # [B, L * H] each, one per multiple of the stride
+        self._draft_first: list[Tensor] = []
         known, room = [prompt[:-2] for prompt in prompts], settings.max_new + 1
         self._target = BatchedLM(target, known, room)
         self._draft = BatchedLM(draft, known, room, self._target)
@@ -147,15 +161,16 @@ class _Batch:
         )
         hidden = self._target.step(before_last, settings.target_layers).hidden
         self._draft.step(before_last)
-        self._note_hidden(hidden)
+        self._note(self._hidden, hidden)
 
     def step(self, position: int) -> Tensor:
         """Draw the response tokens of one position. Returns them, int64 [b] on the CPU."""
         settings = self._settings
-        anchor = (position + 1) % settings.stride == 0
-        ours = self._target.step(self._tokens, settings.target_layers if anchor else ())
-        theirs = self._draft.step(self._tokens)
-        uniform = self._uniform[:, self._rows, position].T
+        next_anchor = (position + 1) % settings.stride == 0
+        ours = self._target.step(self._tokens, settings.target_layers if next_anchor else ())
+        anchor = position % settings.stride == 0
+        theirs = self._draft.step(self._tokens, settings.draft_layers if anchor else ())
+        uniform = self._uniform[: 4 if anchor else 2, self._rows, position].T
         distributions = blockwise(
             partial(compare, settings.warp, settings.draft_warp),
             ours.logits,
@@ -165,12 +180,11 @@ class _Batch:
         self._tokens = distributions.response.cpu()
         for field in fields(Distributions):
             values = getattr(distributions, field.name)
-            column = self._distributions.setdefault(
-                field.name, values.new_zeros(self._uniform.shape[1:])
-            )
+            shape = (*self._uniform.shape[1:], *values.shape[1:])
+            column = self._distributions.setdefault(field.name, values.new_zeros(shape))
             column[self._rows, position] = values
-        if ours.hidden is not None:
-            self._note_hidden(ours.hidden)
+        self._note(self._hidden, ours.hidden)
+        self._note(self._draft_first, theirs.hidden)
         return self._tokens
 
     def answer(self, place: int, length: int) -> Answer:
@@ -182,8 +196,12 @@ class _Batch:
         distributions = Distributions(
             **{name: column[row, :length] for name, column in self._distributions.items()}
         )
-        anchors = self._hidden[: -(-length // self._settings.stride)]
-        return Answer(row, distributions, torch.stack([hidden[row] for hidden in anchors]))
+        anchors = -(-length // self._settings.stride)
+        states = [
+            torch.stack([hidden[row] for hidden in noted[:anchors]])
+            for noted in (self._hidden, self._draft_first)
+        ]
+        return Answer(row, distributions, *states)
 
     def keep(self, places: Tensor) -> None:
         """Drop all other sequences from the batch."""
@@ -191,14 +209,14 @@ class _Batch:
         self._draft.keep(places)
         self._rows, self._tokens = self._rows[places], self._tokens[places]
 
-    def _note_hidden(self, hidden: Tensor | None) -> None:
-        """hidden: [L, b, H], of the token before self._tokens, which are the next committed
-        ones."""
-        assert hidden is not None
+    def _note(self, noted: list[Tensor], hidden: Tensor | None) -> None:
+        """hidden: [L, b, H] of the unfinished sequences; None where none is wanted."""
+        if hidden is None:
+            return
         rows = side_by_side(hidden)
-        noted = rows.new_zeros(self._uniform.shape[1], rows.shape[1])
-        noted[self._rows] = rows
-        self._hidden.append(noted)
+        everybody = rows.new_zeros(self._uniform.shape[1], rows.shape[1])
+        everybody[self._rows] = rows
+        noted.append(everybody)
 
 
 Columns = TypeVar("Columns")
@@ -227,8 +245,8 @@ def compare(
     uniform: Tensor,
     given: Tensor | None = None,
 ) -> Distributions:
-    """Warp both models' logits [n, V] and draw a response token and a candidate per row. uniform:
-    [n, 2].
+    """Warp both models' logits [n, V] and draw a response token, a candidate and its siblings per
+    row. uniform: [n, 4], or [n, 2] where nothing is asked about siblings.
 
     given: [n], taken instead of the draw where the warped target may say it.
     """
@@ -237,7 +255,11 @@ def compare(
     response, candidate = draw_from(warp, p, uniform[:, 0]), draw_from(draft_warp, q, uniform[:, 1])
     if given is not None:
         response = torch.where(at(p, given) > 0, given, response)
-    p_drawn, q_drawn = at(p, candidate), at(q, candidate)
+    p_drawn, q_drawn, top = at(p, candidate), at(q, candidate), top_tokens(q_logits)
+    if uniform.shape[1] == 2:
+        others = Siblings.unknown(len(candidate), device=p.device)
+    else:
+        others = siblings(p, q, candidate, top, uniform[:, 2:].to(p.device))
     return Distributions(
         response=response,
         candidate=candidate,
@@ -245,6 +267,8 @@ def compare(
         accept=acceptance(p_drawn, q_drawn),
         overlap=overlap(p, q),
         **q_stats(unwarped_q, candidate),
+        top_token=top,
+        **vars(others),
     )
 
 

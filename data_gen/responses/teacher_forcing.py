@@ -8,6 +8,7 @@ the target draws itself, as a generated one would have."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from data_gen.responses.generate import Answer, Distributions, ResponseSettings, blockwise, compare
 from data_gen.rollouts import rows_per_forward
 from decoding.models.cached_lm import CachedLM
-from predictors.layers import side_by_side
+from predictors.features.layers import side_by_side
 
 
 def teacher_forced_answers(
@@ -30,8 +31,7 @@ def teacher_forced_answers(
     each."""
     for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         coins = uniform[:, index, : len(response)].T
-        distributions, hidden = teacher_force(target, draft, prompt, response, coins, settings)
-        yield Answer(index, distributions, hidden)
+        yield Answer(index, *teacher_force(target, draft, prompt, response, coins, settings))
 
 
 def teacher_force(
@@ -41,30 +41,38 @@ def teacher_force(
     response: Tensor,
     uniform: Tensor,
     settings: ResponseSettings,
-) -> tuple[Distributions, Tensor]:
-    """Distributions and `Answer.target_hidden` of one answer. uniform: [T, 2], for a token of the
-    target's own and for candidates.
+) -> tuple[Distributions, Tensor, Tensor]:
+    """Distributions, `Answer.target_hidden` and `Answer.draft_first` of one answer. uniform: [T,
+    4], for a token of the target's own, for candidates and their siblings.
 
     Logits take at most `data_gen.rollouts.MAX_BYTES` at a time. Afterwards both caches hold what
     `read_answers` says."""
     hidden, parts = [_open(target, draft, prompt, settings.target_layers)], list[Distributions]()
+    first = list[Tensor]()
     before = torch.cat([prompt[-1:], response[:-1]])  # the token before each position
     for rows in torch.arange(len(response)).split(rows_per_forward(target)):
-        anchors = ((rows + 1) % settings.stride == 0).nonzero()[:, 0].tolist()
-        layers = settings.target_layers if anchors else ()
-        ours = target.forward(before[rows], hidden=layers, hidden_rows=anchors)
-        theirs, given = draft.forward(before[rows]), response[rows].to(ours.logits.device)
+        ours = target.forward(before[rows], **_at(rows + 1, settings.target_layers, settings))
+        theirs = draft.forward(before[rows], **_at(rows, settings.draft_layers, settings))
+        given = response[rows].to(ours.logits.device)
         distribution = partial(compare, settings.warp, settings.draft_warp)
         parts.append(blockwise(distribution, ours.logits, theirs.logits, uniform[rows], given))
-        if ours.hidden is not None:
-            hidden.append(side_by_side(ours.hidden))
+        for noted, states in ((hidden, ours.hidden), (first, theirs.hidden)):
+            if states is not None:
+                noted.append(side_by_side(states))
         if not torch.equal(parts[-1].response, given):
             break
     distributions = Distributions.join(parts)
     length = _agreed(distributions.response.cpu(), response)
     for lm in (target, draft):
         lm.crop(len(prompt) + length - 1)
-    return distributions.first(length), torch.cat(hidden)[: -(-length // settings.stride)]
+    anchors = -(-length // settings.stride)
+    return distributions.first(length), torch.cat(hidden)[:anchors], torch.cat(first)[:anchors]
+
+
+def _at(tokens: Tensor, layers: Sequence[int], settings: ResponseSettings) -> dict[str, Any]:
+    """What of the hidden states is wanted where so many `tokens` [n] are out."""
+    rows = (tokens % settings.stride == 0).nonzero()[:, 0].tolist()
+    return {"hidden": layers if rows else (), "hidden_rows": rows}
 
 
 def _agreed(said: Tensor, given: Tensor) -> int:

@@ -262,7 +262,7 @@ class Anchors(OpenForm):
 
 
 class Layers(Form):
-    """`predictors.layers.RecordedLayers`."""
+    """`predictors.features.layers.RecordedLayers`."""
 
     draft_layers: Annotated[list[NegativeInt], Field(min_length=1)]
     target_layers: Annotated[list[NegativeInt], Field(min_length=1)]

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from data_gen.storage import chunks
 from data_gen.storage.chunks import MANIFEST, PLAN
-from data_gen.storage.shards import DRAWN, FEATURES, INTEGERS, PROMPT, SCHEMAS, read_shard
-from predictors.draft_statistics import HISTORY
+from data_gen.storage.shards import DRAWN, FEATURES, INTEGERS, PROMPT, SCHEMAS, SIBLINGS, read_shard
+from predictors.features.draft_statistics import HISTORY
 from runtime.errors import TooFewRows, UserError
 from runtime.json_files import digest, read_json
 
@@ -62,10 +62,11 @@ def read_records(
 
     Returns one tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample
     first: integers int64, floats float32, [N], or [N, gamma] in `rounds` where every token of a
-    round has a value; `history` [N, 3]; hidden states bfloat16 [N, L * H] or [N, gamma, L * H]; and
-    `group` int64 [N], the number of the prompt a sample came from (to check or make splits by
-    prompt). Hidden states are left out where the harvest stored none. Raises UserError naming the
-    shard when one is missing or damaged, or when the split is empty."""
+    round has a value, [N, gamma, k] of its siblings; `history` [N, 3]; hidden states bfloat16 [N,
+    L * H] or [N, gamma, L * H]; and `group` int64 [N], the number of the prompt a sample came from
+    (to check or make splits by prompt). Hidden states are left out where the harvest stored none.
+    Raises UserError naming the shard when one is missing or damaged, or when the split is
+    empty."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     stored = [
@@ -135,10 +136,12 @@ def _shaped(
 ) -> Tensor:
     """counts: [rows], samples of each row. Raises ValueError where a row has not as many values as
     its samples need."""
-    each_token = kind == "rounds" and name in DRAWN
+    each_token = kind == "rounds" and (name in DRAWN or name in SIBLINGS)
     values, shape = _values(column), [int(counts.sum()), *([gamma] if each_token else [])]
     if name == "history":
         shape.append(HISTORY)
+    if name in SIBLINGS:
+        shape.append(SIBLINGS[name])
     if name in FEATURES:
         values = values.view(torch.bfloat16)
         shape.append(len(values) // math.prod(shape))

@@ -27,6 +27,14 @@ Of a drawn token (one in `mixed`, gamma in a sample of `rounds`):
   0.001 of being accepted (the target is not run there), and behind an end token. Greedy: 1 while
   the rollout is what the target says, then 0.
 
+Of the siblings of a drawn token, in `rounds` (`data_gen.siblings`; 0 where `accept_prob` is for the
+reasons above):
+- `rrsw_token`, `rrsw_accept`: 2 each, the second and third candidate drawn without replacement (-1:
+  none is left), and the probability that each is accepted if its elder ones are not (RRSw).
+- `hub_accept`: 2, of SpecHub's pair: that the token is accepted, and the other one if it is not.
+- `top_token`, `top_accept`: 3 each, the draft's most probable tokens, and the probability that each
+  is accepted, as a point mass, if its elder ones are not.
+
 Of a round:
 - `drafted`: tokens up to and including the first drafted end token, at most gamma. Beyond it values
   mean nothing.
@@ -38,13 +46,14 @@ Of a round:
   replaying it needs nothing else; training leaves rounds out whose length is not known.
 - `committed`: id of the last committed token.
 - `target_hidden`: the target's hidden states at the last verified position, that of the token
-  before `committed`.
-- `history`: how the draft fared before (`predictors.draft_statistics.history_row`), 3 numbers.
+  before `committed`. `draft_first`: the draft's at `committed`.
+- `history`: how the draft fared before
+  (`predictors.features.draft_statistics.history_row`), 3 numbers.
 
 Per-sample values are lists, flattened row by row where a sample has several (`history`: n * 3; of
-drawn tokens: n * gamma). Hidden states and embeddings are bfloat16 numbers kept as int16 bits: n *
-L * H, n * gamma * L * H for L layers. With `features=recompute` these lists are empty and the
-manifest says `"features_stored": false`."""
+drawn tokens: n * gamma, of their siblings n * gamma * 2 or 3). Hidden states and embeddings are
+bfloat16 numbers kept as int16 bits: n * L * H, n * gamma * L * H for L layers. With
+`features=recompute` these lists are empty and the manifest says `"features_stored": false`."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable
@@ -59,12 +68,13 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from data_gen.siblings import MORE, TOP
 from predictors.base import UNREADABLE
-from predictors.draft_statistics import Q_STATS
+from predictors.features.draft_statistics import Q_STATS
 from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SPLITS = ("train", "calibration", "test")
 INTEGERS, FLOATS, BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
 PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
@@ -73,10 +83,18 @@ DRAWN = {
     **dict.fromkeys(("q", *Q_STATS, "accept_prob"), FLOATS),
     "draft_hidden": BITS,
 }
+SIBLINGS = {
+    **dict.fromkeys(("rrsw_token", "rrsw_accept", "hub_accept"), MORE),
+    **dict.fromkeys(("top_token", "top_accept"), TOP),
+}
+"""Columns of the siblings of every drawn token of a round, and how many numbers they have of
+each."""
 ROUND = {
     **dict.fromkeys(("anchor", "known", "drafted", "accepted", "committed"), INTEGERS),
     "history": FLOATS,
     "target_hidden": BITS,
+    "draft_first": BITS,
+    **{name: INTEGERS if name.endswith("token") else FLOATS for name in SIBLINGS},
 }
 SCHEMAS = {
     "responses": pa.schema(
@@ -89,7 +107,7 @@ SCHEMAS = {
     "mixed": pa.schema({**PROMPT, "position": INTEGERS, "overlap": FLOATS, **DRAWN}),
     "rounds": pa.schema({**PROMPT, **ROUND, **DRAWN}),
 }
-FEATURES = ("draft_hidden", "target_hidden", "embedding")
+FEATURES = ("draft_hidden", "draft_first", "target_hidden", "embedding")
 """Columns of hidden states and embeddings."""
 
 

@@ -13,8 +13,8 @@ from decoding.draft_step import DraftStep
 from decoding.stopping.policy import Policy
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records
+from predictors.features.layers import RecordedLayers
 from predictors.inputs import recorded
-from predictors.layers import RecordedLayers
 
 CHUNK = 65536  # rows a predictor is asked about at once
 

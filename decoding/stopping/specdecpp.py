@@ -91,7 +91,7 @@ class SpecDecPPStop(TunableRule):
         unscored = 1 if self.order == "code" else 0
         rejected = seen_later(-(1 - table.of_predictor(self.survival)), 1 + unscored)
         rejected[..., : self.least] = np.inf
-        ahead = self.order == "paper" and bool(self.draft_layers)
+        ahead = self.order == "paper" and bool(self.predictor.inputs.draft_hidden)
         return Policy(lowest(rejected), sign=-1, most=self.most, ahead=ahead, first=1 + unscored)
 
     def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from decoding.structures.chain import Chain
 from decoding.trace import Stopwatch
 from decoding.verification import WarpedRows
 from decoding.verifiers.token import TokenVerifier
-from predictors.draft_statistics import q_stats
+from predictors.features.draft_statistics import q_stats
 
 
 @dataclass(frozen=True)

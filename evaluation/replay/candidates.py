@@ -14,8 +14,8 @@ from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate, sweep
 from predictors.base import damaged, read_config, refuse_mismatch
+from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs
-from predictors.layers import RecordedLayers
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
 

@@ -21,8 +21,9 @@ from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
-from predictors.draft_statistics import HISTORY, history_row
-from predictors.inputs import CATALOGUE, Inputs, live
+from predictors.features.catalogue import CATALOGUE
+from predictors.features.draft_statistics import HISTORY, history_row
+from predictors.inputs import Inputs, live
 from programs.gen_data import finish
 from tests.datasets import RECIPE, SETTINGS, some_requests
 from tests.tiny_pair import EOS, tiny_pair
@@ -30,7 +31,7 @@ from tests.tiny_pair import EOS, tiny_pair
 GAMMA, MOST = 3, 24
 LAYERS = RECIPE.layers.draft_layers, RECIPE.layers.target_layers
 BEFORE = Inputs((), LAYERS[1], token=True, history=True)
-DRAWN = Inputs(*LAYERS, token=True, q_stats=True, depth=True, history=True)
+DRAWN = Inputs(*LAYERS, True, True, True, True, draft_before=LAYERS[0], q_path=True)
 STATES = {"atol": 1e-6, "rtol": 0.01}  # bfloat16
 
 

@@ -260,9 +260,9 @@ def test_a_harvest_of_an_older_version(pair: ModelPair, folder: Path) -> None:
     for path in folder.glob("chunk-*"):
         path.unlink()
     assert [line.split(" ", 1)[1] for line in verify(folder)] == [
-        "has schema version 2, this version reads 4. Make it again"
+        "has schema version 2, this version reads 5. Make it again"
     ] * 2
-    with pytest.raises(UserError, match="has schema version 2, this version reads 4"):
+    with pytest.raises(UserError, match="has schema version 2, this version reads 5"):
         make_dataset(pair, folder)
 
 

@@ -14,8 +14,8 @@ from data_gen.settings import HarvestSettings
 from decoding.models.eagle import FILE
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Warp
+from predictors.features.layers import side_by_side
 from predictors.hrad import HRAD
-from predictors.layers import side_by_side
 from predictors.specdecpp import SpecDecPP
 from tests.invariant import (
     test_harvest,

@@ -13,10 +13,12 @@ from data_gen.harvest import Progress, draws, harvest
 from data_gen.labels import accepted_length
 from data_gen.records import candidates, label
 from data_gen.requests import Request
-from data_gen.responses.generate import Answer, at, read_answers, uniforms
-from data_gen.rollouts import Rollouts, roll, roll_greedy, rollout_acceptance, shared_tokens
+from data_gen.responses.generate import Answer, Distributions, at, read_answers, uniforms
+from data_gen.rollouts import Rollouts, roll, roll_greedy, shared_tokens
 from data_gen.settings import HarvestSettings
+from data_gen.siblings import siblings
 from data_gen.storage import shards
+from data_gen.verdicts import Coins, Verdicts, Warps, sampled_verdicts
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
 from decoding.engines.serial import SerialEngine
@@ -27,9 +29,9 @@ from decoding.stopping.fixed import Fixed
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
-from predictors.draft_statistics import Q_STATS, entropy, q_stats
+from predictors.features.draft_statistics import Q_STATS, entropy, q_stats
+from predictors.features.layers import RecordedLayers, side_by_side
 from predictors.inputs import Inputs, live
-from predictors.layers import RecordedLayers, side_by_side
 from runtime.errors import UserError
 from tests.checkpoints import write_checkpoint
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
@@ -90,7 +92,7 @@ def test_distributions_and_features_of_an_answer(pair: ModelPair) -> None:
     request = some_requests()[1]
     answer = answers(pair, some_requests(), RECIPE)[request.prompt_id]
     tokens = torch.cat([request.tokens, answer.distributions.response])
-    draw, candidate_draw = draws([request], RECIPE)[:, 0]
+    draw, candidate_draw, *_ = draws([request], RECIPE)[:, 0]
     for t in range(len(answer.distributions.response)):
         known = tokens[: len(request.tokens) + t]
         p, q = (
@@ -133,7 +135,8 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
     before = pair.draft.length, pair.target.length
     first = candidates(distributions, anchors)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
-    accept = verdicts_of_all(pair, rolled, distributions.accept[anchors])
+    found = verdicts_of_all(pair, rolled, distributions.take(anchors))
+    accept = found.accept
     assert (pair.draft.length, pair.target.length) == before
     for a, t in enumerate(anchors.tolist()):
         known = torch.cat([request.tokens, distributions.response[:t]])
@@ -155,17 +158,29 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
             assert accept[a, d].item() == pytest.approx(
                 min(1.0, (p[token] / q[token]).item()), abs=1e-4
             )
+            coins = uniforms(0, "x", "siblings", len(anchors), 4, 2)[a, d] if d else None
+            if coins is not None:
+                top = rolled.drawn.top_token[a, d]
+                expected = siblings(p[None], q[None], token[None], top[None], coins[None])
+                for name, values in vars(expected).items():
+                    ours = getattr(found, name)[a, d]
+                    torch.testing.assert_close(ours, values[0], atol=2e-3, rtol=0)
             known = torch.cat([known, token[None]])
             hidden = naive(pair.draft, known)[1][list(RECIPE.layers.draft_layers), -1:]
             states = side_by_side(hidden)[0]
             torch.testing.assert_close(rolled.draft_hidden[a, d], states, atol=1e-6, rtol=0.01)
 
 
-def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Tensor) -> Tensor:
+def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Distributions) -> Verdicts:
     """With coins that accept everything, so that no token is out of the question."""
     count, gamma = rolled.drawn.token.shape
-    coins, drafted = torch.zeros(count, gamma, dtype=torch.float64), torch.full((count,), gamma)
-    return rollout_acceptance(pair.target, rolled, first, drafted, coins, RECIPE.warp)
+    drafted = torch.full((count,), gamma)
+    coins = coins_with(torch.zeros(count, gamma, dtype=torch.float64))
+    return sampled_verdicts(pair.target, rolled, first, drafted, coins, Warps(*warps()))
+
+
+def coins_with(verdicts: Tensor) -> Coins:
+    return Coins(verdicts, uniforms(0, "x", "siblings", *verdicts.shape, 2))
 
 
 def test_many_rollouts_are_verified_in_parts(
@@ -177,9 +192,9 @@ def test_many_rollouts_are_verified_in_parts(
     first = candidates(distributions, torch.arange(len(rows)))
     uniform = uniforms(0, "x", "r", len(rows), 3)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
-    at_once = verdicts_of_all(pair, rolled, distributions.accept)
+    at_once = verdicts_of_all(pair, rolled, distributions)
     monkeypatch.setattr("data_gen.rollouts.MAX_BYTES", 10 * 4 * VOCAB)
-    torch.testing.assert_close(verdicts_of_all(pair, rolled, distributions.accept), at_once)
+    torch.testing.assert_close(vars(verdicts_of_all(pair, rolled, distributions)), vars(at_once))
 
 
 @pytest.mark.parametrize("negligible", [0.02, 0.3])
@@ -193,15 +208,15 @@ def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
     uniform = uniforms(0, "x", "r", count, gamma - 1)
     rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     everything, coins = (
-        verdicts_of_all(pair, rolled, distributions.accept),
+        verdicts_of_all(pair, rolled, distributions).accept,
         uniforms(0, "x", "verdicts", count, gamma),
     )
     drafted = torch.arange(count) % gamma + 1
-    monkeypatch.setattr("data_gen.rollouts.NEGLIGIBLE", negligible)
+    monkeypatch.setattr("data_gen.verdicts.NEGLIGIBLE", negligible)
     forwards = pair.target.forwards
-    accept = rollout_acceptance(
-        pair.target, rolled, distributions.accept, drafted, coins, RECIPE.warp
-    )
+    accept = sampled_verdicts(
+        pair.target, rolled, distributions, drafted, coins_with(coins), Warps(*warps())
+    ).accept
     assert 0 < pair.target.forwards - forwards <= 3, "stages of 2, 3 and 4 tokens"
     left_out = accept == 0
     assert 0 < left_out.sum() < accept.numel()

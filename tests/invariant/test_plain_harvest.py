@@ -9,8 +9,8 @@ from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from decoding.sampling import Warp
 from evaluation.baselines.plain_harvest import Coins, OneByOne
-from predictors.draft_statistics import Q_STATS
-from predictors.layers import RecordedLayers
+from predictors.features.draft_statistics import Q_STATS
+from predictors.features.layers import RecordedLayers
 from programs.benchmark import (
     ALL,
     COMPARED,

@@ -18,8 +18,8 @@ from data_gen.storage.chunks import inventory
 from decoding.models.loading import load_pair
 from decoding.sampling import Warp
 from predictors.base import Predictor
+from predictors.features.layers import RecordedLayers
 from predictors.hrad import HRAD
-from predictors.layers import RecordedLayers
 from predictors.specdecpp import SpecDecPP
 from runtime.errors import UserError
 from runtime.json_files import write_checksummed

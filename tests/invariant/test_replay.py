@@ -27,7 +27,7 @@ from decoding.verifiers.token import TokenVerifier
 from evaluation.replay.check import counted
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer
-from predictors.layers import RecordedLayers
+from predictors.features.layers import RecordedLayers
 from programs.gen_data import finish
 from tests.checkpoints import write_checkpoint
 from tests.datasets import SETTINGS

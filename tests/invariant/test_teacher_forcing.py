@@ -14,7 +14,7 @@ from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from predictors.layers import RecordedLayers
+from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 from tests.tiny_pair import EOS, VOCAB
 

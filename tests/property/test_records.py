@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data_gen.labels import accepted_length, drafted_length, known_depth
 from data_gen.storage import shards
 from data_gen.storage.dataset import read_records
-from predictors.draft_statistics import Q_STATS
+from predictors.features.draft_statistics import Q_STATS
 from runtime.errors import UserError
 from tests.harvests import write_harvest
 
@@ -32,6 +32,13 @@ def test_rounds_come_back_as_they_were(rows: int, gamma: int, seed: int) -> None
         "history": floats[:, :1].expand(-1, 3),
         "target_hidden": shards.pack_features(features[:, 0]),
         "draft_hidden": shards.pack_features(features),
+        "draft_first": shards.pack_features(features[:, 0]),
+        **{
+            name: (whole[:, None] if name.endswith("token") else floats)[..., None].expand(
+                -1, gamma, count
+            )
+            for name, count in shards.SIBLINGS.items()
+        },
     }
     with tempfile.TemporaryDirectory() as name:
         folder = write_harvest(Path(name), rows=2, gamma=gamma)

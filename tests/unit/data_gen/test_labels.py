@@ -9,7 +9,7 @@ from data_gen.labels import (
     known_depth,
     overlap,
 )
-from predictors.draft_statistics import entropy
+from predictors.features.draft_statistics import entropy
 from predictors.hrad import round_class
 
 

@@ -1,9 +1,17 @@
 import pytest
 import torch
 
-from predictors.draft_statistics import Q_STATS, history_row, history_rows, q_stats
-from predictors.inputs import CATALOGUE, Inputs, matrix, recorded, refuse_unreadable
-from predictors.layers import RecordedLayers, checked_layers, narrowed, side_by_side
+from predictors.features.catalogue import CATALOGUE
+from predictors.features.draft_statistics import (
+    Q_STATS,
+    history_row,
+    history_rows,
+    path_rows,
+    q_stats,
+)
+from predictors.features.layers import LAYERS as LAYERS_OF
+from predictors.features.layers import RecordedLayers, checked_layers, narrowed, side_by_side
+from predictors.inputs import Inputs, matrix, recorded, refuse_unreadable
 from runtime.errors import UserError
 
 HIDDEN = torch.arange(4 * 2 * 3, dtype=torch.float32).view(4, 2, 3)  # [n_layers + 1, n, H]
@@ -15,6 +23,7 @@ def rounds(count: int = 5, gamma: int = 4) -> dict[str, torch.Tensor]:
     shape = count, gamma
     return {
         "draft_hidden": torch.randn(*shape, 3).bfloat16(),
+        "draft_first": torch.randn(count, 3).bfloat16(),
         "target_hidden": torch.randn(count, 9).bfloat16(),
         "embedding": torch.randn(*shape, 2).bfloat16(),
         "committed_embedding": torch.randn(count, 2).bfloat16(),
@@ -47,10 +56,11 @@ def test_numbers_that_are_stored_in_float32_keep_it() -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_columns_are_in_the_order_of_the_catalogue(name: str) -> None:
-    records, one = rounds(), {name: (-1,) if name.endswith("hidden") else True}
-    everything = Inputs([-1], [-1], token=True, q_stats=True, depth=True, history=True)
+    records, one = rounds(), {name: (-1,) if name in LAYERS_OF else True}
+    everything = Inputs([-1], [-1], True, True, True, True, [-1], True)
     alone = recorded(Inputs(**one), LAYERS, records, "token")
     widths = {"draft_hidden": 3, "target_hidden": 3, "token": 2, "q_stats": 4, "depth": 1}
+    widths |= {"draft_before": 3, "q_path": 3}
     start = sum(widths[other] for other in list(CATALOGUE)[: list(CATALOGUE).index(name)])
     both = recorded(everything, LAYERS, records, "token")
     assert torch.equal(both[..., start : start + alone.shape[-1]], alone.float())
@@ -122,6 +132,25 @@ def test_layers_that_are_none_are_refused(layers: object) -> None:
 def test_what_is_not_there_is_refused(reads: Inputs, when: str, kind: str, words: str) -> None:
     with pytest.raises(UserError, match=f"^predictor: .*{words}"):
         refuse_unreadable(reads, when, kind, "new")  # type: ignore[arg-type]
+
+
+def test_the_state_before_is_that_of_the_token_before() -> None:
+    records = rounds()
+    rows = recorded(Inputs(draft_before=[-1]), LAYERS, records, "token")
+    assert torch.equal(rows[:, 0], records["draft_first"])
+    assert torch.equal(rows[:, 1:], records["draft_hidden"][:, :-1])
+
+
+def test_both_states_are_of_the_same_layers() -> None:
+    with pytest.raises(UserError, match=r"^inputs\.draft_before: expected the layers of"):
+        Inputs(draft_hidden=[-1], draft_before=[-2])
+
+
+def test_numbers_of_a_path() -> None:
+    rows = path_rows(torch.tensor([0.5, 0.8, 0.1]))
+    expected = [[0.5, 0.5, 1.0], [0.4, 0.5, 0.5], [0.04, 0.1, 0.8]]
+    torch.testing.assert_close(rows[:, 0].exp(), torch.tensor(expected)[:, 0])
+    torch.testing.assert_close(rows[:, 1:], torch.tensor(expected)[:, 1:])
 
 
 def test_statistics_of_a_drawn_token() -> None:

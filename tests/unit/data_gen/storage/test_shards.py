@@ -173,7 +173,7 @@ def test_another_schema_version_is_refused(folder: Path) -> None:
     [
         ("[]", "is damaged .it holds a list"),
         ("{", "is damaged"),
-        ('{"schema_version": 2}', "has schema version 2, this version reads 4. Run: python"),
+        ('{"schema_version": 2}', "has schema version 2, this version reads 5. Run: python"),
         ('{"pair": {}}', "is damaged or of an earlier version .it has no checksum"),
     ],
 )

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 Q_STATS = ("q_drawn", "q_max", "q_margin", "q_entropy")
+PATH = 3
+"""Columns of `path_rows`."""
 HISTORY, RECENT, LONGER = 3, 4, 16
 """Columns of `history`; verdicts that its two shares look back on."""
 
@@ -28,6 +30,14 @@ def entropy(probs: Tensor) -> Tensor:
     """Natural-log entropy of distributions [..., V], [...]."""
     # four times as fast on a CPU as torch.special.entr
     return -(probs.clamp_min(1e-38).log_().mul_(probs)).sum(-1)
+
+
+def path_rows(q_drawn: Tensor) -> Tensor:
+    """[..., n, 3] of the n tokens of a path, whose `q_drawn` [..., n] are, in order: the log of the
+    product so far, the lowest so far, and that of the token before (1 for the first one)."""
+    before = torch.cat([torch.ones_like(q_drawn[..., :1]), q_drawn[..., :-1]], dim=-1)
+    product = q_drawn.clamp_min(1e-30).log().cumsum(-1)
+    return torch.stack([product, q_drawn.cummin(-1).values, before], dim=-1)
 
 
 def history_row(verdicts: Sequence[bool]) -> Tensor:

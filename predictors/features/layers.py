@@ -10,8 +10,12 @@ from torch import Tensor
 from runtime.errors import UserError
 from runtime.settings.kinds import Layers
 
-LAYERS = {"draft_hidden": "draft_layers", "target_hidden": "target_layers"}
-"""Columns of hidden states, and the settings that say which layers."""
+LAYERS = {
+    "draft_hidden": "draft_layers",
+    "draft_before": "draft_layers",
+    "target_hidden": "target_layers",
+}
+"""Inputs that are hidden states, and the settings that say which layers."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +27,16 @@ class RecordedLayers:
     target_layers: Annotated[Layers, "at the last verified position before every round"]
 
     def __post_init__(self) -> None:
-        for name in LAYERS.values():
+        for name in dict.fromkeys(LAYERS.values()):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def of(self, column: str) -> tuple[int, ...]:
-        """Those of "draft_hidden" or "target_hidden"."""
+        """Those of one of `LAYERS`."""
         layers: tuple[int, ...] = getattr(self, LAYERS[column])
         return layers
 
     def to_dict(self) -> dict[str, list[int]]:
-        return {name: list(getattr(self, name)) for name in LAYERS.values()}
+        return {name: list(getattr(self, name)) for name in dict.fromkeys(LAYERS.values())}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RecordedLayers":

@@ -1,0 +1,1 @@
+"""What predictors read: the catalogue of inputs, and the numbers it is made of."""

@@ -1,0 +1,160 @@
+"""The catalogue of inputs: what each is made of, in harvested records and while decoding."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from predictors.features.draft_statistics import (
+    HISTORY,
+    PATH,
+    Q_STATS,
+    history_row,
+    path_rows,
+    q_stats,
+)
+
+Facts = Mapping[str, Tensor]
+"""Raw numbers by name, [...] or [..., d] each, for the same rows."""
+
+
+class LiveRound(Protocol):
+    """What is known before a round is drafted: `decoding.draft.RoundContext`. target_hidden:
+    [layers, H] of exactly the layers that are read, None while nothing has been verified."""
+
+    @property
+    def committed(self) -> Tensor: ...
+
+    @property
+    def target_hidden(self) -> Tensor | None: ...
+
+    @property
+    def verdicts(self) -> Sequence[bool]: ...
+
+    @property
+    def embed(self) -> Callable[[int], Tensor]: ...
+
+
+class LiveToken(Protocol):
+    """A drawn token: `decoding.draft_tree.DrawnToken`. hidden(), hidden_before(): [layers, H] of
+    exactly the layers that are read."""
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    def hidden(self) -> Tensor: ...
+
+    def hidden_before(self) -> Tensor: ...
+
+    def path_q(self) -> list[float]: ...
+
+    def unwarped_q(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Input:
+    """One entry of the catalogue.
+
+    columns: of the records, that give its facts; live: the same facts of one moment, of a round
+    that starts (no token) or of a drawn token; make: facts -> [..., d]
+    drawn: it is there only once a token is drawn; mixed: records of the kind `mixed` hold it
+    per_round: one value for all tokens of a round"""
+
+    columns: tuple[str, ...]
+    live: Callable[[LiveRound, LiveToken | None], Facts]
+    make: Callable[[Facts], Tensor]
+    drawn: bool = False
+    mixed: bool = False
+    per_round: bool = False
+
+
+def _of_draft(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    return {"draft_hidden": _there(drawn).hidden().flatten()}
+
+
+def _before(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    return {"draft_before": _there(drawn).hidden_before().flatten()}
+
+
+def _of_path(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    return {"q_path": path_rows(torch.tensor(_there(drawn).path_q()))[-1]}
+
+
+def _of_target(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    assert context.target_hidden is not None, "nothing has been verified yet"
+    return {"target_hidden": context.target_hidden.flatten()}
+
+
+def _of_token(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    token = int(context.committed[-1]) if drawn is None else drawn.token
+    return {"embedding": context.embed(token)}
+
+
+def _of_q(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    drawn = _there(drawn)
+    return q_stats(
+        unwarped := drawn.unwarped_q(), torch.tensor(drawn.token, device=unwarped.device)
+    )
+
+
+def _of_depth(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    return {"depth": torch.tensor(_there(drawn).depth)}
+
+
+def _of_verdicts(context: LiveRound, drawn: LiveToken | None) -> Facts:
+    return {"history": history_row(context.verdicts)}
+
+
+def _there(drawn: LiveToken | None) -> LiveToken:
+    assert drawn is not None, "this input is there only once a token is drawn"
+    return drawn
+
+
+CATALOGUE: Mapping[str, Input] = {
+    "draft_hidden": Input(
+        ("draft_hidden",),
+        _of_draft,
+        lambda facts: facts["draft_hidden"].to(torch.bfloat16),
+        drawn=True,
+        mixed=True,
+    ),
+    "target_hidden": Input(
+        ("target_hidden",),
+        _of_target,
+        lambda facts: facts["target_hidden"].to(torch.bfloat16),
+        per_round=True,
+    ),
+    "token": Input(
+        ("embedding",), _of_token, lambda facts: facts["embedding"].to(torch.bfloat16), mixed=True
+    ),
+    "q_stats": Input(
+        Q_STATS,
+        _of_q,
+        lambda facts: torch.stack([facts[name].float() for name in Q_STATS], dim=-1),
+        drawn=True,
+        mixed=True,
+    ),
+    "depth": Input(
+        ("depth",), _of_depth, lambda facts: facts["depth"].float()[..., None], drawn=True
+    ),
+    "draft_before": Input(
+        ("draft_first", "draft_hidden"),
+        _before,
+        lambda facts: facts["draft_before"].to(torch.bfloat16),
+        drawn=True,
+    ),
+    "q_path": Input(("q_drawn",), _of_path, lambda facts: facts["q_path"].float(), drawn=True),
+    "history": Input(
+        ("history",), _of_verdicts, lambda facts: facts["history"].float(), per_round=True
+    ),
+}
+"""The columns of a matrix are in this order."""
+FIXED = {"q_stats": len(Q_STATS), "depth": 1, "q_path": PATH, "history": HISTORY}
+"""Columns of the inputs that are no states of a model."""
+COMMITTED = {"embedding": "committed_embedding"}
+"""Columns of a drawn token, and those that stand for them before a round."""
