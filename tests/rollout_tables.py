@@ -63,7 +63,7 @@ def _round(
 ) -> dict[str, Any]:
     """Of the rollout after `prefix`, the columns of `RolloutTable`."""
     found: dict[str, Any] = {
-        name: [] for name in ("tokens", "accept", "confidence", "max_q", "entropy")
+        name: [] for name in ("tokens", "accept", "siblings", "confidence", "max_q", "entropy")
     }
     text, scores = prefix, list[float]()
     for _ in range(gamma):
@@ -75,15 +75,23 @@ def _round(
         facts = {"draft_hidden": side_by_side(hidden)}
         found["tokens"].append(token)
         found["accept"].append(min(1.0, float(p[token] / q[token])))
+        others = (
+            top_ones(p, unwarped_q) if draft_warp.temperature == 0 else drawn(p, q, token, sampler)
+        )
+        found["siblings"].append(others)
         found["confidence"].append(float(unwarped_q[token]))
         found["max_q"].append(float(unwarped_q.max()))
         found["entropy"].append(float(torch.special.entr(unwarped_q).sum()))
         scores.append(
             head.predictor.predict_proba(matrix(head.predictor.inputs, facts).float()).item()
         )
+    reached = [all(found["accept"][:depth]) for depth in range(gamma)]
+    found["siblings"] = [
+        values if there else [0.0, 0.0]
+        for there, values in zip(reached, found["siblings"], strict=True)
+    ]
     found["accept"] = [
-        value if all(found["accept"][:depth]) else 0.0
-        for depth, value in enumerate(found["accept"])
+        value if there else 0.0 for there, value in zip(reached, found["accept"], strict=True)
     ]
     survival = head.predictor.calibration.survival(torch.tensor(scores)).tolist()
     ends = [place for place, token in enumerate(found["tokens"], 1) if token in eos_ids]
@@ -96,6 +104,33 @@ def _round(
     features = matrix(classes.predictor.inputs, facts).float()
     found["predicted"] = {head.survival: survival, classes.outcomes: int(classes.decide(features))}
     return found
+
+
+def drawn(p: Tensor, q: Tensor, token: int, sampler: Sampler) -> list[float]:
+    """Acceptance of the second and third candidate drawn from q without the ones before, each if
+    those were rejected (RRSw)."""
+    found, left, pool = list[float](), p.double(), q.double()
+    for _ in range(2):
+        left = (left - pool).clamp(min=0)
+        pool = pool.clone()
+        pool[token] = 0
+        if not (left.any() and pool.any()):
+            return [*found, 0.0, 0.0][:2]
+        left, pool = left / left.sum(), pool / pool.sum()
+        token = sampler.draw(pool)
+        found.append(min(1.0, float(left[token] / pool[token])))
+    return found
+
+
+def top_ones(p: Tensor, q: Tensor) -> list[float]:
+    """Acceptance of q's second and third most probable token as point masses, each if those before
+    were rejected."""
+    first, second, third = (float(p[token]) for token in q.topk(3).indices)
+    left = 1 - first
+    return [
+        second / left if left > 0 else 0.0,
+        third / (left - second) if left - second > 0 else 0.0,
+    ]
 
 
 def _run(lm: LM, text: Tensor, layers: Sequence[int] = (-1,)) -> tuple[Tensor, Tensor]:

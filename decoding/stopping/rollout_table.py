@@ -27,6 +27,8 @@ class RolloutTable:
     entropy in nats
     confidence: [B, T, G], the probability of each token under that distribution
     predicted: what predictors say, by the names that stop rules give it; [B, T] or [B, T, G] each
+    siblings: [B, T, G, 2], P(accepted) of the second and third candidate beside each token, given
+        that the tokens before were accepted and its elder ones were not; None: not recorded
     """
 
     prompt_ids: Sequence[str]
@@ -41,6 +43,7 @@ class RolloutTable:
     entropy: Array
     confidence: Array
     predicted: Mapping[str, Array] = field(default_factory=dict)
+    siblings: Array | None = None
 
     @property
     def gamma(self) -> int:
@@ -91,7 +94,7 @@ def build(rows: Sequence[Mapping[str, Any]], greedy: bool) -> RolloutTable:
 
 _DTYPES = {
     **dict.fromkeys(("tokens", "drawn", "accepted"), np.int64),
-    **dict.fromkeys(("accept", "confidence", "max_q", "entropy"), np.float64),
+    **dict.fromkeys(("accept", "confidence", "max_q", "entropy", "siblings"), np.float64),
 }
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from decoding.stopping.policy import Lengths, Policy, lengths, stop_at
 from decoding.stopping.rollout_table import RolloutTable
+from decoding.structures.growth import Comb
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,8 +47,8 @@ class Counts:
     """Per response, [B] each; whole numbers where replay is exact.
 
     forwards: of the draft; drafted, accepted: draft tokens; calls: numbers the stop rule computed;
-    tokens: of the response; by_length: [B, G + 1], rounds (one target forward each) by the length
-    of their draft"""
+    tokens: of the response; by_length: [B, G + 1], rounds (one target forward each) by the tokens
+    of their draft, for combs up to all the nodes there may be"""
 
     forwards: Array
     drafted: Array
@@ -98,36 +99,58 @@ class Replayer:
             return self._mean_walk(policy, threshold)
         return self._expected(lengths(policy, threshold, self.limit))
 
+    def combs(self, comb: Comb) -> Counts:
+        """The counts of decoding every prompt with drafts that have leaves beside their path. A
+        leaf is tested where the path is rejected; accepted, it is followed by a bonus token. One
+        number is computed for every token of the path."""
+        accept = self.table.siblings
+        assert accept is not None, "the table has no siblings"
+        none = np.cumprod(1 - accept, axis=-1)  # P(none of the first ones is accepted)
+        none = np.concatenate([np.ones_like(none[..., :1]), none], -1)
+        beside = 1 - np.take_along_axis(none, comb.leaves[..., None], -1)[..., 0]
+        jump = self._jumps(comb.path)
+        rescued = jump[..., :-1] * beside
+        jump[..., :-1] -= rescued
+        jump[..., 1:] += rescued
+        found = Lengths(comb.nodes, comb.path, comb.path)
+        width = self._survival.shape[-1] + accept[0, 0].size
+        return self._weighed(found, self._carried(jump), jump @ np.arange(jump.shape[-1]), width)
+
     def _expected(self, found: Lengths) -> Counts:
-        visits = self._visits(found.drafted)
-        batch, width = len(visits), self._survival.shape[-1]
+        visits = self._carried(self._jumps(found.drafted))
+        accepted = np.take_along_axis(self._mean, found.drafted[..., None], -1)[..., 0]
+        return self._weighed(found, visits, accepted, self._survival.shape[-1])
+
+    def _weighed(self, found: Lengths, visits: Array, accepted: Array, width: int) -> Counts:
+        """accepted: [B, T], expected of the draft from each position; width: of `by_length`."""
+        batch = len(visits)
         cells = (np.arange(batch)[:, None] * width + found.drafted).ravel()
         by_length: Array = (
             np.bincount(cells, visits.ravel(), batch * width).reshape(batch, width).astype(float)
         )
         sums = {
-            name: (visits * getattr(found, name)).sum(1)
-            for name in ("forwards", "drafted", "calls")
+            name: (visits * values).sum(1)
+            for name, values in {**vars(found), "accepted": accepted}.items()
         }
-        accepted = (
-            visits * np.take_along_axis(self._mean, found.drafted[..., None], -1)[..., 0]
-        ).sum(1)
-        return Counts(
-            **sums, accepted=accepted, tokens=self.table.length.astype(float), by_length=by_length
-        )
+        return Counts(**sums, tokens=self.table.length.astype(float), by_length=by_length)
 
-    def _visits(self, drafted: Ints) -> Array:
-        """v, [B, T]: the probability that a round starts at each position."""
+    def _jumps(self, drafted: Ints) -> Array:
+        """[B, T, G + 1]: P(n accepted) of the path from each position."""
         batch, positions = drafted.shape
         gamma = self._ends.shape[-1]
-        jump = np.zeros((batch, positions, gamma + 1))  # P(n accepted)
+        jump = np.zeros((batch, positions, gamma + 1))
         np.multiply(self._ends, np.arange(gamma) < drafted[..., None], out=jump[..., :-1])
         last = np.take_along_axis(self._survival, drafted[..., None], -1)
         np.put_along_axis(jump, drafted[..., None], last, -1)
-        visits = np.zeros((batch, positions + gamma + 1))
+        return jump
+
+    def _carried(self, jump: Array) -> Array:
+        """v, [B, T]: the probability that a round starts at each position."""
+        batch, positions, width = jump.shape
+        visits = np.zeros((batch, positions + width))
         visits[:, 0] = 1
         for start in range(positions):
-            visits[:, start + 1 : start + gamma + 2] += visits[:, start, None] * jump[:, start]
+            visits[:, start + 1 : start + width + 1] += visits[:, start, None] * jump[:, start]
         return visits[:, :positions] * self._inside
 
     def _mean_walk(self, policy: Policy, threshold: float) -> Counts:

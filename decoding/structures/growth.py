@@ -1,0 +1,98 @@
+"""Which draw of a comb comes next, and when none is worth its time: for all recorded rollouts at
+once.
+
+A comb is a path with leaves beside its tokens: the second and third candidate of a position. One
+more token of the path costs a draft forward and a row of the target's; a leaf costs a row. A draw
+is worth the probability that it is reached and accepted, for that is what it adds to the tokens of
+the round. The best ratio of worth to time goes first, and the draft ends where no draw is worth
+what its time brings elsewhere: `rate`, tokens per second."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoding.cost import CostTable
+from predictors.outcomes import Chances
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+LEAVES = 2  # most beside one token: `Chances` speaks of no more
+
+
+@dataclass(frozen=True)
+class Comb:
+    """From each of [B, T] positions. path: [B, T], tokens of the path; leaves: [B, T, G], beside
+    each of them; 0 beyond the path."""
+
+    path: Ints
+    leaves: Ints
+
+    @property
+    def nodes(self) -> Ints:
+        """[B, T]."""
+        return self.path + self.leaves.sum(-1)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Of every draw, as it is known when it may be made. further: [..., G], of the path's token
+    after d drawn ones; 1 for the first, which is always drawn; leaf: [..., G, 2], of the leaves
+    beside each token."""
+
+    further: Array
+    leaf: Array
+
+    @classmethod
+    def of(cls, chances: Chances) -> "Worth":
+        """chances: [..., G], of each token of the path once it is drawn."""
+        first, following, second, third = (
+            part.double().numpy()
+            for part in (chances.first, chances.following, chances.second, chances.third)
+        )
+        reached = np.cumprod(first, -1)
+        before = np.concatenate([np.ones_like(first[..., :1]), reached[..., :-1]], -1)
+        further = np.ones_like(first)
+        further[..., 1:] = (reached * following)[..., :-1]
+        rejected = before * (1 - first)
+        return cls(further, np.stack([rejected * second, rejected * (1 - second) * third], -1))
+
+    def chain(self) -> "Worth":
+        """No leaf is worth anything."""
+        return Worth(self.further, np.zeros_like(self.leaf))
+
+
+def row_seconds(cost: CostTable, nodes: int) -> Array:
+    """[nodes], of one more row of the target's forward beside a draft of 0, 1, ... nodes."""
+    seconds = np.interp(np.arange(1, nodes + 2), cost.target.rows, cost.target.seconds)
+    return np.diff(seconds).clip(min=0)
+
+
+def grow(worth: Worth, limit: Ints, cost: CostTable, rate: float, budget: int) -> Comb:
+    """What is drawn from each position.
+
+    limit: [B, T], most tokens of the path; rate: tokens per second (the unit of `cost`) that a draw
+    must beat; budget: most nodes"""
+    depth = worth.further.shape[-1]
+    further = worth.further.reshape(-1, depth)
+    leaf = np.zeros((len(further), depth, LEAVES + 1))  # none after the last one
+    leaf[..., :LEAVES] = worth.leaf.reshape(-1, depth, LEAVES)
+    longest, row = np.minimum(limit, budget).ravel(), row_seconds(cost, budget + 1)
+    path, leaves = np.minimum(longest, 1), np.zeros((len(further), depth), np.int64)
+    live = np.flatnonzero((path > 0) & (path < budget))
+    while len(live):
+        drawn = path[live]
+        beside = np.take_along_axis(leaf[live], leaves[live][..., None], -1)[..., 0]
+        beside *= np.arange(depth) < drawn[:, None]
+        place = beside.argmax(-1)
+        flat = row[drawn + leaves[live].sum(-1)]
+        deep = np.where(drawn < longest[live], further[live, np.minimum(drawn, depth - 1)], 0)
+        wide = beside[np.arange(len(live)), place]
+        deepens = deep * flat >= wide * (cost.draft + flat)
+        gain, seconds = np.where(deepens, (deep, cost.draft + flat), (wide, flat))
+        worthy = gain > rate * seconds
+        live, deepens, place = live[worthy], deepens[worthy], place[worthy]
+        path[live[deepens]] += 1
+        leaves[live[~deepens], place[~deepens]] += 1
+        live = live[path[live] + leaves[live].sum(-1) < budget]
+    return Comb(path.reshape(limit.shape), leaves.reshape(*limit.shape, depth))

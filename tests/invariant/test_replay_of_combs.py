@@ -1,0 +1,137 @@
+"""Replay of combs: exact where greedy, beside real decodes of toy models where sampled."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decoding.engines.serial import SerialEngine
+from decoding.interfaces import Pair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.fixed import Fixed
+from decoding.stopping.never import Never
+from decoding.stopping.rollout_table import RolloutTable
+from decoding.structures.growth import Comb
+from decoding.structures.static_tree import StaticTree
+from decoding.verifiers.point_mass import PointMassVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from evaluation.replay.check import counted
+from evaluation.replay.simulate import Counts, Replayer
+from tests.contract.engines import stop_rule
+from tests.invariant import test_expected_replay as toy
+from tests.invariant import test_replay as tiny
+from tests.rollout_tables import slow_table
+
+pair, folder = toy.pair, toy.folder
+
+SHAPES = [[0, 0, 0], [1, 0, 0, 1], [2, 2], [2, 1, 0, 2, 1], [0, 2, 0, 0, 0, 0, 0, 1]]
+IDS = ["".join(map(str, shape)) for shape in SHAPES]
+
+
+def static(leaves: list[int]) -> StaticTree:
+    """A path of len(leaves) tokens with so many leaves beside each."""
+    parents, tip, rows = list[int](), 0, 0
+    for beside in leaves:
+        parents += [tip] * (1 + beside)
+        tip, rows = rows + 1, rows + 1 + beside
+    return StaticTree(parents)
+
+
+def comb(table: RolloutTable, leaves: list[int]) -> Comb:
+    """The same from every position, as far as the output goes."""
+    path = table.limit(len(leaves))
+    beside = np.zeros(table.tokens.shape, np.int64)
+    beside[..., : len(leaves)] = leaves
+    return Comb(path, np.where(np.arange(table.gamma) < path[..., None], beside, 0))
+
+
+def replayed(table: RolloutTable, leaves: list[int]) -> Counts:
+    return Replayer(table, table.gamma).combs(comb(table, leaves))
+
+
+@pytest.mark.parametrize("leaves", SHAPES, ids=IDS)
+@pytest.mark.parametrize("max_new", [3, tiny.MAX_NEW])
+def test_a_greedy_replay_is_decode(leaves: list[int], max_new: int) -> None:
+    engine = SerialEngine(
+        tiny.models(),
+        static(leaves),
+        Never(),
+        PointMassVerifier(),
+        tiny.GREEDY,
+        Warp(),
+        frozenset(tiny.models().eos_ids),
+    )
+    counts = replayed(tiny.table().shortened(max_new), leaves)
+    rescued = 0
+    for prompt, tokens in enumerate(tiny.PROMPTS):
+        trace = engine.decode(tokens, max_new, Sampler.seeded(0))
+        assert counts.of(prompt) == {**counted(trace), "calls": counts.forwards[prompt]}
+        sizes = [len(round_.draft_tokens) for round_ in trace.rounds]
+        expected = np.bincount(sizes, minlength=counts.by_length.shape[1])
+        assert counts.by_length[prompt].tolist() == expected.tolist()
+        rescued += sum(round_.row != round_.accepted for round_ in trace.rounds)
+    assert rescued > 0 or not any(leaves) or max_new < tiny.MAX_NEW, "some leaf was accepted"
+
+
+def test_a_comb_without_leaves_is_a_chain() -> None:
+    table = tiny.table()
+    chain = Replayer(table, table.gamma).replay(Fixed(4).policy(table), 4)
+    found = replayed(table, [0] * 4)
+    for name in ("forwards", "drafted", "accepted", "tokens", "rounds"):
+        assert np.array_equal(getattr(found, name), getattr(chain, name)), name
+    assert np.array_equal(found.by_length[:, : table.gamma + 1], chain.by_length)
+
+
+@pytest.fixture(scope="module")
+def table(pair: Pair, folder: Path) -> RolloutTable:
+    head, classes = (stop_rule(name, folder, {}) for name in ("specdecpp", "hrad"))
+    prompts, ends = [toy.PROMPT] * toy.RESPONSES, toy.EOS
+    return slow_table(
+        pair, prompts, toy.MAX_NEW, toy.GAMMA, toy.WARP, toy.WARP, ends, head, classes
+    )
+
+
+@pytest.mark.parametrize("leaves", SHAPES[:4], ids=IDS[:4])
+def test_a_sampled_replay_is_close_to_real_decodes(
+    leaves: list[int], pair: Pair, table: RolloutTable
+) -> None:
+    """As for chains: within 5 % and four standard errors."""
+    counts = replayed(table, leaves)
+    engine = SerialEngine(
+        pair, static(leaves), Never(), RrswVerifier(), toy.WARP, toy.WARP, toy.EOS
+    )
+    decoded = [
+        counted(engine.decode(toy.PROMPT, toy.MAX_NEW, Sampler.seeded(seed)))
+        for seed in range(toy.DECODES)
+    ]
+    for count in ("rounds", "forwards", "drafted", "accepted"):
+        (ours, our_error), (theirs, their_error) = (
+            toy.per_token([counts.of(prompt) for prompt in range(toy.RESPONSES)], count),
+            toy.per_token(decoded, count),
+        )
+        assert abs(ours - theirs) < 0.05 * theirs + 4 * math.hypot(our_error, their_error), count
+        assert our_error + their_error < 0.15 * theirs, "the comparison says something"
+
+
+def test_it_is_the_mean_of_random_walks(table: RolloutTable) -> None:
+    """From one position to the next, with coins for the path and for its leaves."""
+    leaves, rng = SHAPES[3], np.random.default_rng(0)
+    drafts, expected = comb(table, leaves), replayed(table, leaves)
+    assert table.siblings is not None
+    totals = []
+    for _ in range(200):
+        rounds = accepted = 0
+        for prompt, length in enumerate(table.length):
+            place = 0
+            while place < length:
+                path = drafts.path[prompt, place]
+                right = rng.random(table.gamma) < table.accept[prompt, place]
+                depth = [*right[:path], False].index(False)
+                if depth < path:
+                    chances = table.siblings[prompt, place, depth]
+                    depth += any(rng.random(2)[: leaves[depth]] < chances[: leaves[depth]])
+                rounds, accepted, place = rounds + 1, accepted + depth, place + depth + 1
+        totals.append((rounds, accepted))
+    means, errors = np.mean(totals, 0), np.std(totals, 0) / len(totals) ** 0.5
+    assert np.all(abs(means - [expected.rounds.sum(), expected.accepted.sum()]) < 4 * errors)
