@@ -17,6 +17,7 @@ from predictors.base import Records
 from runtime.errors import UserError
 
 COLUMNS = ("anchor", "drafted", "accepted", "token", "q_drawn", "q_max", "q_entropy", "accept_prob")
+DRAWN, LARGEST = "rrsw_accept", "top_accept"  # siblings of a sampled draft and of a greedy one
 
 
 def read_table(
@@ -38,9 +39,11 @@ def read_table(
             f" {manifest['anchors']['stride']} in {folder}. Harvest them: python"
             " scripts/gen_data.py anchors.stride=1 out=<another folder>"
         )
-    columns = dict.fromkeys([*COLUMNS, *(name for rule in rules for name in rule.columns)])
+    siblings = DRAWN if manifest["draft_warp"]["temperature"] else LARGEST
+    asked = (name for rule in rules for name in rule.columns)
+    columns = dict.fromkeys([*COLUMNS, siblings, *asked])
     records = read_columns(folder, "rounds", split, list(columns), pair)
-    values = recorded(records)
+    values = {**recorded(records), "siblings": records[siblings][..., -2:]}
     predicted: dict[str, Tensor] = {}
     for rule in rules:
         predicted |= rule.predictions(records, manifest)

@@ -222,7 +222,7 @@ def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
     assert np.array_equal(said[inside], wanted[inside])
     seen = inside[..., None] & (np.arange(GAMMA) < np.minimum(slow.drawn, room)[..., None])
     assert np.allclose(found.predicted[head][order][seen], slow.predicted[head][seen], atol=1e-5)
-    for name in ("tokens", "accept", "max_q", "entropy", "confidence"):
+    for name in ("tokens", "accept", "siblings", "max_q", "entropy", "confidence"):
         ours, theirs = getattr(found, name)[order], getattr(slow, name)
         assert np.allclose(ours[seen], theirs[seen], atol=1e-5), name
 
