@@ -3,7 +3,7 @@ round's draft?"""
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,16 @@ def round_class(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> to
     return torch.where(accepted == 0, 0, torch.where(accepted == drafted, 2, 1))
 
 
+def round_chances(accept: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
+    """[n, 3], how probable each `round_class` is, whichever coins fall.
+
+    accept: [n, >= gamma], of each token the chance that it is accepted if those before it are;
+    drafted: [n], 1 or more."""
+    inside = torch.arange(gamma) < drafted[:, None]
+    first, every = accept[:, 0], accept[:, :gamma].where(inside, torch.ones(())).prod(-1)
+    return torch.stack([1 - first, (first - every).clamp(min=0), every], dim=-1)
+
+
 def log_prior(label: torch.Tensor, classes: int) -> tuple[float, ...]:
     """[C] log of each class's share among labels [n], relative to equal shares; a class that is
     missing counts once."""
@@ -72,22 +82,26 @@ class HRAD:
     position.
 
     gamma: at most that of the harvest. standardise: give the MLP standardised columns (constants of
-    the training fold, saved with the weights). token: as in the paper."""
+    the training fold, saved with the weights). token: as in the paper.
+    labels: "coins", as in the paper: the class that one verdict of the rollout has. "soft": the
+        probabilities of the classes along the rollout; for a greedy target the same. Soft labels
+        are learned as they are: no SMOTE, no balanced draws, no smoothing, so priors are never
+        divided out of them."""
 
     name: ClassVar[str] = "hrad"
     kind: ClassVar[str] = "rounds"
     when: ClassVar[When] = "round"
-    columns: ClassVar[tuple[str, ...]] = ("known", "accepted", "drafted", "q_max")
+    columns: ClassVar[tuple[str, ...]] = ("known", "accepted", "drafted", "accept_prob", "q_max")
     classes: ClassVar[tuple[str, ...]] = ("none", "some", "all")
     label: ClassVar[str] = (
         "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n"
-        " = gamma, or everything up to a drafted end token"
+        " = gamma, or everything up to a drafted end token; with labels=soft how probable each is"
     )
     caveat: ClassVar[str] = (
-        "SMOTE and the class-balanced sampler teach equal class priors; calibration multiplies"
-        " those of the training split back in. The most probable class is then nearly always the"
-        " most frequent one, so decoding divides them out again (stop.balance): what it decides is"
-        " in the confusion matrix."
+        "Without labels=soft, SMOTE and the class-balanced sampler teach equal class priors;"
+        " calibration multiplies those of the training split back in. The most probable class is"
+        " then nearly always the most frequent one, so decoding divides them out again"
+        " (stop.balance): what it decides is in the confusion matrix."
     )
 
     gamma: Annotated[
@@ -95,6 +109,11 @@ class HRAD:
         "draft tokens of the rounds it predicts; where acceptance is low a longer round is never"
         " all accepted",
     ] = 3
+    labels: Annotated[
+        Literal["coins", "soft"],
+        "the class that the coins of the harvest gave a round, as in the paper; soft: how probable"
+        " each class was, learned without SMOTE, balancing and smoothing",
+    ] = "coins"
     dropout: Annotated[float, Field(ge=0, lt=1), "share of units left out in training"] = 0.4
     label_smoothing: Annotated[float, Field(ge=0, lt=1), "share of a label given to all"] = 0.1
     smote_neighbours: Annotated[int, Field(ge=0, le=1000), "k of SMOTE; 0: no SMOTE"] = 5
@@ -131,30 +150,45 @@ class HRAD:
         return ClassMLP(dim, self.dropout)
 
     def fit(self, records: Records, inputs: Inputs, trainer: Trainer) -> "HRAD":
-        """Train on `inputs` [n, D] and `label` [n]; prompts are held out first, then the rest is
-        rebalanced."""
-        x, label, group = records["inputs"].float(), records["label"], records["group"]
+        """Train on `inputs` [n, D] and their labels; prompts are held out first."""
+        x, group = records["inputs"].float(), records["group"]
         held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
-        fold = x[~held], label[~held], group[~held]
         torch.manual_seed(trainer.seed)
-        head = self.build(x.shape[1])
+        self.inputs, self.head = inputs, self.build(x.shape[1])
         if self.standardise:
-            head.mean, head.scale = standardisation(fold[0])
+            self.head.mean, self.head.scale = standardisation(x[~held])
+        (self._fit_soft if self.labels == "soft" else self._fit_coins)(x, records, held, trainer)
+        return self
+
+    def _fit_coins(
+        self, x: torch.Tensor, records: Records, held: torch.Tensor, trainer: Trainer
+    ) -> None:
+        """On `label` [n], the rows that are not held out rebalanced."""
+        label = records["label"]
+        fold = x[~held], label[~held], records["group"][~held]
         self.offset = log_prior(label, len(self.classes))
         if self.smote_neighbours:
             fold = smote(*fold, self.smote_neighbours, trainer.seed)
-        self.inputs, self.head = inputs, head
         trainer.train(
-            head,
+            self.head,
             Items(fold[0], fold[1]),
             Items(x[held], label[held]),
             partial(smoothed_cross_entropy, smoothing=self.label_smoothing),
             partial(balanced_cross_entropy, smoothing=self.label_smoothing),
             weights=balancing_weights(fold[1]),
         )
-        return self
+
+    def _fit_soft(
+        self, x: torch.Tensor, records: Records, held: torch.Tensor, trainer: Trainer
+    ) -> None:
+        chances = self.targets(records)
+        loss = partial(smoothed_cross_entropy, smoothing=0.0)
+        items, kept_back = (Items(x[rows], chances[rows]) for rows in (~held, held))
+        trainer.train(self.head, items, kept_back, loss, loss)
 
     def targets(self, records: Records) -> torch.Tensor:
+        if self.labels == "soft":
+            return round_chances(records["accept_prob"], records["drafted"], self.gamma)
         return F.one_hot(records["label"], len(self.classes)).float()
 
     @torch.inference_mode()

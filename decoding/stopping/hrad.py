@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from predictors.base import Predictor, Records, load_predictor, read_config
 from predictors.calibration import balanced
 from predictors.inputs import live, readable
 from runtime.errors import UserError
-from runtime.settings.kinds import Path
+from runtime.settings.kinds import Path, Probability
 
 KEY = "stop.checkpoint"
 
@@ -36,6 +37,8 @@ class HRADStop(TunableRule):
         as in training: the head's own arg max with calibration none or temperature, about that with
         platt or isotonic. At 0, the most probable class, one frequent class would decide nearly
         every round.
+    none: a number takes the place of the arg max: the class is "none" where its probability is
+        above it, else "some".
     """
 
     picks_class = True
@@ -53,10 +56,15 @@ class HRADStop(TunableRule):
             "arg max of posterior / prior ** balance decides; 1: every class weighs the same, 0:"
             " the most probable class",
         ] = 1.0,
+        none: Annotated[
+            Probability | None,
+            "nothing is drafted where the class none is more probable than this, else as the class"
+            " some; null: the three classes decide",
+        ] = None,
     ) -> None:
         super().__init__()
         self.predictor = load_classifier(checkpoint)
-        self.balance = self._checked(balance, checkpoint)
+        self.balance, self.none = self._checked(balance, checkpoint), none
         self.gamma: int = read_config(pathlib.Path(checkpoint), KEY)["gamma"]
         self.trained_gamma = self.gamma
         self.confidence = confidence
@@ -64,7 +72,7 @@ class HRADStop(TunableRule):
         self.target_layers = self.predictor.inputs.target_layers
         self.setting = f"confidence.{confidence.setting}"
         self.columns = (*self.predictor.inputs.columns("round"), *confidence.columns)
-        self.outcomes = f"outcome by {checkpoint}, balance {balance}"  # column of a table
+        self.outcomes = f"outcome by {checkpoint}, balance {balance}, none {none}"  # of a table
 
     def begin_round(self, context: RoundContext) -> None:
         self.confidence.begin_round(context)
@@ -113,6 +121,8 @@ class HRADStop(TunableRule):
     def decide(self, inputs: Tensor) -> Tensor:
         """[n] classes of inputs [n, D]."""
         probs = self.predictor.predict_proba(inputs)
+        if self.none is not None:
+            return torch.where(probs[:, NONE] > self.none, NONE, SOME)
         return balanced(probs, self.predictor.calibration.log_prior, self.balance).argmax(-1)
 
 

@@ -33,7 +33,8 @@ def weighted_soft_bce(
 
 
 def smoothed_cross_entropy(logits: torch.Tensor, label: torch.Tensor, smoothing: float) -> Pairs:
-    """Cross-entropy with uniform label smoothing. logits: [n, C], label: [n] int64. K = 1."""
+    """Cross-entropy with uniform label smoothing. logits: [n, C], label: [n] int64, or
+    distributions [n, C]. K = 1."""
     total = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="sum")
     return total[None], total.new_full((1,), len(label))
 

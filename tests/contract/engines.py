@@ -50,7 +50,7 @@ ACTING: dict[str, list[dict]] = {
     "specdecpp": [
         {"threshold": 0.35, "bounds": [1, 20], "order": order} for order in ("paper", "code")
     ],
-    "hrad": [{"confidence": {"threshold": 0.4}}],
+    "hrad": [{"confidence": {"threshold": 0.4}, "none": none} for none in (None, 0.288)],
     "stop_loss": [{"rule": {"threshold": 0.01}, "loss": 0.4}],
 }
 STOP_CASES = [(name, values) for name in STOPS for values in ACTING.get(name, [{}])]

@@ -15,6 +15,7 @@ from data_gen.samples import inputs_of, read_samples
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.baselines import base_rate
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
+from predictors.hrad import HRAD
 from predictors.inputs import Inputs
 from predictors.metrics import scores
 from predictors.survival import Survival
@@ -235,7 +236,7 @@ class Recorder(Trainer):
     """Keeps what a predictor hands to the training loop instead of training."""
 
     def train(self, module: Any, items: Any, held_out: Any, *rest: Any, **keywords: Any) -> Any:
-        self.items, self.held_out = items, held_out
+        self.items, self.held_out, self.weights = items, held_out, keywords.get("weights")
         return module
 
 
@@ -265,6 +266,18 @@ def test_rebalancing_sees_the_training_fold_only(
     assert (seen["after"] == SYNTHETIC).any()
     assert set(seen["after"].tolist()) == set(seen["given"].tolist()) | {SYNTHETIC}
     assert torch.bincount(trainer.items.y).unique().numel() == 1
+
+
+def test_soft_labels_of_rounds_are_learned_as_they_are(harvest: Path) -> None:
+    """No row is added, drawn oftener or smoothed, and no prior is divided out."""
+    predictor = HRAD(labels="soft")
+    records = read_samples(harvest, predictor, "train")
+    trainer = Recorder(epochs=1, batch_size=4, lr=0.1, schedule="plateau")
+    predictor.fit(records, Inputs((), [-1]), trainer)
+    rows = torch.cat([trainer.items.y, trainer.held_out.y])
+    assert torch.equal(rows.sort(0)[0], predictor.targets(records).sort(0)[0])
+    assert trainer.weights is None and predictor.offset == ()
+    assert torch.allclose(rows.sum(-1), torch.ones(len(rows))) and ((0 < rows) & (rows < 1)).any()
 
 
 def test_base_rate_uses_training_labels() -> None:

@@ -68,6 +68,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
 ]
+ONLY_HARVESTED = [("hrad", {"none": 0.4, "confidence": {"threshold": 0.35}})]
 IDS = [f"{name}-{values}" for name, values in RULES]
 
 
@@ -208,7 +209,8 @@ def harvested(prompts: list[torch.Tensor], how: HarvestSettings, folder: Path) -
     ]
     harvest(models(), requests, how, folder, Progress())
     finish(models(), requests, how, folder, SETTINGS)
-    return read_table(folder, "train", [rule("specdecpp", {}), rule("hrad", {})])
+    stops = [rule("specdecpp", {}), rule("hrad", {}), *(rule(*one) for one in ONLY_HARVESTED)]
+    return read_table(folder, "train", stops)
 
 
 def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
         assert np.allclose(ours[seen], theirs[seen], atol=1e-5), name
 
 
-@pytest.mark.parametrize(("name", "values"), RULES[1::3], ids=IDS[1::3])
+@pytest.mark.parametrize(("name", "values"), [*RULES[1::3], *ONLY_HARVESTED])
 def test_replay_of_a_harvest_is_decode(name: str, values: dict[str, Any]) -> None:
     stop, found = rule(name, values), greedy_harvest()
     counts, traces = replayed(found, stop, GAMMA), decode(stop, MAX_NEW, GAMMA)

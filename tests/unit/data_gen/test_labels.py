@@ -10,7 +10,7 @@ from data_gen.labels import (
     overlap,
 )
 from predictors.features.draft_statistics import entropy
-from predictors.hrad import round_class
+from predictors.hrad import round_chances, round_class
 
 
 def test_acceptance_is_capped_at_one() -> None:
@@ -69,6 +69,30 @@ def test_round_classes() -> None:
     assert round_class(accepted, drafted, 3).tolist() == [0, 1, 2, 2, 0]
     assert round_class(accepted, drafted, 1).tolist() == [0, 2, 2, 2, 0]
     assert round_class(torch.tensor([2, 5]), torch.tensor([20, 5]), 7).tolist() == [1, 2]
+
+
+def test_chances_of_the_classes_are_how_often_coins_give_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    accept = torch.tensor([[0.9, 0.5, 0.8], [0.6, 0.7, 0.0]])
+    drafted = torch.tensor([3, 2])  # the second ends with its second token
+    coins = torch.rand(200_000, 2, 3, generator=generator)
+    for gamma in (1, 2, 3):
+        found = round_chances(accept, drafted, gamma)
+        for row in (0, 1):
+            several = accept[row].expand(200_000, 3)
+            accepted = accepted_length(several, coins[:, row], drafted[row].expand(200_000))
+            classes = round_class(accepted, drafted[row].expand(200_000), gamma)
+            share = torch.bincount(classes, minlength=3) / 200_000
+            torch.testing.assert_close(found[row], share, atol=4e-3, rtol=0)
+
+
+def test_a_greedy_target_has_no_coins() -> None:
+    accept = torch.tensor([[1.0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])
+    drafted = torch.tensor([3, 3, 3, 2])
+    accepted = accepted_length(accept, torch.full((4, 3), 0.5), drafted)
+    for gamma in (1, 2, 3):
+        classes = torch.nn.functional.one_hot(round_class(accepted, drafted, gamma), 3)
+        assert torch.equal(round_chances(accept, drafted, gamma), classes.float())
 
 
 def test_known_depth_ends_with_the_response() -> None:

@@ -187,6 +187,21 @@ def test_hrad_weighs_classes_by_the_priors_it_was_calibrated_with(
     assert stop.classify(context) == outcome
 
 
+@pytest.mark.parametrize(("none", "count"), [(0.69, 0), (0.71, 1)])
+def test_hrad_drafts_nothing_where_none_is_probable(
+    tmp_path: Path, none: float, count: int
+) -> None:
+    """Else as the confidence rule says, though "all" may be more probable than "some"."""
+    stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3), Confidence(0.5), none=none)
+    last = stop.predictor.head.layers[-1]
+    chances = torch.tensor([0.7, 0.1, 0.2])
+    last.load_state_dict({"weight": torch.zeros(3, 64), "bias": chances.log()})
+    context = RoundContext(
+        CONTEXT.committed, 100, target_hidden=torch.zeros(1, 2), embed=lambda token: torch.zeros(1)
+    )
+    assert hrad_drafted(stop, context) == count
+
+
 def test_balance_is_refused_where_it_would_do_nothing(tmp_path: Path) -> None:
     head = write_checkpoint(tmp_path, "hrad", 3)
     with pytest.raises(UserError, match=r"^stop\.balance: "):

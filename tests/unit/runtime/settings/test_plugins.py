@@ -25,6 +25,7 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
     },
     "stop/fixed": {"gamma": [*NO_COUNTS, 1001]},
     "stop/confidence": {"threshold": NO_SHARES},
+    "stop/product": {"threshold": NO_SHARES},
     "stop/confidence_before": {"threshold": NO_SHARES},
     "stop/adaedl": {
         "kappa": [*NO_NUMBERS, 0, -1],
@@ -34,6 +35,7 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
     "stop/hrad": {
         "checkpoint": NO_PATHS,
         "balance": [*NO_NUMBERS, 1e9],
+        "none": ["abc", True, 1.5, -0.1],
         "confidence": [None, 5, "confidence", {}, {"_target_": "decoding.stopping.Nobody"}],
         "confidence.threshold": NO_SHARES,
     },
@@ -112,6 +114,7 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
     },
     "predictor/hrad": {
         "gamma": [*NO_COUNTS, 1001],
+        "labels": ["hard", "", None, 5],
         **dict.fromkeys(["dropout", "label_smoothing"], [*NO_SHARES, 1]),
         "smote_neighbours": [*NO_NUMBERS, -1, 1.5, 2**64],
         **dict.fromkeys(["standardise", "token"], NO_SWITCHES),
