@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from decoding.stopping.policy import Lengths, Policy, lengths, stop_at
 from decoding.stopping.rollout_table import RolloutTable
-from decoding.structures.growth import Comb
+from decoding.structures.comb import Comb
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -12,7 +12,7 @@ from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
 from decoding.stopping.rollout_table import RolloutTable
-from decoding.structures.growth import Comb
+from decoding.structures.comb import Comb
 from decoding.structures.static_tree import StaticTree
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoding.cost import CostTable, cost_table
-from decoding.structures.growth import Comb, Worth, grow, row_seconds
+from decoding.structures.comb import Comb, Worth, grow, row_seconds
 from predictors.outcomes import Chances
 
 SHAPE = 3, 10, 6  # prompts, positions, tokens
