@@ -292,5 +292,6 @@ def read_metrics(folder: Path, key: str) -> dict[str, Any]:
 
 
 def settings(predictor: Any) -> dict[str, Any]:
-    """Constructor arguments of a predictor."""
-    return {field.name: getattr(predictor, field.name) for field in fields(predictor) if field.init}
+    """Constructor arguments of a predictor; inputs by their names."""
+    found = {part.name: getattr(predictor, part.name) for part in fields(predictor) if part.init}
+    return {key: list(it.names) if isinstance(it, Inputs) else it for key, it in found.items()}

@@ -1,7 +1,7 @@
 """H-RAD of SpecBranch (arXiv 2506.01979): will the target accept none, some or all of the next
 round's draft?"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from predictors.base import Records
 from predictors.calibration import Calibration
-from predictors.inputs import Inputs, When
+from predictors.inputs import Inputs, When, named_inputs
 from predictors.training.batches import Items, RowDropout
 from predictors.training.losses import balanced_cross_entropy, smoothed_cross_entropy
 from predictors.training.resampling import (
@@ -23,7 +23,7 @@ from predictors.training.resampling import (
 )
 from predictors.training.trainer import Trainer
 from runtime.errors import TooFewRows
-from runtime.settings.kinds import DraftLength, Layers
+from runtime.settings.kinds import DraftLength, Layers, Names
 
 
 class ClassMLP(nn.Module):
@@ -122,17 +122,21 @@ class HRAD:
         Layers | None, "of the harvest those it reads, in their order; null: all of them"
     ] = None
     token: Annotated[bool, "whether it reads the embedding of the last committed token"] = True
-    inputs: Inputs = field(init=False)
+    inputs: Annotated[
+        Names, "what it reads besides the target's states, such as history; []: as in the paper"
+    ] = field(default_factory=list)
     calibration: Calibration = field(default=Calibration(), init=False)
     offset: tuple[float, ...] = field(default=(), init=False)
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
         self.layers = None if self.layers is None else tuple(self.layers)
+        self.more = named_inputs(self.inputs)
 
     @property
     def reads(self) -> Inputs:
-        return Inputs(target_hidden=self.layers, token=self.token)
+        token = self.token or self.more.token
+        return replace(self.more, target_hidden=self.layers, token=token)
 
     def samples(self, records: Records) -> Records:
         """The rounds whose first `gamma` verdicts are known, with their `label`; `q_max` of
@@ -154,7 +158,8 @@ class HRAD:
         x, group = records["inputs"].float(), records["group"]
         held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
         torch.manual_seed(trainer.seed)
-        self.inputs, self.head = inputs, self.build(x.shape[1])
+        self.inputs = inputs  # type: ignore[assignment]  # names before
+        self.head = self.build(x.shape[1])
         if self.standardise:
             self.head.mean, self.head.scale = standardisation(x[~held])
         (self._fit_soft if self.labels == "soft" else self._fit_coins)(x, records, held, trainer)

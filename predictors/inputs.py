@@ -114,6 +114,17 @@ class Inputs:
         return cls(**values)
 
 
+def named_inputs(names: Sequence[str]) -> Inputs:
+    """Those of the catalogue, with all layers that were recorded. Raises UserError for a name that
+    is not there."""
+    if not set(names) <= set(CATALOGUE):
+        raise UserError(
+            f"predictor.inputs: expected some of {', '.join(CATALOGUE)}, got {list(names)}. Write"
+            " e.g. predictor.inputs=[q_stats]"
+        )
+    return Inputs.from_dict({name: None if name in LAYERS else True for name in names})
+
+
 def refuse_unreadable(inputs: Inputs, when: When, kind: str, name: str) -> None:
     """Raise UserError where the predictor `name` reads nothing, or what is not there when it is
     asked, or what the records it learns from do not hold."""

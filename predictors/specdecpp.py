@@ -1,7 +1,7 @@
 """The acceptance head of SpecDec++ (arXiv 2405.19715): will the target accept this draft token?"""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -12,12 +12,12 @@ from torch import nn
 
 from predictors.base import Records
 from predictors.calibration import Calibration
-from predictors.inputs import Inputs, When
+from predictors.inputs import Inputs, When, named_inputs
 from predictors.training.batches import Items
 from predictors.training.losses import weighted_soft_bce
 from predictors.training.resampling import hold_out_prompts
 from predictors.training.trainer import Trainer
-from runtime.settings.kinds import Layers
+from runtime.settings.kinds import Layers, Names
 
 
 class AcceptanceHead(nn.Module):
@@ -101,12 +101,17 @@ class SpecDecPP:
     layers: Annotated[
         Layers | None, "of the harvest those it reads, in their order; null: all of them"
     ] = None
-    inputs: Inputs = field(init=False)
+    inputs: Annotated[
+        Names,
+        "what it reads besides the draft's states, such as q_stats; of rounds (context=rollout)"
+        " also target_hidden, draft_before, q_path, depth and history; []: as in the paper",
+    ] = field(default_factory=list)
     calibration: Calibration = field(default=Calibration(), init=False)
     head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
         self.layers = None if self.layers is None else tuple(self.layers)
+        self.more = named_inputs(self.inputs)
 
     @property
     def gamma(self) -> None:
@@ -114,7 +119,8 @@ class SpecDecPP:
 
     @property
     def reads(self) -> Inputs:
-        return Inputs(draft_hidden=self.layers)
+        before = self.layers if "draft_before" in self.more.names else ()
+        return replace(self.more, draft_hidden=self.layers, draft_before=before)
 
     @property
     def kind(self) -> str:
@@ -141,7 +147,8 @@ class SpecDecPP:
         x, s, group = records["inputs"], records["accept_prob"], records["group"]
         held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
         torch.manual_seed(trainer.seed)
-        self.inputs, self.head = inputs, self.build(x.shape[1])
+        self.inputs = inputs  # type: ignore[assignment]  # names before
+        self.head = self.build(x.shape[1])
         loss = partial(weighted_soft_bce, w_rej=self.w_rej, w_acc=self.w_acc)
         trainer.train(
             self.head, Items(x[~held], s[~held], group[~held]), Items(x[held], s[held]), loss, loss

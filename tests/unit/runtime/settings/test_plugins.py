@@ -110,6 +110,7 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
         "depth": [*NO_NUMBERS, -1, 1.5, 65, 100_000],
         "tie_blocks": NO_SWITCHES,
         **dict.fromkeys(["w_rej", "w_acc"], [*NO_NUMBERS, 0, -1]),
+        "inputs": [None, 5, "q_stats", [1], ["depth", "depth"], {"_target_": "x.Y"}],
         "layers": NO_LAYERS,
     },
     "predictor/hrad": {
