@@ -17,7 +17,7 @@ from decoding.interfaces import LM
 from decoding.trace import RoundTrace, Trace
 from runtime.errors import UserError
 from runtime.json_files import Form, MeasuredChecksum, read_json, write_checksummed
-from runtime.settings.kinds import Count, NotNegative, Path, Positive, Says
+from runtime.settings.kinds import MOST_NODES, Count, NotNegative, Path, Positive, Says
 
 KIND = "costs"  # in checksums: the file may be renamed
 SAMPLES = 3  # rounds of one size below which their seconds are no measurement
@@ -112,10 +112,13 @@ def cost_table(
         Says("numbers from 0 on, by the names of stop rules"),
         "of one number that a stop rule computes",
     ] = None,
+    row: Annotated[
+        NotNegative, "of each further row, as a share of the first; only where `target` is a number"
+    ] = 0.0,
 ) -> CostTable:
-    """From numbers. Raises UserError for rows that are not in rising order, or none of which is
-    what a plain token costs."""
-    by_rows = dict(target) if isinstance(target, Mapping) else {1: target}
+    """From numbers. Raises UserError for rows that are not in rising order, none of which is what a
+    plain token costs, or whose seconds are said twice."""
+    by_rows = _by_rows(target, row)
     if autoregressive is None and 1 not in by_rows:
         raise UserError(
             "cost.autoregressive: without cost.target.1 nothing says what a plain token costs."
@@ -128,6 +131,18 @@ def cost_table(
             f"cost.target: expected numbers of rows in rising order, got {rows}. Write them so"
         )
     return CostTable(draft, MeasuredCost(rows, list(by_rows.values())), alone, dict(calls or {}))
+
+
+def _by_rows(target: float | Mapping[int, float], row: float) -> dict[int, float]:
+    if not isinstance(target, Mapping):
+        more = {MOST_NODES + 1: target * (1 + row * MOST_NODES)} if row else {}
+        return {1: target, **more}
+    if row:
+        raise UserError(
+            f"cost.row: expected 0 where cost.target says seconds by rows, got {row}. Give one of"
+            " the two"
+        )
+    return dict(target)
 
 
 Rows = Annotated[str, Field(pattern="^[1-9][0-9]{0,8}$")]
