@@ -1,6 +1,6 @@
 """What a predictor learns from, and is measured on: the samples made of a harvest's records."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +89,18 @@ def prompt_texts(data: str) -> Iterator[tuple[int, ...]]:
         yield tuple(row["prompt_tokens"].tolist())
 
 
-def refuse_other_distributions(data: str, manifest: dict[str, Any]) -> None:
-    """Raise UserError where the harvest `data` differs from the one trained on in more than its
-    prompts."""
-    other = read_manifest(data, "drift")
+def refuse_other_distributions(
+    data: str, manifest: Mapping[str, Any], key: str = "drift", of: str = "the data to train on"
+) -> None:
+    """Raise UserError naming `key` where the harvest `data` differs from that `of` the manifest in
+    more than its prompts."""
+    other = read_manifest(data, key)
     same = {key: manifest[key] for key in ("pair", "warp", "draft_warp", "inputs")}
     if found := incompatible(other, same):
         name, made, here = found[0]
         raise UserError(
-            f"drift: {data} was made with {name}={made}, the data to train on with {here}. Harvest"
-            " it with the same pair, distributions and inputs: python scripts/gen_data.py"
+            f"{key}: {data} was made with {name}={made}, {of} with {here}. Harvest it with"
+            " the same pair, distributions and inputs: python scripts/gen_data.py"
         )
 
 

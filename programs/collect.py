@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from data_gen.storage.dataset import read_manifest
 from decoding.cost import CostTable
+from evaluation.replay.bounds import hindsight
 from evaluation.replay.candidates import (
     candidates_of,
     check_sizes,
@@ -21,7 +22,7 @@ from evaluation.replay.candidates import (
     refuse_foreign_checkpoint,
     replayer,
 )
-from evaluation.replay.tuning import Choice, choose, hindsight, span
+from evaluation.replay.tuning import Choice, choose, span
 from evaluation.tables import markdown
 from predictors.base import damaged, read_config, read_metrics
 from predictors.inputs import Inputs
@@ -123,7 +124,11 @@ def tune_one(
             f" its YAML: +stop@rules.{name}=<stop rule>"
         )
     stops = {name: instantiate(cfg.rules[name], checkpoint=str(folder))}
-    first, second = (replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge))
+    gamma_max = cfg.gamma_max or manifest["gamma"]
+    first, second = (
+        replayer(cfg, gamma_max, cfg.data, split, stops.values())
+        for split in (cfg.choose, cfg.judge)
+    )
     chosen_on, judged_on = (
         candidates_of(cfg, stops, found, cfg.thresholds) for found in (first, second)
     )

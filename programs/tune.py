@@ -11,10 +11,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from data_gen.samples import refuse_other_distributions
 from data_gen.storage.dataset import read_manifest
 from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
 from evaluation.replay import thresholds
+from evaluation.replay.bounds import hindsight, oracle_totals
 from evaluation.replay.candidates import (
     candidates_of,
     check_sizes,
@@ -23,17 +25,18 @@ from evaluation.replay.candidates import (
     replayer,
 )
 from evaluation.replay.check import check_replay, excused, in_lines
+from evaluation.replay.growing import GrowsByWorth, Sample, sample, settled_rates, transfer
 from evaluation.replay.measuring import measured_cost
-from evaluation.replay.simulate import Replayer
+from evaluation.replay.read import Asks
+from evaluation.replay.report import report
 from evaluation.replay.tuning import (
     Candidate,
     Choice,
-    choose,
+    Pick,
     dominated_share,
     frontier,
-    hindsight,
-    oracle_totals,
-    span,
+    judge,
+    picks,
 )
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file, write_json
@@ -47,7 +50,7 @@ def main(cfg: DictConfig) -> None:
     out, manifest = out_file(cfg), read_manifest(cfg.data)
     check(cfg, manifest)
     refuse_foreign_file(out, MARK)
-    stops = {name: tunable(cfg, name) for name in cfg.methods}
+    stops = {name: tunable(cfg, name) for name in cfg.methods if name in cfg.rules}
     if cfg.check:
         found = check_replay(cfg, manifest, stops)
         write_json(out, {"command": command(), "rules": found})
@@ -55,7 +58,7 @@ def main(cfg: DictConfig) -> None:
         sys.exit(not excused(found))
     facts = tuned(cfg, manifest, stops)
     thresholds.write(out, facts)
-    print(f"\n{report(cfg, facts)}\n\nsaved {out}")
+    print(f"\n{report(facts)}\n\nsaved {out}")
 
 
 def tuned(
@@ -66,18 +69,32 @@ def tuned(
     tables = {
         name: given_cost(node, manifest) for name, node in given.items() if "_target_" in node
     }
-    chosen_on, judged_on = (
-        replayer(cfg, manifest, split, stops) for split in (cfg.choose, cfg.judge)
-    )
-    first, second = (candidates_of(cfg, stops, found) for found in (chosen_on, judged_on))
+    structures = {name: growing(cfg, name) for name in cfg.methods if name in cfg.structures}
+    gamma_max = cfg.gamma_max or manifest["gamma"]
+
+    def replayed(folder: str, split: str) -> Sample:
+        asked: list[Asks] = [*stops.values(), *structures.values()]
+        found = replayer(cfg, gamma_max, folder, split, asked)
+        return sample(found, candidates_of(cfg, stops, found), structures, cfg.points)
+
+    chosen_on, judged_on = (replayed(cfg.data, split) for split in (cfg.choose, cfg.judge))
     if "chosen" not in tables:
         tables = {"chosen": measured_cost(cfg, manifest, stops), **tables}
-    results = {name: tune(first, second, judged_on, table) for name, table in tables.items()}
+    rates = {name: settled_rates(chosen_on, table) for name, table in tables.items()}
+
+    def judged(found: Sample) -> dict[str, Any]:
+        return {name: tune(chosen_on, found, table, rates[name]) for name, table in tables.items()}
+
     return {
         **about(cfg, manifest, stops),
         "measured_on": tables["chosen"].measured_on,
-        "results": results,
-        "frontier": frontiers(second),
+        "results": judged(judged_on),
+        "elsewhere": {str(folder): judged(replayed(folder, "all")) for folder in cfg.judge_data},
+        "transfer": {
+            name: transfer(chosen_on, judged_on, table, rates[name])
+            for name, table in tables.items()
+        },
+        "frontier": frontiers(judged_on.candidates),
         "oracle_calls": oracle_totals(judged_on.table) if judged_on.table.greedy else None,
     }
 
@@ -95,6 +112,17 @@ def tunable(cfg: DictConfig, name: str) -> TunableRule:
             " one that has a `policy`"
         )
     return stop
+
+
+def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
+    """The structure of that name. Raises UserError for one that says nothing of worth."""
+    structure: GrowsByWorth = instantiate(cfg.structures[name])
+    if not hasattr(structure, "worth"):
+        raise UserError(
+            f"structures.{name}: expected a structure that can be replayed, got"
+            f" {type(structure).__name__}. Give one that says what a draw is `worth`"
+        )
+    return structure
 
 
 def cost_name() -> str:
@@ -123,54 +151,19 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
                 f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another"
                 " data="
             )
+    gamma_max = cfg.gamma_max or manifest["gamma"]
     for name in cfg.methods:
-        if "checkpoint" in cfg.rules[name]:
-            folder, gamma_max = Path(cfg.rules[name].checkpoint), cfg.gamma_max or manifest["gamma"]
-            refuse_foreign_checkpoint(folder, manifest, f"rules.{name}.checkpoint", gamma_max)
-
-
-# Judging ------------------------------------------------------------------------------------------
-
-
-def tune(
-    chosen_on: Sequence[Candidate],
-    judged_on: Sequence[Candidate],
-    replayer: Replayer,
-    table: CostTable,
-) -> dict[str, Any]:
-    """What is known about one cost table."""
-    least = hindsight(replayer, table)
-    choices = choose(chosen_on, judged_on, table, least)
-    plain = float(table.plain(judged_on[0].counts).sum())
-    return {
-        "cost": table.to_dict(),
-        "oracle_speedup": plain / float(least.sum()),
-        "advice": next(
-            (choice.rule for choice in choices if choice.speculate), thresholds.NO_ADVICE
-        ),
-        "rules": {choice.rule: asdict(choice) for choice in choices},
-    }
-
-
-def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """Of every rule: its discard and verification rates, and the share of fixed draft lengths that
-    it dominates."""
-    by_rule = {
-        rule: [c for c in candidates if c.rule == rule]
-        for rule in dict.fromkeys(c.rule for c in candidates)
-    }
-    edges = {rule: frontier(found) for rule, found in by_rule.items()}
-    fixed = edges.get("fixed", [])
-    return {
-        rule: {
-            "points": [[candidate.threshold, *candidate.rates] for candidate in found],
-            "fixed_dominated": dominated_share(found, fixed) if fixed and rule != "fixed" else None,
-        }
-        for rule, found in edges.items()
-    }
-
-
-# Reporting ----------------------------------------------------------------------------------------
+        group = "rules" if name in cfg.rules else "structures"
+        if "checkpoint" in cfg[group][name]:
+            folder = Path(cfg[group][name].checkpoint)
+            refuse_foreign_checkpoint(folder, manifest, f"{group}.{name}.checkpoint", gamma_max)
+    for folder in cfg.judge_data:
+        refuse_other_distributions(folder, manifest, "judge_data", str(cfg.data))
+        if (gamma := read_manifest(folder)["gamma"]) < gamma_max:
+            raise UserError(
+                f"judge_data: expected rounds of {gamma_max} tokens or more, got {gamma} in"
+                f" {folder}. Lower gamma_max, or harvest longer rounds"
+            )
 
 
 def about(
@@ -200,54 +193,53 @@ def about(
     }
 
 
-def report(cfg: DictConfig, facts: Mapping[str, Any]) -> str:
-    """One table per cost table, and what the frontiers say."""
-    parts = []
-    for name, found in facts["results"].items():
-        lines = [
-            (
-                "## cost"
-                f" {name}{' (' + facts['cost'] + ')' if name == 'chosen' else ''}{heading(found)}"
-            ),
-            (
-                "| rule | threshold | speculate | speed-up, modelled | 95 % interval | regret to"
-                " the oracle | discard | verification |"
-            ),
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        parts.append(
-            "\n".join([*lines, *(row(Choice(**choice)) for choice in found["rules"].values())])
-        )
-    for rule, edge in facts["frontier"].items():
-        if edge["fixed_dominated"] is not None:
-            parts.append(
-                f"{rule}: its frontier dominates {edge['fixed_dominated']:.0%} of that of fixed"
-                " lengths"
-            )
-    if facts["oracle_calls"]:
-        draft, target = facts["oracle_calls"]
-        parts.append(
-            f"oracle of SpecDec++, drafts of any length: {draft} draft and {target} target calls"
-        )
-    parts.append(
-        f"thresholds and advice chosen on {cfg.choose}, figures of {cfg.judge}; prefill is left out"
+# Judging ------------------------------------------------------------------------------------------
+
+
+def tune(
+    chosen_on: Sample, judged_on: Sample, table: CostTable, rates: Mapping[str, float]
+) -> dict[str, Any]:
+    """What is known about one cost table. rates: of every structure."""
+    least = hindsight(judged_on.replayer, table)
+    rules = picks(chosen_on.candidates, judged_on.candidates, table)
+    bounds = picks(chosen_on.bounds, judged_on.bounds, table)
+    grown = [
+        Pick(*(found.growers[name].at(table, rate) for found in (chosen_on, judged_on)))
+        for name, rate in rates.items()
+    ]
+    choices, structures, most = (
+        judge(found, rules, table, least) for found in (rules, grown, bounds)
     )
-    return "\n\n".join(parts)
+    plain = float(table.plain(judged_on.candidates[0].counts).sum())
+    return {
+        "cost": table.to_dict(),
+        "oracle_speedup": plain / float(least.sum()),
+        "advice": next(
+            (choice.rule for choice in choices if choice.speculate), thresholds.NO_ADVICE
+        ),
+        "rules": by_rule(choices),
+        "structures": by_rule(structures),
+        "bounds": by_rule(most),
+    }
 
 
-def heading(found: Mapping[str, Any]) -> str:
-    """The advice and how it does on the prompts it is judged on."""
-    advised = found["rules"].get(found["advice"])
-    speed = f" {advised['speedup']:.2f}x" if advised else ""
-    free = "" if found["cost"]["calls"] else "; predictions cost nothing here"
-    return f": {found['advice']}{speed}; oracle {found['oracle_speedup']:.2f}x{free}"
+def by_rule(choices: Sequence[Choice]) -> dict[str, Any]:
+    return {choice.rule: asdict(choice) for choice in choices}
 
 
-def row(choice: Choice) -> str:
-    rates = f"{choice.discard_rate:.3f} | {choice.verification_rate:.3f}"
-    speed = f"{choice.speedup:.3f} | {span(choice.interval)}"
-    worth = "yes" if choice.speculate else "no"
-    return (
-        f"| {choice.rule} | {choice.threshold:.3g} | {worth} | {speed} | {choice.regret:.1%} |"
-        f" {rates} |"
-    )
+def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Of every rule: its discard and verification rates, and the share of fixed draft lengths that
+    it dominates."""
+    by_rule = {
+        rule: [c for c in candidates if c.rule == rule]
+        for rule in dict.fromkeys(c.rule for c in candidates)
+    }
+    edges = {rule: frontier(found) for rule, found in by_rule.items()}
+    fixed = edges.get("fixed", [])
+    return {
+        rule: {
+            "points": [[candidate.threshold, *candidate.rates] for candidate in found],
+            "fixed_dominated": dominated_share(found, fixed) if fixed and rule != "fixed" else None,
+        }
+        for rule, found in edges.items()
+    }

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 from decoding.settings import Pair
 from programs.groups import Dataset, DraftWarp, Limit, Replay, SomeNames, Splits, Warp, among
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Counts, Group, Output, Part, Path, Seed
+from runtime.settings.kinds import Count, Counts, Group, Output, Part, Path, Paths, Seed
 
 
 class Measuring(Group):
@@ -45,10 +45,16 @@ class Tune(Replay):
     cost: Annotated[Part | Measuring, "what forwards cost: a table, or measured here"]
     what_if: Annotated[dict[str, Part], "tables that thresholds are chosen for besides"]
     rules: Annotated[dict[str, Part], "stop rules, by name"]
-    methods: Annotated[SomeNames, "keys of `rules` to tune"]
+    structures: Annotated[
+        dict[str, Part], "structures that grow by worth and cost, by name: nothing of them is tuned"
+    ]
+    methods: Annotated[SomeNames, "keys of `rules` to tune, and of `structures` to compare"]
     data: Annotated[
         Path,
         "harvest with a round at every position (gen_data.py anchors.stride=1 out=data/rounds)",
+    ]
+    judge_data: Annotated[
+        Paths, "more harvests of the same pair and distributions; judged on all prompts of each"
     ]
     splits: Splits
     seed: Annotated[Seed, "of the draws of cost=measure"]
@@ -69,7 +75,11 @@ class Tune(Replay):
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
-        return {**Replay.misfits(values), **among("methods", values["methods"], values["rules"])}
+        methods, rules = values["methods"], values["rules"]
+        unknown = among("methods", methods, {**rules, **values["structures"]})
+        if not unknown and not set(methods) & set(rules):
+            unknown = {"methods": f"one of {', '.join(rules)} besides, to compare with"}
+        return {**Replay.misfits(values), **unknown}
 
 
 main = Program(__file__, Tune, "programs.tune")

@@ -4,8 +4,8 @@ once.
 A comb is a path with leaves beside its tokens: the second and third candidate of a position. One
 more token of the path costs a draft forward and a row of the target's; a leaf costs a row. A draw
 is worth the probability that it is reached and accepted, for that is what it adds to the tokens of
-the round. The best ratio of worth to time goes first, and the draft ends where no draw is worth
-what its time brings elsewhere: `rate`, tokens per second."""
+the round, less the tokens that its time brings elsewhere: seconds times `rate`, tokens per second.
+The best draw goes first, and the draft ends where none is worth its time."""
 
 from dataclasses import dataclass
 
@@ -62,10 +62,16 @@ class Worth:
         return Worth(self.further, np.zeros_like(self.leaf))
 
 
-def row_seconds(cost: CostTable, nodes: int) -> Array:
-    """[nodes], of one more row of the target's forward beside a draft of 0, 1, ... nodes."""
-    seconds = np.interp(np.arange(1, nodes + 2), cost.target.rows, cost.target.seconds)
-    return np.diff(seconds).clip(min=0)
+def row_seconds(cost: CostTable, budget: int) -> Array:
+    """[budget], of one more row of the target's forward beside a draft of 0, 1, ... nodes: the
+    lowest mean price that goes on from there to a larger draft, for a call may take longer by
+    steps; never below 0."""
+    seconds = np.interp(np.arange(1, budget + 2), cost.target.rows, cost.target.seconds)
+    found = np.zeros(budget)
+    for nodes in range(budget):
+        more = np.arange(nodes + 1, budget + 1)
+        found[nodes] = ((seconds[more] - seconds[nodes]) / (more - nodes)).min()
+    return found.clip(min=0)
 
 
 def grow(worth: Worth, limit: Ints, cost: CostTable, rate: float, budget: int) -> Comb:
@@ -74,10 +80,10 @@ def grow(worth: Worth, limit: Ints, cost: CostTable, rate: float, budget: int) -
     limit: [B, T], most tokens of the path; rate: tokens per second (the unit of `cost`) that a draw
     must beat; budget: most nodes"""
     depth = worth.further.shape[-1]
-    further = worth.further.reshape(-1, depth)
+    further, longest = worth.further.reshape(-1, depth), np.minimum(limit, budget).ravel()
     leaf = np.zeros((len(further), depth, LEAVES + 1))  # none after the last one
     leaf[..., :LEAVES] = worth.leaf.reshape(-1, depth, LEAVES)
-    longest, row = np.minimum(limit, budget).ravel(), row_seconds(cost, budget + 1)
+    forward, row = rate * cost.draft, rate * row_seconds(cost, budget)
     path, leaves = np.minimum(longest, 1), np.zeros((len(further), depth), np.int64)
     live = np.flatnonzero((path > 0) & (path < budget))
     while len(live):
@@ -85,12 +91,11 @@ def grow(worth: Worth, limit: Ints, cost: CostTable, rate: float, budget: int) -
         beside = np.take_along_axis(leaf[live], leaves[live][..., None], -1)[..., 0]
         beside *= np.arange(depth) < drawn[:, None]
         place = beside.argmax(-1)
-        flat = row[drawn + leaves[live].sum(-1)]
         deep = np.where(drawn < longest[live], further[live, np.minimum(drawn, depth - 1)], 0)
         wide = beside[np.arange(len(live)), place]
-        deepens = deep * flat >= wide * (cost.draft + flat)
-        gain, seconds = np.where(deepens, (deep, cost.draft + flat), (wide, flat))
-        worthy = gain > rate * seconds
+        gain = np.maximum(deep - forward, wide)
+        deepens = (deep > 0) & (deep - forward == gain)
+        worthy = (gain >= row[drawn + leaves[live].sum(-1)]) & (deepens | (wide > 0))
         live, deepens, place = live[worthy], deepens[worthy], place[worthy]
         path[live[deepens]] += 1
         leaves[live[~deepens], place[~deepens]] += 1

@@ -1,7 +1,7 @@
 """What scripts that replay a harvest share: checks of their settings, the harvest as replays, rules
 at thresholds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
-from evaluation.replay.read import read_table
+from evaluation.replay.read import Asks, read_table
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate, sweep
 from predictors.base import damaged, read_config, refuse_mismatch
@@ -79,13 +79,13 @@ def given_cost(cost: DictConfig, manifest: Mapping[str, Any]) -> CostTable:
 
 
 def replayer(
-    cfg: DictConfig, manifest: Mapping[str, Any], split: str, stops: Mapping[str, TunableRule]
+    cfg: DictConfig, gamma_max: int, folder: str | Path, split: str, asked: Iterable[Asks]
 ) -> Replayer:
-    """One split of `cfg.data`, with what the predictors of `stops` say of it."""
-    table = read_table(cfg.data, split, stops.values(), cfg.pair)
+    """One split of a harvest, or "all" of it, with what the predictors of `asked` say of it."""
+    table = read_table(folder, split, asked, cfg.pair)
     if cfg.max_new_tokens is not None:
         table = table.shortened(cfg.max_new_tokens)
-    return Replayer(table, cfg.gamma_max or manifest["gamma"])
+    return Replayer(table, gamma_max)
 
 
 def candidates_of(

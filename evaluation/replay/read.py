@@ -1,9 +1,9 @@
 """From a harvest to the table that replay reads, with what the rules' predictors say at each of its
 rounds."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from data_gen.samples import read_columns
 from data_gen.storage.dataset import read_manifest, read_responses
 from data_gen.storage.shards import SPLITS
-from decoding.stopping.base import TunableRule
 from decoding.stopping.rollout_table import RolloutTable, build
 from predictors.base import Records
 from runtime.errors import UserError
@@ -20,17 +19,22 @@ COLUMNS = ("anchor", "drafted", "accepted", "token", "q_drawn", "q_max", "q_entr
 DRAWN, LARGEST = "rrsw_accept", "top_accept"  # siblings of a sampled draft and of a greedy one
 
 
+class Asks(Protocol):
+    """A stop rule or a structure whose predictor, if it has one, says something of every round."""
+
+    columns: Sequence[str]
+
+    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]: ...
+
+
 def read_table(
-    folder: str | Path,
-    split: str,
-    stops: Iterable[TunableRule] = (),
-    pair: DictConfig | None = None,
+    folder: str | Path, split: str, asked: Iterable[Asks] = (), pair: DictConfig | None = None
 ) -> RolloutTable:
-    """The rounds of one split, or of "all". stops: rules whose predictors are to be asked; pair:
-    config of the harvested pair, only needed where the harvest stored no features.
+    """The rounds of one split, or of "all", with what `asked` say of them. pair: config of the
+    harvested pair, only needed where the harvest stored no features.
 
     Raises UserError where the harvest has no round at some position."""
-    manifest, rules = read_manifest(folder), list(stops)
+    manifest, all_asked = read_manifest(folder), list(asked)
     if split not in ("all", *SPLITS):
         raise UserError(f"split: expected all, {', '.join(SPLITS)}, got {split!r}. Use one of them")
     if manifest["anchors"]["stride"] != 1:
@@ -40,13 +44,13 @@ def read_table(
             " scripts/gen_data.py anchors.stride=1 out=<another folder>"
         )
     siblings = DRAWN if manifest["draft_warp"]["temperature"] else LARGEST
-    asked = (name for rule in rules for name in rule.columns)
-    columns = dict.fromkeys([*COLUMNS, siblings, *asked])
+    read = (name for one in all_asked for name in one.columns)
+    columns = dict.fromkeys([*COLUMNS, siblings, *read])
     records = read_columns(folder, "rounds", split, list(columns), pair)
     values = {**recorded(records), "siblings": records[siblings][..., -2:]}
     predicted: dict[str, Tensor] = {}
-    for rule in rules:
-        predicted |= rule.predictions(records, manifest)
+    for one in all_asked:
+        predicted |= one.predictions(records, manifest)
     greedy = manifest["warp"]["temperature"] == 0 == manifest["draft_warp"]["temperature"]
     rows = by_prompt(folder, split, values, predicted, records["group"], manifest["max_new_tokens"])
     return build(list(rows), greedy)

@@ -1,16 +1,15 @@
-"""Which stop rule with which threshold decodes fastest, judged by replay: sweeps, bounds,
-frontiers, intervals."""
+"""Which stop rule with which threshold decodes fastest, judged by replay: sweeps, frontiers,
+intervals."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoding.cost import CostTable
 from decoding.stopping.policy import Policy
-from decoding.stopping.rollout_table import RolloutTable
 from evaluation.replay.simulate import Counts, Replayer
 from runtime.intervals import bootstrap
 
@@ -75,51 +74,6 @@ def span(ends: Sequence[float | None]) -> str:
     return "-".join(f"{end:.3f}" for end in known) or "-"
 
 
-# Bounds -------------------------------------------------------------------------------------------
-
-
-def oracle_calls(differs: Sequence[bool]) -> tuple[int, int]:
-    """Draft and target calls of SpecDec++'s oracle (2405.19715, Theorem 4.1) for one greedy
-    response.
-
-    differs: [N], where the draft's choice is not the response's token. The oracle stops drafting
-    right before each of
-    them: nothing is discarded, and each costs one target call. One more brings the last token,
-    where that is none of them. (The theorem's |S| + 1 calls are |S| where it is. A last token that
-    is an end token could be drafted, which would save no call.)"""
-    target = sum(differs) + (not differs[-1])
-    return len(differs) - target, target
-
-
-def oracle_totals(table: RolloutTable) -> tuple[int, int]:
-    """`oracle_calls`, summed over the responses of a greedy target."""
-    rows = [table.accept[row, :length, 0] == 0 for row, length in enumerate(table.length)]
-    draft, target = zip(*(oracle_calls(differs.tolist()) for differs in rows), strict=True)
-    return sum(draft), sum(target)
-
-
-def hindsight(replayer: Replayer, cost: CostTable) -> Array:
-    """[B], least any choice of draft lengths costs each response when it knows what will be
-    accepted.
-
-    A draft beyond the accepted length costs more and goes no further, so only lengths up to it are
-    tried, backwards from the end. Where a draft token is cheaper than a target call, whatever its
-    rows, this is the oracle of Theorem 4.1 with at most gamma_max tokens a round; elsewhere it may
-    draft less, down to not at all. For a sampled target the recorded verdicts are what is known.
-    """
-    table = replayer.table
-    batch, positions, gamma = table.tokens.shape
-    most = np.minimum(table.accepted, replayer.limit)
-    rows = np.interp(np.arange(1, gamma + 2), cost.target.rows, cost.target.seconds)
-    round_cost = np.arange(gamma + 1) * cost.draft + rows
-    left = np.zeros((batch, positions + gamma + 2))  # cost from each position on
-    for start in range(positions - 1, -1, -1):
-        tried = round_cost + left[:, start + 1 : start + gamma + 2]
-        tried[np.arange(gamma + 1) > most[:, start, None]] = np.inf
-        left[:, start] = np.where(start < table.length, tried.min(1), 0)
-    return left[:, 0]
-
-
 # Frontiers ----------------------------------------------------------------------------------------
 
 
@@ -147,13 +101,40 @@ def dominates(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
 
 
 @dataclass(frozen=True)
+class Pick:
+    """A rule at the threshold that is best on the prompts of `chosen`, judged on others."""
+
+    chosen: Candidate
+    judged: Candidate
+
+    @property
+    def rule(self) -> str:
+        return self.judged.rule
+
+
+def picks(
+    chosen_on: Sequence[Candidate], judged_on: Sequence[Candidate], cost: CostTable
+) -> list[Pick]:
+    """One per rule, the fastest on the prompts of `chosen_on` first. Both lists hold the same
+    candidates, counted on different prompts."""
+    found = []
+    for rule in dict.fromkeys(candidate.rule for candidate in chosen_on):
+        pick = best((candidate for candidate in chosen_on if candidate.rule == rule), cost)
+        same = (rule, pick.threshold)
+        found.append(Pick(pick, next(c for c in judged_on if (c.rule, c.threshold) == same)))
+    return sorted(found, key=lambda pick: -speedup(pick.chosen, cost))
+
+
+@dataclass(frozen=True)
 class Choice:
     """The best threshold of a rule under one cost table, judged on prompts it was not chosen on.
 
     speculate: whether it pays on the prompts it was chosen on: whether the whole 95 % interval of
     its speed-up there is above 1; expected: that speed-up, modelled, where the best of many looks
     too good; speedup: on those it is judged on, with its 95 % interval over prompts; regret:
-    seconds over those of `hindsight` there, minus 1"""
+    seconds over those of `hindsight` there, minus 1; other: the rule to compare it with, None where
+    there is none; gain: the seconds of that one over its own, prompt by prompt, with its 95 %
+    interval"""
 
     rule: str
     threshold: float
@@ -164,31 +145,38 @@ class Choice:
     regret: float
     discard_rate: float
     verification_rate: float
+    other: str | None = None
+    gain: float = math.nan
+    gain_interval: tuple[float, float] = (math.nan, math.nan)
 
 
 def choose(
     chosen_on: Sequence[Candidate], judged_on: Sequence[Candidate], cost: CostTable, least: Array
 ) -> list[Choice]:
-    """One choice per rule, the one to advise first: fastest on the prompts of `chosen_on`. Both
-    lists hold the same candidates, counted on different prompts; least: `hindsight` of the
-    second."""
-    rules = dict.fromkeys(candidate.rule for candidate in chosen_on)
-    found = []
-    for rule in rules:
-        pick = best((candidate for candidate in chosen_on if candidate.rule == rule), cost)
-        judged = next(c for c in judged_on if (c.rule, c.threshold) == (rule, pick.threshold))
-        found.append(_judge(judged, pick, cost, least))
-    return sorted(found, key=lambda choice: -choice.expected)
+    """One choice per rule, the one to advise first: fastest on the prompts of `chosen_on`. least:
+    `hindsight` of the prompts of `judged_on`."""
+    found = picks(chosen_on, judged_on, cost)
+    return judge(found, found, cost, least)
 
 
-def _judge(candidate: Candidate, pick: Candidate, cost: CostTable, least: Array) -> Choice:
-    """pick: the same candidate on the prompts it was chosen on."""
+def judge(
+    found: Iterable[Pick], rivals: Sequence[Pick], cost: CostTable, least: Array
+) -> list[Choice]:
+    """Each compared with the first of `rivals` that is another rule."""
+    return [
+        _judge(pick, next((r for r in rivals if r.rule != pick.rule), None), cost, least)
+        for pick in found
+    ]
+
+
+def _judge(pick: Pick, rival: Pick | None, cost: CostTable, least: Array) -> Choice:
+    candidate = pick.judged
     spent, expected, (low, _) = (
         cost.price(candidate.counts, candidate.rule),
-        speedup(pick, cost),
-        spread(pick, cost),
+        speedup(pick.chosen, cost),
+        spread(pick.chosen, cost),
     )
-    return Choice(
+    alone = Choice(
         candidate.rule,
         candidate.threshold,
         (expected if math.isnan(low) else low) > 1,
@@ -198,3 +186,8 @@ def _judge(candidate: Candidate, pick: Candidate, cost: CostTable, least: Array)
         float(spent.sum() / least.sum() - 1),
         *candidate.rates,
     )
+    if rival is None:
+        return alone
+    other = cost.price(rival.judged.counts, rival.rule)
+    gain = float(other.sum() / spent.sum())
+    return replace(alone, other=rival.rule, gain=gain, gain_interval=interval(other, spent))

@@ -61,7 +61,8 @@ def test_tune_then_evaluate(
         and "its frontier dominates" in printed
         and f"saved {FILE}" in printed
     )
-    assert set(found["results"]) == {"chosen", "a100", "c4", "c5", "c10", "c15"}
+    rows = {"c5_row1", "c5_row3", "c10_row1", "c10_row3"}
+    assert set(found["results"]) == {"chosen", "a100", "c4", "c5", "c10", "c15"} | rows
     assert found["results"]["chosen"] == found["results"]["c10"]
     chosen = found["results"]["chosen"]["rules"]
     assert sorted(chosen) == sorted(METHODS)
@@ -86,6 +87,32 @@ def test_tune_then_evaluate(
     assert method["hrad"]["stop"]["confidence"]["threshold"] == chosen["hrad"]["threshold"]
     assert method["fixed"]["stop"]["gamma"] == chosen["fixed"]["threshold"]
     assert "confidence: stop.threshold=" in printed and "modelled" in printed
+
+
+def test_choices_are_judged_on_other_harvests_as_well(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("data/greedy", "data/again", dirs_exist_ok=True)
+    few = ("methods=[fixed,confidence]", "cost=c5", "cost.row=0.01", "judge_data=[data/again]")
+    run(tune, monkeypatch, *arguments, *few)
+    printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
+    assert "## cost c4: " in printed and "## cost c4, data/again: " in printed
+    assert "| knows p | " in printed and "| confidence: " in printed
+    own, there = found["results"]["c4"], found["elsewhere"]["data/again"]["c4"]
+    for rule in ("fixed", "confidence"):
+        assert own["rules"][rule]["threshold"] == there["rules"][rule]["threshold"]
+        assert own["rules"][rule]["interval"] != there["rules"][rule]["interval"]
+    assert own["bounds"]["knows p"]["speedup"] <= own["oracle_speedup"]
+    assert found["results"]["chosen"] == found["results"]["c5_row1"]
+
+    manifest = json.loads(Path("data/again/manifest.json").read_text())
+    write_checksummed(Path("data/again/manifest.json"), {**manifest, "gamma": 2})
+    message = refused(tune, monkeypatch, capsys, *arguments, *few)
+    assert "judge_data: expected rounds of 5 tokens or more, got 2 in data/again" in message
+    changed = {**manifest, "warp": {**manifest["warp"], "temperature": 0.5}}
+    write_checksummed(Path("data/again/manifest.json"), changed)
+    message = refused(tune, monkeypatch, capsys, *arguments, *few)
+    assert "judge_data: data/again was made with warp.temperature=0.5, data/greedy wi" in message
 
 
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(

@@ -33,20 +33,18 @@ def one_by_one(
     """here: [G][4], first, following, second and third of each token. Path and leaves."""
     path, leaves = min(limit, 1), [0] * SHAPE[-1]
     while 0 < path < budget - sum(leaves):
-        row = cost.target(path + sum(leaves) + 2) - cost.target(path + sum(leaves) + 1)
+        nodes = path + sum(leaves)
         reach = [prod(token[0] for token in here[:depth]) for depth in range(path + 1)]
-        offers = [(0.0, 1.0, -1)]  # worth, seconds, the token that gets a leaf
+        offers = []  # worth less the draft's time, the token that gets a leaf
         if path < limit:
-            offers.append((reach[path] * here[path - 1][1], cost.draft + row, -1))
+            offers.append((reach[path] * here[path - 1][1] - rate * cost.draft, -1))
         for depth in range(path):
             first, _, second, third = here[depth]
-            left = reach[depth] * (1 - first)
             if leaves[depth] < 2:
-                offers.append((left * [second, (1 - second) * third][leaves[depth]], row, depth))
-        worth, seconds, place = max(
-            offers, key=lambda offer: (offer[0] / max(offer[1], 1e-12), -offer[2])
-        )
-        if worth <= rate * seconds:
+                chance = [second, (1 - second) * third][leaves[depth]]
+                offers.append((reach[depth] * (1 - first) * chance, depth))
+        gain, place = max(offers, default=(-1.0, -1))
+        if gain < rate * row_seconds(cost, budget)[nodes]:
             break
         if place < 0:
             path += 1
@@ -58,7 +56,7 @@ def one_by_one(
 @pytest.mark.parametrize("name", COSTS)
 @pytest.mark.parametrize("budget", [1, 5, 18])
 @pytest.mark.parametrize("rate", [0.1, 0.4])
-def test_the_best_ratio_goes_first(name: str, budget: int, rate: float) -> None:
+def test_the_best_draw_goes_first(name: str, budget: int, rate: float) -> None:
     said, cost = chances(), COSTS[name]
     rows = torch.stack([said.first, said.following, said.second, said.third], -1).tolist()
     found = grow(Worth.of(said), limits(), cost, rate, budget)
@@ -84,6 +82,11 @@ def test_a_chain_ends_where_the_next_token_is_not_worth_its_time() -> None:
     least = 0.4 * (cost.draft + row_seconds(cost, 1)[0])
     willing = np.logical_and.accumulate(worth.further > least, axis=-1).sum(-1).clip(min=1)
     assert np.array_equal(found.path, np.minimum(willing, limit)) and found.leaves.sum() == 0
+
+
+def test_a_row_costs_what_it_does_on_the_way_to_a_larger_draft() -> None:
+    steps = cost_table(1.0, {1: 5.0, 2: 6.0, 5: 6.0, 6: 8.0})
+    assert row_seconds(steps, 5).tolist() == [0.25, 0.0, 0.0, 0.0, 2.0]
 
 
 def test_nodes_are_counted() -> None:

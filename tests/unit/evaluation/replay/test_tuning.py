@@ -13,6 +13,7 @@ from decoding.cost import CostTable, cost_table, observed_cost, read_cost, regre
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.trace import STAGES, RoundTrace, Trace
+from evaluation.replay.bounds import hindsight, knowing, oracle_calls, oracle_totals
 from evaluation.replay.simulate import Counts, Replayer
 from evaluation.replay.tuning import (
     Candidate,
@@ -21,10 +22,7 @@ from evaluation.replay.tuning import (
     dominated_share,
     dominates,
     frontier,
-    hindsight,
     interval,
-    oracle_calls,
-    oracle_totals,
     span,
     speedup,
     sweep,
@@ -147,6 +145,17 @@ def test_a_plain_token_has_a_cost() -> None:
     cost_table(1.0, {2: 1.0}, 0.5, {"hrad": 0.0})
 
 
+def test_a_row_may_cost_a_share_of_a_call() -> None:
+    flat, dear = cost_table(1.0, 5.0, row=0), cost_table(1.0, 5.0, row=0.02)
+    assert flat == cost_table(1.0, 5.0) and flat.target(100) == 5
+    assert [dear.target(rows) for rows in (1, 2, 11)] == pytest.approx([5, 5.1, 6])
+    assert dear.autoregressive == 5
+    again = {int(rows): seconds for rows, seconds in dear.to_dict()["target"].items()}
+    assert cost_table(1.0, again) == dear
+    with pytest.raises(UserError, match=r"^cost\.row: expected 0 where cost\.target says seconds"):
+        cost_table(1.0, {1: 5.0}, row=0.02)
+
+
 def test_too_few_rounds_are_no_measurement() -> None:
     plain = [trace_of([round_of(0, 0, 0, target=0.8)])]
     with pytest.raises(UserError, match=r"cost\.limit: too few rounds"):
@@ -197,6 +206,17 @@ def test_no_policy_beats_hindsight_and_useless_drafts_are_not_drawn() -> None:
     assert hindsight(replayer, cost_table(9.0, 1.0)) == pytest.approx(40.0), "without a draft"
 
 
+def test_knowing_the_target_a_draft_ends_before_a_token_that_is_too_unlikely() -> None:
+    table = table_of([[False, False, True, False, True]], gamma=3)
+    found = Replayer(table, 3).replay(knowing(table), 0.5)
+    (row,) = [found.of(prompt) for prompt in range(len(found.tokens))]
+    assert row["rounds"] == 2 and row["accepted"] == 3, "two tokens, then the one before the end"
+    assert row["discarded"] == 0
+    always = table_of([[True] * 4], gamma=3)
+    first = Replayer(always, 3).replay(knowing(always), 0.5)
+    assert first.drafted.tolist() == [3], "the first token is drawn, whatever it is worth"
+
+
 # Choosing -----------------------------------------------------------------------------------------
 
 
@@ -240,6 +260,24 @@ def test_choices_are_judged_on_other_prompts() -> None:
     assert choice.speedup == speedup(judged, cost) and choice.regret > 0
     assert choice.expected == speedup(best(first, cost), cost)
     assert choice.interval[0] <= choice.speedup <= choice.interval[1]
+
+
+def test_rules_are_compared_prompt_by_prompt() -> None:
+    rng, rules = np.random.default_rng(0), []
+    hard = rng.uniform(10, 100, 30)  # rounds of a prompt: prompts differ far more than rules
+    for name, factor in (("a", 1.0), ("b", 1.1), ("c", 1.3)):
+        spent = hard * factor * rng.uniform(0.99, 1.01, 30)
+        zero = np.zeros(30)
+        counts = Counts(zero, zero, zero, zero, np.full(30, 100.0), spent[:, None])
+        rules.append(Candidate(name, 0.5, counts))
+    cost = cost_table(1.0, 8.0)
+    first, second, third = choose(rules, rules, cost, np.ones(30))
+    assert [choice.other for choice in (first, second, third)] == ["b", "a", "a"]
+    assert first.gain == pytest.approx(1.1, rel=0.01) and third.gain == pytest.approx(1 / 1.3, 0.01)
+    low, high = first.gain_interval
+    assert 1.09 < low <= first.gain <= high < 1.11 and low > first.interval[0] / second.speedup
+    (alone,) = choose(rules[:1], rules[:1], cost, np.ones(30))
+    assert alone.other is None
 
 
 def test_the_rule_to_advise_is_the_best_where_thresholds_are_chosen() -> None:

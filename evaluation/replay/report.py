@@ -1,0 +1,86 @@
+"""What tuning has found, as tables."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from evaluation.replay.tuning import Choice, span
+
+HEAD = (
+    "| rule | threshold | speculate | speed-up, modelled | 95 % interval | regret to the oracle |"
+    " over the best other | discard | verification |\n" + "|---" * 9 + "|"
+)
+
+
+def report(facts: Mapping[str, Any]) -> str:
+    """One table per cost table and set of prompts, and what the frontiers say."""
+    parts = [table(facts, name, found) for name, found in facts["results"].items()]
+    for folder, results in facts["elsewhere"].items():
+        parts += [table(facts, name, found, folder) for name, found in results.items()]
+    parts += transfers(facts)
+    for rule, edge in facts["frontier"].items():
+        if edge["fixed_dominated"] is not None:
+            parts.append(
+                f"{rule}: its frontier dominates {edge['fixed_dominated']:.0%} of that of fixed"
+                " lengths"
+            )
+    if facts["oracle_calls"]:
+        draft, target = facts["oracle_calls"]
+        parts.append(
+            f"oracle of SpecDec++, drafts of any length: {draft} draft and {target} target calls"
+        )
+    parts.append(
+        f"thresholds and advice chosen on {facts['chosen_on']}, figures of {facts['judged_on']};"
+        " prefill is left out"
+    )
+    return "\n\n".join(parts)
+
+
+def table(
+    facts: Mapping[str, Any], cost: str, found: Mapping[str, Any], folder: str | None = None
+) -> str:
+    """Of one cost table. folder: of the prompts it is judged on; None: those of the harvest that it
+    is chosen on."""
+    called = f"{cost} ({facts['cost']})" if cost == "chosen" else cost
+    where = f", {folder}" if folder else ""
+    choices = {**found["rules"], **found["structures"], **found["bounds"]}
+    rows = (row(Choice(**choice)) for choice in choices.values())
+    return "\n".join([f"## cost {called}{where}{heading(found)}", HEAD, *rows])
+
+
+def heading(found: Mapping[str, Any]) -> str:
+    """The advice and how it does on the prompts it is judged on."""
+    advised = found["rules"].get(found["advice"])
+    speed = f" {advised['speedup']:.2f}x" if advised else ""
+    free = "" if found["cost"]["calls"] else "; predictions cost nothing here"
+    return f": {found['advice']}{speed}; oracle {found['oracle_speedup']:.2f}x{free}"
+
+
+def row(choice: Choice) -> str:
+    rates = f"{choice.discard_rate:.3f} | {choice.verification_rate:.3f}"
+    speed = f"{choice.speedup:.3f} | {span(choice.interval)}"
+    worth = "yes" if choice.speculate else "no"
+    gain = "-"
+    if choice.other is not None:
+        gain = f"{choice.other}: {choice.gain:.3f}, {span(choice.gain_interval)}"
+    return (
+        f"| {choice.rule} | {choice.threshold:.3g} | {worth} | {speed} | {choice.regret:.1%} |"
+        f" {gain} | {rates} |"
+    )
+
+
+def transfers(facts: Mapping[str, Any]) -> list[str]:
+    """What it costs a structure that its rate is not tuned; nothing where there is none."""
+    rows = [
+        f"| {structure} | {cost} | {said['rate']:.3g} | {said['regret']:.2%} |"
+        f" {said['chain_regret']:.2%} |"
+        for cost, found in facts["transfer"].items()
+        for structure, said in found.items()
+    ]
+    if not rows:
+        return []
+    head = [
+        "## without tuning: seconds over those at the best rate for the same prompts",
+        "| structure | cost | rate | regret | of a chain |",
+        "|---|---|---|---|---|",
+    ]
+    return ["\n".join([*head, *rows])]

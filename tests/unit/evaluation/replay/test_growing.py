@@ -1,0 +1,95 @@
+"""The rate at which a draw is worth its time."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from decoding.cost import cost_table
+from decoding.stopping.rollout_table import RolloutTable
+from decoding.structures.comb import Worth
+from evaluation.replay.growing import (
+    FACTORS,
+    Grower,
+    sample,
+    seconds,
+    settled,
+    settled_rates,
+    transfer,
+)
+from evaluation.replay.simulate import Replayer
+from evaluation.replay.tuning import Candidate
+from predictors.outcomes import Chances
+
+PROMPTS, POSITIONS, GAMMA = 12, 40, 6
+COSTS = [cost_table(1.0, 5.0, row=row) for row in (0.0, 0.02, 0.3)]
+
+
+def table(seed: int = 0) -> RolloutTable:
+    """A sampled target. Acceptance varies from token to token."""
+    rng, shape = np.random.default_rng(seed), (PROMPTS, POSITIONS, GAMMA)
+    accept, siblings = rng.beta(2, 1, shape), rng.beta(1, 2, (*shape, 2))
+    length = np.full(PROMPTS, POSITIONS)
+    drawn, none = np.full(shape[:2], GAMMA), np.zeros(shape)
+    facts = ([str(n) for n in range(PROMPTS)], length, length, False, np.ones(shape, np.int64))
+    columns = (drawn, np.zeros(shape[:2], np.int64), accept, none, none, none)
+    return RolloutTable(*facts, *columns, siblings=siblings)
+
+
+def told(found: RolloutTable) -> Worth:
+    """By a predictor that knows the present token and its siblings, and guesses the next one."""
+    accept = torch.from_numpy(found.accept)
+    second, third = torch.from_numpy(found.siblings).unbind(-1)
+    return Worth.of(Chances(accept, torch.full_like(accept, 0.67), second, third))
+
+
+def grower(seed: int = 0) -> Grower:
+    found = table(seed)
+    return Grower("comb", Replayer(found, GAMMA), told(found), 12)
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_the_rate_is_what_it_reaches(cost: object) -> None:
+    found = grower().settled(cost)
+    reached = found.counts.tokens.sum() / seconds(found, cost)
+    assert abs(reached - found.threshold) <= 1e-4 * reached
+    assert grower().regret(cost, found.threshold) < 0.01
+    assert reached > 1 / cost.autoregressive
+
+
+def test_leaves_pay_where_rows_are_cheap() -> None:
+    free, cheap, dear = (
+        seconds(grower().chain().settled(cost), cost) / seconds(grower().settled(cost), cost)
+        for cost in COSTS
+    )
+    assert free > cheap > dear >= 1 and free > 1.05
+
+
+def test_a_rate_that_never_rests_is_the_fastest_of_those_tried() -> None:
+    cost, tried = COSTS[0], list[Candidate]()
+
+    def at(rate: float) -> Candidate:
+        counts = SimpleNamespace(
+            tokens=np.ones(1),
+            forwards=np.array([10.0 + len(tried) % 2]),
+            calls=np.zeros(1),
+            by_length=np.zeros((1, 1)),
+        )
+        tried.append(Candidate("comb", rate, counts))
+        return tried[-1]
+
+    assert seconds(settled(at, cost), cost) == 10 and len(tried) < 100
+
+
+def test_what_is_not_tuned_is_compared_with_what_is() -> None:
+    structure = SimpleNamespace(budget=12, worth=told)
+    samples = [
+        sample(Replayer(table(seed), GAMMA), [], {"comb": structure}, points=4) for seed in (0, 1)
+    ]
+    cost = COSTS[1]
+    rates = settled_rates(samples[0], cost)
+    said = transfer(*samples, cost, rates)["comb"]
+    assert said["rate"] == rates["comb"] and 1.0 in FACTORS
+    assert 0 <= said["regret"] < 0.02 and 0 <= said["chain_regret"] < 0.02
+    assert [bound.rule for bound in samples[0].bounds] == ["knows p"] * 5
