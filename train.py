@@ -3,6 +3,7 @@
     python train.py predictor=specdecpp
     python train.py predictor=hrad data=data/starter
     python train.py calibration=platt drift=[data/gsm8k]
+    python train.py predictor=value data=data/rounds prompts=150
     python train.py -m predictor.depth=0,1,2 predictor.w_rej=1,6 hydra/launcher=joblib
     accelerate launch --multi_gpu --num_processes 2 train.py predictor=hrad
 
@@ -15,7 +16,7 @@ from typing import Annotated
 from decoding.settings import Pair
 from programs.groups import Logger
 from runtime.cli import Program
-from runtime.settings.kinds import Group, Output, Part, Path, Paths, Seed
+from runtime.settings.kinds import Count, Group, Output, Part, Path, Paths, Seed
 
 
 class Calibration(Group):
@@ -34,6 +35,10 @@ class Train(Group):
     trainer: Annotated[Part, "how"]
     logger: Logger
     data: Annotated[Path, "folder made by scripts/gen_data.py"]
+    prompts: Annotated[
+        Count | None,
+        "prompts of the training split that it learns from, fewer being some of more; null: all",
+    ]
     drift: Annotated[
         Paths,
         "other harvests of the same pair and distributions, to see how calibration carries over",

@@ -17,7 +17,7 @@ from predictors.inputs import Inputs, recorded, refuse_unreadable
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
 
-VERDICTS = ("known", "drafted", "accept_prob")
+VERDICTS = ("known", "drafted", "accept_prob", "q_drawn")
 
 
 def read_samples(
@@ -59,6 +59,27 @@ def of_prompts(records: Records, prompts: Tensor) -> Records:
     """Rows of some prompts. prompts: [n] bool, by `group`."""
     kept = prompts[records["group"]]
     return {name: values[kept] for name, values in records.items()}
+
+
+def first_prompts(records: Records, count: int) -> Records:
+    """Rows of `count` prompts, in an order that does not depend on it: fewer prompts are some of
+    more. Raises UserError where there are not so many."""
+    known = torch.unique(records["group"])
+    if count > len(known):
+        raise UserError(
+            f"prompts: expected at most the {len(known)} prompts of the training split, got"
+            f" {count}. Write e.g. prompts=null"
+        )
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
+    return of_prompts(records, torch.isin(torch.arange(int(known[-1]) + 1), known[order[:count]]))
+
+
+def reached(samples: Records) -> Records:
+    """Those that predictions are scored on: where rows are weighted by how likely a decode is to
+    come to them, the ones that it came to by the coins of the harvest."""
+    if "reached" not in samples:
+        return samples
+    return {name: values[samples["reached"]] for name, values in samples.items()}
 
 
 def unseen_prompts(

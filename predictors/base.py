@@ -108,7 +108,8 @@ class Predictor(Protocol):
     def samples(self, records: Records) -> Records:
         """The rows to learn from and to be scored on, `inputs` [n, D], `group` [n], ..., made of
         its `columns` of records and their `inputs` (`data_gen.samples.read_inputs`): [n, D], or [n,
-        gamma, D] of rounds where `when` is "token". Raises TooFewRows where there is none."""
+        gamma, D] of rounds where `when` is "token". `reached` [n] bool: which of them are scored,
+        where it learns from others too. Raises TooFewRows where there is none."""
 
     @property
     def offset(self) -> tuple[float, ...]:

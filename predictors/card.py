@@ -24,6 +24,12 @@ RELIABILITY_LEGEND = (
     " loss: at these stages, and how the last differs from the one before. An ece of few rows is"
     " mostly noise, which its interval allows for."
 )
+SURVIVAL_LEGEND = (
+    "Log loss of survival: whether a draft is accepted so far, or also its next token where that is"
+    " predicted, by the predictor and by the probabilities that the draft gave its tokens, all"
+    " calibrated on the same prompts in the same way. difference: the predictor's minus the other,"
+    " paired; below 0 it is better. 95 % intervals: bootstrap over prompts."
+)
 STAGES = ("as trained", "calibrated", "survival")
 DECISION = "priors divided out"
 ACROSS = ("class", "token", "prefix 2", "prefix 4", "prefix all")  # compared between harvests
@@ -148,6 +154,37 @@ def reliability_tables(measured: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n\n".join(tables)
 
 
+def survival_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Against the draft's own confidence, markdown, a line for each harvest. measured: harvest ->
+    `against_draft.compared`."""
+    others = next(iter(measured.values()))["difference"]
+    header = ["rows (prompts)", "log loss"]
+    header += [name for other in others for name in (other, "difference")]
+    return _table(header, {data: _survival_cells(found) for data, found in measured.items()})
+
+
+def _survival_cells(found: Mapping[str, Any]) -> list[str]:
+    losses, differences = found["log_loss"], found["difference"]
+    ours = next(iter(losses.values()))
+    pairs = ((f"{losses[name][0]:.4f}", _four(differences[name])) for name in differences)
+    return [
+        f"{found['rows']} ({found['prompts']})",
+        f"{ours[0]:.4f}",
+        *(cell for pair in pairs for cell in pair),
+    ]
+
+
+def _four(estimate: Sequence[float]) -> str:
+    value, low, high = estimate
+    return f"{value:.4f} ({low:.4f} to {high:.4f})"
+
+
+def survival_part(metrics: Mapping[str, Any]) -> list[str]:
+    """The table and what it says; nothing where no survival is predicted."""
+    measured = metrics.get("survival")
+    return [survival_table(measured), SURVIVAL_LEGEND] if measured else []
+
+
 def bins_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
     """Mean prediction and mean outcome in each bin, markdown, a line for each probability and
     stage."""
@@ -175,6 +212,7 @@ def findings(predictor: "Predictor", metrics: Mapping[str, Any]) -> str:
             *([confusion_table(counts, predictor.classes)] if counts else []),
             f"{calibration_text(predictor.calibration)}\n{predictor.caveat}",
             f"{reliability_tables(metrics['reliability'])}\n{RELIABILITY_LEGEND}",
+            *(["\n".join(survival_part(metrics))] if metrics.get("survival") else []),
         ]
     )
 
@@ -196,6 +234,7 @@ def model_card(
         "Measured on the test split, and on all of any other harvest:",
         reliability_tables(metrics["reliability"]),
         RELIABILITY_LEGEND,
+        *survival_part(metrics),
         "Predicted / observed, in bins of equal mass of the test split:",
         bins_table(next(iter(metrics["reliability"].values()))),
         "## Limits",

@@ -52,5 +52,20 @@ class Chances:
         )
 
 
+def survival(probs: Tensor) -> Tensor:
+    """[..., gamma], along a draft of first candidates. probs: [..., gamma, C] of what is said of
+    each once it is drawn. Of `OUTCOMES`: that all so far and the next one are accepted; of two
+    classes, that all so far are."""
+    if not foresees(probs.shape[-1]):
+        return probs[..., 1].double().cumprod(-1)
+    said = Chances.of(probs.double())
+    return said.first.cumprod(-1) * said.following
+
+
+def foresees(classes: int) -> bool:
+    """Whether predictions of so many classes speak of a token that is not drawn yet."""
+    return classes == len(OUTCOMES)
+
+
 def _share(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / whole.clamp_min(1e-38), torch.zeros_like(part))

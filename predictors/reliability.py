@@ -15,7 +15,8 @@ from torch import Tensor
 
 from predictors.base import Predictor, Records
 from predictors.metrics import log_loss, one_column, squared_error
-from predictors.survival import Prefixes, by_depth, prefixes
+from predictors.outcomes import foresees, survival
+from predictors.survival import Prefixes, by_depth, counted
 from predictors.training.trainer import logits_in_chunks
 from runtime.intervals import Array, bootstrap
 
@@ -36,11 +37,11 @@ def measured(predictor: Predictor, records: Records, rounds: Records | None) -> 
 
 
 def prefix_stages(predictor: Predictor, rounds: Records) -> dict[str, Any]:
-    """Products of f as trained, products of calibrated f, and calibrated survival against prod
+    """Survival by predictions as trained, by calibrated ones, and calibrated itself, against prod
     min(1, p/q)."""
     as_trained, calibrated = rollout_prefixes(predictor, rounds)
-    survival = calibrated._replace(product=predictor.calibration.survival.of_prefixes(calibrated))
-    by_stage = {"as trained": as_trained, "calibrated": calibrated, "survival": survival}
+    mapped = calibrated._replace(product=predictor.calibration.survival.of_prefixes(calibrated))
+    by_stage = {"as trained": as_trained, "calibrated": calibrated, "survival": mapped}
     found = {}
     for parts in zip(*map(by_depth, by_stage.values()), strict=True):
         (name, rows), *_ = parts
@@ -53,19 +54,24 @@ def prefix_stages(predictor: Predictor, rounds: Records) -> dict[str, Any]:
 
 
 def rollout_prefixes(predictor: Predictor, rounds: Records) -> tuple[Prefixes, Prefixes]:
-    """Prefixes of a split's rollouts, by f as trained and by calibrated f."""
+    """Prefixes of a split's rollouts, by predictions as trained and by calibrated ones."""
     shape = rounds["accept_prob"].shape
     logits = logits_in_chunks(predictor.head, rounds["inputs"].reshape(shape.numel(), -1))
-    columns = (
-        rounds["accept_prob"],
-        torch.minimum(rounds["drafted"], rounds["known"]),
-        rounds["group"],
-    )
     as_trained, calibrated = (
-        prefixes(probs[:, 1].view(shape), *columns)
+        prefixes_by(predictor, rounds, survival(probs.view(*shape, -1)))
         for probs in (torch.softmax(logits, dim=-1), predictor.calibration.apply(logits))
     )
     return as_trained, calibrated
+
+
+def prefixes_by(predictor: Predictor, rounds: Records, said: Tensor) -> Prefixes:
+    """Prefixes with what is `said` [N, gamma] of each, and what became of it: whether all of its
+    tokens are accepted, and the next one too where that is what `predictor` foresees."""
+    accepted = rounds["accept_prob"].double().cumprod(1)
+    length = torch.minimum(rounds["drafted"], rounds["known"])
+    if foresees(len(predictor.classes)):
+        accepted, length = accepted.roll(-1, 1), length - 1
+    return counted(said, accepted, length, rounds["group"])
 
 
 def two_columns(f: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from predictors.training.held_out import better, cross_fitted
 from runtime.errors import UserError
 
-CLIP = 1e-6  # of a product, in log-odds
+CLIP, LEAST = 1e-6, 1e-12  # of a product, in log-odds: from 1, and from 0
 BOUNDS = ((0.05, 20.0), (-20.0, 20.0), (-20.0, 20.0))
 DEPTHS = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 8), (9, math.inf))
 """Positions that are reported together."""
@@ -46,13 +46,13 @@ class Survival:
 
     def of_products(self, products: Tensor) -> Tensor:
         """The same for the products [..., gamma] of the first 1, 2, ... probabilities. A running
-        minimum over k: by a positive `depth`, or below `CLIP`, a longer prefix would otherwise be
+        minimum over k: by a positive `depth`, or beyond `LEAST`, a longer prefix would otherwise be
         more likely than its beginning."""
         if self.is_product:
             return products
         k = torch.arange(1, products.shape[-1] + 1, dtype=products.dtype, device=products.device)
         return torch.sigmoid(
-            self.scale * torch.logit(products, CLIP) + self.bias + self.depth * k.log()
+            self.scale * _log_odds(products) + self.bias + self.depth * k.log()
         ).cummin(-1)[0]
 
     def of_prefixes(self, rows: "Prefixes") -> Tensor:
@@ -88,14 +88,14 @@ def prefixes(f: Tensor, accept_prob: Tensor, length: Tensor, group: Tensor) -> P
     The label is prod_{i<=k} min(1, p/q), the probability that all k drawn tokens are accepted: for
     a sampled target it has the expectation of the verdict and less variance, for a greedy one it is
     the verdict."""
-    k = torch.arange(1, f.shape[1] + 1).expand(f.shape)
+    return counted(f.double().cumprod(1), accept_prob.double().cumprod(1), length, group)
+
+
+def counted(said: Tensor, accepted: Tensor, length: Tensor, group: Tensor) -> Prefixes:
+    """The same of whatever is said of each prefix. said, accepted: [A, gamma]."""
+    k = torch.arange(1, said.shape[1] + 1).expand(said.shape)
+    columns = (said.double(), k.double(), accepted.double(), group[:, None].expand(said.shape))
     reached = k <= length[:, None]
-    columns = (
-        f.double().cumprod(1),
-        k.double(),
-        accept_prob.double().cumprod(1),
-        group[:, None].expand(f.shape),
-    )
     return Prefixes(*(column[reached] for column in columns))
 
 
@@ -141,9 +141,7 @@ def _minimum(rows: Prefixes) -> Survival:
     """Logistic regression on (log-odds, 1, log k): convex."""
     from scipy.optimize import minimize
 
-    x = torch.stack(
-        [torch.logit(rows.product, CLIP), torch.ones_like(rows.k), rows.k.log()], 1
-    ).numpy()
+    x = torch.stack([_log_odds(rows.product), torch.ones_like(rows.k), rows.k.log()], 1).numpy()
     s = rows.accepted.numpy()
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
@@ -153,6 +151,10 @@ def _minimum(rows: Prefixes) -> Survival:
 
     found = minimize(loss, np.array([1.0, 0.0, 0.0]), jac=True, method="L-BFGS-B", bounds=BOUNDS)
     return Survival(*found.x.tolist())
+
+
+def _log_odds(products: Tensor) -> Tensor:
+    return torch.logit(products.clamp(LEAST, 1 - CLIP))
 
 
 def binary_nll(f: Tensor, s: Tensor) -> Tensor:

@@ -8,16 +8,25 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.samples import inputs_of, of_prompts, read_rounds, read_samples, unseen_prompts
+from data_gen.samples import (
+    first_prompts,
+    inputs_of,
+    of_prompts,
+    reached,
+    read_rounds,
+    read_samples,
+    unseen_prompts,
+)
 from data_gen.storage.dataset import identity, read_manifest
 from data_gen.storage.shards import SPLITS
+from predictors.against_draft import compared, fit_confidences
 from predictors.base import (
     Predictor,
     Records,
@@ -88,10 +97,20 @@ class Data:
     rounds: dict[str, Records | None]
 
 
+class Judged(NamedTuple):
+    """What predictions are scored on: samples, and rounds where there is prefix survival."""
+
+    samples: Records
+    rounds: Records | None
+
+
 def read_data(cfg: DictConfig, predictor: Predictor, splits: Sequence[str]) -> Data:
+    """Of the training split `cfg.prompts` prompts."""
+    samples = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in splits}
+    if cfg.prompts is not None:
+        samples[splits[0]] = first_prompts(samples[splits[0]], cfg.prompts)
     return Data(
-        {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in splits},
-        {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in splits[1:]},
+        samples, {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in splits[1:]}
     )
 
 
@@ -115,27 +134,34 @@ def judge(
 ) -> None:
     """Fit the calibration on its split, and add the scores on the test split and on harvests of
     other prompts to `metrics`. unseen: by such a harvest, its prompts that were not trained on."""
-    rounds = data.rounds["calibration"] if cfg.calibration.survival else None
+    samples = {split: reached(rows) for split, rows in data.samples.items()}
+    known, test = data.rounds["calibration"], Judged(samples["test"], data.rounds["test"])
     fit_calibration(
-        predictor, data.samples["calibration"], rounds, instantiate(cfg.calibration.fit)
+        predictor,
+        samples["calibration"],
+        known if cfg.calibration.survival else None,
+        instantiate(cfg.calibration.fit),
     )
-    test = data.samples["test"]
-    metrics["test"] = test_scores(predictor, data.samples["train"], test)
-    metrics["reliability"] = {
-        f"{cfg.data} (test split)": measured(predictor, test, data.rounds["test"]),
-        **{other: drift(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()},
+    metrics["test"] = test_scores(predictor, samples["train"], test.samples)
+    judged = {f"{cfg.data} (test split)": test} | {
+        other: read_judged(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()
     }
+    metrics["reliability"] = {name: measured(predictor, *rows) for name, rows in judged.items()}
+    if known is not None:
+        confidences = fit_confidences(predictor, known)
+        metrics["survival"] = {
+            name: compared(predictor, confidences, rows.rounds)
+            for name, rows in judged.items()
+            if rows.rounds is not None
+        }
 
 
-def drift(
-    predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tensor
-) -> dict[str, Any]:
-    """`measured` on those `prompts` [n] of a harvest that nothing was fitted on."""
+def read_judged(predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tensor) -> Judged:
+    """Those `prompts` [n] of a harvest that nothing was fitted on."""
     samples, rounds = (read(data, predictor, "all", pair) for read in (read_samples, read_rounds))
     assert samples is not None
-    return measured(
-        predictor,
-        of_prompts(samples, prompts),
+    return Judged(
+        reached(of_prompts(samples, prompts)),
         None if rounds is None else of_prompts(rounds, prompts),
     )
 
@@ -198,7 +224,12 @@ def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
     settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
     drift = {other: identity(read_manifest(other, "drift")) for other in cfg.drift}
     return {
-        "training": {**settings, "seed": cfg.seed, "data": identity(manifest)},
+        "training": {
+            **settings,
+            "seed": cfg.seed,
+            "prompts": cfg.prompts,
+            "data": identity(manifest),
+        },
         "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),
         "drift": drift,
     }
@@ -246,6 +277,9 @@ def report(predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:
 
 def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: Path) -> None:
     logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
+    for data, found in metrics.get("survival", {}).items():
+        gaps = {name: value for name, (value, *_) in found["difference"].items()}
+        logger.log({f"survival/{data}/above {name}": value for name, value in gaps.items()})
     logger.artifact(predictor.name, "predictor", out)
 
 

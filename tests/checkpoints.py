@@ -9,13 +9,19 @@ import torch
 
 from predictors.base import CARD, FILES, Predictor, save_predictor
 from predictors.calibration import Calibration
+from predictors.features.catalogue import FIXED
 from predictors.hrad import HRAD
 from predictors.inputs import Inputs
 from predictors.specdecpp import SpecDecPP
+from predictors.value import Value
 from runtime.files import file_hash
 from runtime.json_files import write_checksummed
 
-ONE_STATE = {"specdecpp": Inputs([-1]), "hrad": Inputs((), [-1], token=True)}
+ONE_STATE = {
+    "specdecpp": Inputs([-1]),
+    "hrad": Inputs((), [-1], token=True),
+    "value": Inputs(q_stats=True, q_path=True, depth=True),
+}
 
 METRICS = {"seconds": 3.5, "test": {"hrad": {"brier": 0.25}}, "reliability": {"x": {}}}
 AS_TRAINED = Calibration()
@@ -33,10 +39,17 @@ def write_checkpoint(
 ) -> Path:
     """An untrained but deterministic predictor `name` on `dim` inputs; gamma only binds H-RAD."""
     torch.manual_seed(0)
-    predictor: Predictor = HRAD(gamma) if name == "hrad" else SpecDecPP(depth=0)
-    predictor.inputs, predictor.calibration = inputs or ONE_STATE[name], calibration
+    reads = inputs or ONE_STATE[name]
+    made = {"hrad": lambda: HRAD(gamma), "value": lambda: Value(list(reads.names))}
+    predictor: Predictor = made.get(name, lambda: SpecDecPP(depth=0))()
+    predictor.inputs, predictor.calibration = reads, calibration
     predictor.head = predictor.build(dim)
-    return save(predictor, folder, context)
+    return save(predictor, folder, dim, context)
+
+
+def columns(name: str, width: int) -> int:
+    """Of the matrix of `ONE_STATE`, with states and embeddings of `width` numbers."""
+    return sum(FIXED.get(read, width) for read in ONE_STATE[name].names)
 
 
 def write_logistic(folder: Path, calibration: Calibration = AS_TRAINED) -> Path:
@@ -47,12 +60,13 @@ def write_logistic(folder: Path, calibration: Calibration = AS_TRAINED) -> Path:
     predictor.head.load_state_dict(
         {"out.weight": torch.tensor([[0.0], [1.0]]), "out.bias": torch.zeros(2)}
     )
-    return save(predictor, folder, None)
+    return save(predictor, folder, 1)
 
 
-def save(predictor: Predictor, folder: Path, context: Mapping[str, Any] | None) -> Path:
+def save(
+    predictor: Predictor, folder: Path, dim: int, context: Mapping[str, Any] | None = None
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    dim = next(predictor.head.parameters()).shape[1]
     known = {"dim": dim, "gamma": predictor.gamma} | dict(context or {})
     save_predictor(predictor, folder, known, METRICS)
     return folder

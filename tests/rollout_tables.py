@@ -13,8 +13,11 @@ from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.stopping.specdecpp import SpecDecPPStop
+from decoding.stopping.value import ValueStop
+from predictors.features.draft_statistics import Q_STATS, path_rows, q_stats
 from predictors.features.layers import side_by_side
 from predictors.inputs import matrix
+from predictors.outcomes import Chances
 
 
 def slow_table(
@@ -27,9 +30,10 @@ def slow_table(
     eos_ids: Collection[int],
     head: SpecDecPPStop,
     classes: HRADStop,
+    worth: ValueStop,
 ) -> RolloutTable:
-    """One response and a rollout from each of its positions per prompt; head, classes: whose
-    predictors are asked."""
+    """One response and a rollout from each of its positions per prompt; head, classes, worth:
+    whose predictors are asked."""
     rows = []
     for number, prompt in enumerate(prompts):
         sampler = Sampler.seeded(number)
@@ -38,7 +42,7 @@ def slow_table(
         text = torch.cat([prompt, torch.tensor(response)])
         prefixes = [text[: len(prompt) + position] for position in range(len(response))]
         rounds = [
-            _round(pair, prefix, gamma, warp, draft_warp, eos_ids, sampler, head, classes)
+            _round(pair, prefix, gamma, warp, draft_warp, eos_ids, sampler, head, classes, worth)
             for prefix in prefixes
         ]
         facts = {"prompt_id": str(number), "length": len(response), "max_new": max_new}
@@ -60,12 +64,13 @@ def _round(
     sampler: Sampler,
     head: SpecDecPPStop,
     classes: HRADStop,
+    worth: ValueStop,
 ) -> dict[str, Any]:
     """Of the rollout after `prefix`, the columns of `RolloutTable`."""
     found: dict[str, Any] = {
         name: [] for name in ("tokens", "accept", "siblings", "confidence", "max_q", "entropy")
     }
-    text, scores = prefix, list[float]()
+    text, scores, stats = prefix, list[float](), list[Tensor]()
     for _ in range(gamma):
         p, (logits, _) = warp.probs(_run(pair.target, text)[0]), _run(pair.draft, text)
         unwarped_q, q = Warp().probs(logits), draft_warp.probs(logits)
@@ -73,6 +78,7 @@ def _round(
         text = torch.cat([text, torch.tensor([token])])
         hidden = _run(pair.draft, text, head.draft_layers)[1][:, -1:]
         facts = {"draft_hidden": side_by_side(hidden)}
+        stats.append(torch.stack(list(q_stats(unwarped_q, torch.tensor(token)).values())))
         found["tokens"].append(token)
         found["accept"].append(min(1.0, float(p[token] / q[token])))
         others = (
@@ -102,7 +108,11 @@ def _round(
     embedding = pair.target.embed(int(prefix[-1]))[None]
     facts = {"target_hidden": side_by_side(hidden), "embedding": embedding}
     features = matrix(classes.predictor.inputs, facts).float()
-    found["predicted"] = {head.survival: survival, classes.outcomes: int(classes.decide(features))}
+    found["predicted"] = {
+        head.survival: survival,
+        classes.outcomes: int(classes.decide(features)),
+        worth.survival: _values(worth, torch.stack(stats)),
+    }
     return found
 
 
@@ -131,6 +141,22 @@ def top_ones(p: Tensor, q: Tensor) -> list[float]:
         second / left if left > 0 else 0.0,
         third / (left - second) if left - second > 0 else 0.0,
     ]
+
+
+def _values(worth: ValueStop, stats: Tensor) -> list[float]:
+    """stats: [gamma, 4], of the drawn tokens."""
+    path, values = torch.ones(0), list[float]()
+    reach = 1.0
+    for depth, row in enumerate(stats, 1):
+        path = torch.cat([path, row[:1]])
+        facts = dict(zip(Q_STATS, row, strict=True))
+        facts |= {"depth": torch.tensor(depth), "q_path": path_rows(path)[-1]}
+        said = Chances.of(
+            worth.predictor.predict_proba(matrix(worth.predictor.inputs, facts)[None])
+        )
+        reach *= float(said.first)
+        values.append(reach * float(said.following))
+    return values
 
 
 def _run(lm: LM, text: Tensor, layers: Sequence[int] = (-1,)) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,7 @@ class TunableRule:
 def in_chunks(ask: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
     """`ask` of the rows of a matrix [..., D], in float32."""
     found = torch.cat([ask(part.float()) for part in matrix.flatten(0, -2).split(CHUNK)])
-    return found.view(matrix.shape[:-1])
+    return found.view(*matrix.shape[:-1], *found.shape[1:])
 
 
 def matrix_of(predictor: Predictor, records: Records, manifest: Mapping[str, Any]) -> Tensor:

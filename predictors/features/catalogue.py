@@ -123,6 +123,12 @@ CATALOGUE: Mapping[str, Input] = {
         drawn=True,
         mixed=True,
     ),
+    "draft_before": Input(
+        ("draft_first", "draft_hidden"),
+        _before,
+        lambda facts: facts["draft_before"].to(torch.bfloat16),
+        drawn=True,
+    ),
     "target_hidden": Input(
         ("target_hidden",),
         _of_target,
@@ -142,18 +148,12 @@ CATALOGUE: Mapping[str, Input] = {
     "depth": Input(
         ("depth",), _of_depth, lambda facts: facts["depth"].float()[..., None], drawn=True
     ),
-    "draft_before": Input(
-        ("draft_first", "draft_hidden"),
-        _before,
-        lambda facts: facts["draft_before"].to(torch.bfloat16),
-        drawn=True,
-    ),
     "q_path": Input(("q_drawn",), _of_path, lambda facts: facts["q_path"].float(), drawn=True),
     "history": Input(
         ("history",), _of_verdicts, lambda facts: facts["history"].float(), per_round=True
     ),
 }
-"""The columns of a matrix are in this order."""
+"""The columns of a matrix are in this order: states of the models before other numbers."""
 FIXED = {"q_stats": len(Q_STATS), "depth": 1, "q_path": PATH, "history": HISTORY}
 """Columns of the inputs that are no states of a model."""
 COMMITTED = {"embedding": "committed_embedding"}

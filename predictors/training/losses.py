@@ -32,6 +32,12 @@ def weighted_soft_bce(
     return -(weights * F.log_softmax(logits, dim=-1)).sum()[None], weights.sum()[None]
 
 
+def weighted_cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> Pairs:
+    """Cross-entropy with soft targets. logits: [n, C]; y: [n, C], distributions times the weights
+    of their rows. K = 1."""
+    return -(y * F.log_softmax(logits, dim=-1)).sum()[None], y.sum()[None]
+
+
 def smoothed_cross_entropy(logits: torch.Tensor, label: torch.Tensor, smoothing: float) -> Pairs:
     """Cross-entropy with uniform label smoothing. logits: [n, C], label: [n] int64, or
     distributions [n, C]. K = 1."""

@@ -22,7 +22,7 @@ from decoding.stopping.never import Never
 from decoding.structures.sequoia import write_artefact
 from decoding.trace import Trace
 from runtime.errors import UserError
-from tests.checkpoints import ONE_STATE, write_checkpoint
+from tests.checkpoints import columns, write_checkpoint
 from tests.contract.enumeration import (
     Distribution,
     autoregressive_distribution,
@@ -51,6 +51,7 @@ ACTING: dict[str, list[dict]] = {
         {"threshold": 0.35, "bounds": [1, 20], "order": order} for order in ("paper", "code")
     ],
     "hrad": [{"confidence": {"threshold": 0.4}, "none": none} for none in (None, 0.288)],
+    "value": [{"threshold": 0.2}],
     "stop_loss": [{"rule": {"threshold": 0.01}, "loss": 0.4}],
 }
 STOP_CASES = [(name, values) for name in STOPS for values in ACTING.get(name, [{}])]
@@ -139,7 +140,7 @@ def stop_rule(name: str, folder: Path, values: dict, gamma: int = 3) -> StopRule
     if "checkpoint" in config:
         predictor = Path(config.checkpoint).name
         width = TableLM(random_table(2, 0)).shape[1]
-        dim = width * len(ONE_STATE[predictor].names)
+        dim = columns(predictor, width)
         config.checkpoint = str(write_checkpoint(folder / predictor, predictor, dim, gamma=gamma))
     if OmegaConf.is_missing(config, "cost"):
         config.cost = str(

@@ -29,6 +29,7 @@ from tests.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))
 TRAINING = {"epochs": 8, "lr": 2e-2, "accumulate": 1}
+CHANGED = {"value": {"inputs": ["draft_hidden"]}}  # what the labels of this harvest follow from
 CONTEXT = {"pair": PAIR, "warp": WARP, "draft_warp": WARP, "gamma": 4}
 
 
@@ -39,7 +40,8 @@ def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=NAMES)
 def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
-    predictor: Predictor = instantiate(OmegaConf.load(CONF / "predictor" / f"{request.param}.yaml"))
+    config = OmegaConf.load(CONF / "predictor" / f"{request.param}.yaml")
+    predictor: Predictor = instantiate(config, **CHANGED.get(request.param, {}))
     trainer = instantiate(
         OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{request.param}.yaml"), TRAINING)
     )

@@ -14,7 +14,7 @@ from tests.house.test_sizes import FILES, ROOT, name
 GROUPS = ("predictor", "stop", "verifier", "structure", "dataset")
 WORDS = {"block", "chain", "confidence", "fixed", "lookup", "never", "parallel", "product"} | {
     *("sources", "hub", "jsonl", "token", "tree"),
-    "branch_point",  # the shape of a draft
+    *("branch_point", "value"),  # the shape of a draft; what any variable may be called
 }
 """Names of configs that are English words, columns or shapes as well: as strings they say
 nothing."""

@@ -35,6 +35,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("adaedl", {"threshold": 0.5, "step": 0.05}),
     ("specdecpp", {"threshold": 0.6, "bounds": [1, 20], "order": "paper"}),
     ("hrad", {"confidence": {"threshold": 0.45}}),
+    ("value", {"threshold": 0.2}),
 ]
 
 
@@ -51,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(pair: Pair, folder: Path) -> RolloutTable:
-    head, classes = (stop_rule(name, folder, {}) for name in ("specdecpp", "hrad"))
-    return slow_table(pair, [PROMPT] * RESPONSES, MAX_NEW, GAMMA, WARP, WARP, EOS, head, classes)
+    asked = (stop_rule(name, folder, {}) for name in ("specdecpp", "hrad", "value"))
+    return slow_table(pair, [PROMPT] * RESPONSES, MAX_NEW, GAMMA, WARP, WARP, EOS, *asked)
 
 
 @pytest.mark.parametrize(("name", "values"), RULES, ids=[name for name, _ in RULES])

@@ -29,7 +29,7 @@ from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer
 from predictors.features.layers import RecordedLayers
 from programs.gen_data import finish
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import columns, write_checkpoint
 from tests.datasets import SETTINGS
 from tests.rollout_tables import slow_table
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
@@ -67,8 +67,10 @@ RULES: list[tuple[str, dict[str, Any]]] = [
             }
         },
     ),
+    *(("value", {"threshold": worth}) for worth in (0.0005, 0.02, 0.1)),
 ]
 ONLY_HARVESTED = [("hrad", {"none": 0.4, "confidence": {"threshold": 0.35}})]
+SPREAD = {"hrad": 0.01, "value": 0.3}
 IDS = [f"{name}-{values}" for name, values in RULES]
 
 
@@ -86,6 +88,7 @@ def checkpoints() -> Path:
     folder = Path(mkdtemp())
     write_checkpoint(folder / "specdecpp", "specdecpp", WIDTH)
     write_checkpoint(folder / "hrad", "hrad", 2 * WIDTH, gamma=5)
+    write_checkpoint(folder / "value", "value", columns("value", WIDTH))
     return folder
 
 
@@ -94,8 +97,8 @@ def rule(name: str, values: dict[str, Any]) -> StopRule:
     if "checkpoint" in config:
         config.checkpoint = str(checkpoints() / Path(config.checkpoint).name)
     stop = instantiate(config)
-    if name == "hrad":  # an untrained classifier always says the same: make the classes take turns
-        stop.predictor.head.scale.fill_(0.01)
+    if name in SPREAD:  # an untrained classifier always says the same: make the classes take turns
+        stop.predictor.head.scale.fill_(SPREAD[name])
     return stop
 
 
@@ -111,6 +114,7 @@ def table() -> RolloutTable:
         models().eos_ids,
         rule("specdecpp", {}),
         rule("hrad", {}),
+        rule("value", {}),
     )
 
 
@@ -209,8 +213,9 @@ def harvested(prompts: list[torch.Tensor], how: HarvestSettings, folder: Path) -
     ]
     harvest(models(), requests, how, folder, Progress())
     finish(models(), requests, how, folder, SETTINGS)
-    stops = [rule("specdecpp", {}), rule("hrad", {}), *(rule(*one) for one in ONLY_HARVESTED)]
-    return read_table(folder, "train", stops)
+    stops = [rule(name, {}) for name in ("specdecpp", "hrad", "value")]
+    more = [rule(*one) for one in ONLY_HARVESTED]
+    return read_table(folder, "train", [*stops, *more])
 
 
 def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
@@ -219,11 +224,13 @@ def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:
     assert found.greedy and found.length[order].tolist() == slow.length.tolist()
     room = slow.max_new[:, None] - np.arange(slow.tokens.shape[1])
     inside = np.arange(slow.tokens.shape[1]) < slow.length[:, None]
-    head, classes = rule("specdecpp", {}).survival, rule("hrad", {}).outcomes
+    classes = rule("hrad", {}).outcomes
     said, wanted = found.predicted[classes][order], slow.predicted[classes]
     assert np.array_equal(said[inside], wanted[inside])
     seen = inside[..., None] & (np.arange(GAMMA) < np.minimum(slow.drawn, room)[..., None])
-    assert np.allclose(found.predicted[head][order][seen], slow.predicted[head][seen], atol=1e-5)
+    for head in (rule("specdecpp", {}).survival, rule("value", {}).survival):
+        ours, theirs = found.predicted[head][order], slow.predicted[head]
+        assert np.allclose(ours[seen], theirs[seen], atol=1e-5), head
     for name in ("tokens", "accept", "siblings", "max_q", "entropy", "confidence"):
         ours, theirs = getattr(found, name)[order], getattr(slow, name)
         assert np.allclose(ours[seen], theirs[seen], atol=1e-5), name

@@ -85,11 +85,9 @@ def test_a_comb_without_leaves_is_a_chain() -> None:
 
 @pytest.fixture(scope="module")
 def table(pair: Pair, folder: Path) -> RolloutTable:
-    head, classes = (stop_rule(name, folder, {}) for name in ("specdecpp", "hrad"))
+    asked = (stop_rule(name, folder, {}) for name in ("specdecpp", "hrad", "value"))
     prompts, ends = [toy.PROMPT] * toy.RESPONSES, toy.EOS
-    return slow_table(
-        pair, prompts, toy.MAX_NEW, toy.GAMMA, toy.WARP, toy.WARP, ends, head, classes
-    )
+    return slow_table(pair, prompts, toy.MAX_NEW, toy.GAMMA, toy.WARP, toy.WARP, ends, *asked)
 
 
 @pytest.mark.parametrize("leaves", SHAPES[:4], ids=IDS[:4])

@@ -1,0 +1,99 @@
+"""Stop when one more token is no longer worth its time: by the learned probability that it will be
+reached and accepted."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoding.draft import RoundContext
+from decoding.draft_step import DraftStep
+from decoding.stopping.base import TunableRule, in_chunks, matrix_of
+from decoding.stopping.policy import Policy, lowest, seen_later
+from decoding.stopping.rollout_table import RolloutTable
+from predictors.base import Predictor, Records, load_predictor
+from predictors.inputs import live, readable
+from predictors.outcomes import OUTCOMES, Chances, survival
+from runtime.errors import UserError
+from runtime.settings.kinds import Path, Probability
+
+KEY = "stop.checkpoint"
+LEAST = 0.005  # threshold worth trying, besides 0: that of a draft 200 times as fast
+
+
+class ValueStop(TunableRule):
+    """Go on while the next token is accepted with a probability of at least `threshold`, all
+    before it included. The first token is always drawn.
+
+    Nothing is asked that the draft has not run on already, but for a checkpoint that reads
+    `draft_hidden`. Before anything has been verified, one that reads the target's states says
+    nothing, and the draft has one token."""
+
+    value_says = "predicted probability that the next one is accepted, too"
+    training = "python train.py predictor=value"
+
+    def __init__(
+        self,
+        checkpoint: Annotated[Path, "folder of a trained predictor (python train.py)"],
+        threshold: Annotated[
+            Probability,
+            "a draft ends where its next token is less probably accepted than this; about the"
+            " time of a draft forward over that of a token",
+        ],
+    ) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.predictor = load_value(checkpoint)
+        inputs = self.predictor.inputs
+        self.draft_layers, self.target_layers = inputs.draft_layers, inputs.target_layers
+        self.columns = inputs.columns("token")
+        self.survival = f"value by {checkpoint}"  # column of a table
+
+    def begin_round(self, context: RoundContext) -> None:
+        self.predicted, self._context = [], context
+        self._reach, self._products = 1.0, list[float]()
+
+    def should_stop(self, step: DraftStep) -> bool:
+        if step.count == 0:
+            return False
+        if not readable(self.predictor.inputs, self._context):
+            return True
+        x = live(self.predictor.inputs, self._context, step.drawn())
+        said = Chances.of(self.predictor.predict_proba(x).double())
+        self._reach *= said.first.item()
+        self._products.append(self._reach * said.following.item())
+        products = torch.tensor(self._products, dtype=torch.float64)
+        self.predicted.append(self._calibrated(products)[-1].item())
+        return self.predicted[-1] < self.threshold
+
+    def policy(self, table: RolloutTable) -> Policy:
+        """It looks at the token drawn last, so never before the first one."""
+        reach = lowest(seen_later(table.of_predictor(self.survival), 1))
+        return Policy(reach, ahead="draft_hidden" in self.predictor.inputs.names, first=1)
+
+    def grid(self, points: int, gamma_max: int) -> Sequence[float]:
+        """Equal ratios: thresholds are about the costs of forwards."""
+        found: list[float] = np.geomspace(LEAST, 1, points).tolist()
+        return [0.0, *found]
+
+    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+        """[n, G], of the token after each one of each rollout."""
+        matrix = matrix_of(self.predictor, records, manifest)
+        outcomes = in_chunks(self.predictor.predict_proba, matrix)
+        return {self.survival: self._calibrated(survival(outcomes))}
+
+    def _calibrated(self, products: Tensor) -> Tensor:
+        return self.predictor.calibration.survival.of_products(products)
+
+
+def load_value(checkpoint: Path, key: str = KEY) -> Predictor:
+    """A predictor of `OUTCOMES`, or UserError."""
+    predictor = load_predictor(checkpoint, key=key)
+    if predictor.classes != OUTCOMES or predictor.when != "token":
+        raise UserError(
+            f"{key}: {checkpoint} holds {predictor.name!r}, which does not say what a token is"
+            f" worth. Train one that does: {ValueStop.training}"
+        )
+    return predictor

@@ -1,0 +1,190 @@
+"""What one more draft token is worth: what becomes of a drawn token, of the one after it, and of
+candidates beside it, known before the draft runs again."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from predictors.base import Records
+from predictors.calibration import Calibration
+from predictors.features.catalogue import FIXED
+from predictors.inputs import Inputs, When, named_inputs
+from predictors.outcomes import OUTCOMES, Chances
+from predictors.training.batches import Items, RowDropout
+from predictors.training.losses import weighted_cross_entropy
+from predictors.training.resampling import hold_out_prompts, standardisation
+from predictors.training.trainer import Trainer
+from runtime.errors import TooFewRows, UserError
+from runtime.settings.kinds import Names
+
+LARGEST = 100_000
+"""Parameters of a head: more would take longer to ask than they can save."""
+SMALLEST = 1e-6  # of a probability, in its log
+NEGLIGIBLE = 1e-3
+"""Probability of a path below which a harvest does not look at what comes after it."""
+
+
+class ValueHead(nn.Module):
+    """Two hidden layers on (z - mean) / scale, where z is x and the logs of its last `numbers`
+    columns: probabilities of tokens span orders of magnitude, hidden states do not."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, dim: int, numbers: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.states = dim - numbers
+        self.register_buffer("mean", torch.zeros(dim + numbers))
+        self.register_buffer("scale", torch.ones(dim + numbers))
+        self.layers = nn.Sequential(
+            *(nn.Linear(dim + numbers, width), nn.SiLU(), RowDropout(dropout)),
+            *(nn.Linear(width, width), nn.SiLU(), RowDropout(dropout)),
+            nn.Linear(width, len(OUTCOMES)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [n, D] -> [n, 5]."""
+        logits: Tensor = self.layers((self.spread(x) - self.mean) / self.scale)
+        return logits
+
+    def spread(self, x: Tensor) -> Tensor:
+        """z of inputs [n, D]."""
+        return torch.cat([x, x[:, self.states :].abs().add(SMALLEST).log()], dim=-1)
+
+
+@dataclass(init=False)
+class Value:
+    """Predicts `OUTCOMES` of a drawn token from what is known once it is drawn.
+
+    The labels are soft, by p and q of the harvest, and not by its coins: the probability that the
+    token is accepted, that the next one is, and that its siblings are. Where the draft is sampled
+    these are two more candidates drawn without replacement; where it is greedy, its second and its
+    third choice. A token counts as much as it is probable that those before it are accepted.
+    """
+
+    name: ClassVar[str] = "value"
+    when: ClassVar[When] = "token"
+    classes: ClassVar[tuple[str, ...]] = OUTCOMES
+    label: ClassVar[str] = (
+        "what becomes of a drawn token, its two siblings and the next token, by p and q under the"
+        " warped distributions"
+    )
+    caveat: ClassVar[str] = (
+        "It learns from tokens whose next one was harvested, so it knows nothing of drafts longer"
+        " than those of the harvest. Prefix k: once k tokens are drawn, the first k + 1 are"
+        " accepted."
+    )
+
+    inputs: Inputs
+    width: int
+    dropout: float
+    calibration: Calibration = field(default=Calibration(), init=False)
+    offset: tuple[float, ...] = field(default=(), init=False)
+    head: nn.Module = field(init=False)
+
+    def __init__(
+        self,
+        inputs: Annotated[
+            Names,
+            "what it reads, of draft_hidden, target_hidden, token, draft_before, q_stats, q_path,"
+            " depth, history; draft_hidden alone costs a draft forward",
+        ],
+        width: Annotated[int, Field(ge=1, le=1024), "units of each of two hidden layers"] = 64,
+        dropout: Annotated[float, Field(ge=0, lt=1), "share of the units left out"] = 0.1,
+    ) -> None:
+        self.inputs = named_inputs(inputs)
+        self.width, self.dropout = width, dropout
+        self.calibration, self.offset = Calibration(), ()
+
+    @property
+    def gamma(self) -> None:
+        return None
+
+    @property
+    def reads(self) -> Inputs:
+        return self.inputs
+
+    @property
+    def kind(self) -> str:
+        return "rounds"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        siblings = ("rrsw_token", "rrsw_accept", "top_accept")
+        return ("known", "drafted", "accepted", "accept_prob", "q", "q_max", *siblings)
+
+    def samples(self, records: Records) -> Records:
+        """Tokens, with the `weight` of each and its label `outcomes` [n, 5]. `reached`: the path
+        before it was accepted by the coins of the harvest."""
+        accept, gamma = records["accept_prob"], records["accept_prob"].shape[1]
+        following, known = next_acceptance(accept, records["drafted"], records["known"])
+        weight = torch.cat([torch.ones_like(accept[:, :1]), accept.cumprod(1)[:, :-1]], dim=1)
+        kept = known & (weight >= NEGLIGIBLE)
+        if not kept.any():
+            raise TooFewRows(
+                "data: expected rounds in which a token follows another one, got none. Harvest"
+                " others: python scripts/gen_data.py"
+            )
+        second, third = sibling_acceptance(records).unbind(-1)
+        reached = torch.arange(gamma) <= records["accepted"][:, None]
+        of_tokens = {
+            "inputs": records["inputs"],
+            "outcomes": Chances(accept, following, second, third).outcomes(),
+            "weight": weight,
+            "reached": reached,
+            "group": records["group"][:, None].expand_as(accept),
+            **{name: records[name] for name in ("q", "q_max")},
+        }
+        return {name: values[kept] for name, values in of_tokens.items()}
+
+    def build(self, dim: int) -> ValueHead:
+        numbers = sum(FIXED.get(name, 0) for name in self.inputs.names)
+        size = (dim + numbers + 1 + self.width + 1 + len(OUTCOMES)) * self.width + len(OUTCOMES)
+        if size > LARGEST:
+            raise UserError(
+                f"predictor.width: expected a head of at most {LARGEST} parameters, got {size} for"
+                f" {self.width} units on {dim} inputs. Lower it, or read less"
+            )
+        return ValueHead(dim, numbers, self.width, self.dropout)
+
+    def fit(self, records: Records, inputs: Inputs, trainer: Trainer) -> "Value":
+        """Train on `inputs` [n, D] and `outcomes` [n, 5] by `weight` [n]."""
+        x, y = records["inputs"], records["outcomes"] * records["weight"][:, None]
+        held = hold_out_prompts(records["group"], trainer.validation_fraction, trainer.seed)
+        fold, loss = x[~held], weighted_cross_entropy
+        torch.manual_seed(trainer.seed)
+        self.inputs = inputs
+        self.head = head = self.build(x.shape[1])
+        head.mean, head.scale = standardisation(head.spread(fold.float()))
+        trainer.train(head, Items(fold, y[~held]), Items(x[held], y[held]), loss, loss)
+        return self
+
+    def targets(self, records: Records) -> Tensor:
+        return records["outcomes"]
+
+    @torch.inference_mode()
+    def predict_proba(self, x: Tensor) -> Tensor:
+        """Calibrated probabilities [n, 5] of `OUTCOMES` for float32 inputs [n, D]."""
+        return self.calibration.apply(self.head(x))
+
+
+def next_acceptance(accept: Tensor, drafted: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """([N, gamma], bool [N, gamma]): the acceptance of the token after each one, and whether it is
+    known. Behind an end token there is none. accept: [N, gamma]; drafted, known: [N]."""
+    following = torch.cat([accept[:, 1:], torch.zeros_like(accept[:, :1])], dim=1)
+    number = torch.arange(1, accept.shape[1] + 1)
+    return following, number < torch.minimum(drafted, known)[:, None]
+
+
+def sibling_acceptance(records: Records) -> Tensor:
+    """[N, gamma, 2]: of the second and third candidate beside each token, if its elders are
+    rejected. They are drawn as the token was; where it had probability 1, none is left to draw, and
+    they are the most probable ones after it."""
+    certain = records["rrsw_token"][..., :1] < 0
+    return torch.where(certain, records["top_accept"][..., 1:], records["rrsw_accept"])
+
+
+PREDICTOR = Value

@@ -1,0 +1,149 @@
+"""What a predictor of value learns from, and how its predictions become the survival of a draft."""
+
+import pytest
+import torch
+
+from predictors.features.catalogue import CATALOGUE, FIXED
+from predictors.inputs import Inputs
+from predictors.outcomes import OUTCOMES, Chances, survival
+from predictors.training.losses import mean_loss, weighted_cross_entropy
+from predictors.training.trainer import Trainer
+from predictors.value import Value, ValueHead, next_acceptance
+from runtime.errors import TooFewRows, UserError
+
+READS = ["q_stats", "q_path", "depth"]
+
+
+def records(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Two rounds of three tokens."""
+    some = {
+        "inputs": torch.arange(48.0).view(2, 3, 8),
+        "accept_prob": torch.tensor([[0.5, 0.4, 1.0], [1.0, 0.0, 0.0]]),
+        "drafted": torch.tensor([3, 3]),
+        "known": torch.tensor([3, 3]),
+        "accepted": torch.tensor([0, 1]),
+        "group": torch.tensor([4, 7]),
+        "q": torch.full((2, 3), 0.5),
+        "q_max": torch.full((2, 3), 0.6),
+        "rrsw_token": torch.tensor([[[1, 2]] * 3, [[-1, -1]] * 3]),
+        "rrsw_accept": torch.tensor([0.3, 0.2]).expand(2, 3, 2),
+        "top_accept": torch.tensor([0.9, 0.8, 0.7]).expand(2, 3, 3),
+    }
+    return some | changed
+
+
+def test_labels_and_weights_are_probabilities_of_the_harvest_and_not_its_coins() -> None:
+    rows = Value(READS).samples(records())
+    found = Chances.of(rows["outcomes"])
+    assert rows["group"].tolist() == [4, 4, 7, 7]
+    assert rows["weight"].tolist() == pytest.approx([1, 0.5, 1, 1])
+    assert rows["reached"].tolist() == [True, False, True, True]
+    assert rows["inputs"][:, 0].tolist() == [0, 8, 24, 32]
+    assert found.first.tolist() == pytest.approx([0.5, 0.4, 1, 0])
+    assert found.following.tolist() == pytest.approx([0.4, 1, 0, 0])
+    assert rows["outcomes"].sum(-1).tolist() == pytest.approx([1] * 4)
+
+
+def test_siblings_are_those_of_the_draft_sampled_or_greedy() -> None:
+    rows = Value(READS).samples(records(accept_prob=torch.full((2, 3), 0.5)))
+    found = Chances.of(rows["outcomes"])
+    assert found.second.tolist() == pytest.approx([0.3, 0.3, 0.8, 0.8])
+    assert found.third.tolist() == pytest.approx([0.2, 0.2, 0.7, 0.7])
+
+
+def test_the_token_after_the_last_that_counts_is_not_known() -> None:
+    accept = torch.tensor([[0.9, 0.8, 0.7]]).expand(3, 3)
+    following, known = next_acceptance(accept, torch.tensor([3, 2, 3]), torch.tensor([3, 3, 1]))
+    assert following[0, :2].tolist() == pytest.approx([0.8, 0.7])
+    assert known.tolist() == [[True, True, False], [True, False, False], [False] * 3]
+
+
+def test_no_token_follows_another() -> None:
+    alone = records(drafted=torch.tensor([1, 1]))
+    with pytest.raises(
+        TooFewRows, match=r"^data: expected rounds in which a token follows .*\.py$"
+    ):
+        Value(READS).samples(alone)
+
+
+def test_survival_is_the_way_there_times_the_next_step() -> None:
+    chances = Chances(*torch.rand(4, 2, 5, generator=torch.Generator().manual_seed(0)).double())
+    found = survival(chances.outcomes())
+    first, following = chances.first, chances.following
+    torch.testing.assert_close(found[:, 0], first[:, 0] * following[:, 0])
+    torch.testing.assert_close(found[:, 2], first[:, :3].prod(1) * following[:, 2])
+    f = torch.tensor([[0.2, 0.8], [0.5, 0.5]])
+    assert survival(f).tolist() == pytest.approx([0.8, 0.4]), "of two classes: all so far"
+
+
+def test_a_weight_is_as_many_rows() -> None:
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    y = torch.softmax(torch.randn(3, 5, generator=torch.Generator().manual_seed(1)), -1)
+    weighted = weighted_cross_entropy(logits, y * torch.tensor([[2.0], [1.0], [0.0]]))
+    repeated = weighted_cross_entropy(logits[[0, 0, 1]], y[[0, 0, 1]])
+    assert float(mean_loss(*weighted)) == pytest.approx(float(mean_loss(*repeated)))
+
+
+def test_numbers_come_last_in_the_catalogue() -> None:
+    """The head takes the logs of the last columns."""
+    kinds = [name in FIXED for name in CATALOGUE]
+    assert kinds == sorted(kinds)
+
+
+def test_the_head_sees_orders_of_magnitude() -> None:
+    head = ValueHead(3, 2, width=4, dropout=0.0)
+    x = torch.tensor([[0.5, 1e-3, -1e-5]])
+    expected = torch.tensor([[0.5, 1e-3, -1e-5, 1e-3, 1e-5]])
+    expected[0, 3:] = (expected[0, 3:] + 1e-6).log()
+    assert torch.allclose(head.spread(x), expected)
+    assert head(x).shape == (1, len(OUTCOMES))
+
+
+@pytest.mark.parametrize(
+    ("names", "dim", "width"), [(READS, 8, 64), (["draft_hidden", "q_path"], 579, 100)]
+)
+def test_size_is_what_is_checked(names: list[str], dim: int, width: int) -> None:
+    predictor = Value(names, width)
+    size = sum(weights.numel() for weights in predictor.build(dim).parameters())
+    assert size <= 100_000
+    predictor.width = 1024
+    with pytest.raises(UserError) as refusal:
+        predictor.build(dim)
+    real = ValueHead(dim, sum(FIXED.get(name, 0) for name in names), 1024, 0.0)
+    count = sum(weights.numel() for weights in real.parameters())
+    assert str(refusal.value).startswith("predictor.width: expected a head of at most 100000")
+    assert f"got {count} for 1024 units on {dim} inputs" in str(refusal.value)
+
+
+def test_unknown_inputs_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^predictor.inputs: expected some of draft_hidden, "):
+        Value(["q_stats", "temper"])
+
+
+def test_inputs_of_all_kinds_are_read_by_their_names() -> None:
+    assert Value(list(CATALOGUE)).reads == Inputs(
+        None, None, True, True, True, True, draft_before=None, q_path=True
+    )
+    assert Value(list(CATALOGUE)).reads.names == tuple(CATALOGUE)
+
+
+def test_it_learns_chances() -> None:
+    """first and following follow from one number each; the siblings' chances do not depend on
+    anything."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(4000, 8, generator=generator)
+    zeros = torch.zeros(4000)
+    chances = Chances(x[:, 0], x[:, 1], zeros + 0.3, zeros + 0.1)
+    rows = {
+        "inputs": x,
+        "outcomes": chances.outcomes(),
+        "weight": torch.ones(4000),
+        "group": torch.arange(4000) // 40,
+    }
+    trainer = Trainer(epochs=12, batch_size=64, lr=3e-3, schedule="cosine")
+    predictor = Value(READS, 32, 0.0)
+    predictor.fit(rows, Inputs(q_stats=True, q_path=True, depth=True), trainer)
+    said = Chances.of(predictor.predict_proba(x))
+    for name in ("first", "following", "second", "third"):
+        gap = (getattr(said, name) - getattr(chances, name)).abs()
+        assert float((gap * (chances.first if name == "following" else 1)).mean()) < 0.04, name
