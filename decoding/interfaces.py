@@ -146,6 +146,8 @@ class DraftStructure(Protocol):
     max_siblings: most children one node can get; None for any number
     asks_stop: whether it asks the stop rule; one that does not takes stop=never
     uses_draft: whether it runs the draft model
+    draft_layers, target_layers: of the two models, whose hidden states it reads; only one that asks
+        no stop rule may
     """
 
     shape: Shape
@@ -153,6 +155,12 @@ class DraftStructure(Protocol):
     max_siblings: int | None
     asks_stop: bool
     uses_draft: bool
+
+    @property
+    def draft_layers(self) -> Sequence[int]: ...
+
+    @property
+    def target_layers(self) -> Sequence[int]: ...
 
     def grow(
         self,

@@ -183,6 +183,10 @@ def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
         yield sampler.draw(pool)
 
 
+SETTLED_FIRST = (hub_pair,)
+"""Of these the number of candidates must be settled before the first one is drawn."""
+
+
 def top_tokens(q: Tensor, sampler: Sampler) -> Iterator[int]:
     """The tokens of q from the most probable down (lowest id on ties), nothing drawn: verify them
     as point masses."""

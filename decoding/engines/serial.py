@@ -38,6 +38,7 @@ class SerialEngine:
 
     def __post_init__(self) -> None:
         check_fit(self.structure, self.stop, self.verifier)
+        self._target_layers = (*self.stop.target_layers, *self.structure.target_layers)
 
     @torch.inference_mode()
     def decode(
@@ -49,7 +50,7 @@ class SerialEngine:
         models = [target, draft] if self.structure.uses_draft else [target]
         request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, *models)
         prompt_tokens = len(request.committed)
-        hidden = prefill(target, request.committed, self.stop.target_layers)
+        hidden = prefill(target, request.committed, self._target_layers)
         if self.structure.uses_draft:  # after the target, whose states a draft may read
             prefill(draft, request.committed)
         prefill_seconds = perf_counter() - start
@@ -85,9 +86,8 @@ class SerialEngine:
     def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> DraftTree:
         with watch.stage("stop"):
             self.stop.begin_round(context)
-        tree = DraftTree(
-            self.pair.draft, context.committed, self.draft_warp, watch, self.stop.draft_layers
-        )
+        layers = (*self.stop.draft_layers, *self.structure.draft_layers)
+        tree = DraftTree(self.pair.draft, context.committed, self.draft_warp, watch, layers)
         self.structure.grow(tree, context, self.stop, self.verifier.siblings, sampler)
         return tree
 
@@ -97,7 +97,7 @@ class SerialEngine:
         above, drawn = draft.parent[: draft.closed], draft.token[: draft.closed]
         tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
         parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
-        return self.pair.target.forward(tokens, parents, hidden=self.stop.target_layers)
+        return self.pair.target.forward(tokens, parents, hidden=self._target_layers)
 
     def _context(self, request: RequestState, round_: int, hidden: Tensor | None) -> RoundContext:
         return RoundContext(

@@ -13,10 +13,10 @@ from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
-from predictors.base import Predictor, Records, load_predictor
+from decoding.value import load_value
+from predictors.base import Records
 from predictors.inputs import live, readable
-from predictors.outcomes import OUTCOMES, Chances, survival
-from runtime.errors import UserError
+from predictors.outcomes import Chances, survival
 from runtime.settings.kinds import Path, Probability
 
 KEY = "stop.checkpoint"
@@ -45,7 +45,7 @@ class ValueStop(TunableRule):
     ) -> None:
         super().__init__()
         self.threshold = threshold
-        self.predictor = load_value(checkpoint)
+        self.predictor = load_value(checkpoint, KEY)
         inputs = self.predictor.inputs
         self.draft_layers, self.target_layers = inputs.draft_layers, inputs.target_layers
         self.columns = inputs.columns("token")
@@ -86,14 +86,3 @@ class ValueStop(TunableRule):
 
     def _calibrated(self, products: Tensor) -> Tensor:
         return self.predictor.calibration.survival.of_products(products)
-
-
-def load_value(checkpoint: Path, key: str = KEY) -> Predictor:
-    """A predictor of `OUTCOMES`, or UserError."""
-    predictor = load_predictor(checkpoint, key=key)
-    if predictor.classes != OUTCOMES or predictor.when != "token":
-        raise UserError(
-            f"{key}: {checkpoint} holds {predictor.name!r}, which does not say what a token is"
-            f" worth. Train one that does: {ValueStop.training}"
-        )
-    return predictor

@@ -1,6 +1,6 @@
 """One path and, at its end, candidates for the position after it that the target is not run on."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -28,6 +28,8 @@ class BranchPoint:
     max_siblings: int | None
     asks_stop = True
     uses_draft = True
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(
         self,

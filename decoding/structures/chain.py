@@ -1,5 +1,6 @@
 """One path of draft tokens."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from decoding.draft import RoundContext
@@ -22,6 +23,8 @@ class Chain:
     max_siblings = 1
     asks_stop = True
     uses_draft = True
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(
         self,

@@ -51,6 +51,8 @@ class _DySpec:
     max_siblings = None
     asks_stop = False
     uses_draft = True
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
 
 class DySpecHeap(_DySpec):

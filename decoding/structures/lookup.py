@@ -28,6 +28,8 @@ class Lookup:
     max_siblings = 1
     asks_stop = False
     uses_draft = False
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """Two sources for one draft: the text so far where it repeats itself, the draft model elsewhere."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -33,6 +34,8 @@ class Sources:
     max_siblings = 1
     asks_stop = True
     uses_draft = True
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(
         self,

@@ -27,6 +27,8 @@ class StaticTree:
     sibling_samplers: Collection[SiblingSampler] | None = None
     asks_stop = False
     uses_draft = True
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
     def __init__(self, parents: Sequence[int]) -> None:
         self._children: list[list[int]] = [[] for _ in range(len(parents) + 1)]

@@ -31,6 +31,7 @@ from tests.contract.enumeration import (
 )
 from tests.contract.rules import FIRST
 from tests.costs import write_cost
+from tests.value_stub import grown
 
 CONF = Path(__file__).parents[2] / "conf"
 STOPS, STRUCTURES = (
@@ -81,6 +82,7 @@ SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as it
     "specinfer": sizes({"widths": [2, 1]}),
     "dyspec": sizes({"budget": 4}),
     "dyspec_layers": sizes({"threshold": 0.15, "cap": 4}),
+    "grown": sizes({"budget": 4}, {"budget": 3}),
     "lookup": sizes({"gamma": 3}),
     "sources": [
         Size(2, 4, {"gamma_max": 2, "stretch": 1}),
@@ -157,6 +159,8 @@ def verifier(name: str, values: dict | None = None) -> Verifier:
 
 def structure(name: str, folder: Path, values: dict) -> DraftStructure:
     config = OmegaConf.load(CONF / "structure" / f"{name}.yaml")
+    if "checkpoint" in config:
+        return grown(**values)
     if "tree" in config:
         config.tree = str(folder / "tree.json")
         write_artefact(Path(config.tree), {"parents": SEQUOIA})

@@ -12,6 +12,7 @@ from decoding.draft import Draft, RoundContext
 from decoding.draft_tree import DraftTree, depth_first
 from decoding.engines.branching import Branches, Drafter, Pending
 from decoding.sampling import Sampler, SiblingSampler, top_tokens
+from decoding.structures.grown import Grown
 from decoding.verification import VerdictDistribution, residual_distribution
 from decoding.verifiers.parallel import paths
 from decoding.verifiers.rrs import RrsVerifier
@@ -266,3 +267,32 @@ class UnsureAsCandidate(Drafter):
         next(drawn)
         second = tree.draw(tip, drawn)
         return [tip + 1] if second is None else [tip + 1, second], tree.q(tip)
+
+
+class Pruning:
+    """Draws, then keeps the most valuable half of the nodes by their own probability."""
+
+    def grow(self, tree, context, stop, siblings, sampler) -> None:
+        super().grow(tree, context, stop, siblings, sampler)
+        reach = [1.0]
+        for token, parent in zip(tree.token, tree.parent, strict=True):
+            reach.append(reach[parent] * tree.q(parent)[token].item())
+        least = sorted(reach, reverse=True)[: 1 + len(tree.token) // 2][-1]
+        kept = [
+            row for row in range(len(reach)) if reach[row] >= least
+        ]  # a parent is worth more than its children
+        tree.parent = [kept.index(tree.parent[row - 1]) for row in kept if row]
+        tree.token = [tree.token[row - 1] for row in kept if row]
+        tree.drawn = [tree.drawn[row - 1] for row in kept if row]
+        tree._distributions = {
+            new: tree._distributions[old]
+            for new, old in enumerate(kept)
+            if old in tree._distributions
+        }
+        tree._cached = {
+            new: tree._cached[old] for new, old in enumerate(kept) if old in tree._cached
+        }
+
+
+class PruningGrown(Pruning, Grown):
+    """Drafts grown by value against cost, of which the better half is sent."""

@@ -17,6 +17,7 @@ from tests.contract.engines import (
     toy_pair,
 )
 from tests.contract.enumeration import largest_error, total_variation
+from tests.contract.lossy import Pruning
 
 
 class DroppingChain(Chain):
@@ -37,29 +38,8 @@ def test_engine_that_drops_an_unsure_token_is_caught(tmp_path: Path) -> None:
     check_biased(SerialEngine(pair, DroppingChain(3), stop, TokenVerifier(), OFF, OFF), 4)
 
 
-class PruningDySpec(DySpecHeap):
-    """Draws, then keeps the most valuable half of the nodes by their own probability."""
-
-    def grow(self, tree, context, stop, siblings, sampler) -> None:
-        super().grow(tree, context, stop, siblings, sampler)
-        reach = [1.0]
-        for token, parent in zip(tree.token, tree.parent, strict=True):
-            reach.append(reach[parent] * tree.q(parent)[token].item())
-        least = sorted(reach, reverse=True)[: 1 + len(tree.token) // 2][-1]
-        kept = [
-            row for row in range(len(reach)) if reach[row] >= least
-        ]  # a parent is worth more than its children
-        tree.parent = [kept.index(tree.parent[row - 1]) for row in kept if row]
-        tree.token = [tree.token[row - 1] for row in kept if row]
-        tree.drawn = [tree.drawn[row - 1] for row in kept if row]
-        tree._distributions = {
-            new: tree._distributions[old]
-            for new, old in enumerate(kept)
-            if old in tree._distributions
-        }
-        tree._cached = {
-            new: tree._cached[old] for new, old in enumerate(kept) if old in tree._cached
-        }
+class PruningDySpec(Pruning, DySpecHeap):
+    pass
 
 
 def test_engine_that_prunes_drawn_nodes_by_value_is_caught() -> None:

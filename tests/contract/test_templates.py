@@ -25,6 +25,7 @@ class AtMostTwo:
     max_siblings = 1
     asks_stop = True
     uses_draft = True
+    draft_layers = target_layers = ()
 
     def grow(self, tree, context, stop, siblings, sampler) -> None:
         step = DraftStep(tree)

@@ -12,7 +12,17 @@ import yaml
 from tests.house.test_sizes import FILES, ROOT, name
 
 GROUPS = ("predictor", "stop", "verifier", "structure", "dataset")
-WORDS = {"block", "chain", "confidence", "fixed", "lookup", "never", "parallel", "product"} | {
+WORDS = {
+    "block",
+    "chain",
+    "confidence",
+    "fixed",
+    "grown",
+    "lookup",
+    "never",
+    "parallel",
+    "product",
+} | {
     *("sources", "hub", "jsonl", "token", "tree"),
     *("branch_point", "value"),  # the shape of a draft; what any variable may be called
 }

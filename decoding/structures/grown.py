@@ -1,0 +1,206 @@
+"""Drafts grown by value against cost: whatever is worth its time is drawn, the best draw first, and
+nothing is pruned."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Annotated
+
+from pydantic import Field
+
+from decoding.cost import CostTable
+from decoding.draft import RoundContext, Shape
+from decoding.draft_step import DrawnToken
+from decoding.draft_tree import DraftTree
+from decoding.interfaces import StopRule
+from decoding.sampling import SETTLED_FIRST, Sampler, SiblingSampler
+from decoding.structures.comb import row_seconds
+from decoding.value import Said, ask, load_value
+from predictors.inputs import readable
+from runtime.settings.kinds import Nodes, Path, Positive
+
+PRIOR = 4  # tokens of plain decoding that a request begins with, when it estimates its own rate
+
+
+@dataclass
+class Position:
+    """Where the next candidate after `row` is drawn.
+
+    reach: probability that the path to it is accepted and none of its candidates so far; chances:
+    of those to come, each if its elders are rejected (None: not asked yet); beside: what the
+    position before said of a second candidate; said: of the eldest candidate; candidates: None
+    before the first"""
+
+    row: int
+    reach: float
+    chances: list[float] | None
+    beside: float
+    said: Said | None = None
+    candidates: Iterator[int] | None = None
+
+    @property
+    def value(self) -> float:
+        """At most, where nothing was asked yet."""
+        if self.chances is None:
+            return self.reach
+        return self.reach * self.chances[0] if self.chances else 0.0
+
+
+class Grown:
+    """Each draw is one more candidate at some position. Its value is the probability that it is
+    reached and accepted, as a value predictor says once the token before it, or its eldest sibling,
+    is drawn. It costs a row of the target call and, where the draft has not run yet, a draft
+    forward. Draws whose value is above their price are made, the best one first, until there is
+    none or `budget` is used; the first token is always drawn.
+
+    The price is in tokens: `rate`, tokens per second, times the seconds of a cost table. A request
+    can find its rate itself, from its earlier rounds: their tokens over their priced seconds.
+
+    Whether to draw depends on tokens in the tree, verified text and earlier rounds; a drawn token
+    stays. Where a pair of candidates has a distribution of its own, whether the second one is drawn
+    is settled before the first, by what is known of the position before."""
+
+    sibling_samplers: Collection[SiblingSampler] | None = None
+    asks_stop = False
+    uses_draft = True
+
+    def __init__(
+        self,
+        checkpoint: Annotated[Path, "folder of a trained value predictor (python train.py)"],
+        cost: Annotated[CostTable, "what a draft forward and rows of a target call cost"],
+        rate: Annotated[
+            Positive | None,
+            "tokens per second (of the cost table) that a draw must be worth; null: a request"
+            " estimates it from its own rounds",
+        ],
+        budget: Annotated[Nodes, "most tokens of a draft"],
+        siblings: Annotated[
+            int,
+            Field(ge=1, le=3),
+            "most candidates of one position; 1: a chain; 2: what SpecHub takes",
+        ],
+    ) -> None:
+        self.cost, self.rate, self.budget, self.max_siblings = cost, rate, budget, siblings
+        self.shape: Shape = "chain" if siblings == 1 else "tree"
+        self.predictor = load_value(checkpoint, "structure.checkpoint")
+        inputs = self.predictor.inputs
+        self.draft_layers: Sequence[int] = inputs.draft_layers
+        self.target_layers: Sequence[int] = inputs.target_layers
+        self.rows = row_seconds(cost, budget).tolist()
+        self._start, self._seconds = 0, 0.0
+
+    def grow(
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
+    ) -> None:
+        growing = _Growing(self, tree, context, siblings, sampler, self._rate(context))
+        while (position := growing.best()) is not None:
+            growing.draw(position)
+        self._seconds += self.cost.draft * tree.forwards + self.cost.target(len(tree.token) + 1)
+
+    def _rate(self, context: RoundContext) -> float:
+        """Of the request so far, if none is given."""
+        if context.round == 0:
+            self._start, self._seconds = len(context.committed), 0.0
+        tokens = len(context.committed) - self._start
+        plain = self.cost.autoregressive
+        return self.rate or (tokens + PRIOR) / (self._seconds + PRIOR * plain)
+
+
+@dataclass
+class _Growing:
+    """One round. waiting: (-gain, order of arrival, position)"""
+
+    by: Grown
+    tree: DraftTree
+    context: RoundContext
+    siblings: SiblingSampler
+    sampler: Sampler
+    rate: float
+    waiting: list[tuple[float, int, Position]] = field(default_factory=list)
+    arrival: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.budget = self.by.budget if readable(self.by.predictor.inputs, self.context) else 1
+        if self.tree.may_grow(0, self.context):
+            self.waiting.append((0.0, next(self.arrival), Position(0, 1.0, [1.0], 0.0)))
+
+    def best(self) -> Position | None:
+        """Of all positions the one whose next draw gains most, if that is worth its row."""
+        while self.waiting and len(self.tree.token) < self.budget:
+            loss, _, position = heappop(self.waiting)
+            if self.tree.token and -loss < self.rate * self.by.rows[len(self.tree.token)]:
+                return None
+            if position.chances is not None:
+                return position
+            position.chances = [self._ask(position.row).following]
+            self._wait(position)
+        return None
+
+    def draw(self, position: Position) -> None:
+        """The next candidate there, or two where their number is settled before the first."""
+        if position.candidates is not None:
+            self._younger(position)
+        else:
+            settled = self.siblings in SETTLED_FIRST
+            paired = settled and self._worth_a_pair(position)
+            position.candidates = self.siblings(self.tree.q(position.row), self.sampler)
+            self._eldest(position)
+            if paired:
+                self._younger(position)
+            if settled:
+                position.chances = []
+        if position.value > 0:
+            self._wait(position)
+
+    def _eldest(self, position: Position) -> None:
+        child = self._drawn(position)
+        if child is None or len(self.tree.token) == self.budget:
+            position.chances = []
+            return
+        position.said = said = self._ask(child)
+        position.chances = [said.second, said.third][: self.by.max_siblings - 1]
+        self._below(child, position.reach * said.first, [said.following], said.second)
+        position.reach *= 1 - said.first
+
+    def _younger(self, position: Position) -> None:
+        chance = position.chances.pop(0) if position.chances else 0.0
+        child = self._drawn(position)
+        if child is None:
+            position.chances = []
+            return
+        beside = position.said.second if position.said else 0.0
+        self._below(child, position.reach * chance, None, beside)
+        position.reach *= 1 - chance
+
+    def _below(self, child: int, reach: float, chances: list[float] | None, beside: float) -> None:
+        position = Position(child, reach, chances, beside)
+        if position.value > 0 and self.tree.may_grow(child, self.context):
+            self._wait(position)
+
+    def _worth_a_pair(self, position: Position) -> bool:
+        """Decided by what is known before the first of them is drawn."""
+        draws = len(self.tree.token)
+        if self.by.max_siblings < 2 or draws + 2 > self.budget:
+            return False
+        assert position.chances, "only positions that were asked are drawn from"
+        second = position.reach * (1 - position.chances[0]) * position.beside
+        return draws == 0 or 0 < second >= self.rate * self.by.rows[draws + 1]
+
+    def _drawn(self, position: Position) -> int | None:
+        assert position.candidates is not None
+        return self.tree.draw(position.row, position.candidates)
+
+    def _wait(self, position: Position) -> None:
+        forward = position.candidates is None and not self.tree.has_run(position.row)
+        gain = position.value - self.rate * self.by.cost.draft * forward
+        heappush(self.waiting, (-gain, next(self.arrival), position))
+
+    def _ask(self, row: int) -> Said:
+        with self.tree.watch.stage("stop"):
+            return ask(self.by.predictor, self.context, DrawnToken(self.tree, row))
