@@ -57,9 +57,9 @@ class Worth:
         rejected = before * (1 - first)
         return cls(further, np.stack([rejected * second, rejected * (1 - second) * third], -1))
 
-    def chain(self) -> "Worth":
-        """No leaf is worth anything."""
-        return Worth(self.further, np.zeros_like(self.leaf))
+    def up_to(self, leaves: int) -> "Worth":
+        """No more `leaves` beside a token are worth anything."""
+        return Worth(self.further, np.where(np.arange(LEAVES) < leaves, self.leaf, 0.0))
 
 
 def row_seconds(cost: CostTable, budget: int) -> Array:

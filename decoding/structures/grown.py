@@ -1,13 +1,15 @@
 """Drafts grown by value against cost: whatever is worth its time is drawn, the best draw first, and
 nothing is pruned."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from decoding.cost import CostTable
 from decoding.draft import RoundContext, Shape
@@ -15,9 +17,13 @@ from decoding.draft_step import DrawnToken
 from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import SETTLED_FIRST, Sampler, SiblingSampler
-from decoding.structures.comb import row_seconds
+from decoding.stopping.base import in_chunks, matrix_of
+from decoding.stopping.rollout_table import RolloutTable
+from decoding.structures.comb import Worth, row_seconds
 from decoding.value import Said, ask, load_value
+from predictors.base import Records
 from predictors.inputs import readable
+from predictors.outcomes import Chances
 from runtime.settings.kinds import Nodes, Path, Positive
 
 PRIOR = 4  # tokens of plain decoding that a request begins with, when it estimates its own rate
@@ -89,6 +95,8 @@ class Grown:
         self.target_layers: Sequence[int] = inputs.target_layers
         self.rows = row_seconds(cost, budget).tolist()
         self._start, self._seconds = 0, 0.0
+        self.columns = inputs.columns("token")
+        self._outcomes = f"outcomes by {checkpoint}"  # column of a table
 
     def grow(
         self,
@@ -110,6 +118,18 @@ class Grown:
         tokens = len(context.committed) - self._start
         plain = self.cost.autoregressive
         return self.rate or (tokens + PRIOR) / (self._seconds + PRIOR * plain)
+
+    # In replay
+
+    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+        """[n, G, 5], of each token of each rollout."""
+        matrix = matrix_of(self.predictor, records, manifest)
+        return {self._outcomes: in_chunks(self.predictor.predict_proba, matrix)}
+
+    def worth(self, table: RolloutTable) -> Worth:
+        """Of every draw of a comb: what would follow a leaf nobody has recorded."""
+        outcomes = torch.from_numpy(table.of_predictor(self._outcomes))
+        return Worth.of(Chances.of(outcomes)).up_to(self.max_siblings - 1)
 
 
 @dataclass

@@ -63,7 +63,7 @@ class Grower:
 
     def chain(self) -> "Grower":
         """The same without leaves."""
-        return replace(self, worth=self.worth.chain())
+        return replace(self, worth=self.worth.up_to(0))
 
 
 def settled(at: Callable[[float], Candidate], cost: CostTable) -> Candidate:

@@ -17,9 +17,11 @@ from evaluation.replay import thresholds
 from predictors.base import load_predictor, read_config, save_predictor
 from runtime.json_files import write_checksummed
 from scripts import evaluate, tune
+from tests.checkpoints import columns, write_checkpoint
 from tests.programs import GREEDY, SPLITS, base, refused, run
 
 METHODS = ["fixed", "confidence", "product", "confidence_before", "adaedl", "specdecpp", "hrad"]
+CONTEXT = ("pair", "warp", "draft_warp", "provenance")
 FILE = "runs/smollm2-eagle-thresholds-T0.0.json"
 
 
@@ -113,6 +115,27 @@ def test_choices_are_judged_on_other_harvests_as_well(
     write_checksummed(Path("data/again/manifest.json"), changed)
     message = refused(tune, monkeypatch, capsys, *arguments, *few)
     assert "judge_data: data/again was made with warp.temperature=0.5, data/greedy wi" in message
+
+
+def test_grown_drafts_need_no_threshold(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = {name: read_config(Path("checkpoints/hrad"), "")[name] for name in CONTEXT}
+    write_checkpoint(Path("checkpoints/value"), "value", columns("value", 0), context=context)
+    run(tune, monkeypatch, *arguments, "cost=c5", "methods=[fixed,value,grown]")
+    printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
+    assert "## without tuning: " in printed and "| grown | c10_row3 | " in printed
+    assert set(found["results"]["chosen"]["rules"]) == {"fixed", "value"}
+    for name, result in found["results"].items():
+        choice, cost = result["structures"]["grown"], result["cost"]
+        assert choice["other"] in ("fixed", "value") and choice["gain"] > 0
+        assert choice["threshold"] > 0.5 / cost["autoregressive"]
+        assert found["transfer"][name]["grown"]["regret"] >= 0
+    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", "methods=[grown]")
+    assert "methods: expected one of fixed, confidence, product, " in message
+    chain = ("+structure@structures.chain=chain", "methods=[fixed,chain]")
+    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *chain)
+    assert "structures.chain: expected a structure that can be replayed, got Chain" in message
 
 
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(

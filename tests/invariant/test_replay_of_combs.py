@@ -5,23 +5,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from decoding.cost import cost_table
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
 from decoding.stopping.rollout_table import RolloutTable
-from decoding.structures.comb import Comb
+from decoding.structures.comb import Comb, Worth, grow
 from decoding.structures.static_tree import StaticTree
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from evaluation.replay.check import counted
 from evaluation.replay.simulate import Counts, Replayer
+from predictors.outcomes import Chances
 from tests.contract.engines import stop_rule
 from tests.invariant import test_expected_replay as toy
 from tests.invariant import test_replay as tiny
 from tests.rollout_tables import slow_table
+from tests.value_stub import Saying, grown
 
 pair, folder = toy.pair, toy.folder
 
@@ -81,6 +85,37 @@ def test_a_comb_without_leaves_is_a_chain() -> None:
     for name in ("forwards", "drafted", "accepted", "tokens", "rounds"):
         assert np.array_equal(getattr(found, name), getattr(chain, name)), name
     assert np.array_equal(found.by_length[:, : table.gamma + 1], chain.by_length)
+
+
+@pytest.mark.parametrize("budget", [5, 30])
+@pytest.mark.parametrize("rate", [0.15, 0.3, 0.5])
+def test_a_replay_of_grown_drafts_is_decode(budget: int, rate: float) -> None:
+    """Where no leaf is worth a draft forward of its own."""
+
+    def says(depth: int) -> tuple[float, float, float, float]:
+        return 0.95 - 0.1 * depth, 0.9 - 0.1 * depth, 0.7, 0.4
+
+    cost = cost_table(1.0, {1: 5.0, 3: 5.0, 20: 9.0})
+    structure = grown(Saying(says), cost, rate, budget, siblings=3)
+    engine = SerialEngine(
+        tiny.models(),
+        structure,
+        Never(),
+        PointMassVerifier(),
+        tiny.GREEDY,
+        Warp(),
+        frozenset(tiny.models().eos_ids),
+    )
+    table = tiny.table()
+    said = torch.tensor([says(depth) for depth in range(1, table.gamma + 1)]).unbind(-1)
+    chances = Chances(*(part.expand(*table.tokens.shape) for part in said))
+    replayer = Replayer(table, table.gamma)
+    drafts = grow(Worth.of(chances), replayer.limit, cost, rate, budget)
+    assert drafts.leaves.any()
+    counts = replayer.combs(drafts)
+    for prompt, tokens in enumerate(tiny.PROMPTS):
+        trace = engine.decode(tokens, tiny.MAX_NEW, Sampler.seeded(0))
+        assert counts.of(prompt) == {**counted(trace), "calls": counts.forwards[prompt]}
 
 
 @pytest.fixture(scope="module")

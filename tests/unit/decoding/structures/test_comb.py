@@ -78,7 +78,7 @@ def test_dear_rows_make_a_chain_and_free_ones_a_wide_tree() -> None:
 
 def test_a_chain_ends_where_the_next_token_is_not_worth_its_time() -> None:
     worth, limit, cost = Worth.of(chances()), limits(), COSTS["linear"]
-    found = grow(worth.chain(), limit, cost, 0.4, 18)
+    found = grow(worth.up_to(0), limit, cost, 0.4, 18)
     least = 0.4 * (cost.draft + row_seconds(cost, 1)[0])
     willing = np.logical_and.accumulate(worth.further > least, axis=-1).sum(-1).clip(min=1)
     assert np.array_equal(found.path, np.minimum(willing, limit)) and found.leaves.sum() == 0
