@@ -41,7 +41,7 @@ def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str
         "constant": constant(known, n),
         "base rate": base_rate(known, n),
     }
-    if len(predictor.classes) > 2:
+    if predictor.calibration.log_prior:
         probs[f"{predictor.name}, {DECISION}"] = balanced(
             calibrated, predictor.calibration.log_prior
         )

@@ -36,8 +36,9 @@ FILES = ("metrics.json", "config.json")  # of a checkpoint: with either, it is m
 MARK = "python scripts/collect.py"  # in what it writes
 Cells = dict[str, str]
 LEGEND = (
-    "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. Everything else: by"
-    " replay."
+    "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. survival: log loss,"
+    " and how far it is above that of the draft's own confidence (product of q, calibrated in the"
+    " same way), with its 95 % interval over prompts. Everything else: by replay."
 )
 
 
@@ -81,8 +82,22 @@ def settings(folder: Path) -> Cells:
     config = read_config(folder, KEY)
     named = {"checkpoint": folder.name, "predictor": config["predictor"]}
     inputs = Inputs.from_dict(config["inputs"])
-    read = {"layers": " ".join(map(str, (*inputs.draft_layers, *inputs.target_layers)))}
-    return {name: str(value) for name, value in (named | read | config["settings"] | read).items()}
+    read = {"layers": [*inputs.draft_layers, *inputs.target_layers], "reads": inputs.names}
+    known = named | read | config["settings"] | read | _data(config)
+    known.pop("inputs", None)  # those besides
+    return {name: _cell(value) for name, value in known.items()}
+
+
+def _data(config: dict[str, Any]) -> dict[str, Any]:
+    """How many prompts it learned from, where it says so."""
+    try:
+        return {"prompts": config["provenance"]["data"]["splits"]["train"]["prompts"]}
+    except (KeyError, TypeError):
+        return {}
+
+
+def _cell(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def scores(folder: Path) -> Cells:
@@ -96,10 +111,22 @@ def scores(folder: Path) -> Cells:
         found = {"nll": list(stages.values())[-1]["log_loss"][0]} | {
             key: metrics["test"][name][key] for key in SCORES
         }
-        seconds = {"seconds": f"{metrics['seconds']:.0f}"}
+        more = survival(metrics) | {"seconds": f"{metrics['seconds']:.0f}"}
     except (KeyError, TypeError, AttributeError, StopIteration, IndexError) as error:
         raise damaged(folder, KEY, name, error) from error
-    return {key: "-" if value is None else f"{value:.4f}" for key, value in found.items()} | seconds
+    return {key: "-" if value is None else f"{value:.4f}" for key, value in found.items()} | more
+
+
+def survival(metrics: dict[str, Any]) -> Cells:
+    """A column for each harvest it was scored on; none where there is no survival."""
+    found = Cells()
+    for data, scored in metrics.get("survival", {}).items():
+        (loss, *_), (gap, low, high) = (
+            next(iter(scored[kind].values())) for kind in ("log_loss", "difference")
+        )
+        ends = "-" if None in (low, high) else f"{low:.4f} to {high:.4f}"
+        found[f"survival, {data}"] = f"{loss:.4f}, {gap:+.4f} ({ends})"
+    return found
 
 
 def replayed(cfg: DictConfig, folders: Sequence[Path]) -> list[list[Cells]]:
@@ -160,7 +187,9 @@ def table(rows: Sequence[tuple[Cells, Cells]]) -> str:
         for name in names
         if name == "checkpoint" or len({known.get(name) for known, _ in rows}) > 1
     ]
+    measured = list(dict.fromkeys(name for _, figures in rows for name in figures))
     lines = [
-        [*(known.get(name, "") for name in shown), *figures.values()] for known, figures in rows
+        [known.get(name, "") for name in shown] + [figures.get(name, "") for name in measured]
+        for known, figures in rows
     ]
-    return markdown([*shown, *rows[0][1]], lines)
+    return markdown([*shown, *measured], lines)

@@ -1,6 +1,7 @@
 """scripts/collect.py from its command line on checkpoints of a sweep over a tiny harvest."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -58,6 +59,20 @@ def test_a_sweep_of_heads_is_one_table(
             "the label's entropy is in it"
         )
         assert float(row["speed-up, modelled"].split()[0]) > 0 and row["threshold"]
+
+
+def test_inputs_by_number_of_prompts_is_one_table(
+    replaying: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = ("predictor=value", "prompts=2,4", "predictor.inputs=[q_stats],[q_stats,depth]")
+    run(collect, monkeypatch, swept(monkeypatch, "inputs", *grid), *REPLAY)
+    rows = cells("inputs/table.md")
+    read = ("q_stats depth", "q_stats")
+    assert [(row["reads"], row["prompts"]) for row in rows] == [
+        (names, prompts) for names in read for prompts in ("2", "4")
+    ]
+    (column,) = (name for name in rows[0] if name.startswith("survival, "))
+    assert re.fullmatch(r"0\.\d{4}, [+-]0\.\d{4} \(.* to .*\)", rows[0][column])
 
 
 def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
