@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from data_gen.samples import refuse_other_distributions
 from data_gen.storage.dataset import read_manifest
@@ -115,8 +115,12 @@ def tunable(cfg: DictConfig, name: str) -> TunableRule:
 
 
 def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
-    """The structure of that name. Raises UserError for one that says nothing of worth."""
-    structure: GrowsByWorth = instantiate(cfg.structures[name])
+    """The structure of that name; its own table of costs, which may not be measured yet, is not
+    read. Raises UserError for one that says nothing of worth."""
+    settings: Any = OmegaConf.to_container(cfg.structures[name], resolve=True)
+    if settings.pop("cost", None):
+        settings["cost"] = {"_target_": "decoding.cost.cost_table", "draft": 1, "target": 1}
+    structure: GrowsByWorth = instantiate(settings)
     if not hasattr(structure, "worth"):
         raise UserError(
             f"structures.{name}: expected a structure that can be replayed, got"
