@@ -55,6 +55,14 @@ class Survival:
             self.scale * _log_odds(products) + self.bias + self.depth * k.log()
         ).cummin(-1)[0]
 
+    def of_product(self, product: float, k: int) -> float:
+        """`of_products` of one prefix, shorter ones aside."""
+        if self.is_product:
+            return product
+        kept = min(max(product, LEAST), 1 - CLIP)
+        odds = self.scale * math.log(kept / (1 - kept)) + self.bias + self.depth * math.log(k)
+        return 1 / (1 + math.exp(-max(odds, -700.0)))
+
     def of_prefixes(self, rows: "Prefixes") -> Tensor:
         """The same for whole rollouts, [n]."""
         rollout, before = (rows.k == 1).cumsum(0) - 1, rows.k.long() - 1

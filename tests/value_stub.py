@@ -11,8 +11,10 @@ from torch import Tensor
 
 from decoding.cost import CostTable, cost_table
 from decoding.structures.grown import Grown
+from predictors.calibration import Calibration
 from predictors.inputs import Inputs
 from predictors.outcomes import OUTCOMES, Chances
+from predictors.survival import Survival
 
 EVERYTHING = Inputs(
     target_hidden=[-1], token=True, q_stats=True, depth=True, history=True, draft_before=[-1],
@@ -25,6 +27,7 @@ class Nosy:
     """Says something else for whatever else it reads."""
 
     name, when, classes = "nosy", "token", OUTCOMES
+    calibration = Calibration(survival=Survival(0.9, -0.1, 0.2))
 
     def __init__(self, inputs: Inputs = EVERYTHING) -> None:
         self.inputs, self.asked = inputs, 0
@@ -41,6 +44,7 @@ class Saying:
     """What a function of the depth says: first, following, second, third."""
 
     name, when, classes, inputs = "saying", "token", OUTCOMES, Inputs(depth=True)
+    calibration = Calibration()
 
     def __init__(self, says: Callable[[int], tuple[float, float, float, float]]) -> None:
         self.says = says

@@ -10,13 +10,16 @@ The best draw goes first, and the draft ends where none is worth its time."""
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from decoding.cost import CostTable
 from predictors.outcomes import Chances
+from predictors.survival import Survival
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
+UNCALIBRATED = Survival()
 LEAVES = 2  # most beside one token: `Chances` speaks of no more
 
 
@@ -44,8 +47,9 @@ class Worth:
     leaf: Array
 
     @classmethod
-    def of(cls, chances: Chances) -> "Worth":
-        """chances: [..., G], of each token of the path once it is drawn."""
+    def of(cls, chances: Chances, survival: Survival = UNCALIBRATED) -> "Worth":
+        """chances: [..., G], of each token of the path once it is drawn; survival: what their
+        products are worth."""
         first, following, second, third = (
             part.double().numpy()
             for part in (chances.first, chances.following, chances.second, chances.third)
@@ -53,7 +57,8 @@ class Worth:
         reached = np.cumprod(first, -1)
         before = np.concatenate([np.ones_like(first[..., :1]), reached[..., :-1]], -1)
         further = np.ones_like(first)
-        further[..., 1:] = (reached * following)[..., :-1]
+        products = torch.from_numpy(reached * following)
+        further[..., 1:] = survival.of_products(products).numpy()[..., :-1]
         rejected = before * (1 - first)
         return cls(further, np.stack([rejected * second, rejected * (1 - second) * third], -1))
 

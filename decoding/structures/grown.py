@@ -26,6 +26,7 @@ from predictors.inputs import readable
 from predictors.outcomes import Chances
 from runtime.settings.kinds import Nodes, Path, Positive
 
+CERTAIN = Said(1.0, 1.0, 0.0, 0.0)
 PRIOR = 4  # tokens of plain decoding that a request begins with, when it estimates its own rate
 
 
@@ -33,24 +34,19 @@ PRIOR = 4  # tokens of plain decoding that a request begins with, when it estima
 class Position:
     """Where the next candidate after `row` is drawn.
 
-    reach: probability that the path to it is accepted and none of its candidates so far; chances:
-    of those to come, each if its elders are rejected (None: not asked yet); beside: what the
-    position before said of a second candidate; said: of the eldest candidate; candidates: None
-    before the first"""
+    value: of that draw; reach: probability that the path to it is accepted and none of its
+    candidates so far; said: by the predictor, of `row` before the first candidate, of the eldest
+    candidate then; None: not asked yet, and `value` is the most it may be; beside: what was said of
+    a second candidate at the position before; chances: of younger candidates to come, each if its
+    elders are rejected; candidates: None before the first"""
 
     row: int
+    value: float
     reach: float
-    chances: list[float] | None
+    said: Said | None
     beside: float
-    said: Said | None = None
+    chances: list[float] = field(default_factory=list)
     candidates: Iterator[int] | None = None
-
-    @property
-    def value(self) -> float:
-        """At most, where nothing was asked yet."""
-        if self.chances is None:
-            return self.reach
-        return self.reach * self.chances[0] if self.chances else 0.0
 
 
 class Grown:
@@ -129,7 +125,8 @@ class Grown:
     def worth(self, table: RolloutTable) -> Worth:
         """Of every draw of a comb: what would follow a leaf nobody has recorded."""
         outcomes = torch.from_numpy(table.of_predictor(self._outcomes))
-        return Worth.of(Chances.of(outcomes)).up_to(self.max_siblings - 1)
+        survival = self.predictor.calibration.survival
+        return Worth.of(Chances.of(outcomes), survival).up_to(self.max_siblings - 1)
 
 
 @dataclass
@@ -148,79 +145,94 @@ class _Growing:
     def __post_init__(self) -> None:
         self.budget = self.by.budget if readable(self.by.predictor.inputs, self.context) else 1
         if self.tree.may_grow(0, self.context):
-            self.waiting.append((0.0, next(self.arrival), Position(0, 1.0, [1.0], 0.0)))
+            self._wait(Position(0, 1.0, 1.0, CERTAIN, 0.0))
 
     def best(self) -> Position | None:
         """Of all positions the one whose next draw gains most, if that is worth its row."""
-        while self.waiting and len(self.tree.token) < self.budget:
+        while self.waiting and (drawn := len(self.tree.token)) < self.budget:
             loss, _, position = heappop(self.waiting)
-            if self.tree.token and -loss < self.rate * self.by.rows[len(self.tree.token)]:
+            if drawn and -loss < self.rate * self.by.rows[drawn]:
                 return None
-            if position.chances is not None:
+            if position.said is not None:
                 return position
-            position.chances = [self._ask(position.row).following]
-            self._wait(position)
+            self._foresee(position, self._ask(position.row))
         return None
 
     def draw(self, position: Position) -> None:
         """The next candidate there, or two where their number is settled before the first."""
         if position.candidates is not None:
             self._younger(position)
-        else:
-            settled = self.siblings in SETTLED_FIRST
-            paired = settled and self._worth_a_pair(position)
-            position.candidates = self.siblings(self.tree.q(position.row), self.sampler)
-            self._eldest(position)
-            if paired:
-                self._younger(position)
-            if settled:
-                position.chances = []
-        if position.value > 0:
-            self._wait(position)
-
-    def _eldest(self, position: Position) -> None:
-        child = self._drawn(position)
-        if child is None or len(self.tree.token) == self.budget:
-            position.chances = []
             return
+        settled = self.siblings in SETTLED_FIRST
+        paired = settled and self._worth_a_pair(position)
+        position.candidates = self.siblings(self.tree.q(position.row), self.sampler)
+        said = self._eldest(position)
+        if said and not settled:
+            position.chances = [said.second, said.third][: self.by.max_siblings - 1]
+            self._offer_sibling(position)
+        elif said and paired:
+            position.chances = [said.second]
+            self._younger(position)
+
+    def _eldest(self, position: Position) -> Said | None:
+        """None where nothing can be drawn after it."""
+        child = self.tree.draw(position.row, _there(position.candidates))
+        if child is None or len(self.tree.token) == self.budget:
+            return None
         position.said = said = self._ask(child)
-        position.chances = [said.second, said.third][: self.by.max_siblings - 1]
-        self._below(child, position.reach * said.first, [said.following], said.second)
+        self._below(Position(child, position.value, position.reach * said.first, said, said.second))
         position.reach *= 1 - said.first
+        return said
 
     def _younger(self, position: Position) -> None:
-        chance = position.chances.pop(0) if position.chances else 0.0
-        child = self._drawn(position)
-        if child is None:
-            position.chances = []
-            return
-        beside = position.said.second if position.said else 0.0
-        self._below(child, position.reach * chance, None, beside)
-        position.reach *= 1 - chance
+        chance, eldest = position.chances.pop(0), position.said
+        child = self.tree.draw(position.row, _there(position.candidates))
+        if child is not None and eldest is not None:
+            reach = position.reach * chance
+            self._below(Position(child, reach, reach, None, eldest.second))
+            position.reach *= 1 - chance
+            self._offer_sibling(position)
 
-    def _below(self, child: int, reach: float, chances: list[float] | None, beside: float) -> None:
-        position = Position(child, reach, chances, beside)
-        if position.value > 0 and self.tree.may_grow(child, self.context):
+    def _below(self, position: Position) -> None:
+        """A first candidate after a token that has just been drawn, worth no more than that."""
+        if not self.tree.may_grow(position.row, self.context):
+            return
+        if position.said is None:
+            self._wait(position)
+        else:
+            self._foresee(position, position.said)
+
+    def _foresee(self, position: Position, said: Said) -> None:
+        product, depth = position.reach * said.following, self.tree.depth[position.row]
+        survival = self.by.predictor.calibration.survival
+        position.value = min(position.value, survival.of_product(product, depth))
+        position.said = said
+        self._wait(position)
+
+    def _offer_sibling(self, position: Position) -> None:
+        if position.chances:
+            position.value = position.reach * position.chances[0]
             self._wait(position)
 
-    def _worth_a_pair(self, position: Position) -> bool:
-        """Decided by what is known before the first of them is drawn."""
-        draws = len(self.tree.token)
-        if self.by.max_siblings < 2 or draws + 2 > self.budget:
-            return False
-        assert position.chances, "only positions that were asked are drawn from"
-        second = position.reach * (1 - position.chances[0]) * position.beside
-        return draws == 0 or 0 < second >= self.rate * self.by.rows[draws + 1]
-
-    def _drawn(self, position: Position) -> int | None:
-        assert position.candidates is not None
-        return self.tree.draw(position.row, position.candidates)
-
     def _wait(self, position: Position) -> None:
-        forward = position.candidates is None and not self.tree.has_run(position.row)
-        gain = position.value - self.rate * self.by.cost.draft * forward
-        heappush(self.waiting, (-gain, next(self.arrival), position))
+        if position.value > 0:
+            forward = position.candidates is None and not self.tree.has_run(position.row)
+            gain = position.value - self.rate * self.by.cost.draft * forward
+            heappush(self.waiting, (-gain, next(self.arrival), position))
+
+    def _worth_a_pair(self, position: Position) -> bool:
+        """By what is known before the first of them is drawn."""
+        drawn = len(self.tree.token)
+        if self.by.max_siblings < 2 or drawn + 2 > self.budget:
+            return False
+        second = max(0.0, position.reach - position.value) * position.beside
+        return drawn == 0 or 0 < second >= self.rate * self.by.rows[drawn + 1]
 
     def _ask(self, row: int) -> Said:
         with self.tree.watch.stage("stop"):
             return ask(self.by.predictor, self.context, DrawnToken(self.tree, row))
+
+
+def _there(candidates: Iterator[int] | None) -> Iterator[int]:
+    assert candidates is not None, "a position that has begun has candidates"
+    return candidates

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -116,3 +117,12 @@ def test_one_prompt_and_nan() -> None:
 def test_its_loss_is_the_log_loss() -> None:
     f, s = torch.tensor([0.2, 0.9]).double(), torch.tensor([0.5, 1.0]).double()
     assert torch.allclose(binary_nll(f, s), log_loss(two_columns(f), two_columns(s)))
+
+
+@pytest.mark.parametrize("survival", [Survival(), Survival(0.8, -0.3, 0.4)])
+def test_one_prefix_is_worth_what_all_of_them_say(survival: Survival) -> None:
+    """But for the minimum over shorter ones, which its caller keeps."""
+    products = torch.tensor([0.999999999, 0.7, 0.2, 1e-9, 0.0], dtype=torch.float64)
+    found = [survival.of_product(product, k) for k, product in enumerate(products.tolist(), 1)]
+    expected = survival.of_products(products)
+    assert np.minimum.accumulate(found).tolist() == pytest.approx(expected.tolist(), abs=1e-12)

@@ -1,0 +1,175 @@
+"""Drafts grown by value: wide where rows are free, a chain where they are dear, and the same in
+replay."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decoding.cost import CostTable, cost_table
+from decoding.draft import RoundContext
+from decoding.sampling import hub_pair, top_tokens, without_replacement
+from decoding.structures.comb import Worth, grow
+from decoding.structures.grown import PRIOR, Grown
+from decoding.value import Said, load_value
+from predictors.calibration import Calibration
+from predictors.inputs import Inputs
+from predictors.outcomes import OUTCOMES, Chances
+from predictors.survival import Survival
+from runtime.errors import UserError
+from tests.checkpoints import write_checkpoint
+from tests.unit.decoding.structures.test_structures import COMMITTED, EOS, check_sound, depths
+from tests.unit.decoding.structures.test_structures import grown as drafted
+from tests.value_stub import EVERYTHING, Nosy, Saying, grown
+
+NUMBERS = Inputs(q_stats=True, q_path=True, depth=True, history=True)
+CURVED = Survival(0.9, -0.1, 0.1)
+STEADY = Saying(lambda depth: (0.8, 0.7, 0.4, 0.3))
+
+
+def rows(share: float, draft: float = 1.0) -> CostTable:
+    """A call takes as long as 5 drafts, each further row a share of it."""
+    return cost_table(draft, {1: 5.0, 101: 5.0 + 500 * share})
+
+
+def test_wide_where_rows_are_free_and_a_chain_where_they_are_dear() -> None:
+    leaves, lengths = [], []
+    for share in (0.0, 0.02, 0.1, 0.4):
+        _, draft = drafted(grown(STEADY, rows(share), 0.3, 12, 3))
+        children = draft.children()
+        leaves.append(len(draft) - max(depths(draft)))
+        lengths.append(len(draft))
+        assert max(map(len, children)) <= 3
+    assert leaves == sorted(leaves, reverse=True) and leaves[0] > leaves[1] > leaves[3] == 0
+    assert lengths[0] == 12 and draft.is_chain
+
+
+def test_a_draft_forward_runs_for_inner_nodes_alone() -> None:
+    tree, draft = drafted(grown(Nosy(NUMBERS), rows(0.01), 0.1, 16, 3))
+    inner = sum(bool(children) for children in draft.children())
+    assert tree.forwards == inner < len(draft)
+
+
+def test_dear_forwards_leave_siblings_alone() -> None:
+    _, draft = drafted(grown(STEADY, rows(0.0, draft=9.0), 0.2, 12, 3))
+    assert draft.parent == [0, 0, 0]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5])
+@pytest.mark.parametrize("siblings", [1, 2, 3])
+def test_the_budget_binds(budget: int, siblings: int) -> None:
+    structure = grown(STEADY, rows(0.0, draft=0.01), 0.1, budget, siblings)
+    assert structure.shape == ("chain" if siblings == 1 else "tree")
+    _, draft = drafted(structure)
+    assert len(draft) == budget and max(map(len, draft.children())) <= siblings
+
+
+def test_where_the_budget_binds_it_goes_by_value() -> None:
+    """Rows are free, so every leaf has the best ratio; but another token is worth more."""
+    sure = Saying(lambda depth: (0.95, 0.95, 0.1, 0.1))
+    _, draft = drafted(grown(sure, rows(0.0, draft=0.1), 0.2, 6, 3))
+    assert draft.is_chain and len(draft) == 6
+
+
+@pytest.mark.parametrize("siblings", [without_replacement, hub_pair, top_tokens])
+def test_ends_of_the_output_and_of_the_text(siblings) -> None:
+    for seed in range(20):
+        for max_new in (1, 2, 3, 20):
+            structure = grown(Nosy(NUMBERS), rows(0.0), 0.1, 9, 2)
+            _, draft = drafted(structure, siblings, max_new=max_new, eos_ids=EOS, seed=seed)
+            check_sound(draft, max_new - 1, EOS)
+            assert bool(len(draft)) == (max_new > 1)
+
+
+def test_a_certain_draft_has_no_siblings() -> None:
+    certain = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    for siblings in (without_replacement, hub_pair, top_tokens):
+        _, draft = drafted(
+            grown(STEADY, rows(0.0), 0.1, 5, 2),
+            siblings,
+            table=lambda context: certain,
+            committed=torch.tensor([1, 0]),
+        )
+        assert draft.is_chain and draft.token == [1] * len(draft)
+
+
+def test_each_drawn_token_is_asked_about_once() -> None:
+    predictor = Nosy(NUMBERS)
+    tree, _ = drafted(grown(predictor, rows(0.0), 0.1, 16, 3))
+    assert 3 < predictor.asked < len(tree.token), "not about leaves that nothing may come after"
+
+
+def test_nothing_is_asked_before_something_is_verified() -> None:
+    predictor = Nosy(EVERYTHING)
+    assert EVERYTHING.target_layers
+    _, draft = drafted(grown(predictor, rows(0.0), 0.1, 9, 2))
+    assert len(draft) == 1 and not predictor.asked, "there are no states of the target yet"
+
+
+# The rate -----------------------------------------------------------------------------------------
+
+
+def test_a_request_finds_its_rate_from_its_own_rounds() -> None:
+    cost = rows(0.0)
+    structure = grown(STEADY, cost, None, 3, 1)
+    first = RoundContext(COMMITTED, 20)
+    assert structure._rate(first) == PRIOR / (PRIOR * 5) == 1 / cost.autoregressive
+    drafted(structure)
+    later = RoundContext(torch.cat([COMMITTED, COMMITTED[:4]]), 16, round=1)
+    assert structure._rate(later) == pytest.approx((4 + PRIOR) / (3 * 1.0 + 5 + PRIOR * 5))
+    assert structure._rate(first) == 1 / cost.autoregressive, "another request starts afresh"
+    assert grown(STEADY, cost, 0.7, 3, 1)._rate(later) == 0.7
+
+
+# Replay -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("siblings", [1, 3])
+@pytest.mark.parametrize("rate", [0.15, 0.3])
+def test_a_replayed_comb_is_what_is_drawn(siblings: int, rate: float) -> None:
+    """Where no sibling gets a child."""
+    said = [(0.9, 0.8, 0.5, 0.4), (0.7, 0.9, 0.3, 0.9), (0.8, 0.6, 0.9, 0.2), (0.5, 0.5, 0.5, 0.5)]
+    said += [(0.9, 0.2, 0.1, 0.1)] * 9
+
+    cost, budget, gamma = rows(0.02), 9, 8
+    predictor = Saying(lambda depth: said[depth - 1])
+    predictor.calibration = Calibration(survival=CURVED)
+    structure = grown(predictor, cost, rate, budget, siblings)
+    tree, draft = drafted(structure)
+    chances = Chances(*torch.tensor(said[:gamma], dtype=torch.float64).unbind(-1))
+    worth = Worth.of(chances, CURVED).up_to(siblings - 1)
+    comb = grow(
+        Worth(worth.further[None, None], worth.leaf[None, None]),
+        np.array([[gamma]]),
+        cost,
+        rate,
+        budget,
+    )
+    children = draft.children()
+    path, row, leaves = 0, 0, []
+    while children[row]:
+        leaves.append(len(children[row]) - 1)
+        path, row = path + 1, children[row][0]
+    assert comb.path.item() == path and comb.leaves[0, 0, :path].tolist() == leaves
+
+
+# The checkpoint -----------------------------------------------------------------------------------
+
+
+def test_only_a_predictor_of_outcomes_will_do(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "specdecpp", "specdecpp", 4)
+    with pytest.raises(UserError, match=r"^structure\.checkpoint: .* holds 'specdecpp'"):
+        Grown(str(folder), rows(0.0), None, 4, 2)
+    with pytest.raises(UserError, match=r"^structure\.checkpoint: no checkpoint in"):
+        load_value(tmp_path, "structure.checkpoint")
+
+
+def test_what_is_said_is_what_chances_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.rand(50, len(OUTCOMES), generator=generator, dtype=torch.float64)
+    probs[:10] *= (torch.rand(10, len(OUTCOMES), generator=generator) > 0.5).double()
+    for row in probs:
+        chances = Chances.of(row)
+        expected = (chances.first, chances.following, chances.second, chances.third)
+        assert Said.of(row.tolist()) == pytest.approx([part.item() for part in expected])
