@@ -20,7 +20,9 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from evaluation.replay.check import counted
 from evaluation.replay.simulate import Counts, Replayer
+from predictors.calibration import Calibration
 from predictors.outcomes import Chances
+from predictors.survival import Survival
 from tests.contract.engines import stop_rule
 from tests.invariant import test_expected_replay as toy
 from tests.invariant import test_replay as tiny
@@ -89,14 +91,17 @@ def test_a_comb_without_leaves_is_a_chain() -> None:
 
 @pytest.mark.parametrize("budget", [5, 30])
 @pytest.mark.parametrize("rate", [0.15, 0.3, 0.5])
-def test_a_replay_of_grown_drafts_is_decode(budget: int, rate: float) -> None:
+@pytest.mark.parametrize("survival", [Survival(), Survival(0.8, -0.2, 0.3)])
+def test_a_replay_of_grown_drafts_is_decode(budget: int, rate: float, survival: Survival) -> None:
     """Where no leaf is worth a draft forward of its own."""
 
     def says(depth: int) -> tuple[float, float, float, float]:
         return 0.95 - 0.1 * depth, 0.9 - 0.1 * depth, 0.7, 0.4
 
     cost = cost_table(1.0, {1: 5.0, 3: 5.0, 20: 9.0})
-    structure = grown(Saying(says), cost, rate, budget, siblings=3)
+    predictor = Saying(says)
+    predictor.calibration = Calibration(survival=survival)
+    structure = grown(predictor, cost, rate, budget, siblings=3)
     engine = SerialEngine(
         tiny.models(),
         structure,
@@ -110,7 +115,7 @@ def test_a_replay_of_grown_drafts_is_decode(budget: int, rate: float) -> None:
     said = torch.tensor([says(depth) for depth in range(1, table.gamma + 1)]).unbind(-1)
     chances = Chances(*(part.expand(*table.tokens.shape) for part in said))
     replayer = Replayer(table, table.gamma)
-    drafts = grow(Worth.of(chances), replayer.limit, cost, rate, budget)
+    drafts = grow(Worth.of(chances, survival), replayer.limit, cost, rate, budget)
     assert drafts.leaves.any()
     counts = replayer.combs(drafts)
     for prompt, tokens in enumerate(tiny.PROMPTS):
