@@ -189,10 +189,15 @@ def _of_rounds(inputs: Inputs, records: Mapping[str, Tensor]) -> Facts:
 def live(inputs: Inputs, context: LiveRound, drawn: LiveToken | None = None) -> Tensor:
     """[1, D] float32: the row that `recorded` holds for a round that starts now (`drawn` None), or
     for a drawn token of it. What is not read is not worked out."""
-    facts: dict[str, Tensor] = {}
+    states, numbers = list[Tensor](), list[float]()
     for name in inputs.names:
-        facts |= CATALOGUE[name].live(context, drawn)
-    return matrix(inputs, facts)[None].float()
+        part = CATALOGUE[name].live(context, drawn)
+        if isinstance(part, Tensor):
+            states.append(part.float())
+        else:
+            numbers += part
+    row = torch.tensor(numbers, dtype=torch.float32)
+    return (torch.cat([*states, row]) if states else row)[None]
 
 
 def readable(inputs: Inputs, context: LiveRound) -> bool:

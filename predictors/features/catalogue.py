@@ -11,9 +11,9 @@ from predictors.features.draft_statistics import (
     HISTORY,
     PATH,
     Q_STATS,
-    history_row,
-    path_rows,
-    q_stats,
+    history_numbers,
+    path_row,
+    q_stats_of,
 )
 
 Facts = Mapping[str, Tensor]
@@ -60,54 +60,57 @@ class LiveToken(Protocol):
 class Input:
     """One entry of the catalogue.
 
-    columns: of the records, that give its facts; live: the same facts of one moment, of a round
-    that starts (no token) or of a drawn token; make: facts -> [..., d]
+    columns: of the records, that give its facts; make: facts -> [..., d]; live: what that is at one
+    moment, for a round that starts (no token) or for a drawn token: [d], or plain numbers, of which
+    no tensors are made before all are there
     drawn: it is there only once a token is drawn; mixed: records of the kind `mixed` hold it
     per_round: one value for all tokens of a round"""
 
     columns: tuple[str, ...]
-    live: Callable[[LiveRound, LiveToken | None], Facts]
+    live: Callable[[LiveRound, LiveToken | None], Tensor | list[float]]
     make: Callable[[Facts], Tensor]
     drawn: bool = False
     mixed: bool = False
     per_round: bool = False
 
 
-def _of_draft(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    return {"draft_hidden": _there(drawn).hidden().flatten()}
+def _of_draft(context: LiveRound, drawn: LiveToken | None) -> Tensor:
+    return _rounded(_there(drawn).hidden().flatten())
 
 
-def _before(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    return {"draft_before": _there(drawn).hidden_before().flatten()}
+def _before(context: LiveRound, drawn: LiveToken | None) -> Tensor:
+    return _rounded(_there(drawn).hidden_before().flatten())
 
 
-def _of_path(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    return {"q_path": path_rows(torch.tensor(_there(drawn).path_q()))[-1]}
-
-
-def _of_target(context: LiveRound, drawn: LiveToken | None) -> Facts:
+def _of_target(context: LiveRound, drawn: LiveToken | None) -> Tensor:
     assert context.target_hidden is not None, "nothing has been verified yet"
-    return {"target_hidden": context.target_hidden.flatten()}
+    return _rounded(context.target_hidden.flatten())
 
 
-def _of_token(context: LiveRound, drawn: LiveToken | None) -> Facts:
+def _of_token(context: LiveRound, drawn: LiveToken | None) -> Tensor:
     token = int(context.committed[-1]) if drawn is None else drawn.token
-    return {"embedding": context.embed(token)}
+    return _rounded(context.embed(token))
 
 
-def _of_q(context: LiveRound, drawn: LiveToken | None) -> Facts:
+def _of_path(context: LiveRound, drawn: LiveToken | None) -> list[float]:
+    return path_row(_there(drawn).path_q())
+
+
+def _of_q(context: LiveRound, drawn: LiveToken | None) -> list[float]:
     drawn = _there(drawn)
-    return q_stats(
-        unwarped := drawn.unwarped_q(), torch.tensor(drawn.token, device=unwarped.device)
-    )
+    return q_stats_of(drawn.unwarped_q(), drawn.token)
 
 
-def _of_depth(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    return {"depth": torch.tensor(_there(drawn).depth)}
+def _of_depth(context: LiveRound, drawn: LiveToken | None) -> list[float]:
+    return [_there(drawn).depth]
 
 
-def _of_verdicts(context: LiveRound, drawn: LiveToken | None) -> Facts:
-    return {"history": history_row(context.verdicts)}
+def _of_verdicts(context: LiveRound, drawn: LiveToken | None) -> list[float]:
+    return history_numbers(context.verdicts)
+
+
+def _rounded(state: Tensor) -> Tensor:
+    return state.to(torch.bfloat16)
 
 
 def _there(drawn: LiveToken | None) -> LiveToken:
@@ -119,24 +122,24 @@ CATALOGUE: Mapping[str, Input] = {
     "draft_hidden": Input(
         ("draft_hidden",),
         _of_draft,
-        lambda facts: facts["draft_hidden"].to(torch.bfloat16),
+        lambda facts: _rounded(facts["draft_hidden"]),
         drawn=True,
         mixed=True,
     ),
     "draft_before": Input(
         ("draft_first", "draft_hidden"),
         _before,
-        lambda facts: facts["draft_before"].to(torch.bfloat16),
+        lambda facts: _rounded(facts["draft_before"]),
         drawn=True,
     ),
     "target_hidden": Input(
         ("target_hidden",),
         _of_target,
-        lambda facts: facts["target_hidden"].to(torch.bfloat16),
+        lambda facts: _rounded(facts["target_hidden"]),
         per_round=True,
     ),
     "token": Input(
-        ("embedding",), _of_token, lambda facts: facts["embedding"].to(torch.bfloat16), mixed=True
+        ("embedding",), _of_token, lambda facts: _rounded(facts["embedding"]), mixed=True
     ),
     "q_stats": Input(
         Q_STATS,

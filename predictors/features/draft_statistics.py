@@ -2,6 +2,7 @@
 far."""
 
 from collections.abc import Sequence
+from math import log
 
 import torch
 from torch import Tensor
@@ -26,6 +27,18 @@ def q_stats(unwarped: Tensor, token: Tensor) -> dict[str, Tensor]:
     }
 
 
+def q_stats_of(unwarped: Tensor, token: int) -> list[float]:
+    """`q_stats` of one token, [V] and a number: on a CPU in a fifth of the time."""
+    if unwarped.device.type != "cpu":
+        at = torch.tensor(token, device=unwarped.device)
+        return [value.item() for value in q_stats(unwarped, at).values()]
+    values = unwarped.numpy()
+    peak = int(values.argmax())
+    highest, second = values[peak], values[:peak].max(initial=0)
+    second = max(second, values[peak + 1 :].max(initial=0))
+    return [*map(float, (values[token], highest, highest - second)), entropy(unwarped).item()]
+
+
 def entropy(probs: Tensor) -> Tensor:
     """Natural-log entropy of distributions [..., V], [...]."""
     # four times as fast on a CPU as torch.special.entr
@@ -38,6 +51,12 @@ def path_rows(q_drawn: Tensor) -> Tensor:
     before = torch.cat([torch.ones_like(q_drawn[..., :1]), q_drawn[..., :-1]], dim=-1)
     product = q_drawn.clamp_min(1e-30).log().cumsum(-1)
     return torch.stack([product, q_drawn.cummin(-1).values, before], dim=-1)
+
+
+def path_row(q_drawn: Sequence[float]) -> list[float]:
+    """The last of `path_rows`."""
+    product = sum(log(max(q, 1e-30)) for q in q_drawn)
+    return [product, min(q_drawn), q_drawn[-2] if len(q_drawn) > 1 else 1.0]
 
 
 def history_row(verdicts: Sequence[bool]) -> Tensor:
@@ -55,11 +74,16 @@ def history_row(verdicts: Sequence[bool]) -> Tensor:
     target or the draft is sampled, the harvest's token was drawn apart from the response: its
     verdict has the right probability, but does not go with the token that was committed. Where both
     are greedy it is the same token and the same verdict."""
+    return torch.tensor(history_numbers(verdicts), dtype=torch.float32)
+
+
+def history_numbers(verdicts: Sequence[bool]) -> list[float]:
+    """`history_row`, as plain numbers."""
     shares = []
     for last in (RECENT, LONGER):
         some = verdicts[-last:]
         shares.append((sum(some) + 0.5) / (len(some) + 1))
-    return torch.tensor([*shares, min(len(verdicts), LONGER) / LONGER], dtype=torch.float32)
+    return [*shares, min(len(verdicts), LONGER) / LONGER]
 
 
 def history_rows(verdicts: Tensor) -> Tensor:

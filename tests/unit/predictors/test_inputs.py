@@ -6,8 +6,10 @@ from predictors.features.draft_statistics import (
     Q_STATS,
     history_row,
     history_rows,
+    path_row,
     path_rows,
     q_stats,
+    q_stats_of,
 )
 from predictors.features.layers import LAYERS as LAYERS_OF
 from predictors.features.layers import RecordedLayers, checked_layers, narrowed, side_by_side
@@ -161,6 +163,21 @@ def test_statistics_of_a_drawn_token() -> None:
     torch.testing.assert_close(found["q_max"], torch.tensor([0.5, 1.0]))
     torch.testing.assert_close(found["q_margin"], torch.tensor([0.2, 1.0]))
     torch.testing.assert_close(found["q_entropy"], torch.tensor([1.02965, 0.0]))
+
+
+def test_numbers_of_one_token_are_those_of_many() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for vocab in (2, 3, 1000):
+        logits = torch.randn(40, vocab, generator=generator) * 4
+        logits[:4, 1:] = -torch.inf
+        logits[4:8, :2] = logits[4:8].max()
+        unwarped, token = logits.softmax(-1), torch.arange(40) % vocab
+        expected = torch.stack(list(q_stats(unwarped, token).values()), -1)
+        found = [q_stats_of(row, int(one)) for row, one in zip(unwarped, token, strict=True)]
+        torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-6, atol=1e-7)
+        path = unwarped[:, 0]
+        found = [path_row(path[: n + 1].tolist()) for n in range(40)]
+        torch.testing.assert_close(torch.tensor(found), path_rows(path), rtol=1e-6, atol=1e-6)
 
 
 def test_history_looks_back_on_the_last_verdicts() -> None:
