@@ -25,7 +25,7 @@ from evaluation.replay.candidates import (
     replayer,
 )
 from evaluation.replay.check import check_replay, excused, in_lines
-from evaluation.replay.growing import GrowsByWorth, Sample, sample, settled_rates, transfer
+from evaluation.replay.growing import GrowsByWorth, Sample, sample, settled_rates, untuned
 from evaluation.replay.measuring import measured_cost
 from evaluation.replay.read import Asks
 from evaluation.replay.report import report
@@ -90,10 +90,6 @@ def tuned(
         "measured_on": tables["chosen"].measured_on,
         "results": judged(judged_on),
         "elsewhere": {str(folder): judged(replayed(folder, "all")) for folder in cfg.judge_data},
-        "transfer": {
-            name: transfer(chosen_on, judged_on, table, rates[name])
-            for name, table in tables.items()
-        },
         "frontier": frontiers(judged_on.candidates),
         "oracle_calls": oracle_totals(judged_on.table) if judged_on.table.greedy else None,
     }
@@ -224,6 +220,7 @@ def tune(
         "rules": by_rule(choices),
         "structures": by_rule(structures),
         "bounds": by_rule(most),
+        "untuned": untuned(chosen_on, judged_on, table, rates),
     }
 
 

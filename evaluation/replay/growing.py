@@ -127,7 +127,7 @@ def settled_rates(chosen_on: Sample, cost: CostTable) -> dict[str, float]:
     return {name: grower.settled(cost).threshold for name, grower in chosen_on.growers.items()}
 
 
-def transfer(
+def untuned(
     chosen_on: Sample, judged_on: Sample, cost: CostTable, rates: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
     """By structure, the `regret` of having no setting but the cost table, and that of the same

@@ -70,17 +70,19 @@ def row(choice: Choice) -> str:
 
 def transfers(facts: Mapping[str, Any]) -> list[str]:
     """What it costs a structure that its rate is not tuned; nothing where there is none."""
+    sets = {facts["judged_on"]: facts["results"], **facts["elsewhere"]}
     rows = [
-        f"| {structure} | {cost} | {said['rate']:.3g} | {said['regret']:.2%} |"
+        f"| {structure} | {cost} | {prompts} | {said['rate']:.3g} | {said['regret']:.2%} |"
         f" {said['chain_regret']:.2%} |"
-        for cost, found in facts["transfer"].items()
-        for structure, said in found.items()
+        for prompts, results in sets.items()
+        for cost, found in results.items()
+        for structure, said in found["untuned"].items()
     ]
     if not rows:
         return []
     head = [
         "## without tuning: seconds over those at the best rate for the same prompts",
-        "| structure | cost | rate | regret | of a chain |",
-        "|---|---|---|---|---|",
+        "| structure | cost | prompts | rate | regret | of a chain |",
+        "|---|---|---|---|---|---|",
     ]
     return ["\n".join([*head, *rows])]

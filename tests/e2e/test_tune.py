@@ -124,13 +124,13 @@ def test_grown_drafts_need_no_threshold(
     write_checkpoint(Path("checkpoints/value"), "value", columns("value", 0), context=context)
     run(tune, monkeypatch, *arguments, "cost=c5", "methods=[fixed,value,grown]")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
-    assert "## without tuning: " in printed and "| grown | c10_row3 | " in printed
+    assert "## without tuning: " in printed and "| grown | c10_row3 | test | " in printed
     assert set(found["results"]["chosen"]["rules"]) == {"fixed", "value"}
-    for name, result in found["results"].items():
+    for result in found["results"].values():
         choice, cost = result["structures"]["grown"], result["cost"]
         assert choice["other"] in ("fixed", "value") and choice["gain"] > 0
         assert choice["threshold"] > 0.5 / cost["autoregressive"]
-        assert found["transfer"][name]["grown"]["regret"] >= 0
+        assert result["untuned"]["grown"]["regret"] >= 0
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", "methods=[grown]")
     assert "methods: expected one of fixed, confidence, product, " in message
     chain = ("+structure@structures.chain=chain", "methods=[fixed,chain]")

@@ -16,7 +16,7 @@ from evaluation.replay.growing import (
     seconds,
     settled,
     settled_rates,
-    transfer,
+    untuned,
 )
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate
@@ -89,7 +89,7 @@ def test_what_is_not_tuned_is_compared_with_what_is() -> None:
     ]
     cost = COSTS[1]
     rates = settled_rates(samples[0], cost)
-    said = transfer(*samples, cost, rates)["comb"]
+    said = untuned(*samples, cost, rates)["comb"]
     assert said["rate"] == rates["comb"] and 1.0 in FACTORS
     assert 0 <= said["regret"] < 0.02 and 0 <= said["chain_regret"] < 0.02
     assert [bound.rule for bound in samples[0].bounds] == ["knows p"] * 5
