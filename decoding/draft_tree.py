@@ -1,7 +1,8 @@
 """The draft of one round while it is drawn."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ PLAIN = Warp()
 
 
 class DraftTree:
-    """Tokens drawn so far and the draft model's view of them. Nothing is ever taken out.
+    """Tokens drawn so far and the draft model's view of them. Nothing that was drawn by chance is
+    ever taken out.
 
     Row 0 is the last committed token, node i is row i + 1 in the order of `add`. Whatever needs the
     draft model at a row runs it there, once; `run` does several rows in one forward.
@@ -196,6 +198,18 @@ class DraftTree:
             self._lm.keep_path([self._cached[row] for row in path if row in self._cached])
         self._lm.crop(min(self._lm.length, length))
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only `rows` (increasing, with all of their parents) of a tree of tokens that nobody drew;
+        the draft runs on none of them again."""
+        names = {old: new for new, old in enumerate([0, *rows])}
+        self.parent = [names[self.parent[row - 1]] for row in rows]
+        self.token = [self.token[row - 1] for row in rows]
+        self.drawn = [self.drawn[row - 1] for row in rows]
+        self.depth = [self.depth[row] for row in names]
+        for facts in self._known():
+            _rename(facts, names)
+        _rename(self._cached, names)
+
     def reroot(self, path: Sequence[int], kept: Sequence[int], committed: Tensor) -> "DraftTree":
         """The tree that goes on from `path`, whose tokens end `committed` now, with the nodes
         `kept` below it as its rows 1, 2, ...: nothing the draft has computed for them is computed
@@ -220,6 +234,13 @@ class DraftTree:
         if output.hidden is not None:
             self._hidden |= dict(zip(rows, output.hidden.unbind(1), strict=True))
         self.forwards += 1
+
+
+def _rename(facts: dict[int, Any], names: Mapping[int, int]) -> None:
+    """The rows of `facts`, in place; one without a name goes."""
+    kept = {names[row]: found for row, found in facts.items() if row in names}
+    facts.clear()
+    facts.update(kept)
 
 
 @cache

@@ -83,6 +83,7 @@ SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as it
     "dyspec": sizes({"budget": 4}),
     "dyspec_layers": sizes({"threshold": 0.15, "cap": 4}),
     "grown": sizes({"budget": 4}, {"budget": 3}),
+    "reranked": sizes({"width": 2, "depth": 2, "nodes": 3}),
     "lookup": sizes({"gamma": 3}),
     "sources": [
         Size(2, 4, {"gamma_max": 2, "stretch": 1}),
@@ -103,6 +104,10 @@ LARGER: dict[str, list[Size]] = {
         Size(3, 4, {"threshold": 0.1, "cap": 6}),
     ],
     "sequoia": [Size(3, 4, {})],
+    "reranked": [
+        Size(2, 5, {"width": 2, "depth": 3, "nodes": 4}),
+        Size(4, 3, {"width": 3, "depth": 2, "nodes": 5}),
+    ],
     "lookup": [Size(2, 6, {"gamma": 4}), Size(3, 5, {"gamma": 4})],
     "sources": [
         Size(2, 5, {"gamma_max": 2, "stretch": 2}),

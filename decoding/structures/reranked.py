@@ -1,0 +1,62 @@
+"""EAGLE-2 (2406.16858): expand the likeliest tokens layer by layer, then keep the likeliest of
+all."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from decoding.draft import RoundContext
+from decoding.draft_tree import DraftTree
+from decoding.interfaces import StopRule
+from decoding.sampling import Sampler, SiblingSampler, top_tokens
+from runtime.settings.kinds import DraftLength, Nodes
+
+
+class Reranked:
+    """In each layer the `width` nodes of the highest product of q get their `width` most probable
+    tokens as children; of all nodes the `nodes` with the highest product are kept.
+
+    Nothing is drawn by chance: which tokens are candidates, and which of them are kept, follows
+    from the committed text. So pruning is exact whatever the target's temperature, given that the
+    candidates are verified as what they are, point masses. It is not where they were drawn."""
+
+    shape = "tree"
+    sibling_samplers = (top_tokens,)
+    max_siblings = None
+    asks_stop = False
+    uses_draft = True
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
+
+    def __init__(
+        self,
+        width: Annotated[Nodes, "nodes of a layer that get children, and children of each"],
+        depth: Annotated[DraftLength, "layers, a draft forward each"],
+        nodes: Annotated[Nodes, "tokens that are kept"],
+    ) -> None:
+        self.width, self.depth, self.nodes = width, depth, nodes
+
+    def grow(
+        self,
+        tree: DraftTree,
+        context: RoundContext,
+        stop: StopRule,
+        siblings: SiblingSampler,
+        sampler: Sampler,
+    ) -> None:
+        product, layer = [1.0], [0]
+        for _ in range(self.depth):
+            layer = [row for row in layer if tree.may_grow(row, context)]
+            layer = sorted(layer, key=lambda row: -product[row])[: self.width]
+            tree.run(layer)
+            below = list[int]()
+            for row in layer:
+                candidates = siblings(tree.q(row), sampler)
+                for _ in range(self.width):
+                    child = tree.draw(row, candidates)
+                    if child is None:
+                        break
+                    product.append(product[row] * tree.drawn[child - 1])
+                    below.append(child)
+            layer = below
+        rows = sorted(range(1, len(product)), key=lambda row: -product[row])  # parents first
+        tree.keep(sorted(rows[: self.nodes]))
