@@ -18,6 +18,7 @@ from predictors.base import read_config, refuse_mismatch
 from runtime.errors import UserError
 from runtime.files import checked_folder
 
+COST_KEYS = ("stop.cost", "structure.cost.file")
 MEASURE = "python scripts/tune.py cost=measure"
 
 
@@ -37,8 +38,8 @@ def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
 
 
 def commands(rule: DictConfig) -> str:
-    """What makes the checkpoint of a stop rule, from a harvest of this pair with these
-    distributions."""
+    """What makes the checkpoint of a stop rule or a structure, from a harvest of this pair with
+    these distributions."""
     try:
         training = getattr(get_object(rule._target_), "training", "")
     except (ImportError, ValueError) as error:
@@ -57,8 +58,9 @@ def commands(rule: DictConfig) -> str:
 
 
 def checkpoint_keys(cfg: DictConfig, name: str) -> list[str]:
-    """Where the method names checkpoints: of its stop rule, or of the rule that this one holds."""
-    rules = [f"method.{name}.stop", f"method.{name}.stop.rule"]
+    """Where the method names checkpoints: of its stop rule, of the rule that this one holds, or of
+    its structure."""
+    rules = [f"method.{name}.{part}" for part in ("stop", "stop.rule", "structure")]
     return [
         f"{rule}.checkpoint"
         for rule in rules
@@ -95,34 +97,37 @@ def check_splits(cfg: DictConfig, data: Mapping[str, str] | None, where: str) ->
 
 
 def check_costs(cfg: DictConfig, pair: ModelPair, names: Sequence[str]) -> list[str]:
-    """Refuse a stop rule's file of costs that was measured with another pair; say, a line each,
-    which was measured on another machine, as of thresholds."""
-    files = {OmegaConf.select(cfg, f"method.{name}.stop.cost") for name in names} - {None}
-    tables = {file: read_cost(file, "stop.cost") for file in sorted(map(str, files))}
-    for file, table in tables.items():
-        _refuse_cost_of_another_pair(file, table, pair)
-    warnings = [_cost_of_another_machine(file, table, pair) for file, table in tables.items()]
+    """Refuse a file of costs, of a stop rule or a structure, that was measured with another pair;
+    say, a line each, which was measured on another machine, as of thresholds."""
+    keys = {
+        OmegaConf.select(cfg, f"method.{name}.{key}"): key for name in names for key in COST_KEYS
+    }
+    warnings = []
+    for file, key in sorted((str(file), key) for file, key in keys.items() if file is not None):
+        table = read_cost(file, key)
+        _refuse_cost_of_another_pair(f"{key}: {file}", table, pair)
+        warnings.append(_cost_of_another_machine(file, key, table, pair))
     return [warning for warning in warnings if warning]
 
 
-def _refuse_cost_of_another_pair(file: str, table: CostTable, pair: ModelPair) -> None:
+def _refuse_cost_of_another_pair(where: str, table: CostTable, pair: ModelPair) -> None:
     known, here = table.pair or {}, pair_identity(pair)
     other = [key for key in here if known and key != "name" and known.get(key) != here[key]]
     if other:
         raise UserError(
-            f"stop.cost: {file} was measured with another {' and '.join(other)}. Measure this"
+            f"{where} was measured with another {' and '.join(other)}. Measure this"
             f" pair's: {MEASURE}"
         )
 
 
-def _cost_of_another_machine(file: str, table: CostTable, pair: ModelPair) -> str | None:
+def _cost_of_another_machine(file: str, key: str, table: CostTable, pair: ModelPair) -> str | None:
     if not table.measured_on:
         return None
     try:
         there = other_machine(table.measured_on, setup_facts(pair))
     except KeyError as error:
         raise UserError(
-            f"stop.cost: {file} does not say with which {error.args[0]}. Measure anew: {MEASURE}"
+            f"{key}: {file} does not say with which {error.args[0]}. Measure anew: {MEASURE}"
         ) from error
     if there is None:
         return None

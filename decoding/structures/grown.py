@@ -66,6 +66,7 @@ class Grown:
     sibling_samplers: Collection[SiblingSampler] | None = None
     asks_stop = False
     uses_draft = True
+    training = "python train.py predictor=value"
 
     def __init__(
         self,

@@ -1,0 +1,69 @@
+"""Grown drafts, from the command line: greedy and sampled, and what does not fit is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decoding.trace import read_traces
+from tests.checkpoints import write_checkpoint
+from tests.e2e.test_evaluate import GREEDY, base, identity, refused, run, somewhere_else  # noqa: F401
+
+NUMBERS = 8  # inputs of the predictor
+COSTS = {"seconds": {"draft": 1.0, "target": {"1": 4.0, "65": 5.0}}}
+WARPS = {"greedy": 0.0, "sampled": 1.0}
+
+
+@pytest.fixture
+def given(base: list[str]) -> list[str]:  # noqa: F811
+    """A predictor for either temperature, and costs."""
+    for name, temperature in WARPS.items():
+        warp = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        context = {"pair": identity(base), "warp": warp, "draft_warp": warp}
+        write_checkpoint(Path(name), "value", NUMBERS, context=context)
+    Path("costs.json").write_text(json.dumps(COSTS))
+    methods = ("grown", "grown_greedy")
+    return [*base, *(f"method.{name}.structure.cost.file=costs.json" for name in methods)]
+
+
+def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["grown", "grown_greedy", "reranked"]
+    checkpoints = [f"method.{name}.structure.checkpoint=greedy" for name in names[:2]]
+    run(monkeypatch, *given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]")
+    assert capsys.readouterr().out.count("8 of 8 outputs equal autoregressive decoding") == 3
+    wide = {}
+    for name in names:
+        rounds = [r for t in read_traces(Path(f"runs/x/traces-{name}.jsonl")) for r in t.rounds]
+        parents = [round_.draft_parents for round_ in rounds]
+        wide[name] = any(len(set(found)) < len(found) for found in parents)
+    assert wide == {"grown": False, "grown_greedy": True, "reranked": True}, (
+        "siblings of a greedy draft are point masses"
+    )
+
+
+def test_sampled_drafts_grow(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, *given, "methods=[grown]", "method.grown.structure.checkpoint=sampled")
+    rounds = [r for t in read_traces(Path("runs/x/traces-grown.jsonl")) for r in t.rounds]
+    assert any(round_.depth < len(round_.draft_tokens) for round_ in rounds)
+    assert all(round_.seconds["stop"] > 0 for round_ in rounds if len(round_.draft_tokens) > 1)
+
+
+def test_what_does_not_fit_is_refused(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*values: str) -> str:
+        more = [f"method.grown.structure.{value}" for value in values]
+        return refused(monkeypatch, capsys, *given, "methods=[grown]", *more)
+
+    message = said("checkpoint=greedy")
+    assert "method.grown.structure.checkpoint: greedy was trained with" in message
+    assert "train.py predictor=value" in said("checkpoint=nowhere")
+    lacking = said("checkpoint=sampled", "cost.file=nowhere.json")
+    assert "structure.cost.file: nowhere.json is missing" in lacking
+    theirs = {"name": "theirs", "target": "x", "draft": "y", "tokenizer": "z"}
+    Path("theirs.json").write_text(json.dumps(COSTS | {"pair": theirs}))
+    foreign = said("checkpoint=sampled", "cost.file=theirs.json")
+    assert "structure.cost.file: theirs.json was measured with another target" in foreign
+    assert "method.grown.structure.siblings: expected" in said("checkpoint=sampled", "siblings=4")
