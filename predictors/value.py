@@ -93,7 +93,7 @@ class Value:
             " depth, history; draft_hidden alone costs a draft forward",
         ],
         width: Annotated[int, Field(ge=1, le=1024), "units of each of two hidden layers"] = 64,
-        dropout: Annotated[float, Field(ge=0, lt=1), "share of the units left out"] = 0.1,
+        dropout: Annotated[float, Field(ge=0, lt=1), "share of the units left out"] = 0.2,
     ) -> None:
         self.inputs = named_inputs(inputs)
         self.width, self.dropout = width, dropout
