@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ def activations(harvest: Harvest, gamma: int = 3) -> Activations:
     """
     if not (harvest.manifest["features_stored"] and harvest.manifest["gamma"] >= gamma):
         raise Missing("needs a harvest with stored hidden states: python scripts/gen_data.py")
-    predictor = HRAD(gamma=gamma)
+    predictor: Any = HRAD(gamma=gamma)  # its inputs are names until it is trained
     columns = (*predictor.columns, "target_hidden")
     (samples,) = of_each(
         [harvest],
