@@ -4,6 +4,8 @@ import torch
 from predictors.features.catalogue import CATALOGUE
 from predictors.features.draft_statistics import (
     Q_STATS,
+    TINY,
+    entropy,
     history_row,
     history_rows,
     path_row,
@@ -203,3 +205,11 @@ def test_history_looks_back_on_the_last_verdicts() -> None:
 )
 def test_how_many_columns_inputs_can_make(inputs: Inputs, dims: set[int]) -> None:
     assert {dim for dim in range(13) if inputs.fit(dim)} == dims
+
+
+def test_entropy_of_a_draft_over_part_of_the_vocabulary() -> None:
+    """Zeros give nothing, in the time of other numbers: `TINY` has a logarithm that is quick."""
+    probs = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.25])
+    torch.testing.assert_close(entropy(probs), torch.tensor(1.0397208))
+    assert entropy(torch.eye(4)).tolist() == [0.0] * 4
+    assert TINY >= torch.finfo(torch.float32).smallest_normal
