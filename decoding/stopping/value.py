@@ -61,9 +61,9 @@ class ValueStop(TunableRule):
         if not readable(self.predictor.inputs, self._context):
             return True
         x = live(self.predictor.inputs, self._context, step.drawn())
-        said = Chances.of(self.predictor.predict_proba(x).double())
-        self._reach *= said.first.item()
-        self._products.append(self._reach * said.following.item())
+        *_, first, both = self.predictor.predict_proba(x)[0].tolist()
+        self._products.append(self._reach * both)
+        self._reach *= first + both
         products = torch.tensor(self._products, dtype=torch.float64)
         self.predicted.append(self._calibrated(products)[-1].item())
         return self.predicted[-1] < self.threshold
