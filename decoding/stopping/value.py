@@ -16,7 +16,7 @@ from decoding.stopping.rollout_table import RolloutTable
 from decoding.value import load_value
 from predictors.base import Records
 from predictors.inputs import live, readable
-from predictors.outcomes import Chances, survival
+from predictors.outcomes import survival
 from runtime.settings.kinds import Path, Probability
 
 KEY = "stop.checkpoint"
