@@ -10,7 +10,16 @@ from decoding.sampling import Warp
 from decoding.stopping.never import Never
 from decoding.trace import Trace
 from predictors.inputs import Inputs
-from tests.contract.engines import OFF, checked, limited_pair, toy_pair, verifier
+from tests.contract.engines import (
+    OFF,
+    checked,
+    decoded_distribution,
+    limited_pair,
+    target_distribution,
+    toy_pair,
+    verifier,
+)
+from tests.contract.enumeration import largest_error
 from tests.contract.lossy import PruningGrown
 from tests.contract.test_engine_controls import check_biased
 from tests.value_stub import EVERYTHING, WITH_FORWARD, Nosy, grown
@@ -104,3 +113,16 @@ def test_warps_and_an_end_token_inside_of_a_draft(rule: str, warp: Warp, draft_w
 def test_pruning_a_drawn_node_by_its_value_is_caught(rule: str) -> None:
     structure = grown(Nosy(), COSTS["free rows"], budget=4, kind=PruningGrown)
     check_biased(SerialEngine(toy_pair(3, seed=9), structure, Never(), verifier(rule), OFF, OFF), 3)
+
+
+def test_a_pair_whose_second_follows_from_its_first_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("decoding.structures.grown.SETTLED_FIRST", ())
+    errors = []
+    for seed in range(5, 13):
+        structure = grown(Nosy(), COSTS["steps"], budget=4)
+        decoder = SerialEngine(toy_pair(3, seed), structure, Never(), verifier("spechub"), OFF, OFF)
+        distribution, _ = decoded_distribution(decoder, 3)
+        errors.append(largest_error(distribution, target_distribution(decoder.pair, OFF, 3)))
+    assert max(errors) > 1e-3
