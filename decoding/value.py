@@ -10,6 +10,9 @@ from predictors.inputs import live
 from predictors.outcomes import OUTCOMES
 from runtime.errors import UserError
 
+FALLS = 0.85
+"""Chance of a candidate over that of its elder one, at most, where neither was learned."""
+
 
 def load_value(checkpoint: str | Path, key: str) -> Predictor:
     """A predictor of `OUTCOMES` that is asked after each drawn token, or UserError naming `key`."""
@@ -40,6 +43,17 @@ class Said(NamedTuple):
             second / (rejected + second) if rejected + second > 0 else 0.0,
             third / rejected if rejected > 0 else 0.0,
         )
+
+
+    def siblings(self, count: int) -> list[float]:
+        """Chances of the second, third, ... of 1 + `count` candidates, each if its elder ones are
+        rejected. What was never learned, beyond the third, falls as the third does from the
+        second, at least by `FALLS`."""
+        found = [self.second, self.third]
+        share = min(FALLS, self.third / self.second) if self.second > 0 else 0.0
+        while len(found) < count:
+            found.append(found[-1] * share)
+        return found[:count]
 
 
 def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken) -> Said:

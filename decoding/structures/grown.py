@@ -80,8 +80,9 @@ class Grown:
         budget: Annotated[Nodes, "most tokens of a draft"],
         siblings: Annotated[
             int,
-            Field(ge=1, le=3),
-            "most candidates of one position; 1: a chain; 2: what SpecHub takes",
+            Field(ge=1, le=16),
+            "most candidates of one position; 1: a chain; 2: what SpecHub takes; what is beyond the"
+            " third was not learned and is taken to fall on",
         ],
     ) -> None:
         self.cost, self.rate, self.budget, self.max_siblings = cost, rate, budget, siblings
@@ -124,7 +125,8 @@ class Grown:
         return {self._outcomes: in_chunks(self.predictor.predict_proba, matrix)}
 
     def worth(self, table: RolloutTable) -> Worth:
-        """Of every draw of a comb: what would follow a leaf nobody has recorded."""
+        """Of every draw of a comb with two leaves beside a token at most: more siblings, and what
+        would follow a leaf, nobody has recorded."""
         outcomes = torch.from_numpy(table.of_predictor(self._outcomes))
         survival = self.predictor.calibration.survival
         return Worth.of(Chances.of(outcomes), survival).up_to(self.max_siblings - 1)
@@ -169,7 +171,7 @@ class _Growing:
         position.candidates = self.siblings(self.tree.q(position.row), self.sampler)
         said = self._eldest(position)
         if said and not settled:
-            position.chances = [said.second, said.third][: self.by.max_siblings - 1]
+            position.chances = said.siblings(self.by.max_siblings - 1)
             self._offer_sibling(position)
         elif said and paired:
             position.chances = [said.second]
