@@ -18,8 +18,9 @@ demo: setup
 	$(RUN) scripts/gen_data.py out=data/rounds anchors.stride=1 gamma=8 max_new_tokens=64 dataset.limit=120
 	$(RUN) train.py predictor=specdecpp data=data/rounds
 	$(RUN) train.py predictor=hrad data=data/rounds
+	$(RUN) train.py predictor=value data=data/rounds
 	$(RUN) scripts/tune.py
-	$(RUN) scripts/evaluate.py
+	$(RUN) scripts/evaluate.py methods=[autoregressive,fixed,confidence,product,value,grown,grown_shipped,specdecpp,hrad]
 	$(RUN) scripts/report.py
 
 test: setup

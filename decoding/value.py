@@ -44,7 +44,6 @@ class Said(NamedTuple):
             third / rejected if rejected > 0 else 0.0,
         )
 
-
     def siblings(self, count: int) -> list[float]:
         """Chances of the second, third, ... of 1 + `count` candidates, each if its elder ones are
         rejected. What was never learned, beyond the third, falls as the third does from the

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 LEARNED = ("specdecpp", "hrad")
 METHODS = ["autoregressive", "fixed", "confidence", "product", "adaedl", *LEARNED]
+ALL = f"methods=[{','.join(METHODS)}]"
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +115,7 @@ def test_greedy_equals_autoregressive_for_every_method(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_checkpoints(base, {"temperature": 0.0, "top_k": 0, "top_p": 1.0})
-    run(monkeypatch, *base, *GREEDY, "profile=true", "structure.gamma_max=6")
+    run(monkeypatch, *base, *GREEDY, ALL, "profile=true", "structure.gamma_max=6")
     printed, out = capsys.readouterr().out, Path("runs/x")
     assert printed.count("8 of 8 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
     assert "Share of decode time" in printed and "## odd: 3 prompts, 2 repeats" in printed
