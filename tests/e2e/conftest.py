@@ -43,4 +43,5 @@ def replaying(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(harvest)
     for path in (harvest / "runs").glob("*"):
         path.unlink()
-    return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS]
+    some = "methods=[fixed,confidence,product,confidence_before,adaedl,specdecpp,hrad]"
+    return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS, some]

@@ -28,6 +28,7 @@ from tests.wandb_runs import read_run
 SMALL = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/toy", *SPLITS)
 QUICK = ("data=data/toy", "trainer.epochs=2", "trainer.lr=0.01")
 FEW = (
+    "methods=[autoregressive,fixed,confidence,product,value,specdecpp,hrad]",
     "split=test",
     "limit=3",
     "repeats=2",
@@ -54,6 +55,7 @@ def made(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run(gen_data, patch, *pair, *SMALL)
         run(train, patch, "predictor=specdecpp", *QUICK, "logger.folder=logs/train")
         run(train, patch, "predictor=hrad", *QUICK, "logger=none")
+        run(train, patch, "predictor=value", *QUICK, "logger=none")
         run(
             tune,
             patch,

@@ -21,7 +21,6 @@ from tests.checkpoints import columns, write_checkpoint
 from tests.programs import GREEDY, SPLITS, base, refused, run
 
 METHODS = ["fixed", "confidence", "product", "confidence_before", "adaedl", "specdecpp", "hrad"]
-ALL = f"methods=[{','.join(METHODS)}]"
 CONTEXT = ("pair", "warp", "draft_warp", "provenance")
 FILE = "runs/smollm2-eagle-thresholds-T0.0.json"
 
@@ -53,7 +52,7 @@ def test_tune_then_evaluate(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run(tune, monkeypatch, *arguments, ALL, "cost=c10")
+    run(tune, monkeypatch, *arguments, "cost=c10")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert (
         "oracle of SpecDec++, drafts of any length: " in printed and sum(found["oracle_calls"]) > 0
@@ -226,7 +225,7 @@ def test_costs_are_measured_saved_and_read_again(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ("cost.limit=3", "cost.max_new_tokens=8", "cost.gammas=[1,3]")
-    run(tune, monkeypatch, *arguments, ALL, "cost=measure", *small)
+    run(tune, monkeypatch, *arguments, "cost=measure", *small)
     printed, first = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "N_draft" in printed and "R^2" in printed
     saved = json.loads(Path("runs/smollm2-eagle-cost-T0.0.json").read_text())
@@ -238,7 +237,7 @@ def test_costs_are_measured_saved_and_read_again(
         setup["dtypes"] == {"target": "torch.float64", "draft": "torch.float64"}
         and setup["versions"]["torch"]
     )
-    run(tune, monkeypatch, *arguments[:-1], ALL, "cost=measured")
+    run(tune, monkeypatch, *arguments[:-1], "cost=measured")
     again = json.loads(Path(FILE).read_text())
     assert again["results"]["chosen"] == first["results"]["chosen"]
     assert again["measured_on"] == first["measured_on"] == setup
