@@ -66,4 +66,4 @@ def test_what_does_not_fit_is_refused(
     Path("theirs.json").write_text(json.dumps(COSTS | {"pair": theirs}))
     foreign = said("checkpoint=sampled", "cost.file=theirs.json")
     assert "structure.cost.file: theirs.json was measured with another target" in foreign
-    assert "method.grown.structure.siblings: expected" in said("checkpoint=sampled", "siblings=4")
+    assert "method.grown.structure.siblings: expected" in said("checkpoint=sampled", "siblings=17")
