@@ -43,14 +43,22 @@ class Counts(Protocol):
 
 @dataclass(frozen=True)
 class MeasuredCost:
-    """rows: increasing; seconds: of one forward with so many, medians. Linear in between, constant
-    outside."""
+    """rows: increasing; seconds: of one forward with so many, medians. Linear in between; each row
+    beyond the last one costs the mean of those measured, none less than nothing; fewer rows than
+    the first cost what that does."""
 
     rows: Sequence[int]
     seconds: Sequence[float]
 
     def __call__(self, rows: int) -> float:
-        return float(np.interp(rows, self.rows, self.seconds))
+        return float(self.of(np.array(rows)))
+
+    def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[...], of each number of rows [...]."""
+        count, seconds = self.rows[-1] - self.rows[0], self.seconds[-1] - self.seconds[0]
+        further = max(0.0, seconds / count) if count else 0.0
+        inside = np.interp(rows, self.rows, self.seconds)
+        return np.asarray(inside + further * np.maximum(rows - self.rows[-1], 0))
 
 
 @dataclass(frozen=True)
@@ -73,9 +81,7 @@ class CostTable:
 
     def price(self, counts: Counts, rule: str = "") -> NDArray[np.float64]:
         """[B], of each response; prefill is left out."""
-        rows = np.interp(
-            np.arange(1, counts.by_length.shape[1] + 1), self.target.rows, self.target.seconds
-        )
+        rows = self.target.of(np.arange(1, counts.by_length.shape[1] + 1))
         return (
             counts.forwards * self.draft
             + counts.by_length @ rows

@@ -71,7 +71,7 @@ def row_seconds(cost: CostTable, budget: int) -> Array:
     """[budget], of one more row of the target's forward beside a draft of 0, 1, ... nodes: the
     lowest mean price that goes on from there to a larger draft, for a call may take longer by
     steps; never below 0."""
-    seconds = np.interp(np.arange(1, budget + 2), cost.target.rows, cost.target.seconds)
+    seconds = cost.target.of(np.arange(1, budget + 2))
     found = np.zeros(budget)
     for nodes in range(budget):
         more = np.arange(nodes + 1, budget + 1)

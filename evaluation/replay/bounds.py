@@ -56,8 +56,7 @@ def hindsight(replayer: Replayer, cost: CostTable) -> Array:
     table = replayer.table
     batch, positions, gamma = table.tokens.shape
     most = np.minimum(table.accepted, replayer.limit)
-    rows = np.interp(np.arange(1, gamma + 2), cost.target.rows, cost.target.seconds)
-    round_cost = np.arange(gamma + 1) * cost.draft + rows
+    round_cost = np.arange(gamma + 1) * cost.draft + cost.target.of(np.arange(1, gamma + 2))
     left = np.zeros((batch, positions + gamma + 2))  # cost from each position on
     for start in range(positions - 1, -1, -1):
         tried = round_cost + left[:, start + 1 : start + gamma + 2]

@@ -89,6 +89,11 @@ def test_a_row_costs_what_it_does_on_the_way_to_a_larger_draft() -> None:
     assert row_seconds(steps, 5).tolist() == [0.25, 0.0, 0.0, 0.0, 2.0]
 
 
+def test_rows_that_nobody_measured_are_not_free() -> None:
+    measured = cost_table(1.0, {1: 5.0, 3: 7.0})
+    assert row_seconds(measured, 6).tolist() == [1.0] * 6
+
+
 def test_nodes_are_counted() -> None:
     comb = Comb(np.array([[2]]), np.array([[[2, 1, 0]]]))
     assert comb.nodes.tolist() == [[5]]

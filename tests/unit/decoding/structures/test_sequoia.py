@@ -224,7 +224,14 @@ def test_acceptance_of_each_sibling(case: int) -> None:
 
 def test_cost_is_linear_between_measurements() -> None:
     cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
-    assert [cost(rows) for rows in (1, 2, 3, 6, 9, 20)] == [1.0, 1.5, 2.0, 5.0, 8.0, 8.0]
+    assert [cost(rows) for rows in (1, 2, 3, 6, 9)] == [1.0, 1.5, 2.0, 5.0, 8.0]
+
+
+def test_rows_beyond_the_last_measured_one_cost_the_mean_of_the_others() -> None:
+    cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
+    assert [cost(rows) for rows in (9, 10, 20)] == pytest.approx([8.0, 8 + 7 / 8, 8 + 11 * 7 / 8])
+    assert MeasuredCost([2, 4], [3.0, 2.0]).of(np.array([1, 4, 9])).tolist() == [3.0, 2.0, 2.0]
+    assert MeasuredCost([1], [3.0])(20) == 3.0, "of one measurement, no slope"
 
 
 def test_measuring_leaves_one_context_and_counts_every_forward() -> None:

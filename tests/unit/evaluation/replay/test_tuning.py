@@ -124,6 +124,8 @@ def test_a_price_is_a_sum_over_rounds(tmp_path: Path) -> None:
     table = cost_table(0.1, {1: 1.0, 3: 1.5}, 0.9, {"entropy": 0.01})
     assert table.price(counts, "entropy") == pytest.approx(0.8 + 1.0 + 3 * 1.5 + 0.09)
     assert table.price(counts, "fixed") == pytest.approx(0.8 + 1.0 + 3 * 1.5)
+    fewer = cost_table(0.1, {1: 1.0, 2: 1.25}, 0.9)
+    assert fewer.price(counts) == pytest.approx(table.price(counts)), "rows beyond are not free"
     assert table.plain(counts) == pytest.approx(7.2)
     file = tmp_path / "cost.json"
     with pytest.raises(UserError, match=r"cost\.file: .*is missing\. Measure it: .* cost=measure"):
@@ -204,6 +206,8 @@ def test_no_policy_beats_hindsight_and_useless_drafts_are_not_drawn() -> None:
         least = hindsight(replayer, cost)
         assert all((least <= cost.price(candidate.counts) + 1e-9).all() for candidate in found)
     assert hindsight(replayer, cost_table(9.0, 1.0)) == pytest.approx(40.0), "without a draft"
+    measured, less = (cost_table(0.1, {1: 2.0, last: 1.0 + last}) for last in (GAMMA + 1, 2))
+    assert hindsight(replayer, less) == pytest.approx(hindsight(replayer, measured))
 
 
 def test_knowing_the_target_a_draft_ends_before_a_token_that_is_too_unlikely() -> None:
