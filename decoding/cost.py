@@ -51,7 +51,7 @@ class MeasuredCost:
     seconds: Sequence[float]
 
     def __call__(self, rows: int) -> float:
-        return float(self.of(np.array(rows)))
+        return self.of(np.array(rows)).item()
 
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """[...], of each number of rows [...]."""
@@ -240,8 +240,7 @@ class Regression:
     """Seconds of a generation = draft * N_draft + target * N_target, least squares without
     intercept (SpecDec++, 4).
 
-    r2: 1 - residual / total sum of squares about the mean; rows: generations
-    """
+    r2: 1 - residual / total sum of squares about the mean; rows: generations"""
 
     draft: float
     target: float
@@ -258,12 +257,8 @@ def regress(forwards: NDArray[np.float64], seconds: NDArray[np.float64]) -> Regr
     found = np.linalg.lstsq(forwards, seconds, rcond=None)[0]
     residual = float(((seconds - forwards @ found) ** 2).sum())
     total = float(((seconds - seconds.mean()) ** 2).sum())
-    return Regression(
-        float(found[0]),
-        float(found[1]),
-        1 - residual / total if total else float("nan"),
-        len(seconds),
-    )
+    r2 = 1 - residual / total if total else float("nan")
+    return Regression(float(found[0]), float(found[1]), r2, len(seconds))
 
 
 def regress_traces(traces: Iterable[Trace]) -> Regression:

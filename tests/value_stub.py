@@ -20,7 +20,6 @@ EVERYTHING = Inputs(
     target_hidden=[-1], token=True, q_stats=True, depth=True, history=True, draft_before=[-1],
     q_path=True,
 )  # fmt: skip
-WITH_FORWARD = Inputs(draft_hidden=[-1], token=True, q_stats=True, depth=True)
 
 
 class Nosy:

@@ -22,8 +22,9 @@ from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth, row_seconds
 from decoding.value import Said, ask, load_value
 from predictors.base import Records
-from predictors.inputs import readable
+from predictors.inputs import Inputs, readable
 from predictors.outcomes import Chances
+from runtime.errors import UserError
 from runtime.settings.kinds import Nodes, Path, Positive
 
 CERTAIN = Said(1.0, 1.0, 0.0, 0.0)
@@ -52,9 +53,9 @@ class Position:
 class Grown:
     """Each draw is one more candidate at some position. Its value is the probability that it is
     reached and accepted, as a value predictor says once the token before it, or its eldest sibling,
-    is drawn. It costs a row of the target call and, where the draft has not run yet, a draft
-    forward. Draws whose value is above their price are made, the best one first, until there is
-    none or `budget` is used; the first token is always drawn.
+    is drawn. It costs a row of the target call and, the first one of a position, a draft forward.
+    Draws whose value is above their price are made, the best one first, until there is none or
+    `budget` is used; the first token is always drawn.
 
     The price is in tokens: `rate`, tokens per second, times the seconds of a cost table. A request
     can find its rate itself, from its earlier rounds: their tokens over their priced seconds.
@@ -89,6 +90,7 @@ class Grown:
         self.shape: Shape = "chain" if siblings == 1 else "tree"
         self.predictor = load_value(checkpoint, "structure.checkpoint")
         inputs = self.predictor.inputs
+        _refuse_states_of_the_token(inputs, checkpoint)
         self.draft_layers: Sequence[int] = inputs.draft_layers
         self.target_layers: Sequence[int] = inputs.target_layers
         self.rows = row_seconds(cost, budget).tolist()
@@ -219,8 +221,8 @@ class _Growing:
 
     def _wait(self, position: Position) -> None:
         if position.value > 0:
-            forward = position.candidates is None and not self.tree.has_run(position.row)
-            gain = position.value - self.rate * self.by.cost.draft * forward
+            first = position.candidates is None
+            gain = position.value - self.rate * self.by.cost.draft * first
             heappush(self.waiting, (-gain, next(self.arrival), position))
 
     def _worth_a_pair(self, position: Position) -> bool:
@@ -234,6 +236,15 @@ class _Growing:
     def _ask(self, row: int) -> Said:
         with self.tree.watch.stage("stop"):
             return ask(self.by.predictor, self.context, DrawnToken(self.tree, row))
+
+
+def _refuse_states_of_the_token(inputs: Inputs, checkpoint: Path) -> None:
+    if inputs.draft_hidden:
+        raise UserError(
+            f"structure.checkpoint: {checkpoint} reads draft_hidden, a draft forward for each"
+            " question, which this structure's prices leave out. Train one that reads draft_before:"
+            " python train.py predictor=value predictor.inputs=[q_stats,q_path,depth,draft_before]"
+        )
 
 
 def _there(candidates: Iterator[int] | None) -> Iterator[int]:

@@ -9,7 +9,6 @@ from decoding.engines.serial import SerialEngine
 from decoding.sampling import Warp
 from decoding.stopping.never import Never
 from decoding.trace import Trace
-from predictors.inputs import Inputs
 from tests.contract.engines import (
     OFF,
     checked,
@@ -22,7 +21,7 @@ from tests.contract.engines import (
 from tests.contract.enumeration import largest_error
 from tests.contract.lossy import PruningGrown
 from tests.contract.test_engine_controls import check_biased
-from tests.value_stub import EVERYTHING, WITH_FORWARD, Nosy, grown
+from tests.value_stub import Nosy, grown
 
 COSTS = {
     "free rows": cost_table(0.3, 5.0),
@@ -32,9 +31,9 @@ COSTS = {
 RULES = ["rrsw", "spechub", "point_mass", "rrs"]
 
 
-def engine(rule: str, vocab: int, cost: CostTable, inputs: Inputs = EVERYTHING, **settings):
+def engine(rule: str, vocab: int, cost: CostTable, **settings):
     settings = {"budget": 4, "siblings": 2} | settings
-    structure = grown(Nosy(inputs), cost, **settings)
+    structure = grown(Nosy(), cost, **settings)
     pair = toy_pair(vocab, 31)
     return SerialEngine(pair, structure, Never(), verifier(rule), OFF, OFF)
 
@@ -72,11 +71,6 @@ def test_three_candidates_of_one_position(rule: str) -> None:
 def test_a_chain_is_grown_for_rules_that_take_chains(rule: str) -> None:
     traces = checked(engine(rule, 2, COSTS["rows"], siblings=1), 4)
     assert sizes(traces) >= {0, 1, 2}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_states_at_the_drawn_token(rule: str) -> None:
-    checked(engine(rule, 2, COSTS["rows"], WITH_FORWARD), 4)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -165,6 +165,12 @@ def test_only_a_predictor_of_outcomes_will_do(tmp_path: Path) -> None:
         load_value(tmp_path, "structure.checkpoint")
 
 
+def test_a_checkpoint_that_runs_the_draft_for_every_question_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "value", "value", 8, inputs=Inputs([-1], q_stats=True))
+    with pytest.raises(UserError, match=r"^structure\.checkpoint: .* reads draft_hidden,.* Train"):
+        Grown(str(folder), rows(0.0), None, 4, 2)
+
+
 def test_what_is_said_is_what_chances_are() -> None:
     generator = torch.Generator().manual_seed(0)
     probs = torch.rand(50, len(OUTCOMES), generator=generator, dtype=torch.float64)
