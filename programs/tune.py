@@ -26,7 +26,7 @@ from evaluation.replay.candidates import (
 )
 from evaluation.replay.check import check_replay, excused, in_lines
 from evaluation.replay.growing import GrowsByWorth, Sample, sample, settled_rates, untuned
-from evaluation.replay.measuring import measured_cost
+from evaluation.replay.measuring import measured_cost, same_questions, with_questions
 from evaluation.replay.read import Asks
 from evaluation.replay.report import report
 from evaluation.replay.tuning import (
@@ -80,6 +80,8 @@ def tuned(
     chosen_on, judged_on = (replayed(cfg.data, split) for split in (cfg.choose, cfg.judge))
     if "chosen" not in tables:
         tables = {"chosen": measured_cost(cfg, manifest, stops), **tables}
+    same = same_questions(cfg)
+    tables = {name: with_questions(table, same) for name, table in tables.items()}
     rates = {name: settled_rates(chosen_on, table) for name, table in tables.items()}
 
     def judged(found: Sample) -> dict[str, Any]:

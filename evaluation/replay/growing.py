@@ -53,8 +53,8 @@ class Grower:
         return Candidate(self.name, rate, self.replayer.combs(found))
 
     def settled(self, cost: CostTable) -> Candidate:
-        """At the rate that it reaches itself."""
-        return settled(lambda rate: self.at(cost, rate), cost)
+        """At the rate that it reaches itself, by its own account: without the questions it asks."""
+        return settled(lambda rate: self.at(cost, rate), replace(cost, calls={}))
 
     def regret(self, cost: CostTable, rate: float) -> float:
         """Seconds at this rate over those at the best one for these prompts, minus 1."""

@@ -30,10 +30,11 @@ def measured_cost(
     cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
 ) -> CostTable:
     """From real decodes, saved for cost=measured."""
+    asked = {rule: instantiate(cfg.rules[rule]) for rule in same_questions(cfg).values()}
     pair = load_pair(cfg.pair)
     identity, setup = pair_identity(pair), setup_facts(pair)
     refuse_other_pair(identity, manifest, f"pair: {cfg.pair.name}")
-    traces = decode_some(cfg, pair, cfg.gamma_max or manifest["gamma"], stops)
+    traces = decode_some(cfg, pair, cfg.gamma_max or manifest["gamma"], {**asked, **stops})
     plain = traces.pop(PLAIN)
     table = replace(observed_cost(traces, plain), pair=identity, measured_on=setup)
     fit = regress_traces([trace for found in (plain, *traces.values()) for trace in found])
@@ -74,6 +75,22 @@ def decode_some(
             sampler = Sampler.seeded(request_seed(cfg.seed, request, 0))
             traces[name].append(each.decode(request.tokens, cost.max_new_tokens, sampler))
     return traces
+
+
+def same_questions(cfg: DictConfig) -> dict[str, str]:
+    """Of the structures to compare, by name, the rule that asks the same predictor, where there is
+    one: a question takes it as long."""
+    rules = {rule.checkpoint: name for name, rule in cfg.rules.items() if "checkpoint" in rule}
+    structures = {name: cfg.structures[name] for name in cfg.methods if name in cfg.structures}
+    asked = {name: rules.get(part.get("checkpoint")) for name, part in structures.items()}
+    return {name: rule for name, rule in asked.items() if rule is not None}
+
+
+def with_questions(table: CostTable, same: Mapping[str, str]) -> CostTable:
+    """What a structure asks has the price of what the rule asks that is the `same`, unless the
+    table says another one."""
+    known = {name: table.calls[rule] for name, rule in same.items() if rule in table.calls}
+    return replace(table, calls={**known, **table.calls})
 
 
 def cost_lines(table: CostTable) -> str:

@@ -51,8 +51,16 @@ def heading(found: Mapping[str, Any]) -> str:
     """The advice and how it does on the prompts it is judged on."""
     advised = found["rules"].get(found["advice"])
     speed = f" {advised['speedup']:.2f}x" if advised else ""
-    free = "" if found["cost"]["calls"] else "; predictions cost nothing here"
-    return f": {found['advice']}{speed}; oracle {found['oracle_speedup']:.2f}x{free}"
+    return f": {found['advice']}{speed}; oracle {found['oracle_speedup']:.2f}x{unpriced(found)}"
+
+
+def unpriced(found: Mapping[str, Any]) -> str:
+    """Whose predictions have no price."""
+    calls = found["cost"]["calls"]
+    names = ", ".join(name for name in found["structures"] if name not in calls)
+    if not (names or not calls):
+        return ""
+    return f"; predictions{f' of {names}' if calls else ''} cost nothing here"
 
 
 def row(choice: Choice) -> str:

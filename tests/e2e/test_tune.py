@@ -118,11 +118,15 @@ def test_choices_are_judged_on_other_harvests_as_well(
     assert "judge_data: data/again was made with warp.temperature=0.5, data/greedy wi" in message
 
 
+def write_value() -> None:
+    context = {name: read_config(Path("checkpoints/hrad"), "")[name] for name in CONTEXT}
+    write_checkpoint(Path("checkpoints/value"), "value", columns("value", 0), context=context)
+
+
 def test_grown_drafts_need_no_threshold(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    context = {name: read_config(Path("checkpoints/hrad"), "")[name] for name in CONTEXT}
-    write_checkpoint(Path("checkpoints/value"), "value", columns("value", 0), context=context)
+    write_value()
     run(tune, monkeypatch, *arguments, "cost=c5", "methods=[fixed,value,grown]")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "## without tuning: " in printed and "| grown | c10_row3 | test | " in printed
@@ -245,6 +249,19 @@ def test_costs_are_measured_saved_and_read_again(
     write_cost("runs/smollm2-eagle-cost-T0.0.json", saved)
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=measured")
     assert "cost.file: runs/smollm2-eagle-cost-T0.0.json belongs to another draft" in message
+
+
+def test_the_questions_of_a_grown_draft_are_measured(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_value()
+    small = ("cost.limit=3", "cost.max_new_tokens=8", "cost.gammas=[1,3]")
+    run(tune, monkeypatch, *arguments, "cost=measure", *small, "methods=[fixed,grown]")
+    found = json.loads(Path(FILE).read_text())["results"]["chosen"]
+    calls = found["cost"]["calls"]
+    assert calls["grown"] == calls["value"] > 0 and set(found["rules"]) == {"fixed"}
+    printed = capsys.readouterr().out
+    assert "cost nothing" not in printed.partition("## cost chosen")[2].partition("\n")[0]
 
 
 def test_thresholds_for_another_machine_get_their_own_file(

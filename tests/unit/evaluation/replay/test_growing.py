@@ -1,12 +1,14 @@
 """The rate at which a draw is worth its time."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from decoding.cost import cost_table
+from decoding.cost import CostTable, cost_table
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth
 from evaluation.replay.growing import (
@@ -18,6 +20,8 @@ from evaluation.replay.growing import (
     settled_rates,
     untuned,
 )
+from evaluation.replay.measuring import same_questions, with_questions
+from evaluation.replay.report import heading
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate
 from predictors.outcomes import Chances
@@ -93,3 +97,34 @@ def test_what_is_not_tuned_is_compared_with_what_is() -> None:
     assert said["rate"] == rates["comb"] and 1.0 in FACTORS
     assert 0 <= said["regret"] < 0.02 and 0 <= said["chain_regret"] < 0.02
     assert [bound.rule for bound in samples[0].bounds] == ["knows p"] * 5
+
+
+def test_a_structure_pays_for_what_it_asks() -> None:
+    cfg = OmegaConf.create(
+        {
+            "methods": ["fixed", "comb", "other"],
+            "rules": {"fixed": {}, "worth": {"checkpoint": "a"}},
+            "structures": {"comb": {"checkpoint": "a"}, "other": {"checkpoint": "b"}},
+        }
+    )
+    same = same_questions(cfg)
+    assert same == {"comb": "worth"}
+    measured = replace(COSTS[1], calls={"worth": 0.1})
+    cost = with_questions(measured, same)
+    assert cost.calls == {"worth": 0.1, "comb": 0.1}
+    assert with_questions(replace(cost, calls={"worth": 1, "comb": 2}), same).calls["comb"] == 2
+    assert with_questions(COSTS[1], same) == COSTS[1]
+
+    drafts, free = grower().settled(cost), grower().settled(COSTS[1])
+    assert drafts.threshold == free.threshold, "a request does not count them either"
+    assert seconds(drafts, cost) == pytest.approx(
+        seconds(free, COSTS[1]) + 0.1 * free.counts.forwards.sum()
+    )
+
+    def said(cost: CostTable) -> str:
+        found = {"rules": {}, "structures": ["comb", "other"], "cost": cost.to_dict()}
+        return heading({**found, "advice": "fixed", "oracle_speedup": 2.0})
+
+    assert said(COSTS[1]).endswith("; predictions cost nothing here")
+    assert said(cost).endswith("; predictions of other cost nothing here")
+    assert said(replace(cost, calls={"comb": 1, "other": 1})).endswith("oracle 2.00x")
