@@ -16,7 +16,7 @@ def report(facts: Mapping[str, Any]) -> str:
     parts = [table(facts, name, found) for name, found in facts["results"].items()]
     for folder, results in facts["elsewhere"].items():
         parts += [table(facts, name, found, folder) for name, found in results.items()]
-    parts += transfers(facts)
+    parts += [*transfers(facts), *left_out(facts)]
     for rule, edge in facts["frontier"].items():
         if edge["fixed_dominated"] is not None:
             parts.append(
@@ -94,3 +94,17 @@ def transfers(facts: Mapping[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     return ["\n".join([*head, *rows])]
+
+
+def left_out(facts: Mapping[str, Any]) -> list[str]:
+    """What replay does not know of a structure; nothing where there is none."""
+    if not any(found["structures"] for found in facts["results"].values()):
+        return []
+    sampled = facts["draft_warp"]["temperature"] > 0
+    law = (
+        "drawn without replacement (RRSw)" if sampled else "the most probable tokens, point masses"
+    )
+    return [
+        f"structures are replayed as a harvest has them: a path of {facts['gamma']} tokens at most,"
+        f" at most two leaves beside each of them, {law}, and nothing drawn after a leaf"
+    ]

@@ -1,6 +1,6 @@
 """The rate at which a draw is worth its time."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from decoding.cost import CostTable, cost_table
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth
+from evaluation.replay.bounds import hindsight
 from evaluation.replay.growing import (
     FACTORS,
     Grower,
@@ -21,9 +22,9 @@ from evaluation.replay.growing import (
     untuned,
 )
 from evaluation.replay.measuring import same_questions, with_questions
-from evaluation.replay.report import heading
+from evaluation.replay.report import heading, report
 from evaluation.replay.simulate import Replayer
-from evaluation.replay.tuning import Candidate
+from evaluation.replay.tuning import Candidate, Choice, choose
 from predictors.outcomes import Chances
 
 PROMPTS, POSITIONS, GAMMA = 12, 40, 6
@@ -46,6 +47,12 @@ def told(found: RolloutTable) -> Worth:
     accept = torch.from_numpy(found.accept)
     second, third = torch.from_numpy(found.siblings).unbind(-1)
     return Worth.of(Chances(accept, torch.full_like(accept, 0.67), second, third))
+
+
+def judged(cost: CostTable) -> list[Choice]:
+    found = grower()
+    candidates = [found.settled(cost)]
+    return choose(candidates, candidates, cost, hindsight(found.replayer, cost))
 
 
 def grower(seed: int = 0) -> Grower:
@@ -128,3 +135,22 @@ def test_a_structure_pays_for_what_it_asks() -> None:
     assert said(COSTS[1]).endswith("; predictions cost nothing here")
     assert said(cost).endswith("; predictions of other cost nothing here")
     assert said(replace(cost, calls={"comb": 1, "other": 1})).endswith("oracle 2.00x")
+
+
+@pytest.mark.parametrize(("temperature", "law"), [(0.0, "point masses"), (0.7, "RRSw")])
+def test_what_replay_leaves_out_is_said_where_there_is_a_structure(
+    temperature: float, law: str
+) -> None:
+    choice = asdict(judged(COSTS[0])[0])
+    costs = {"cost": COSTS[0].to_dict(), "oracle_speedup": 2.0, "advice": "comb", "bounds": {}}
+    without = {**costs, "rules": {"comb": choice}, "structures": {}, "untuned": {}}
+    facts = {
+        **{"cost": "c5", "chosen_on": "train", "judged_on": "test", "frontier": {}},
+        **{"oracle_calls": None, "elsewhere": {}, "gamma": GAMMA},
+        "draft_warp": {"temperature": temperature},
+        "results": {"chosen": without},
+    }
+    assert "leaf" not in report(facts)
+    facts["results"] = {"chosen": {**without, "rules": {}, "structures": {"comb": choice}}}
+    (line,) = [line for line in report(facts).splitlines() if "after a leaf" in line]
+    assert f"a path of {GAMMA} tokens at most" in line and "two leaves" in line and law in line
