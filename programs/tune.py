@@ -114,8 +114,13 @@ def tunable(cfg: DictConfig, name: str) -> TunableRule:
 
 def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
     """The structure of that name; its own table of costs, which may not be measured yet, is not
-    read. Raises UserError for one that says nothing of worth."""
+    read. Raises UserError for one that says nothing of worth, or that has a fixed rate."""
     settings: Any = OmegaConf.to_container(cfg.structures[name], resolve=True)
+    if (rate := settings.get("rate")) is not None:
+        raise UserError(
+            f"structures.{name}.rate: expected null, for replay finds the rate itself, got {rate}."
+            f" Write structures.{name}.rate=null"
+        )
     if settings.pop("cost", None):
         settings["cost"] = {"_target_": "decoding.cost.cost_table", "draft": 1, "target": 1}
     structure: GrowsByWorth = instantiate(settings)

@@ -141,6 +141,9 @@ def test_grown_drafts_need_no_threshold(
     chain = ("+structure@structures.chain=chain", "methods=[fixed,chain]")
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *chain)
     assert "structures.chain: expected a structure that can be replayed, got Chain" in message
+    fixed = ("structures.grown.rate=0.5", "methods=[fixed,grown]")
+    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *fixed)
+    assert "structures.grown.rate: expected null, for replay finds the rate itself, got" in message
 
 
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
