@@ -42,9 +42,7 @@ class DraftTokens:
 
     @property
     def distributions(self) -> str:
-        if self.temperature == self.draft_temperature:
-            return f"T = {self.temperature:g}"
-        return f"T = {self.temperature:g}, draft {self.draft_temperature:g}"
+        return _at(self.temperature, self.draft_temperature)
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,15 @@ class Rounds:
     accepted: Tensor
     most: Tensor
     group: Tensor
+
+
+def distributions(manifest: Mapping[str, Any]) -> str:
+    """What a harvest was sampled from."""
+    return _at(*(float(manifest[warp]["temperature"]) for warp in ("warp", "draft_warp")))
+
+
+def _at(target: float, draft: float) -> str:
+    return f"T = {target:g}" if target == draft else f"T = {target:g}, draft {draft:g}"
 
 
 def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:

@@ -32,8 +32,7 @@ def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:
         name="sibling-rules",
         title="RRS, RRSw and SpecHub on binary trees",
         source=(
-            "SpecHub, table 5: tokens per target call (its tables 1 to 3 have the acceptance of the"
-            " first and of the second draft, which is not shown here)"
+            "SpecHub, table 5: tokens per target call (its tables 1 to 3: what siblings are worth)"
         ),
         kind="measured",
         n=extent(each),

@@ -56,6 +56,7 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest
         "Highest draft probability at accepted and rejected tokens": 1,
         "Entropy of the draft at accepted and rejected tokens": 1,
         "Acceptance against draft probability": 1,
+        "What siblings are worth": 1,
         "Time per token by draft length": 1,
         "Forward times by regression": 1,
         "Frontiers of discarded tokens and target calls": 1,
@@ -102,7 +103,11 @@ ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
         ),
         (
             *(30, ONE_EACH, {"known": 0, "accepted": 0}),
-            {"Acceptance against draft probability", "Time per token by draft length"},
+            {
+                "Acceptance against draft probability",
+                "Time per token by draft length",
+                "What siblings are worth",
+            },
         ),
         (30, ONE_EACH, {"drafted": 0, "accepted": 0}, {"Time per token by draft length"}),
         (30, ONE_EACH, {"accepted": 0}, set()),

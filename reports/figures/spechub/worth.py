@@ -1,0 +1,140 @@
+"""What second and third candidates of a position are worth, as harvests have recorded it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_gen.storage.dataset import read_records
+from data_gen.verdicts import NEGLIGIBLE
+from evaluation.ratios import divided
+from predictors.base import Records
+from reports.artifacts import Artifacts, Harvest
+from reports.figure import Builder, Cell, Entry, Figure, Missing
+from reports.harvest_data import by_pair, distributions, of_each
+from runtime.errors import TooFewRows
+from runtime.intervals import METHOD, Array, bootstrap, columns
+
+CANDIDATES = ("first", "second", "third")
+ANY = "one of them"
+NEEDS = "needs a harvest: python scripts/gen_data.py"
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Of one harvest. tokens: that weigh anything; sums: by sibling law and candidate, [prompts, 2]
+    each: the weight that is accepted, and all of it."""
+
+    distributions: str
+    tokens: int
+    sums: Mapping[tuple[str, str], Array]
+
+
+def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
+    """Harvests of one pair, those of the same distributions together."""
+    if not harvests:
+        raise Missing(NEEDS)
+    found = of_each(harvests, worth)
+    names = ["temperatures", "candidates", "candidate", *columns("accepted")]
+    alike = {
+        one.distributions: [w for w in found if w.distributions == one.distributions]
+        for one in found
+    }
+    rows = [row for each in alike.values() for row in _rows(each)]
+    prompts = sum(len(next(iter(one.sums.values()))) for one in found)
+    tokens = sum(one.tokens for one in found)
+    return Figure(
+        name="sibling-worth",
+        title="What siblings are worth",
+        source="SpecHub, tables 1 to 3: acceptance of the first and of the second draft",
+        kind="measured",
+        n=f"{harvests[0].manifest['pair']['name']}, {prompts:,} prompts, {tokens:,} draft tokens",
+        interval=METHOD,
+        columns=names,
+        rows=rows,
+    )
+
+
+def worth(harvest: Harvest) -> Worth:
+    """Every position of a rollout has the weight that the path to it is accepted. Raises TooFewRows
+    where none has any."""
+    names = ("known", "drafted", "accept_prob", "rrsw_accept", "hub_accept", "top_accept")
+    records = read_records(harvest.folder, "rounds", "all", names)
+    path, first = _reached(records), records["accept_prob"].double()
+    if not path.any():
+        raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")
+    accepted = {
+        "RRSw": torch.cat([first[..., None], records["rrsw_accept"].double()], -1),
+        "SpecHub": records["hub_accept"].double(),
+        "point masses": records["top_accept"].double(),
+    }
+    sums = {
+        (law, candidate): _by_prompt(torch.stack(both, -1).sum(1), records["group"])
+        for law, accept in accepted.items()
+        for candidate, *both in _each(path, accept)
+    }
+    return Worth(distributions(harvest.manifest), int((path > 0).sum()), sums)
+
+
+def _reached(records: Records) -> Tensor:
+    """[rounds, gamma]: the probability that all tokens before are accepted; 0 where the target was
+    not asked."""
+    accept = records["accept_prob"].double()
+    before = torch.cat([torch.ones_like(accept[:, :1]), accept.cumprod(1)[:, :-1]], 1)
+    most = torch.minimum(records["drafted"], records["known"])[:, None]
+    asked = (torch.arange(accept.shape[1]) < most) & (before >= NEGLIGIBLE)
+    return torch.where(asked, before, 0.0)
+
+
+def _each(path: Tensor, accept: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Every candidate, and any of them: the weight [rounds, gamma] that is accepted, and that is
+    put to the test. accept: [rounds, gamma, k], of each if its elder ones are rejected."""
+    left = path
+    for candidate, chance in zip(CANDIDATES, accept.unbind(-1), strict=False):
+        yield candidate, left * chance, left
+        left = left * (1 - chance)
+    yield ANY, path - left, path
+
+
+def _by_prompt(sums: Tensor, group: Tensor) -> Array:
+    """[prompts, 2], of [rounds, 2]."""
+    _, prompt = torch.unique(group, return_inverse=True)
+    found = torch.zeros(int(prompt.max()) + 1, sums.shape[1], dtype=torch.float64)
+    return found.index_add_(0, prompt, sums).numpy()
+
+
+def _rows(alike: Sequence[Worth]) -> Iterator[list[Cell]]:
+    for law, candidate in alike[0].sums:
+        table = np.concatenate([one.sums[law, candidate] for one in alike])
+        yield [
+            alike[0].distributions,
+            law,
+            candidate,
+            *bootstrap(partial(_share, table), len(table)),
+        ]
+
+
+def _share(table: Array, times: Array) -> Array:
+    sums = times @ table
+    share: Array = divided(sums[..., 0], sums[..., 1])
+    return share
+
+
+def _builders(artifacts: Artifacts) -> list[Builder]:
+    """One for each pair."""
+    return [partial(sibling_worth, harvests) for harvests in by_pair(artifacts.harvests) or [[]]]
+
+
+FIGURES = (
+    Entry(
+        "What siblings are worth",
+        "The probability that a candidate is accepted if its elder ones are rejected; positions"
+        " weigh as much as the path to them is likely to be accepted. From first to one of them is"
+        " what further rows of the target's call can buy. Point masses are the draft's most"
+        " probable tokens; a greedy draft has no second candidate under the other rules.",
+        _builders,
+    ),
+)
