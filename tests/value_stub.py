@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decoding.cost import CostTable, cost_table
 from decoding.structures.grown import Grown
+from decoding.structures.lookup import Copies
 from predictors.calibration import Calibration
 from predictors.inputs import Inputs
 from predictors.outcomes import OUTCOMES, Chances
@@ -62,6 +63,7 @@ def grown(
     budget: int = 4,
     siblings: int = 2,
     kind: type[Grown] = Grown,
+    copies: Copies | None = None,
 ) -> Grown:
     with patch("decoding.structures.grown.load_value", lambda folder, key: predictor or Nosy()):
-        return kind("no folder", cost, rate, budget, siblings)
+        return kind("no folder", cost, rate, budget, siblings, copies)

@@ -20,6 +20,7 @@ from decoding.sampling import SETTLED_FIRST, Sampler, SiblingSampler
 from decoding.stopping.base import in_chunks, matrix_of
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth, row_seconds
+from decoding.structures.lookup import Copies, copy
 from decoding.value import Said, ask, load_value
 from predictors.base import Records
 from predictors.inputs import Inputs, readable
@@ -57,6 +58,9 @@ class Grown:
     Draws whose value is above their price are made, the best one first, until there is none or
     `budget` is used; the first token is always drawn.
 
+    Where the committed text ends as it did before, `copies` may take the whole draft from what
+    followed then, as `Lookup` does: point masses, so the rate is the only thing they share.
+
     The price is in tokens: `rate`, tokens per second, times the seconds of a cost table. A request
     can find its rate itself, from its earlier rounds: their tokens over their priced seconds.
 
@@ -85,8 +89,13 @@ class Grown:
             "most candidates of one position; 1: a chain; 2: what SpecHub takes; what is beyond the"
             " third was not learned and is taken to fall on",
         ],
+        copies: Annotated[
+            Copies | None,
+            "how a round copies from the text instead, where the text repeats itself; null: never",
+        ] = None,
     ) -> None:
         self.cost, self.rate, self.budget, self.max_siblings = cost, rate, budget, siblings
+        self.copies = copies
         self.shape: Shape = "chain" if siblings == 1 else "tree"
         self.predictor = load_value(checkpoint, "structure.checkpoint")
         inputs = self.predictor.inputs
@@ -106,10 +115,20 @@ class Grown:
         siblings: SiblingSampler,
         sampler: Sampler,
     ) -> None:
-        growing = _Growing(self, tree, context, siblings, sampler, self._rate(context))
-        while (position := growing.best()) is not None:
-            growing.draw(position)
+        rate = self._rate(context)
+        if not self._copied(tree, context):
+            growing = _Growing(self, tree, context, siblings, sampler, rate)
+            while (position := growing.best()) is not None:
+                growing.draw(position)
         self._seconds += self.cost.draft * tree.forwards + self.cost.target(len(tree.token) + 1)
+
+    def _copied(self, tree: DraftTree, context: RoundContext) -> bool:
+        if self.copies is None or not context.max_depth:
+            return False
+        with tree.watch.stage("sample"):
+            tokens = self.copies.of(context.committed, context.max_depth)
+        copy(tree, 0, tokens, context.eos_ids)
+        return bool(tokens)
 
     def _rate(self, context: RoundContext) -> float:
         """Of the request so far, if none is given."""

@@ -55,6 +55,27 @@ class Lookup:
         copy(tree, 0, tokens, context.eos_ids)
 
 
+class Copies:
+    """Where a text ends as it did before, what followed then: `stretch` tokens for each that
+    matched (SuffixDecoding, 2411.04975, where it is called alpha), as a longer match is a better
+    sign."""
+
+    def __init__(
+        self,
+        ngram_max: Annotated[int, Field(ge=1, le=256), "tokens of the longest ending looked for"],
+        ngram_min: Annotated[int, Field(ge=1, le=256), "tokens of the shortest ending looked for"],
+        stretch: Annotated[DraftLength, "tokens copied for each that matched"],
+    ) -> None:
+        self.ngrams, self.stretch = ngram_sizes(ngram_max, ngram_min), stretch
+
+    def of(self, text: Tensor, most: int) -> list[int]:
+        """`most` tokens at most; [] where `text` [n] does not repeat itself."""
+        match = longest_match(text, self.ngrams)
+        if match is None:
+            return []
+        return following(text, match[0], min(self.stretch * match[1], most))
+
+
 def ngram_sizes(ngram_max: int, ngram_min: int) -> range:
     """From the longest to the shortest; UserError where there are none."""
     if ngram_min > ngram_max:

@@ -11,7 +11,7 @@ from decoding.draft_step import DraftStep
 from decoding.draft_tree import DraftTree
 from decoding.interfaces import StopRule
 from decoding.sampling import Sampler, SiblingSampler
-from decoding.structures.lookup import copy, following, longest_match, ngram_sizes
+from decoding.structures.lookup import Copies, copy
 from runtime.settings.kinds import DraftLength
 
 
@@ -20,9 +20,8 @@ class Sources:
 
     Before each draw the committed text and the draft so far are searched for an earlier occurrence
     of their last `ngram_max` tokens, then of fewer, down to `ngram_min`. A match ends the drawing,
-    at once if the committed text has one, and its length says how far to trust it: `stretch` tokens
-    are copied for each that matched (SuffixDecoding, 2411.04975, where it is called alpha), without
-    a forward of the draft. Elsewhere tokens are drawn as in `Chain`, at most `gamma_max`.
+    at once if the committed text has one, and what followed is copied as `Copies` says, without a
+    forward of the draft. Elsewhere tokens are drawn as in `Chain`, at most `gamma_max`.
 
     Which source a token has depends on the tokens before it alone, so drawn ones have the
     distribution q they were drawn from and copied ones are point masses, with one-hot q. The stop
@@ -46,8 +45,7 @@ class Sources:
         ngram_min: Annotated[int, Field(ge=1, le=256), "tokens of the shortest ending looked for"],
         stretch: Annotated[DraftLength, "tokens copied for each that matched"],
     ) -> None:
-        self.gamma_max, self.stretch = gamma_max, stretch
-        self.ngrams = ngram_sizes(ngram_max, ngram_min)
+        self.gamma_max, self.copies = gamma_max, Copies(ngram_max, ngram_min, stretch)
 
     def grow(
         self,
@@ -60,10 +58,9 @@ class Sources:
         step, text = DraftStep(tree), context.committed
         while step.count < context.max_depth:
             with tree.watch.stage("sample"):
-                match = longest_match(text, self.ngrams)
-            if match is not None:
-                count = min(self.stretch * match[1], context.max_depth - step.count)
-                return copy(tree, step.row, following(text, match[0], count), context.eos_ids)
+                tokens = self.copies.of(text, context.max_depth - step.count)
+            if tokens:
+                return copy(tree, step.row, tokens, context.eos_ids)
             if step.count == self.gamma_max or step.stopped_by(stop):
                 return
             if step.draw(siblings, sampler) in context.eos_ids:

@@ -8,6 +8,7 @@ from decoding.cost import CostTable, cost_table
 from decoding.engines.serial import SerialEngine
 from decoding.sampling import Warp
 from decoding.stopping.never import Never
+from decoding.structures.lookup import Copies
 from decoding.trace import Trace
 from tests.contract.engines import (
     OFF,
@@ -71,6 +72,18 @@ def test_three_candidates_of_one_position(rule: str) -> None:
 def test_a_chain_is_grown_for_rules_that_take_chains(rule: str) -> None:
     traces = checked(engine(rule, 2, COSTS["rows"], siblings=1), 4)
     assert sizes(traces) >= {0, 1, 2}
+
+
+@pytest.mark.parametrize(("rule", "siblings"), [*((rule, 2) for rule in RULES), ("block", 1)])
+def test_rounds_that_copy_from_the_text_between_grown_ones(rule: str, siblings: int) -> None:
+    found = list[Trace]()
+    for vocab, length, ngram in ((2, 5, 2), (3, 4, 1)):
+        copies, cost = Copies(2, ngram, 1), COSTS["rows"]
+        found += checked(engine(rule, vocab, cost, siblings=siblings, copies=copies), length)
+    copied = [
+        round_.draft_forwards == 0 < len(round_.draft_tokens) for t in found for round_ in t.rounds
+    ]
+    assert 0 < sum(copied) < len(copied)
 
 
 @pytest.mark.parametrize("rule", RULES)

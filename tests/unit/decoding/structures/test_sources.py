@@ -11,10 +11,12 @@ from decoding.engines.serial import SerialEngine
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
-from decoding.structures.lookup import longest_match
+from decoding.structures.lookup import Copies, longest_match
 from decoding.structures.sources import Sources
 from decoding.verifiers.token import TokenVerifier
 from tests.unit.decoding.structures.test_structures import EOS, TABLE, grown
+from tests.value_stub import Saying
+from tests.value_stub import grown as grown_by_value
 
 
 class Counting(Fixed):
@@ -36,6 +38,19 @@ def test_a_match_is_copied_without_asking_or_running_anything() -> None:
     assert all(q[token] == 1 == q.sum() for q, token in zip(draft.q[:4], draft.token, strict=True))
     _, ended = grown(Sources(5, 3, 2, 2), committed=torch.tensor([1, 2, 3, 4, 1, 2]), eos_ids=EOS)
     assert ended.token == [3, 4]
+
+
+def test_grown_drafts_copy_where_the_committed_text_repeats_itself() -> None:
+    copies = Copies(3, 2, 2)
+    structure, text = (
+        grown_by_value(Saying(lambda depth: (0.9, 0.8, 0.0, 0.0)), budget=2, copies=copies),
+        torch.tensor([1, 2, 3, 4, 1, 2]),
+    )
+    tree, draft = grown(structure, committed=text)
+    assert draft.token == [3, 4, 1, 2] and draft.is_chain and tree.forwards == 0
+    tree, draft = grown(structure, committed=text[:-1])
+    assert tree.forwards and len(draft) <= 2
+    assert not len(grown(structure, committed=text, max_new=1)[1])
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
