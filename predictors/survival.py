@@ -55,13 +55,13 @@ class Survival:
             self.scale * _log_odds(products) + self.bias + self.depth * k.log()
         ).cummin(-1)[0]
 
-    def of_product(self, product: float, k: int) -> float:
-        """`of_products` of one prefix, shorter ones aside."""
+    def of_product(self, product: float, k: int, before: float = 1.0) -> float:
+        """`of_products` of one prefix. before: the same of the prefix that is shorter by one."""
         if self.is_product:
             return product
         kept = min(max(product, LEAST), 1 - CLIP)
         odds = self.scale * math.log(kept / (1 - kept)) + self.bias + self.depth * math.log(k)
-        return 1 / (1 + math.exp(-max(odds, -700.0)))
+        return min(before, 1 / (1 + math.exp(-max(odds, -700.0))))
 
     def of_prefixes(self, rows: "Prefixes") -> Tensor:
         """The same for whole rollouts, [n]."""

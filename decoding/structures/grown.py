@@ -218,7 +218,8 @@ class _Growing:
             self._offer_sibling(position)
 
     def _below(self, position: Position) -> None:
-        """A first candidate after a token that has just been drawn, worth no more than that."""
+        """A first candidate after a token that has just been drawn. It is worth no more than the
+        reach of that token; and, by a fitted survival, no more than its draw was."""
         if not self.tree.may_grow(position.row, self.context):
             return
         if position.said is None:
@@ -229,7 +230,7 @@ class _Growing:
     def _foresee(self, position: Position, said: Said) -> None:
         product, depth = position.reach * said.following, self.tree.depth[position.row]
         survival = self.by.predictor.calibration.survival
-        position.value = min(position.value, survival.of_product(product, depth))
+        position.value = survival.of_product(product, depth, position.value)
         position.said = said
         self._wait(position)
 

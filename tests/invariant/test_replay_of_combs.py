@@ -1,6 +1,7 @@
 """Replay of combs: exact where greedy, beside real decodes of toy models where sampled."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -89,19 +90,45 @@ def test_a_comb_without_leaves_is_a_chain() -> None:
     assert np.array_equal(found.by_length[:, : table.gamma + 1], chain.by_length)
 
 
+def falling(depth: int) -> tuple[float, float, float, float]:
+    return 0.95 - 0.1 * depth, 0.9 - 0.1 * depth, 0.7, 0.4
+
+
+def rising(depth: int) -> tuple[float, float, float, float]:
+    """The second token is worth more once it is drawn than before."""
+    return 0.95, 0.35 if depth == 1 else 0.9, 0.7, 0.4
+
+
 @pytest.mark.parametrize("budget", [5, 30])
 @pytest.mark.parametrize("rate", [0.15, 0.3, 0.5])
 @pytest.mark.parametrize("survival", [Survival(), Survival(0.8, -0.2, 0.3)])
 def test_a_replay_of_grown_drafts_is_decode(budget: int, rate: float, survival: Survival) -> None:
     """Where no leaf is worth a draft forward of its own."""
+    drafts = check_replay(falling, (budget, rate, 3), survival)
+    assert drafts.leaves.any()
 
-    def says(depth: int) -> tuple[float, float, float, float]:
-        return 0.95 - 0.1 * depth, 0.9 - 0.1 * depth, 0.7, 0.4
 
+@pytest.mark.parametrize("budget", [4, 5, 6, 8])
+@pytest.mark.parametrize("siblings", [1, 3])
+@pytest.mark.parametrize("survival", [Survival(), Survival(0.8, 0.2, 0.3)])
+def test_a_token_may_be_worth_more_than_the_one_before(
+    budget: int, siblings: int, survival: Survival
+) -> None:
+    drafts = check_replay(rising, (budget, 0.3, siblings), survival)
+    assert drafts.path.max() > 1 and (siblings > 1 or not drafts.leaves.any())
+
+
+def check_replay(
+    says: Callable[[int], tuple[float, float, float, float]],
+    sizes: tuple[int, float, int],
+    survival: Survival,
+) -> Comb:
+    """Replay and decode count the same. sizes: budget, rate, siblings. Returns what is drawn."""
+    budget, rate, siblings = sizes
     cost = cost_table(1.0, {1: 5.0, 3: 5.0, 20: 9.0})
     predictor = Saying(says)
     predictor.calibration = Calibration(survival=survival)
-    structure = grown(predictor, cost, rate, budget, siblings=3)
+    structure = grown(predictor, cost, rate, budget, siblings)
     engine = SerialEngine(
         tiny.models(),
         structure,
@@ -115,12 +142,13 @@ def test_a_replay_of_grown_drafts_is_decode(budget: int, rate: float, survival: 
     said = torch.tensor([says(depth) for depth in range(1, table.gamma + 1)]).unbind(-1)
     chances = Chances(*(part.expand(*table.tokens.shape) for part in said))
     replayer = Replayer(table, table.gamma)
-    drafts = grow(Worth.of(chances, survival), replayer.limit, cost, rate, budget)
-    assert drafts.leaves.any()
+    worth = Worth.of(chances, survival).up_to(siblings - 1)
+    drafts = grow(worth, replayer.limit, cost, rate, budget)
     counts = replayer.combs(drafts)
     for prompt, tokens in enumerate(tiny.PROMPTS):
         trace = engine.decode(tokens, tiny.MAX_NEW, Sampler.seeded(0))
         assert counts.of(prompt) == {**counted(trace), "calls": counts.forwards[prompt]}
+    return drafts
 
 
 @pytest.fixture(scope="module")
