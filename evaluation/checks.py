@@ -14,6 +14,7 @@ from data_gen.requests import refuse_other_shares
 from decoding.cost import CostTable, read_cost
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import other_machine, setup_facts
+from evaluation.methods import CUSTOM
 from predictors.base import read_config, refuse_mismatch
 from runtime.errors import UserError
 from runtime.files import checked_folder
@@ -57,10 +58,15 @@ def commands(rule: DictConfig) -> str:
     return f"{shlex.join(harvest)}; {training} data=data/{pair} out={rule.checkpoint}"
 
 
+def prefix(name: str) -> str:
+    """Of the keys that the user sets a method's parts with."""
+    return "" if name == CUSTOM else f"method.{name}."
+
+
 def checkpoint_keys(cfg: DictConfig, name: str) -> list[str]:
     """Where the method names checkpoints: of its stop rule, of the rule that this one holds, or of
     its structure."""
-    rules = [f"method.{name}.{part}" for part in ("stop", "stop.rule", "structure")]
+    rules = [f"{prefix(name)}{part}" for part in ("stop", "stop.rule", "structure")]
     return [
         f"{rule}.checkpoint"
         for rule in rules
@@ -100,7 +106,8 @@ def check_costs(cfg: DictConfig, pair: ModelPair, names: Sequence[str]) -> list[
     """Refuse a file of costs, of a stop rule or a structure, that was measured with another pair;
     say, a line each, which was measured on another machine, as of thresholds."""
     keys = {
-        OmegaConf.select(cfg, f"method.{name}.{key}"): key for name in names for key in COST_KEYS
+        OmegaConf.select(cfg, key): key
+        for key in (f"{prefix(name)}{key}" for name in names for key in COST_KEYS)
     }
     warnings = []
     for file, key in sorted((str(file), key) for file, key in keys.items() if file is not None):

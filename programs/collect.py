@@ -133,7 +133,7 @@ def replayed(cfg: DictConfig, folders: Sequence[Path]) -> list[list[Cells]]:
     """For each checkpoint, a row for its best threshold, or for each of `cfg.thresholds`."""
     manifest = read_manifest(cfg.data)
     check_sizes(cfg, manifest)
-    cost = given_cost(cfg.cost, manifest)
+    cost = given_cost(cfg.cost, manifest, "cost")
     for folder in folders:
         refuse_foreign_checkpoint(folder, manifest, KEY, cfg.gamma_max or manifest["gamma"])
     bar = tqdm(folders, desc="replay", unit="checkpoint")

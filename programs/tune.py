@@ -67,7 +67,9 @@ def tuned(
     """What the file of thresholds holds."""
     given = {"chosen": cfg.cost, **cfg.what_if}
     tables = {
-        name: given_cost(node, manifest) for name, node in given.items() if "_target_" in node
+        name: given_cost(node, manifest, "cost" if node is cfg.cost else f"what_if.{name}")
+        for name, node in given.items()
+        if "_target_" in node
     }
     structures = {name: growing(cfg, name) for name in cfg.methods if name in cfg.structures}
     gamma_max = cfg.gamma_max or manifest["gamma"]
@@ -123,7 +125,9 @@ def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
         )
     if settings.pop("cost", None):
         settings["cost"] = {"_target_": "decoding.cost.cost_table", "draft": 1, "target": 1}
-    structure: GrowsByWorth = instantiate(settings)
+    structure: GrowsByWorth = instantiate(
+        DictConfig({"structures": {name: settings}}).structures[name]  # errors name the key
+    )
     if not hasattr(structure, "worth"):
         raise UserError(
             f"structures.{name}: expected a structure that can be replayed, got"

@@ -5,6 +5,7 @@ import runtime.openmp  # noqa: F401  (before torch loads)
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ SILENT = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
+_FOREIGN_GROUP = re.compile(r"Could not override '([^'@]+)'\. No match in the defaults list")
+GROUPS = ("warp", "features", "stop", "structure", "cost")
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 
@@ -205,6 +208,8 @@ def explain(error: Exception) -> str | None:
         return unmade
     if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         said = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
+        if group := _FOREIGN_GROUP.match(said):
+            return f"{group[1]}: expected a setting of this program, got another. Leave it away"
         return _one_line(
             said.split("Config search path:")[0].replace(
                 "To append to your config use", _UNKNOWN_KEY
@@ -238,11 +243,14 @@ def unread(override: str) -> str:
 def as_set(message: str, place: str) -> str:
     """`message` with the key as the user sets it. A class names its settings after its group, as
     ``warp.top_k``, and may be made elsewhere in the config: at "draft_warp", or
-    "method.specdecpp.engine.stop", an engine's parts being set beside it."""
+    "method.specdecpp.engine.stop", an engine's parts being set beside it, those of the custom
+    method at the top."""
     group, setting = message.split(": ")[0].partition(".")[::2]
-    if not (place and setting and group in ("warp", "features", "stop")):
+    if not (place and setting and group in GROUPS):
         return message
-    parts = [part for part in place.split(".") if part != "engine"]
+    parts = [part for part in place.removeprefix("method.custom.").split(".") if part != "engine"]
+    if place.endswith("engine"):  # which says it of a part
+        parts.append(group)
     return message.replace(f"{group}.{setting}", ".".join([*parts, setting]))
 
 

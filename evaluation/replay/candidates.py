@@ -66,12 +66,12 @@ def refuse_other_pair(identity: Mapping[str, Any], manifest: Mapping[str, Any], 
         )
 
 
-def given_cost(cost: DictConfig, manifest: Mapping[str, Any]) -> CostTable:
-    """The table of a config that holds one. Raises UserError for one that was measured with another
-    pair."""
+def given_cost(cost: DictConfig, manifest: Mapping[str, Any], key: str) -> CostTable:
+    """The table of the config at `key`, which holds one. Raises UserError for one that was measured
+    with another pair."""
     table: CostTable = instantiate(cost)
     if table.pair is not None:
-        refuse_other_pair(table.pair, manifest, f"cost.file: {cost.file}")
+        refuse_other_pair(table.pair, manifest, f"{key}.file: {cost.file}")
     return table
 
 

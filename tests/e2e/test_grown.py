@@ -61,9 +61,17 @@ def test_what_does_not_fit_is_refused(
     assert "method.grown.structure.checkpoint: greedy was trained with" in message
     assert "train.py predictor=value" in said("checkpoint=nowhere")
     lacking = said("checkpoint=sampled", "cost.file=nowhere.json")
-    assert "structure.cost.file: nowhere.json is missing" in lacking
+    assert "method.grown.structure.cost.file: nowhere.json is missing" in lacking
     theirs = {"name": "theirs", "target": "x", "draft": "y", "tokenizer": "z"}
     Path("theirs.json").write_text(json.dumps(COSTS | {"pair": theirs}))
     foreign = said("checkpoint=sampled", "cost.file=theirs.json")
-    assert "structure.cost.file: theirs.json was measured with another target" in foreign
+    assert "method.grown.structure.cost.file: theirs.json was measured with anoth" in foreign
+    own = [one for one in given if ".cost.file=" not in one]
+    falling = (
+        "cost@method.grown.structure.cost=c5",
+        "method.grown.structure.cost.target={3:5,1:4}",
+    )
+    grown = ("methods=[grown]", "method.grown.structure.checkpoint=sampled")
+    message = refused(monkeypatch, capsys, *own, *grown, *falling)
+    assert "method.grown.structure.cost.target: expected numbers of rows in rising" in message
     assert "method.grown.structure.siblings: expected" in said("checkpoint=sampled", "siblings=17")

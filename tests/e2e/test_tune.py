@@ -141,6 +141,12 @@ def test_grown_drafts_need_no_threshold(
     chain = ("+structure@structures.chain=chain", "methods=[fixed,chain]")
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *chain)
     assert "structures.chain: expected a structure that can be replayed, got Chain" in message
+    foreign = ("structures.grown.checkpoint=checkpoints/hrad", "methods=[fixed,grown]")
+    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *foreign)
+    assert "structures.grown.checkpoint: checkpoints/hrad holds 'hrad', which does" in message
+    falling = ("what_if.c4.target={3:5,1:4}", "methods=[fixed]")
+    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *falling)
+    assert "what_if.c4.target: expected numbers of rows in rising order, got [3, 1]" in message
     fixed = ("structures.grown.rate=0.5", "methods=[fixed,grown]")
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *fixed)
     assert "structures.grown.rate: expected null, for replay finds the rate itself, got" in message
