@@ -16,7 +16,7 @@ from typing import Annotated
 from decoding.settings import Pair
 from programs.groups import Logger
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Group, Output, Part, Path, Paths, Seed
+from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
 
 
 class Calibration(Group):
@@ -36,7 +36,7 @@ class Train(Group):
     logger: Logger
     data: Annotated[Path, "folder made by scripts/gen_data.py"]
     prompts: Annotated[
-        Count | None,
+        Annotated[int, Field(ge=2, le=MOST)] | None,
         "prompts of the training split that it learns from, fewer being some of more; null: all",
     ]
     drift: Annotated[

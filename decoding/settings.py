@@ -63,5 +63,6 @@ class Pair(Group):
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
         bits, group = values.get("bits"), values.get("group")
         if (bits is None) != (group is None):
-            return {"bits" if bits is None else "group": "a whole number"}
+            name, other = ("bits", f"group={group}") if bits is None else ("group", f"bits={bits}")
+            return {name: f"a whole number, for pair.{other} rounds the draft's weights"}
         return {}

@@ -209,7 +209,10 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
         said = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
         if group := _FOREIGN_GROUP.match(said):
-            return f"{group[1]}: expected a setting of this program, got another. Leave it away"
+            return (
+                f"{group[1]}: expected a setting of this program, got another one's. Leave"
+                f" {group[1]}=... away; --help lists what there is"
+            )
         return _one_line(
             said.split("Config search path:")[0].replace(
                 "To append to your config use", _UNKNOWN_KEY

@@ -141,6 +141,8 @@ def _remedy(fault: Fault, defaults: Any) -> str:
     for name in fault.key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     known = value is not None and not isinstance(value, Mapping) and "${" not in str(value)
+    if value == [] and isinstance(fault.value, str) and fault.shows:
+        return f"Write e.g. {fault.key}=[{fault.value}]"
     if not known or repr(value) == repr(fault.value):
         return "--help says more"
     return f"Write e.g. {fault.key}={written(value)}"

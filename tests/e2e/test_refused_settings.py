@@ -75,6 +75,17 @@ LINES = [
     (TUNE, ["cost=null"], "cost: expected a choice, got null"),
     (HARVEST, ["pair=smollm2_rounded", "pair.bits=9"], "pair.bits: expected a whole number from 2"),
     (HARVEST, ["pair=smollm2_rounded", "pair.group=null"], "pair.group: expected a whole number"),
+    (
+        *(HARVEST, ["pair=smollm2_rounded", "pair.bits=null"]),
+        "pair.bits: expected a whole number, for pair.group=64 rounds the draft's",
+    ),
+    (TRAIN, ["prompts=1"], "prompts: expected a whole number from 2 on or null, got 1"),
+    (
+        *(TRAIN, ["predictor.inputs=q_stats"]),
+        "predictor.inputs: expected a list of different names, such as [a,b], got 'q_stats'. Write"
+        " e.g. predictor.inputs=[q_stats]",
+    ),
+    (TUNE, ["predictor=value"], "predictor: expected a setting of this program, got another one"),
     (HARVEST, ["=5"], "=5: expected a choice, got 5"),
     (HARVEST, ["--resolve"], "command line: --resolve belongs to --cfg"),
     (HARVEST, ["-m", "-r"], "command line: only one of"),
