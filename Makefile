@@ -1,4 +1,4 @@
-# make demo    from a fresh clone: environment, model pair, data, both predictors, thresholds, the table, the report
+# make demo    from a fresh clone: environment, model pair, data, predictors, thresholds, the table, the report
 # make test    the default tests, a process for each core
 # make check   lint, format, types, tests
 # make docs    the documentation as a site, in site/
