@@ -96,7 +96,7 @@ def falling(depth: int) -> tuple[float, float, float, float]:
 
 def rising(depth: int) -> tuple[float, float, float, float]:
     """The second token is worth more once it is drawn than before."""
-    return 0.95, 0.35 if depth == 1 else 0.9, 0.7, 0.4
+    return 0.95, 0.35 if depth == 1 else 0.9, 0.5, 0.4
 
 
 @pytest.mark.parametrize("budget", [5, 30])
