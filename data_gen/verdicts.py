@@ -16,9 +16,8 @@ from data_gen.rollouts import TOGETHER, Rollouts, forward_along, rows_per_forwar
 from data_gen.siblings import Siblings, greedy_point_masses, siblings
 from decoding.models.cached_lm import CachedLM
 from decoding.sampling import Warp
+from predictors.outcomes import NEGLIGIBLE
 
-# Probability that a rollout is still accepted, below which its later tokens are not looked at.
-NEGLIGIBLE = 1e-3
 # Tokens whose verdicts one target forward finds: few where many rollouts are still alive.
 STAGES = (2, 3, 4, 5)
 

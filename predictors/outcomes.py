@@ -10,6 +10,9 @@ OUTCOMES = ("none", "third", "second", "first", "both")
 """Given that the path to the position is accepted, and that three candidates are put to the test
 there: none is accepted; the third one is, or the second; the first one is, and the first candidate
 after it is not; both are. In this order the more of a draft is accepted, the later."""
+NEGLIGIBLE = 1e-3
+"""Probability that a path is accepted, below which a harvest does not look at what comes after it,
+and nothing is learned from it."""
 
 
 @dataclass(frozen=True)

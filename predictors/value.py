@@ -12,7 +12,7 @@ from predictors.base import Records
 from predictors.calibration import Calibration
 from predictors.features.catalogue import FIXED
 from predictors.inputs import Inputs, When, named_inputs
-from predictors.outcomes import OUTCOMES, Chances
+from predictors.outcomes import NEGLIGIBLE, OUTCOMES, Chances
 from predictors.training.batches import Items, RowDropout
 from predictors.training.losses import weighted_cross_entropy
 from predictors.training.resampling import hold_out_prompts, standardisation
@@ -23,8 +23,6 @@ from runtime.settings.kinds import Names
 LARGEST = 100_000
 """Parameters of a head: more would take longer to ask than they can save."""
 SMALLEST = 1e-6  # of a probability, in its log
-NEGLIGIBLE = 1e-3
-"""Probability of a path below which a harvest does not look at what comes after it."""
 
 
 class ValueHead(nn.Module):

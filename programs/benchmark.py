@@ -16,13 +16,13 @@ from data_gen.records import Row, label
 from data_gen.requests import Request, make_requests, spread
 from data_gen.responses.generate import read_answers
 from data_gen.settings import HarvestSettings
-from data_gen.verdicts import NEGLIGIBLE
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair
 from evaluation.baselines.plain_harvest import Coins, OneByOne
 from evaluation.baselines.side_by_side import branch_bytes, measure_step, model_bytes
 from evaluation.tables import markdown
 from predictors.features.draft_statistics import Q_STATS
+from predictors.outcomes import NEGLIGIBLE
 from programs.gen_data import harvest_settings
 from runtime.errors import UserError
 

@@ -175,7 +175,7 @@ def test_what_is_said_is_what_chances_are() -> None:
     generator = torch.Generator().manual_seed(0)
     probs = torch.rand(50, len(OUTCOMES), generator=generator, dtype=torch.float64)
     probs[:10] *= (torch.rand(10, len(OUTCOMES), generator=generator) > 0.5).double()
-    for row in probs:
+    for row in [*probs, *torch.eye(len(OUTCOMES), dtype=torch.float64)]:
         chances = Chances.of(row)
         expected = (chances.first, chances.following, chances.second, chances.third)
         assert Said.of(row.tolist()) == pytest.approx([part.item() for part in expected])
