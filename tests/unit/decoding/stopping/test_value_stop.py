@@ -59,6 +59,16 @@ def test_calibrated_survival_takes_the_place_of_the_product(tmp_path: Path) -> N
         assert found == pytest.approx(expected.tolist()[: len(found)])
 
 
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_the_shortest_drafts_of_the_smallest_vocabulary(tmp_path: Path, gamma: int) -> None:
+    rule = stop(tmp_path, 0.0)
+    engine = SerialEngine(toy_pair(2, 1), Chain(gamma), rule, TokenVerifier(), Warp(), Warp())
+    for max_new in (1, 2, 20):
+        trace = engine.decode([1, 0], max_new, Sampler.seeded(0))
+        sizes = {len(round_.draft_tokens) for round_ in trace.rounds}
+        assert len(trace.tokens) == max_new and max(sizes) == min(gamma, max_new - 1)
+
+
 def test_thresholds_are_tried_at_equal_ratios(tmp_path: Path) -> None:
     grid = np.array(stop(tmp_path, 0.2).grid(20, 8))
     assert grid[0] == 0 and grid[-1] == 1 and len(grid) == 21
