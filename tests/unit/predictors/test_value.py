@@ -99,6 +99,21 @@ def test_the_head_sees_orders_of_magnitude() -> None:
     assert head(x).shape == (1, len(OUTCOMES))
 
 
+@pytest.mark.parametrize("states", [0, 40])
+def test_one_row_gets_what_it_gets_among_others(states: int) -> None:
+    torch.manual_seed(states)
+    predictor = Value(READS, width=16)
+    predictor.head = head = ValueHead(states + 8, 8, 16, 0.2).eval()
+    head.mean.normal_()
+    head.scale.uniform_(0.1, 2)
+    rows = torch.randn(50, states + 8) * torch.logspace(-4, 3, 50)[:, None]
+    for _ in range(2):
+        together = predictor.predict_proba(rows)
+        alone = torch.cat([predictor.predict_proba(row[None]) for row in rows])
+        assert alone.shape == (50, 5) and (alone - together).abs().max() < 1e-6
+        torch.nn.init.normal_(head.layers[0].weight)  # as training goes on
+
+
 @pytest.mark.parametrize(
     ("names", "dim", "width"), [(READS, 8, 64), (["draft_hidden", "q_path"], 579, 100)]
 )
