@@ -67,9 +67,13 @@ class ValueHead(nn.Module):
             z /= 1 + np.exp(-z.clip(-LARGEST_INPUT))
         return layers[-2] @ z + layers[-1]
 
+    def train(self, mode: bool = True) -> "ValueHead":
+        self.__dict__.pop("_arrays", None)
+        return super().train(mode)
+
     @cached_property
     def _arrays(self) -> list[NDArray[np.float32]]:
-        """Views of the buffers and parameters, so training shows in them."""
+        """Views of the buffers and parameters, made once between two calls of `train` or `eval`."""
         return [values.detach().numpy() for values in (self.mean, self.scale, *self.parameters())]
 
 
@@ -187,7 +191,11 @@ class Value:
     def predict_proba(self, x: Tensor) -> Tensor:
         """Calibrated probabilities [n, 5] of `OUTCOMES` for float32 inputs [n, D]."""
         alone = len(x) == 1 and x.device.type == "cpu" and not self.head.training
-        logits = torch.from_numpy(self.head.of_row(x[0].numpy()))[None] if alone else self.head(x)
+        logits = (
+            torch.from_numpy(self.head.of_row(x[0].float().numpy()))[None]
+            if alone
+            else self.head(x)
+        )
         return self.calibration.apply(logits)
 
 

@@ -44,6 +44,12 @@ from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_f
 MARK = "python scripts/tune.py"  # in what it writes
 MEASURED = ("measure", "measured")  # costs of this machine
 
+NOT_REPLAYED = {
+    "rate": "replay finds the rate itself",
+    "copies": "no harvest says what could be copied",
+}
+"""Settings of a structure that replay cannot follow, and why."""
+
 
 def main(cfg: DictConfig) -> None:
     """Harvest and costs in, thresholds out; with check=true, whether replay is decode."""
@@ -116,13 +122,15 @@ def tunable(cfg: DictConfig, name: str) -> TunableRule:
 
 def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
     """The structure of that name; its own table of costs, which may not be measured yet, is not
-    read. Raises UserError for one that says nothing of worth, or that has a fixed rate."""
+    read. Raises UserError for one that says nothing of worth, or that has a setting which replay
+    cannot follow."""
     settings: Any = OmegaConf.to_container(cfg.structures[name], resolve=True)
-    if (rate := settings.get("rate")) is not None:
-        raise UserError(
-            f"structures.{name}.rate: expected null, for replay finds the rate itself, got {rate}."
-            f" Write structures.{name}.rate=null"
-        )
+    for key, why in NOT_REPLAYED.items():
+        if (given := settings.get(key)) is not None:
+            raise UserError(
+                f"structures.{name}.{key}: expected null, for {why}, got {given}. Write"
+                f" structures.{name}.{key}=null"
+            )
     if settings.pop("cost", None):
         settings["cost"] = {"_target_": "decoding.cost.cost_table", "draft": 1, "target": 1}
     structure: GrowsByWorth = instantiate(

@@ -59,7 +59,8 @@ class Grown:
     `budget` is used; the first token is always drawn.
 
     Where the committed text ends as it did before, `copies` may take the whole draft from what
-    followed then, as `Lookup` does: point masses, so the rate is the only thing they share.
+    followed then, as `Lookup` does, `budget` tokens at most: point masses, so the rate is the only
+    thing they share.
 
     The price is in tokens: `rate`, tokens per second, times the seconds of a cost table. A request
     can find its rate itself, from its earlier rounds: their tokens over their priced seconds.
@@ -126,7 +127,7 @@ class Grown:
         if self.copies is None or not context.max_depth:
             return False
         with tree.watch.stage("sample"):
-            tokens = self.copies.of(context.committed, context.max_depth)
+            tokens = self.copies.of(context.committed, min(self.budget, context.max_depth))
         copy(tree, 0, tokens, context.eos_ids)
         return bool(tokens)
 

@@ -150,6 +150,13 @@ def test_grown_drafts_need_no_threshold(
     fixed = ("structures.grown.rate=0.5", "methods=[fixed,grown]")
     message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *fixed)
     assert "structures.grown.rate: expected null, for replay finds the rate itself, got" in message
+    copying = (
+        "structures.grown.copies={_target_:decoding.structures.lookup.Copies,"
+        "ngram_max:3,ngram_min:2,stretch:2}",
+        "methods=[fixed,grown]",
+    )
+    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *copying)
+    assert "structures.grown.copies: expected null, for no harvest says what could be" in message
 
 
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(

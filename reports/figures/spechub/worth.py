@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +26,10 @@ NEEDS = "needs a harvest: python scripts/gen_data.py"
 
 @dataclass(frozen=True)
 class Worth:
-    """Of one harvest. tokens: that weigh anything; sums: by sibling law and candidate, [prompts, 2]
-    each: the weight that is accepted, and all of it."""
+    """Of one harvest. warps: of the target and of the draft; tokens: that weigh anything; sums: by
+    sibling law and candidate, [prompts, 2] each: the weight that is accepted, and all of it."""
 
+    warps: Any
     distributions: str
     tokens: int
     sums: Mapping[tuple[str, str], Array]
@@ -39,11 +41,10 @@ def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
         raise Missing(NEEDS)
     found = of_each(harvests, worth)
     names = ["temperatures", "candidates", "candidate", *columns("accepted")]
-    alike = {
-        one.distributions: [w for w in found if w.distributions == one.distributions]
-        for one in found
-    }
-    rows = [row for each in alike.values() for row in _rows(each)]
+    warps = [one.warps for one in found]
+    first = [one for place, one in enumerate(found) if one.warps not in warps[:place]]
+    alike = [[other for other in found if other.warps == one.warps] for one in first]
+    rows = [row for each in alike for row in _rows(each)]
     prompts = sum(len(next(iter(one.sums.values()))) for one in found)
     tokens = sum(one.tokens for one in found)
     return Figure(
@@ -76,7 +77,8 @@ def worth(harvest: Harvest) -> Worth:
         for law, accept in accepted.items()
         for candidate, *both in _each(path, accept)
     }
-    return Worth(distributions(harvest.manifest), int((path > 0).sum()), sums)
+    warps = [harvest.manifest[side] for side in ("warp", "draft_warp")]
+    return Worth(warps, distributions(harvest.manifest), int((path > 0).sum()), sums)
 
 
 def _reached(records: Records) -> Tensor:

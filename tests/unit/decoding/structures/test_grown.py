@@ -12,6 +12,7 @@ from decoding.draft import RoundContext
 from decoding.sampling import hub_pair, top_tokens, without_replacement
 from decoding.structures.comb import Worth, grow
 from decoding.structures.grown import PRIOR, Grown
+from decoding.structures.lookup import Copies
 from decoding.value import Said, load_value
 from predictors.calibration import Calibration
 from predictors.inputs import Inputs
@@ -120,6 +121,16 @@ def test_a_request_finds_its_rate_from_its_own_rounds() -> None:
     assert structure._rate(later) == pytest.approx((4 + PRIOR) / (3 * 1.0 + 5 + PRIOR * 5))
     assert structure._rate(first) == 1 / cost.autoregressive, "another request starts afresh"
     assert grown(STEADY, cost, 0.7, 3, 1)._rate(later) == 0.7
+
+
+def test_a_round_that_copies_costs_its_rows() -> None:
+    cost, text = rows(0.1), torch.tensor([1, 2, 3, 4, 1, 2])
+    structure = grown(STEADY, cost, None, 9, 1, copies=Copies(3, 2, 2))
+    structure._rate(RoundContext(text, 20))
+    _, draft = drafted(structure, committed=text)
+    assert len(draft) == 4
+    later = RoundContext(torch.cat([text, text[:3]]), 17, round=1)
+    assert structure._rate(later) == pytest.approx((3 + PRIOR) / (cost.target(5) + PRIOR * 5))
 
 
 # Replay -------------------------------------------------------------------------------------------

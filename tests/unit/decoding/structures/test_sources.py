@@ -41,15 +41,17 @@ def test_a_match_is_copied_without_asking_or_running_anything() -> None:
 
 
 def test_grown_drafts_copy_where_the_committed_text_repeats_itself() -> None:
-    copies = Copies(3, 2, 2)
+    says, copies = Saying(lambda depth: (0.9, 0.8, 0.0, 0.0)), Copies(3, 2, 2)
     structure, text = (
-        grown_by_value(Saying(lambda depth: (0.9, 0.8, 0.0, 0.0)), budget=2, copies=copies),
+        grown_by_value(says, budget=4, copies=copies),
         torch.tensor([1, 2, 3, 4, 1, 2]),
     )
     tree, draft = grown(structure, committed=text)
     assert draft.token == [3, 4, 1, 2] and draft.is_chain and tree.forwards == 0
+    _, draft = grown(grown_by_value(says, budget=2, copies=copies), committed=text)
+    assert draft.token == [3, 4], "the budget is for copies, too"
     tree, draft = grown(structure, committed=text[:-1])
-    assert tree.forwards and len(draft) <= 2
+    assert tree.forwards and len(draft) <= 4
     assert not len(grown(structure, committed=text, max_new=1)[1])
 
 
