@@ -96,7 +96,7 @@ class Grown:
         ] = None,
     ) -> None:
         self.cost, self.rate, self.budget, self.max_siblings = cost, rate, budget, siblings
-        self.copies = copies
+        self.copies = _checked(copies)
         self.shape: Shape = "chain" if siblings == 1 else "tree"
         self.predictor = load_value(checkpoint, "structure.checkpoint")
         inputs = self.predictor.inputs
@@ -257,6 +257,16 @@ class _Growing:
     def _ask(self, row: int) -> Said:
         with self.tree.watch.stage("stop"):
             return ask(self.by.predictor, self.context, DrawnToken(self.tree, row))
+
+
+def _checked(copies: Copies | None) -> Copies | None:
+    if not isinstance(copies, Copies | None):
+        raise UserError(
+            "structure.copies: expected decoding.structures.lookup.Copies, got"
+            f" {type(copies).__name__}. Write structure.copies=null, or as"
+            " conf/method/grown_sources.yaml does"
+        )
+    return copies
 
 
 def _refuse_states_of_the_token(inputs: Inputs, checkpoint: Path) -> None:

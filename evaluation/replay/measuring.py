@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
@@ -80,9 +81,17 @@ def decode_some(
 def same_questions(cfg: DictConfig) -> dict[str, str]:
     """Of the structures to compare, by name, the rule that asks the same predictor, where there is
     one: a question takes it as long."""
-    rules = {rule.checkpoint: name for name, rule in cfg.rules.items() if "checkpoint" in rule}
-    structures = {name: cfg.structures[name] for name in cfg.methods if name in cfg.structures}
-    asked = {name: rules.get(part.get("checkpoint")) for name, part in structures.items()}
+    rules = {
+        Path(rule.checkpoint).resolve(): name
+        for name, rule in cfg.rules.items()
+        if "checkpoint" in rule
+    }
+    folders = {
+        name: cfg.structures[name].get("checkpoint")
+        for name in cfg.methods
+        if name in cfg.structures
+    }
+    asked = {name: rules.get(Path(folder).resolve()) for name, folder in folders.items() if folder}
     return {name: rule for name, rule in asked.items() if rule is not None}
 
 

@@ -142,7 +142,7 @@ def _remedy(fault: Fault, defaults: Any) -> str:
         value = value.get(name) if isinstance(value, Mapping) else None
     known = value is not None and not isinstance(value, Mapping) and "${" not in str(value)
     if value == [] and isinstance(fault.value, str) and fault.shows:
-        return f"Write e.g. {fault.key}=[{fault.value}]"
+        return f"Write e.g. {fault.key}=[{fault.value}]" if fault.value else "--help says more"
     if not known or repr(value) == repr(fault.value):
         return "--help says more"
     return f"Write e.g. {fault.key}={written(value)}"

@@ -85,6 +85,10 @@ LINES = [
         "predictor.inputs: expected a list of different names, such as [a,b], got 'q_stats'. Write"
         " e.g. predictor.inputs=[q_stats]",
     ),
+    (
+        *(TRAIN, ["predictor.inputs="]),
+        "predictor.inputs: expected a list of different names, such as [a,b], got ''. --help says",
+    ),
     (TUNE, ["predictor=value"], "predictor: expected a setting of this program, got another one"),
     (HARVEST, ["=5"], "=5: expected a choice, got 5"),
     (HARVEST, ["--resolve"], "command line: --resolve belongs to --cfg"),

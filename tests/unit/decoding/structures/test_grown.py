@@ -176,6 +176,11 @@ def test_only_a_predictor_of_outcomes_will_do(tmp_path: Path) -> None:
         load_value(tmp_path, "structure.checkpoint")
 
 
+def test_only_copies_will_do() -> None:
+    with pytest.raises(UserError, match="structure.copies: expected decoding.+Copies, got Saying"):
+        grown(STEADY, copies=STEADY)
+
+
 def test_a_checkpoint_that_runs_the_draft_for_every_question_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "value", "value", 8, inputs=Inputs([-1], q_stats=True))
     with pytest.raises(UserError, match=r"^structure\.checkpoint: .* reads draft_hidden,.* Train"):

@@ -111,7 +111,7 @@ def test_a_structure_pays_for_what_it_asks() -> None:
         {
             "methods": ["fixed", "comb", "other"],
             "rules": {"fixed": {}, "worth": {"checkpoint": "a"}},
-            "structures": {"comb": {"checkpoint": "a"}, "other": {"checkpoint": "b"}},
+            "structures": {"comb": {"checkpoint": "a/"}, "other": {"checkpoint": "b"}},
         }
     )
     same = same_questions(cfg)
