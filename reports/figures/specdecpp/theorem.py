@@ -1,0 +1,114 @@
+"""Whether the best stop rule is a threshold on survival, on recorded rollouts."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from data_gen.storage.dataset import read_records
+from evaluation.replay.optimal_stopping import BINS, Rule, best, fixed, survival, threshold, totals
+from reports.artifacts import Artifacts, Harvest
+from reports.figure import Builder, Cell, Entry, Figure, Missing
+from reports.harvest_data import by_pair, distributions, of_each
+from runtime.errors import TooFewRows
+from runtime.intervals import METHOD, Array, bootstrap, columns
+
+RATIOS = (5.0, 10.0)
+NAMES = ("best by depth and survival", "one threshold on survival", "one length")
+SPEED, GAIN = "tokens per draft forward's time", "over the best by depth and survival"
+NEEDS = "needs a harvest of a sampled target: python scripts/gen_data.py"
+Rollouts = tuple[str, Array, Array]
+
+
+def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
+    """Harvests of one pair, those of the same distributions together."""
+    sampled = [one for one in harvests if one.manifest["warp"]["temperature"]]
+    if not sampled:
+        raise Missing(NEEDS)
+    found: dict[str, list[Rollouts]] = {}
+    for rollouts in of_each(sampled, _rollouts):
+        found.setdefault(rollouts[0], []).append(rollouts)
+    rows = [row for warps, alike in found.items() for row in _rows(warps, alike)]
+    prompts = sum(len(np.unique(group)) for alike in found.values() for _, _, group in alike)
+    rounds = sum(len(accept) for alike in found.values() for _, accept, _ in alike)
+    return Figure(
+        name="threshold-rules",
+        title="Whether the best stop rule is a threshold on survival",
+        source="SpecDec++, theorem 4.3",
+        kind="modelled",
+        n=f"{harvests[0].manifest['pair']['name']}, {prompts:,} prompts, {rounds:,} rounds",
+        interval=METHOD,
+        columns=["temperatures", "target call, draft forwards", "rule", *columns(SPEED)]
+        + [*columns(GAIN), "threshold or length"],
+        rows=rows,
+    )
+
+
+def _rollouts(harvest: Harvest) -> Rollouts:
+    """accept [n, G], min(1, p / q), and group [n], of rounds without an end token. Raises
+    TooFewRows where there are not two prompts of them."""
+    records = read_records(harvest.folder, "rounds", "all", ("drafted", "accept_prob"))
+    accept, group = records["accept_prob"].double(), records["group"]
+    whole = records["drafted"] == accept.shape[1]
+    if len(torch.unique(group[whole])) < 2:
+        raise TooFewRows("data: there are no two prompts with whole rounds. Harvest more prompts")
+    return distributions(harvest.manifest), accept[whole].numpy(), group[whole].numpy()
+
+
+def _rows(warps: str, alike: Sequence[Rollouts]) -> Iterator[list[Cell]]:
+    depth = min(accept.shape[1] for _, accept, _ in alike)
+    survived = survival(np.concatenate([accept[:, :depth] for _, accept, _ in alike]))
+    starts = np.cumsum([0, *(group.max() + 1 for _, _, group in alike)])
+    group = np.concatenate([g + start for (_, _, g), start in zip(alike, starts, strict=False)])
+    chosen_on = group % 2 == 0
+    for ratio in RATIOS:
+        rules = [find(survived[chosen_on], ratio) for find in (best, threshold, fixed)]
+        judged = [
+            _by_prompt(rule, survived[~chosen_on], group[~chosen_on], ratio) for rule in rules
+        ]
+        settings = [None, _first(rules[1]) / BINS, int(rules[2].go_on[:, 0].sum())]
+        for name, setting, sums in zip(NAMES, settings, judged, strict=True):
+            speed = bootstrap(partial(_ratio, sums), len(sums))
+            gain = bootstrap(partial(_gain, sums, judged[0]), len(sums))
+            yield [warps, ratio, name, *speed, *gain, setting]
+
+
+def _first(rule: Rule) -> int:
+    """The lowest bin from which on it draws another token."""
+    return BINS - int(rule.go_on[0].sum())
+
+
+def _by_prompt(rule: Rule, survived: Array, group: Array, ratio: float) -> Array:
+    """[prompts, 2]: tokens and time."""
+    _, prompt = np.unique(group, return_inverse=True)
+    parts = totals(rule.go_on, survived, ratio)
+    return np.stack([np.bincount(prompt, part) for part in parts], -1)
+
+
+def _ratio(sums: Array, times: Array) -> Array:
+    found = times @ sums
+    ratio: Array = found[..., 0] / found[..., 1]
+    return ratio
+
+
+def _gain(sums: Array, others: Array, times: Array) -> Array:
+    return _ratio(sums, times) / _ratio(others, times)
+
+
+def _builders(artifacts: Artifacts) -> list[Builder]:
+    """One for each pair."""
+    return [partial(threshold_rules, harvests) for harvests in by_pair(artifacts.harvests) or [[]]]
+
+
+FIGURES = (
+    Entry(
+        "Whether the best stop rule is a threshold on survival",
+        "Rules that are told with which probability all tokens drawn so far are accepted, found on"
+        " one half of the prompts and judged on the other; every recorded round counts once. The"
+        " first is the best of all that look at depth and survival, by dynamic programming; where"
+        " one threshold does as well, the theorem holds on these rounds. How far a length is behind"
+        " is all that such knowledge can be worth.",
+        _builders,
+    ),
+)

@@ -1,0 +1,35 @@
+"""Rules that know the chance of survival, on a tiny harvest."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reports.figure import Missing
+from reports.figures.specdecpp.theorem import NAMES, SPEED, threshold_rules
+from tests import harvests
+from tests.harvests import write_harvest
+from tests.unit.reports.test_figure_data import harvest
+
+
+def test_sure_drafts_are_drawn_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = harvests._rounds
+
+    def rounds(count: int, gamma: int, generator: torch.Generator) -> dict[str, Any]:
+        said = {"accept_prob": torch.ones(count, gamma), "drafted": torch.full((count,), gamma)}
+        return {**written(count, gamma, generator), **said}
+
+    monkeypatch.setattr(harvests, "_rounds", rounds)
+    folder = write_harvest(tmp_path / "tiny", rows=4, gamma=3)
+    figure = threshold_rules([harvest(folder)])
+    assert len(figure.rows) == 2 * len(NAMES) and figure.kind == "modelled"
+    assert figure.column(SPEED)[:3] == pytest.approx([4 / (5 + 3)] * 3)
+    assert [row[-1] for row in figure.rows[1:3]] == [0.0, 3]
+
+
+def test_a_greedy_target_has_nothing_to_know(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="sampled target"):
+        threshold_rules([])
