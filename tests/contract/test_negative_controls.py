@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hydra.errors import InstantiationException
 
 from decoding.sampling import Sampler, SiblingSampler, iid, top_tokens, without_replacement
 from decoding.verifiers.token import TokenVerifier
@@ -27,7 +28,7 @@ from tests.contract.lossy import (
     without_the_least,
 )
 from tests.contract.oracles import hsd_naive_single, hsd_released
-from tests.contract.rules import RULES
+from tests.contract.rules import RULES, load
 from tests.contract.test_siblings import FIRST, SECOND, distribution_and_acceptance
 from tests.contract.test_verifiers import stops_unsure
 from tests.contract.trees import Nodes, as_draft, branch_point, paths, proposals
@@ -187,6 +188,27 @@ def test_examples_of_one_position(
     assert distribution_and_acceptance(case, rule, siblings)[0].tolist() == pytest.approx(
         distribution, abs=1e-12
     )
+
+
+@pytest.mark.parametrize("vocab", [2, 3])
+def test_the_lossy_rule_one_can_decode_with_is_the_released_one(vocab: int) -> None:
+    verifier = load("hsd_released", allow_lossy=True)
+    assert not verifier.lossless
+    for seed, family in enumerate(("dirichlet", "sparse", "aligned")):
+        for _, draft, p in drafts(instance(family, vocab, 3, seed)):
+            ours, literal = verifier.distribution(draft, p), hsd_released(draft, p)
+            torch.testing.assert_close(ours.end_prob, literal.end_prob, atol=1e-9, rtol=0)
+            for row in range(len(draft) + 1):
+                if ours.end_prob[row] > 1e-9:
+                    torch.testing.assert_close(
+                        ours.residual(row), literal.residual(row), atol=1e-9, rtol=0
+                    )
+
+
+def test_the_lossy_rule_is_refused_by_default() -> None:
+    with pytest.raises(InstantiationException) as error:
+        load("hsd_released")
+    assert str(error.value.__cause__).startswith("verifier.allow_lossy: expected true")
 
 
 # Several drafts -----------------------------------------------------------------------------------
