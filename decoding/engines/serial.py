@@ -16,7 +16,17 @@ from decoding.engines.request import RequestState, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
-from decoding.verification import WarpedRows
+from decoding.verification import VerdictDistribution, WarpedRows
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A draft, the distribution of its verdict, and the forwards of the draft model that made
+    it."""
+
+    draft: Draft
+    verdict: VerdictDistribution
+    forwards: int
 
 
 @dataclass(eq=False)
@@ -38,7 +48,7 @@ class SerialEngine:
 
     def __post_init__(self) -> None:
         check_fit(self.structure, self.stop, self.verifier)
-        self._target_layers = (*self.stop.target_layers, *self.structure.target_layers)
+        self.target_layers = (*self.stop.target_layers, *self.structure.target_layers)
 
     @torch.inference_mode()
     def decode(
@@ -50,7 +60,7 @@ class SerialEngine:
         models = [target, draft] if self.structure.uses_draft else [target]
         request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, *models)
         prompt_tokens = len(request.committed)
-        hidden = prefill(target, request.committed, self._target_layers)
+        hidden = prefill(target, request.committed, self.target_layers)
         if self.structure.uses_draft:  # after the target, whose states a draft may read
             prefill(draft, request.committed)
         prefill_seconds = perf_counter() - start
@@ -67,10 +77,7 @@ class SerialEngine:
     ) -> tuple[Tensor | None, RoundTrace]:
         """One draft, one target call. Returns the target's hidden states [len(target_layers), H] at
         the new last verified position (when the stop rule reads any) and the round's trace."""
-        tree = self._propose(context, watch, sampler)
-        draft = tree.draft()
-        with watch.stage("target"):
-            output = self._run_target(context, draft)
+        tree, draft, output = self._draft(context, watch, sampler)
         with watch.stage("verify"):
             p = WarpedRows(output.logits, self.warp)
             verdict = self.verifier.verify(draft, p, sampler)
@@ -82,6 +89,25 @@ class SerialEngine:
         self._roll_back(tree, draft, path, len(request.committed))
         hidden = None if output.hidden is None else output.hidden[:, [0, *path][len(tokens) - 1]]
         return hidden, self._trace(tree, draft, p, verdict, tokens)
+
+    @torch.inference_mode()
+    def outlook(self, context: RoundContext, sampler: Sampler) -> Outlook:
+        """One draft and every verdict it may get. Both caches must hold `context.committed` but its
+        last token (a draft's that is not run may hold less), and are left so."""
+        tree, draft, output = self._draft(context, Stopwatch(), sampler)
+        found = self.verifier.distribution(draft, self.warp.probs(output.logits))
+        self._roll_back(tree, draft, [], len(context.committed))
+        return Outlook(draft, found, tree.forwards)
+
+    def _draft(
+        self, context: RoundContext, watch: Stopwatch, sampler: Sampler
+    ) -> tuple[DraftTree, Draft, LMOutput]:
+        """A draft, and what the target says of it in one call."""
+        tree = self._propose(context, watch, sampler)
+        draft = tree.draft()
+        with watch.stage("target"):
+            output = self._run_target(context, draft)
+        return tree, draft, output
 
     def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> DraftTree:
         with watch.stage("stop"):
@@ -97,7 +123,7 @@ class SerialEngine:
         above, drawn = draft.parent[: draft.closed], draft.token[: draft.closed]
         tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
         parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
-        return self.pair.target.forward(tokens, parents, hidden=self._target_layers)
+        return self.pair.target.forward(tokens, parents, hidden=self.target_layers)
 
     def _context(self, request: RequestState, round_: int, hidden: Tensor | None) -> RoundContext:
         return RoundContext(

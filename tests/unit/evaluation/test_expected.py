@@ -1,0 +1,144 @@
+"""What is expected of a draft against what happens to it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from decoding.draft import Draft, RoundContext
+from decoding.engines.serial import SerialEngine
+from decoding.models.table_lm import TableLM, mixed_table, random_table
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.fixed import Fixed
+from decoding.stopping.never import Never
+from decoding.structures.chain import Chain
+from decoding.structures.static_tree import WidthTree
+from decoding.verification import sample_verdict
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.rrs import RrsVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
+from evaluation.paired.expected import (
+    Expected,
+    Text,
+    along,
+    differences,
+    expected_counts,
+    in_context,
+    means,
+    positions,
+)
+from runtime.errors import UserError
+
+TEXT = Text("toy", "a", torch.tensor([1, 2, 3, 4, 0, 1, 2, 2, 3, 1, 4, 4]), 3)
+
+
+def pair(max_length: int = 100) -> SimpleNamespace:
+    target = random_table(5, seed=1, concentration=0.5)
+    draft = mixed_table(target, random_table(5, seed=2), 0.6)
+    return SimpleNamespace(
+        target=TableLM(target, max_length=max_length), draft=TableLM(draft, max_length=max_length)
+    )
+
+
+def chain(models: SimpleNamespace, verifier: object = None, gamma: int = 4, **kw) -> SerialEngine:
+    parts = {"structure": Chain(20), "stop": Fixed(gamma), "verifier": verifier or TokenVerifier()}
+    return SerialEngine(models, warp=Warp(), draft_warp=Warp(), **parts | kw)
+
+
+def tree(models: SimpleNamespace, verifier: object) -> SerialEngine:
+    return chain(models, verifier, structure=WidthTree([2, 2]), stop=Never())
+
+
+def prefilled(models: SimpleNamespace) -> RoundContext:
+    for model in (models.target, models.draft):
+        model.reset()
+        model.forward(TEXT.tokens[:4])
+    return RoundContext(TEXT.tokens[:5], 50)
+
+
+@pytest.mark.parametrize("make", [chain, lambda models: tree(models, RrswVerifier())])
+def test_it_is_the_average_of_real_verdicts(make: object) -> None:
+    models = pair()
+    engine, context = make(models), prefilled(models)
+    outlook = engine.outlook(context, Sampler.seeded(3))
+    accepted, tokens = expected_counts(outlook.draft, outlook.verdict.end_prob)
+    sampler = Sampler.seeded(0)
+    drawn = [sample_verdict(outlook.draft, outlook.verdict, sampler) for _ in range(4000)]
+    assert np.mean([one.accepted for one in drawn]) == pytest.approx(accepted, abs=0.08)
+    assert tokens == pytest.approx(accepted + 1)
+
+
+def test_token_by_token_it_is_the_closed_form() -> None:
+    models = pair()
+    context = prefilled(models)
+    outlook = chain(models).outlook(context, Sampler.seeded(3))
+    said, kept, expected = TEXT.tokens[:5].tolist(), 1.0, 0.0
+    for token in outlook.draft.token:
+        p, q = (model.distribution(tuple(said))[token] for model in (models.target, models.draft))
+        kept *= min(1.0, float(p / q))
+        expected += kept
+        said.append(token)
+    assert len(outlook.draft) == outlook.forwards == 4
+    accepted, _ = expected_counts(outlook.draft, outlook.verdict.end_prob)
+    assert accepted == pytest.approx(expected, abs=1e-6)
+
+
+def test_nothing_follows_an_open_leaf_or_an_eos() -> None:
+    draft = Draft([0, 1, 1], [3, 4, 2], [torch.zeros(5)] * 4, open=1)
+    ends = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    accepted, tokens = expected_counts(draft, ends)
+    assert accepted == pytest.approx(0.3 + 0.4 + 0.2) and tokens == pytest.approx(accepted + 0.9)
+    _, tokens = expected_counts(draft, ends, frozenset([4]))
+    assert tokens == pytest.approx(accepted + 0.7)
+
+
+def test_the_caches_are_left_as_they_were() -> None:
+    models = pair()
+    context, engines = prefilled(models), [chain(models), tree(models, RrsVerifier())]
+    before = [in_context(engine, context, [1]) for engine in engines]
+    assert models.target.length == 4 == models.draft.length
+    assert [in_context(engine, context, [1]) for engine in engines] == before
+
+
+def test_a_prefill_for_each_context_gives_the_same() -> None:
+    models = pair()
+    found = along({"a": chain(models)}, models, TEXT, 4, (0, 2))["a"]
+    for place, length in enumerate(3 + at for at in positions(9, 4)):
+        alone = Text("toy", "a", TEXT.tokens[: length + 1], length)
+        again = along({"a": chain(models)}, models, alone, 1, (0, 2))["a"]
+        assert again == [found[place]]
+
+
+def test_the_same_method_differs_by_nothing() -> None:
+    models = pair()
+    engines = {"a": chain(models), "b": chain(models), "block": chain(models, BlockVerifier())}
+    turns = {
+        ("toy", name): along(engines, models, Text("toy", name, TEXT.tokens, 3), 4, (0, 1))
+        for name in "pqr"
+    }
+    assert tuple(differences(turns, "b", "a", "tokens")) == (0, 0, 0)
+    block = differences(turns, "block", "a", "accepted")
+    apart = means(turns, "block", "accepted").value - means(turns, "a", "accepted").value
+    assert block.value == pytest.approx(apart)
+    assert differences(turns, "block", "a", "nodes").value == 0
+
+
+def test_means_are_over_contexts() -> None:
+    one, two = Expected(1, 2, 3, 4), Expected(3, 4, 5, 6)
+    turns = {("toy", "a"): {"m": [one, one, one]}, ("toy", "b"): {"m": [two]}}
+    assert means(turns, "m", "accepted").value == 1.5
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "expected"), [(8, 2, [2, 6]), (3, 8, [0, 1, 2]), (64, 1, [32])]
+)
+def test_positions_are_spread(length: int, count: int, expected: list[int]) -> None:
+    assert positions(length, count) == expected
+
+
+def test_a_text_that_does_not_fit_is_refused() -> None:
+    models = pair(max_length=8)
+    with pytest.raises(UserError, match="^data: a has 12 tokens"):
+        along({"a": chain(models)}, models, TEXT, 2, (0, 1))
