@@ -69,7 +69,7 @@ def run(
     engines: Mapping[str, Engine],
     requests: Sequence[Request],
     plan: Plan,
-    journal: Journal,
+    journal: Journal[Trace],
     stage: str,
     advance: Callable[[Trace], None],
 ) -> Traces:

@@ -4,36 +4,46 @@ import fcntl
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from decoding.trace import Trace
 from runtime.errors import UserError
 from runtime.files import file_hash
 from runtime.json_files import Form, digest
 from runtime.json_lines import read_sealed, sealed
 
 
-class Turn(Form):
+class Recorded(Protocol):
+    """A dataclass that JSON can hold."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+T = TypeVar("T", bound=Recorded)
+Held = TypeVar("Held")
+
+
+class Turn(Form, Generic[Held]):
     """A line of a journal."""
 
     key: str
-    traces: dict[str, Trace]
+    found: dict[str, Held]
 
 
-class Journal:
-    """One line per turn: a request of one repeat, decoded by every method. Turns are the unit, so
-    that the methods that are compared on a request always ran next to each other, in one process.
+class Journal(Generic[T]):
+    """One line per turn: what every method did with the same thing, such as a request of one
+    repeat. Turns are the unit, so that the methods that are compared on it always ran next to each
+    other, in one process.
 
     A last line that was not finished is dropped: a run was killed as it wrote. The path must name
     everything the traces depend on (`journal_path`). A journal without turns leaves no file behind.
 
-    turns: key -> method -> trace; resumed: how many of them an earlier run has decoded
+    turns: key -> method -> what `holds` is of; resumed: how many of them an earlier run has done
     Raises UserError when the file is damaged, or when another process writes to it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.turns: dict[str, dict[str, Trace]] = {}
+    def __init__(self, path: Path, holds: type[T]) -> None:
+        self.path, self._holds = path, holds
+        self.turns: dict[str, dict[str, T]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -49,9 +59,9 @@ class Journal:
             raise
         self.resumed = len(self.turns)
 
-    def add(self, key: str, traces: dict[str, Trace]) -> None:
-        self.turns[key] = traces
-        turn = {"key": key, "traces": {name: trace.to_dict() for name, trace in traces.items()}}
+    def add(self, key: str, found: dict[str, T]) -> None:
+        self.turns[key] = found
+        turn = {"key": key, "found": {name: one.to_dict() for name, one in found.items()}}
         self._file.write(sealed(turn) + b"\n")
         self._file.flush()
 
@@ -59,7 +69,7 @@ class Journal:
         """Everything it holds is saved elsewhere."""
         self.turns.clear()
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "Journal[T]":
         return self
 
     def __exit__(
@@ -84,13 +94,13 @@ class Journal:
 
     def _take(self, line: bytes, number: int) -> None:
         try:
-            turn = read_sealed(line, Turn.model_validate_json)
+            turn = read_sealed(line, Turn[self._holds].model_validate_json)  # type: ignore[name-defined]
         except ValueError as error:
             raise UserError(
                 f"out: {self.path} is damaged in line {number} ({error}). Remove that line to"
                 " decode its turn again, or delete the file to start over"
             ) from error
-        self.turns[turn.key] = turn.traces
+        self.turns[turn.key] = turn.found
 
 
 def journal_path(out: Path, facts: Any) -> Path:

@@ -125,7 +125,7 @@ def load_requests(
 # The journal --------------------------------------------------------------------------------------
 
 
-def open_journal(cfg: DictConfig, compared: Comparison) -> Journal:
+def open_journal(cfg: DictConfig, compared: Comparison) -> Journal[Trace]:
     """Of an interrupted run of exactly these settings, prompts, models, files, devices and
     versions, or a new one."""
     methods = {name: method.to_dict() for name, method in compared.methods.items()}
@@ -146,7 +146,7 @@ def open_journal(cfg: DictConfig, compared: Comparison) -> Journal:
         setup_facts(compared.pair),
         file_hashes([named_files(method.settings) for method in compared.methods.values()]),
     ]
-    journal = Journal(journal_path(Path(cfg.out), facts))
+    journal = Journal(journal_path(Path(cfg.out), facts), Trace)
     if journal.resumed:
         print(
             f"going on after {journal.resumed} turns of an earlier run ({journal.path}; delete it"
@@ -172,7 +172,7 @@ def named_files(settings: DictConfig) -> Any:
 
 
 def settle(
-    cfg: DictConfig, compared: Comparison, journal: Journal
+    cfg: DictConfig, compared: Comparison, journal: Journal[Trace]
 ) -> tuple[dict[str, Method], dict[str, dict[str, float]]]:
     """Try what is to be tried, in passes of their own. Returns all methods as they are compared,
     and tokens/s of what was tried, by method and by what was set."""
@@ -193,7 +193,7 @@ def decode(
     engines: Mapping[str, Engine],
     requests: Sequence[Request],
     repeats: int,
-    journal: Journal,
+    journal: Journal[Trace],
     stage: str,
 ) -> Traces:
     """Every method on every request, after a warm-up, with a progress bar that counts tokens."""

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from decoding.trace import write_traces
+from decoding.trace import Trace, write_traces
 from evaluation import results, tables, token_texts
 from evaluation.choices import cautions
 from evaluation.interleaving import Traces, make_ready
@@ -47,7 +47,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def compare(
-    cfg: DictConfig, compared: Comparison, journal: Journal
+    cfg: DictConfig, compared: Comparison, journal: Journal[Trace]
 ) -> tuple[dict[str, Any], Traces]:
     """Settle, decode and measure. Returns what results.json says, and the traces."""
     methods, tried = settle(cfg, compared, journal)

@@ -2,7 +2,7 @@
 without a coin; methods compared in the same contexts, with the same random numbers."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -89,29 +89,47 @@ def positions(length: int, count: int) -> list[int]:
     return [(2 * part + 1) * length // (2 * many) for part in range(many)]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """positions: contexts of a response; draws: drafts in each."""
+
+    positions: int
+    draws: int
+    seed: int
+
+    def lengths(self, text: Text) -> list[int]:
+        """Tokens of each context, increasing."""
+        length = len(text.tokens) - text.prompt
+        return [text.prompt + place for place in positions(length, self.positions)]
+
+
 def along(
-    engines: Mapping[str, SerialEngine], pair: Pair, text: Text, count: int, plan: tuple[int, int]
-) -> dict[str, list[Expected]]:
-    """Every method in `count` contexts of a response, evenly spread. plan: seed, and drafts drawn
-    in each context.
+    engines: Mapping[str, SerialEngine],
+    pair: Pair,
+    text: Text,
+    plan: Plan,
+    done: Collection[int] = (),
+) -> Iterator[tuple[int, dict[str, Expected]]]:
+    """Every method in contexts of a response, by their lengths, but for those `done`.
 
     A context begins a request: rules and structures that adapt know nothing of earlier rounds, and
     the output may be as long as the models' context. A method's draws depend on the seed, the
     context and the number of the draw, not on the method."""
-    wanted = [text.prompt + place for place in positions(len(text.tokens) - text.prompt, count)]
-    found: dict[str, list[Expected]] = {name: [] for name in engines}
     layers = sorted({layer for one in engines.values() for layer in one.target_layers})
-    for length, hidden in contexts(pair, text, wanted, layers):
-        seeds = [context_seed(plan[0], text, length, draw) for draw in range(plan[1])]
+    for length, hidden in contexts(pair, text, plan.lengths(text), layers):
+        if length in done:
+            continue
+        seeds = [context_seed(plan.seed, text, length, draw) for draw in range(plan.draws)]
+        room = min(pair.target.max_length, pair.draft.max_length) - length
+        found = {}
         for name, engine in engines.items():
             rows = [layers.index(layer) for layer in engine.target_layers]
             states = None if hidden is None or not rows else hidden[rows]
-            room = min(pair.target.max_length, pair.draft.max_length) - length
             context = RoundContext(
                 text.tokens[:length], room, 0, states, pair.target.embed, engine.eos_ids
             )
-            found[name].insert(0, in_context(engine, context, seeds))
-    return found
+            found[name] = in_context(engine, context, seeds)
+        yield length, found
 
 
 @torch.inference_mode()

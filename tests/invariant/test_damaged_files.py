@@ -59,12 +59,12 @@ class Kind(NamedTuple):
 
 
 def journal_with(path: Path) -> None:
-    with Journal(path) as journal:
+    with Journal(path, Trace) as journal:
         journal.add("methods/0/0", {"fixed": TRACE})
 
 
 def turns(path: Path) -> dict[str, Any]:
-    with Journal(path) as journal:
+    with Journal(path, Trace) as journal:
         return dict(journal.turns)
 
 

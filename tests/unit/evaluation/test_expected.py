@@ -21,6 +21,7 @@ from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from evaluation.paired.expected import (
     Expected,
+    Plan,
     Text,
     along,
     differences,
@@ -104,20 +105,24 @@ def test_the_caches_are_left_as_they_were() -> None:
 
 def test_a_prefill_for_each_context_gives_the_same() -> None:
     models = pair()
-    found = along({"a": chain(models)}, models, TEXT, 4, (0, 2))["a"]
-    for place, length in enumerate(3 + at for at in positions(9, 4)):
+    found = dict(along({"a": chain(models)}, models, TEXT, Plan(4, 2, 0)))
+    assert list(found) == [3 + at for at in reversed(positions(9, 4))]
+    for length in found:
         alone = Text("toy", "a", TEXT.tokens[: length + 1], length)
-        again = along({"a": chain(models)}, models, alone, 1, (0, 2))["a"]
-        assert again == [found[place]]
+        again = dict(along({"a": chain(models)}, models, alone, Plan(1, 2, 0)))
+        assert again == {length: found[length]}
+    some = dict(along({"a": chain(models)}, models, TEXT, Plan(4, 2, 0), list(found)[:3]))
+    assert some == {length: found[length] for length in list(found)[3:]}
 
 
 def test_the_same_method_differs_by_nothing() -> None:
     models = pair()
     engines = {"a": chain(models), "b": chain(models), "block": chain(models, BlockVerifier())}
-    turns = {
-        ("toy", name): along(engines, models, Text("toy", name, TEXT.tokens, 3), 4, (0, 1))
-        for name in "pqr"
-    }
+    turns = {}
+    for name in "pqr":
+        text = Text("toy", name, TEXT.tokens, 3)
+        found = [one for _, one in along(engines, models, text, Plan(4, 1, 0))]
+        turns["toy", name] = {method: [one[method] for one in found] for method in engines}
     assert tuple(differences(turns, "b", "a", "tokens")) == (0, 0, 0)
     block = differences(turns, "block", "a", "accepted")
     apart = means(turns, "block", "accepted").value - means(turns, "a", "accepted").value
@@ -141,4 +146,4 @@ def test_positions_are_spread(length: int, count: int, expected: list[int]) -> N
 def test_a_text_that_does_not_fit_is_refused() -> None:
     models = pair(max_length=8)
     with pytest.raises(UserError, match="^data: a has 12 tokens"):
-        along({"a": chain(models)}, models, TEXT, 2, (0, 1))
+        list(along({"a": chain(models)}, models, TEXT, Plan(2, 1, 0)))

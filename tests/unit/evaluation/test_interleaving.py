@@ -63,7 +63,7 @@ def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
 
 
 def compare(engines: dict[str, Any], folder: Path, advance: Callable[[Trace], None]) -> Traces:
-    with Journal(folder / "x.resume") as journal:
+    with Journal(folder / "x.resume", Trace) as journal:
         return run(engines, REQUESTS, Plan(2, 4, 5), journal, "methods", advance)
 
 
@@ -88,10 +88,10 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
         compare({name: Recorder(name, log) for name in "ab"}, tmp_path, lambda trace: None) == whole
     )
     assert log[:2] == [("a", 2), ("b", 2)] and len(log) == 8
-    with Journal(tmp_path / "x.resume") as journal:
+    with Journal(tmp_path / "x.resume", Trace) as journal:
         assert journal.resumed == 6
         with pytest.raises(UserError, match="out: another run"):
-            Journal(tmp_path / "x.resume")
+            Journal(tmp_path / "x.resume", Trace)
         journal.remove()
     assert not (tmp_path / "x.resume").exists()
 
@@ -101,25 +101,25 @@ def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
     whole.rounds[0].overlap = StageTrace(
         "branch", 1, 2, 3, 0, [[1]], 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)]
     )
-    with Journal(tmp_path / "x.resume") as journal:
+    with Journal(tmp_path / "x.resume", Trace) as journal:
         journal.add("a", {"b": whole})
-    with Journal(tmp_path / "x.resume") as journal:
+    with Journal(tmp_path / "x.resume", Trace) as journal:
         assert journal.turns == {"a": {"b": whole}}
 
 
-@pytest.mark.parametrize("line", ["{}", '{"key": "a", "traces": []}', "[1", "[" * 100_000])
+@pytest.mark.parametrize("line", ["{}", '{"key": "a", "found": []}', "[1", "[" * 100_000])
 @pytest.mark.parametrize("seal", [False, True])
 def test_a_damaged_journal_is_named(line: str, seal: bool, tmp_path: Path) -> None:
     whole = with_checksum(line[:-1].encode()) if seal else line.encode()
     (tmp_path / "x.resume").write_bytes(whole + b"\n")
     with pytest.raises(UserError, match="out: .*x.resume is damaged in line 1"):
-        Journal(tmp_path / "x.resume")
+        Journal(tmp_path / "x.resume", Trace)
 
 
 def test_every_digit_of_a_journal_counts(tmp_path: Path) -> None:
     """But for the last line of a run that was killed as it wrote it."""
     path = tmp_path / "x.resume"
-    with Journal(path) as journal:
+    with Journal(path, Trace) as journal:
         for key in "abc":
             journal.add(key, {"m": trace([4, 17])})
     content = path.read_bytes()
@@ -129,11 +129,11 @@ def test_every_digit_of_a_journal_counts(tmp_path: Path) -> None:
             path.write_bytes(changed)
             line = content[:place].count(b"\n") + 1
             with pytest.raises(UserError, match=f"^out: .*damaged in line {line} .* Remove that"):
-                Journal(path)
+                Journal(path, Trace)
             assert path.read_bytes() == changed, "nothing is lost"
     whole = content.splitlines(keepends=True)
     path.write_bytes(b"".join(whole[:2]) + whole[2][:-1])
-    with Journal(path) as journal:
+    with Journal(path, Trace) as journal:
         assert list(journal.turns) == ["a", "b"]
         journal.add("c", {"m": trace([4, 17])})
     assert path.read_bytes() == content
