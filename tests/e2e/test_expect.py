@@ -1,0 +1,90 @@
+"""scripts/expect.py from its command line, along a tiny harvest."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from evaluation.journal import Journal
+from scripts import expect
+from tests.programs import SPLITS, base, refused, run
+
+SMALL = ("data=data/greedy", "prompts=3", "positions=3", *SPLITS)
+METHODS = "methods=[token,block,rrsw,rrs,spechub,dyspec]"
+
+
+@pytest.fixture
+def asked(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(harvest)
+    pair = [one for one in base(tiny_pair_dir) if one.startswith("pair.")]
+    return [*pair, *SMALL]
+
+
+def test_a_table_of_methods(
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "x"
+    run(expect, monkeypatch, *asked, METHODS, "against=rrsw", "draws=2", f"out={out}")
+    printed = capsys.readouterr().out
+    assert "2 draft(s) in each" in printed and "tokens less rrsw" in printed
+    assert (out / "table.md").read_text().strip() in printed
+    assert sorted(path.name for path in out.iterdir()) == ["expected.json", "table.md"]
+    found = json.loads((out / "expected.json").read_text())
+    contexts = [len(one["methods"]["rrs"]) for one in found["contexts"]]
+    assert len(contexts) == 3 and f"3 prompts, {sum(contexts)} contexts" in printed
+    rows = found["expected"]["pooled"]
+    assert rows["rrsw"]["tokens less rrsw"] == {"value": 0, "low": 0, "high": 0}
+    assert rows["block"]["nodes"] == rows["token"]["nodes"]
+    for row in rows.values():
+        assert 1 <= row["tokens"]["value"] <= 1 + row["accepted"]["value"] + 1e-6
+    assert list(tmp_path.glob(".*.resume")) == []
+
+
+def test_an_interrupted_run_goes_on(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}")
+    whole, add, added = (tmp_path / "x/expected.json").read_bytes(), Journal.add, []
+
+    def stop(journal: Journal, key: str, found: dict) -> None:
+        add(journal, key, found)
+        added.append(key)
+        if len(added) == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Journal, "add", stop)
+        run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}")
+    monkeypatch.setattr(Journal, "add", lambda *of: (added.append(of[1]), add(*of)))
+    run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}")
+    assert len(added) == len(set(added)) > 4
+    assert (tmp_path / "x/expected.json").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["+method@method.plain=autoregressive", "methods=[plain]"],
+            "methods: .* got plain of Auto",
+        ),
+        (["+method@method.pearl=pearl", "methods=[pearl]"], "methods: expected .* got pearl of"),
+        (["methods=[nobody]"], "methods: expected names among token"),
+        (["against=rrs"], "against: expected null or one of methods: token, block"),
+        (["data=data/none"], "data: data/none is no harvested dataset"),
+        (["positions=0"], "positions: expected"),
+        (["out=data/greedy"], "out: "),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    arguments: list[str],
+    said: str,
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert re.search(said, refused(expect, monkeypatch, capsys, *asked, *arguments))
