@@ -42,7 +42,8 @@ class Journal(Generic[T]):
     """
 
     def __init__(self, path: Path, holds: type[T]) -> None:
-        self.path, self._holds = path, holds
+        self.path = path
+        self._form = Turn[holds]  # type: ignore[valid-type]
         self.turns: dict[str, dict[str, T]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
@@ -94,7 +95,7 @@ class Journal(Generic[T]):
 
     def _take(self, line: bytes, number: int) -> None:
         try:
-            turn = read_sealed(line, Turn[self._holds].model_validate_json)  # type: ignore[name-defined]
+            turn = read_sealed(line, self._form.model_validate_json)
         except ValueError as error:
             raise UserError(
                 f"out: {self.path} is damaged in line {number} ({error}). Remove that line to"
