@@ -60,7 +60,7 @@ def main(cfg: DictConfig) -> None:
             "run": run_facts(cfg, pair, "scripts/expect.py"),
             "contexts": listed(turns),
         }
-        text = page(cfg, found, turns)
+        text = page(cfg, found, turns, manifest)
         with replaced_folder(out, MARKER) as folder:
             write_checksummed(folder / MARKER, {**facts, **found_in_json(found)})
             (folder / "table.md").write_text(text + "\n", encoding="utf-8")
@@ -209,15 +209,17 @@ def listed(turns: Turns) -> list[dict[str, Any]]:
     ]
 
 
-def page(cfg: DictConfig, found: ByDataset[dict[str, Row]], turns: Turns) -> str:
+def page(
+    cfg: DictConfig, found: ByDataset[dict[str, Row]], turns: Turns, manifest: Mapping[str, Any]
+) -> str:
     """A table of every dataset."""
     contexts = sum(len(next(iter(of.values()))) for of in turns.values())
     parts = [
         f"# {printable(cfg.pair.name)}, temperature {cfg.warp.temperature}: expected per target"
         " call",
         f"{len(turns)} prompts, {contexts} contexts, {cfg.draws} draft(s) in each; {METHOD}."
-        " Expectations over the verdicts of a draft; every method has the same contexts and random"
-        " numbers, and knows nothing of earlier rounds.",
+        f" Contexts are of {origin(manifest)}. Expectations over the verdicts of a draft; every"
+        " method has the same contexts and random numbers, and knows nothing of earlier rounds.",
     ]
     for name, rows in found.shown():
         columns = list(next(iter(rows.values())))
@@ -226,6 +228,14 @@ def page(cfg: DictConfig, found: ByDataset[dict[str, Row]], turns: Turns) -> str
         ]
         parts += [f"## {printable(name)}", markdown(["method", *columns], lines)]
     return "\n\n".join(parts)
+
+
+def origin(manifest: Mapping[str, Any]) -> str:
+    """Whose responses: the warps of the drafts may be others."""
+    if manifest["responses"] != "generated":
+        return "given responses"
+    temperature = manifest["warp"]["temperature"]
+    return f"responses of {printable(manifest['pair']['name'])} at temperature {temperature}"
 
 
 def cell(row: Row, column: str) -> str:

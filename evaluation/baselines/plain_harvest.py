@@ -92,9 +92,8 @@ class OneByOne(SerialEngine):
         for position, token in enumerate(response):
             context = RoundContext(committed, self.gamma + 1, eos_ids=self.eos_ids)
             sampler = RecordedDraws(coins.draft[position], coins.verdict[position])
-            tree = self._propose(context, Stopwatch(), sampler)
-            draft = tree.draft()
-            logits = self._run_target(context, draft).logits
+            tree, draft, output = self._draft(context, Stopwatch(), sampler)
+            logits = output.logits
             verdict = self.verifier.verify(draft, WarpedRows(logits, self.warp), sampler)
             yield {"accepted": verdict.accepted, **_columns(tree, draft, logits, self.warp)}
             committed = torch.cat([committed, token[None]])

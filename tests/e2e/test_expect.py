@@ -1,13 +1,17 @@
 """scripts/expect.py from its command line, along a tiny harvest."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evaluation.journal import Journal
 from scripts import expect
+from tests.processes import die, forked
 from tests.programs import SPLITS, base, refused, run
 
 SMALL = ("data=data/greedy", "prompts=3", "positions=3", *SPLITS)
@@ -44,25 +48,53 @@ def test_a_table_of_methods(
     assert list(tmp_path.glob(".*.resume")) == []
 
 
-def test_an_interrupted_run_goes_on(
-    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}")
-    whole, add, added = (tmp_path / "x/expected.json").read_bytes(), Journal.add, []
+def result(folder: Path) -> tuple[dict[str, Any], str]:
+    """What of it does not change from day to day."""
+    found = json.loads((folder / "expected.json").read_text())
+    del found["checksum"], found["run"]["date"]
+    return found, (folder / "table.md").read_text()
 
-    def stop(journal: Journal, key: str, found: dict) -> None:
+
+@pytest.mark.parametrize("cut", [0, 7], ids=["between lines", "in a line"])
+def test_a_killed_run_goes_on(
+    cut: int, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, add, added = tmp_path / "x", Journal.add, list[str]()
+    run(expect, monkeypatch, *asked, f"out={out}")
+    whole = result(out)
+
+    def last(journal: Journal, key: str, found: dict) -> None:
         add(journal, key, found)
         added.append(key)
         if len(added) == 4:
-            raise KeyboardInterrupt
+            os.truncate(journal.path, journal.path.stat().st_size - cut)
+            die()
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Journal, "add", stop)
-        run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}")
+    def killed() -> None:
+        monkeypatch.setattr(Journal, "add", last)
+        run(expect, monkeypatch, *asked, f"out={out}")
+
+    assert forked(killed).wait() == -signal.SIGKILL
+    assert result(out) == whole, "nothing of an unfinished run is there"
     monkeypatch.setattr(Journal, "add", lambda *of: (added.append(of[1]), add(*of)))
-    run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}")
-    assert len(added) == len(set(added)) > 4
-    assert (tmp_path / "x/expected.json").read_bytes() == whole
+    run(expect, monkeypatch, *asked, f"out={out}")
+    contexts = sum(len(one["methods"]["token"]) for one in whole[0]["contexts"])
+    assert len(added) == len(set(added)) == contexts - 4 + bool(cut)
+    assert result(out) == whole
+    assert list(tmp_path.glob(".*.resume")) == []
+
+
+def test_contexts_may_come_from_another_temperature(
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warps = ("warp.temperature=0.6", "draft_warp.temperature=0.3")
+    run(expect, monkeypatch, *asked, *warps, f"out={tmp_path / 'x'}")
+    said = capsys.readouterr().out
+    assert "temperature 0.6: expected per target call" in said
+    assert "Contexts are of responses of smollm2-eagle at temperature 0." in said
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from decoding.draft import RoundContext
 from decoding.draft_tree import DraftTree
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.request import prefill
@@ -27,6 +28,7 @@ from drafts.chats import Chat, ChatPool, save_chats
 from drafts.eagle import EagleInTraining, Maps, unrolled
 from drafts.training import DraftTraining, TrainingConfig
 from evaluation.baselines.generate import assistant_of
+from evaluation.paired.expected import Plan, Text, along
 from evaluation.paired.speedup_bound import match
 from evaluation.replay.check import draft_logits
 from runtime.errors import UserError
@@ -139,6 +141,42 @@ def test_greedy_output_is_the_targets_and_states_follow_every_roll_back(
             last = CachedLM(pair.target.model).forward(text, logits="last").logits[-1]
             text = torch.cat([text, last.argmax()[None]])
         assert found.tokens == text[len(prompt) :].tolist()
+
+
+def cache(lm: CachedLM) -> list[torch.Tensor]:
+    """All that a model remembers, but for what it would write over."""
+    rows = [part for layer in lm._cache.rows(0) for part in layer]
+    return [part[..., : lm.length, :].clone() for part in rows] + [lm.states[: lm.length].clone()]
+
+
+@pytest.mark.parametrize("length", [1, 2, 6])
+@pytest.mark.parametrize("builds", [Chain(3), DySpecHeap(6)])
+def test_caches_after_an_outlook_are_those_before(builds: Chain | DySpecHeap, length: int) -> None:
+    """And a decode from there has the first round that it would have had."""
+    pair, text = eagle_pair(), torch.arange(3, 3 + length)
+    verifier = TokenVerifier() if isinstance(builds, Chain) else RrswVerifier()
+    engine = SerialEngine(pair, builds, Never(), verifier, Warp(), Warp())
+    first = engine.decode(text, 10, Sampler.seeded(4)).rounds[0]
+    for lm in (pair.target, pair.draft):
+        lm.reset()
+        prefill(lm, text)
+    before = cache(pair.target), cache(pair.draft)
+    for seed in (1, 2, 4):
+        found = engine.outlook(RoundContext(text, 10), Sampler.seeded(seed))
+        after = cache(pair.target), cache(pair.draft)
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert (found.draft.token, found.draft.parent) == (first.draft_tokens, first.draft_parents)
+
+
+def test_contexts_of_one_prefill_are_those_of_a_prefill_each() -> None:
+    pair, text = eagle_pair(), torch.arange(3, 15)
+    engine = SerialEngine(pair, Chain(3), Never(), TokenVerifier(), Warp(), Warp())
+    plan = Plan(4, 1, 0)
+    found = dict(along({"a": engine}, pair, Text("toy", "a", text, 3), plan))
+    for length, one in found.items():
+        alone = Text("toy", "a", text[: length + 1], length)
+        again = dict(along({"a": engine}, pair, alone, Plan(1, 1, 0)))
+        assert again[length]["a"].accepted == pytest.approx(one["a"].accepted, rel=1e-6)
 
 
 def chats() -> list[Chat]:
