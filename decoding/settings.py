@@ -56,6 +56,11 @@ class Pair(Group):
         "tokens the draft may propose: a file (scripts/draft_vocabulary.py); auto: the one in its"
         " folder, if any; null: all",
     ]
+    draft_mix: Annotated[
+        Annotated[float, Field(gt=0, le=1)],
+        "share m of the draft in the distribution it proposes from, 1 - m is its target's:"
+        " acceptance becomes 1 - m (1 - a). 1: the draft alone; below, a simulation",
+    ]
     trust_remote_code: Annotated[bool, "true runs Python code that comes with the models"]
     max_length: Annotated[Count, "tokens of prompt and response together, at most"]
 

@@ -18,6 +18,7 @@ from data_gen.responses.generate import read_answers
 from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair
+from decoding.models.mixed import refuse_mixed
 from evaluation.baselines.plain_harvest import Coins, OneByOne
 from evaluation.baselines.side_by_side import branch_bytes, measure_step, model_bytes
 from evaluation.tables import markdown
@@ -174,6 +175,7 @@ def benchmark_overlap(cfg: DictConfig) -> str:
     """A branch stage with so many branches: what overlapping costs in time, and branches in
     memory."""
     settings, pair = cfg.overlap, load_pair(cfg.pair)
+    refuse_mixed(pair.draft)
     refuse_unfit_pair(pair, settings)
     context = some_context(cfg, pair)
     threads = threads_of_draft(pair, settings.draft_threads, "overlap.draft_threads")

@@ -15,6 +15,7 @@ from data_gen.storage.dataset import read_manifest, read_prompts
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import with_ends, write_vocabulary
 from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.models.mixed import refuse_mixed
 from drafts.chats import load_chats, shards
 from drafts.vocabulary import (
     Text,
@@ -58,6 +59,7 @@ def main(cfg: DictConfig) -> None:
     )
     counted, held = harvested(folder) if cfg.chats is None else chats(folder, cfg.held_out)
     pair = load_pair(cfg.pair)
+    refuse_mixed(pair.draft)
     if cfg.chats is None:
         refuse_other_target(pair, folder)
     counts = count(counted, pair.draft.vocab_size)

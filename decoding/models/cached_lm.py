@@ -6,7 +6,6 @@ Sliding-window layers are exact as long as the
 context stays within the window: ``max_length`` is clamped to it. State-space and attention-sink
 models are refused."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted, Wanted
 from decoding.models.cpu_llama import LlamaForward, fits
+from decoding.models.draft_vocabulary import among_all
 from decoding.models.forward import (
     Forward,
     Rows,
@@ -235,10 +235,8 @@ class CachedLM:
         cannot say."""
         if self.vocabulary is None:
             return logits[..., : self.vocab_size].to(self.output_device, dtype)
-        logits = logits.to(self.output_device, dtype)
         self.vocabulary = self.vocabulary.to(self.output_device)
-        full = logits.new_full((*logits.shape[:-1], self.vocab_size), -math.inf)
-        return full.index_copy_(-1, self.vocabulary, logits)
+        return among_all(logits.to(self.output_device, dtype), self.vocabulary, self.vocab_size)
 
     def embed(self, token: int) -> torch.Tensor:
         """Input embedding of one token, [H] float32."""

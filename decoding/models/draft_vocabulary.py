@@ -8,6 +8,7 @@ after a rejection, or as the bonus token."""
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,12 @@ def with_ends(tokens: Tensor, eos_ids: Collection[int]) -> Tensor:
     """`tokens` [k] and the tokens that end a response, without which no draft would propose an end;
     increasing."""
     return torch.cat([tokens, torch.tensor(sorted(eos_ids), dtype=torch.long)]).unique()
+
+
+def among_all(logits: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
+    """Logits [..., k] of `tokens` [k] as those of all tokens, [..., V]: -inf for the others."""
+    full = logits.new_full((*logits.shape[:-1], vocab_size), -math.inf)
+    return full.index_copy_(-1, tokens, logits)
 
 
 def digest(tokens: Tensor) -> str:

@@ -13,16 +13,21 @@ from transformers import PreTrainedModel
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import digest
 from decoding.models.eagle import EagleDraft, FeatureMaps
+from decoding.models.mixed import MixedForward, mix_of
 
 
 def draft_fingerprint(draft: CachedLM) -> str:
-    """With another vocabulary, or other maps of the target's states, a draft has other
+    """With another vocabulary, other maps of the target's states or another mix, a draft has other
     distributions q: what belongs to one does not belong to the other."""
     parts = [model_fingerprint(draft.model)]
     if draft.reads_target:
         parts.append(_maps_fingerprint(cast(EagleDraft, draft).maps))
-    if draft.vocabulary is not None:
-        parts.append(digest(draft.vocabulary))
+    network = draft.network
+    vocabulary = network.vocabulary if isinstance(network, MixedForward) else draft.vocabulary
+    if vocabulary is not None:
+        parts.append(digest(vocabulary))
+    if (mix := mix_of(draft)) < 1:
+        parts.append(f"mixed {mix}")
     return ", ".join(parts)
 
 

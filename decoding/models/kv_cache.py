@@ -96,6 +96,14 @@ class BufferCache(Cache):
             self.layers.append(BufferLayer())
         return self.layers[index]
 
+    def part(self, first: int, count: int) -> "BufferCache":
+        """`count` layers from `first` on as a cache of their own: what one holds, so does the
+        other."""
+        self.layer(first + count - 1)
+        found = BufferCache()
+        found.layers = self.layers[first : first + count]
+        return found
+
     def rows(self, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Copies of the keys and values from row ``start`` on, per layer."""
         used = [(layer.keys, layer.values, slice(start, layer.length)) for layer in self.layers]

@@ -22,6 +22,7 @@ from decoding.models.draft_vocabulary import KEY as VOCABULARY
 from decoding.models.draft_vocabulary import keep_rows, own_vocabulary, read_vocabulary, with_ends
 from decoding.models.eagle import EagleDraft, read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
+from decoding.models.mixed import mix_in
 from decoding.models.options import (
     REMEDY,
     device_map_of,
@@ -56,7 +57,7 @@ def load_pair(cfg: DictConfig) -> ModelPair:
 
     Raises UserError naming ``pair.target`` or ``pair.draft`` for a missing folder, an unsupported
     architecture or different vocabularies, and ``pair.draft_vocabulary`` for a file that is not
-    about this vocabulary."""
+    about this vocabulary, ``pair.draft_mix`` for no share."""
     configs = {side: load_config(side, cfg) for side in ("target", "draft")}
     tokenizers = {side: load_tokenizer(side, cfg) for side in ("target", "draft")}
     vocab_size = min(config.get_text_config().vocab_size for config in configs.values())
@@ -76,6 +77,7 @@ def load_pair(cfg: DictConfig) -> ModelPair:
         if maps is None
         else EagleDraft(model, target_lm, maps, **options)
     )
+    mix_in(draft, target_lm, cfg.get("draft_mix", 1))
     return ModelPair(target_lm, draft, tokenizers["target"], cfg.name, eos_ids)
 
 

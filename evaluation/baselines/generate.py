@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedModel
 
 from decoding.models.loading import ModelPair, load_plain
+from decoding.models.mixed import refuse_mixed
 from decoding.sampling import Warp
 from evaluation.baselines.generate_engine import CompiledGenerateEngine, GenerateEngine
 from runtime.errors import UserError
@@ -86,9 +87,12 @@ def assisted(
 def assistant_of(assistant: Path | None, models: Settings, pair: ModelPair) -> Path | None:
     """Folder or hub id of the draft of assisted generation; None: it is `pair.draft`.
 
-    Raises UserError where that one reads its target and there is no other."""
-    if assistant is not None or not pair.draft.reads_target:
+    Raises UserError where that one reads its target and there is no other, or is mixed with it."""
+    if assistant is not None:
         return assistant
+    if not pair.draft.reads_target:
+        refuse_mixed(pair.draft)
+        return None
     if (ordinary := models.get("assistant")) is None:
         raise UserError(
             "assistant: expected an ordinary draft, got none: pair.draft is EAGLE-style, which"

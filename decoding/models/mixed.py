@@ -1,0 +1,100 @@
+"""A draft of any alignment: its distribution is mixed with the target's.
+
+q = m q0 + (1 - m) p. q0 is the draft's distribution, p the target's, from a second pass of the
+target on the draft's own tokens. The total variation of q to p is m times that of q0, so acceptance
+is 1 - m (1 - a0), any value from a0 to 1. It is a simulation: such a draft is slower than its
+target, and what it would gain can only be modelled.
+
+The distributions that are mixed are the unwarped ones, at temperature 1 with all tokens. Any other
+warp is applied to the mixture, and the identity does not hold for what comes out."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decoding.interfaces import RowsWanted
+from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_vocabulary import among_all
+from decoding.models.forward import Rows
+from decoding.models.kv_cache import BufferCache
+from runtime.errors import UserError
+
+KEY = "pair.draft_mix"
+
+
+def mix_in(draft: CachedLM, target: CachedLM, mix: float) -> None:
+    """Let `draft` propose from its mixture with `target`. mix: m, the share of the draft, above 0;
+    1 leaves it as it is.
+
+    Raises UserError for any other share."""
+    if not isinstance(mix, int | float) or not 0 < mix <= 1:
+        raise UserError(
+            f"{KEY}: expected a number above 0 and at most 1, got {mix}. Write e.g. {KEY}=1"
+        )
+    if mix == 1:
+        return
+    draft.network = MixedForward(draft, target, mix)
+    draft.vocabulary = None  # a mixture may say whatever the target says
+    draft.max_length = min(draft.max_length, target.max_length)
+
+
+def mix_of(draft: object) -> float:
+    """The share of the draft in what it proposes: 1 of one that is not mixed."""
+    network = getattr(draft, "network", None)
+    return network.mix if isinstance(network, MixedForward) else 1.0
+
+
+def refuse_mixed(draft: CachedLM) -> None:
+    """Raises UserError for a mixed draft, where its own seconds or logits are asked for."""
+    if (mix := mix_of(draft)) < 1:
+        raise UserError(
+            f"{KEY}: expected 1, for a mixed draft runs its target as well, got {mix}. Leave it"
+            " away"
+        )
+
+
+class MixedForward:
+    """The `Forward` of a draft mixed with its target: logits are the logarithms of q, hidden states
+    are the draft's.
+
+    The target's keys and values lie in the draft's cache, as layers after its own: what the draft
+    keeps or drops, they keep or drop. The target's weights are shared; the cache it verifies with
+    is never touched."""
+
+    def __init__(self, draft: CachedLM, target: CachedLM, mix: float) -> None:
+        """mix: m, the share of the draft, above 0 and below 1."""
+        self.mix, self.vocabulary = mix, draft.vocabulary
+        self._vocab_size = draft.vocab_size
+        self._draft, self._target = draft.network, target
+        self._layers = draft.hidden_states - 1
+
+    def __call__(
+        self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
+    ) -> tuple[Tensor, list[Tensor]]:
+        """See `Forward`. Logits are of all tokens of the pair, in float32 or float64."""
+        found, states = self._draft(rows, cache, hidden, logits)
+        second = cache.part(self._layers, self._target.hidden_states - 1)
+        said, _ = self._target.network(self._for_target(rows), second, (), logits)
+        if self.vocabulary is not None:
+            self.vocabulary = self.vocabulary.to(found.device)
+            found = among_all(found, self.vocabulary, self._vocab_size)
+        said = said[..., : self._vocab_size].to(found.device)
+        return mixed(found[..., : self._vocab_size], said, self.mix), states
+
+    def _for_target(self, rows: Rows) -> Rows:
+        """The same rows, with nothing added to their embeddings."""
+        device, dtype = self._target.device, self._target.model.dtype
+        mask = rows.mask
+        if mask is not None:  # the lowest number of one dtype may be below that of the other
+            mask = mask.to(device, dtype).clamp(min=torch.finfo(dtype).min)
+        return Rows(rows.tokens.to(device), rows.positions.to(device), mask)
+
+
+def mixed(draft: Tensor, target: Tensor, mix: float) -> Tensor:
+    """Logits [..., V] of both -> log(m softmax(draft) + (1 - m) softmax(target)), in float32 or
+    float64. The draft's may be -inf."""
+    dtype = torch.promote_types(torch.promote_types(draft.dtype, target.dtype), torch.float32)
+    ours, theirs = (logits.to(dtype).log_softmax(-1) for logits in (draft, target))
+    return torch.logaddexp(ours.add_(math.log(mix)), theirs.add_(math.log1p(-mix)))
