@@ -15,7 +15,7 @@ BASELINE = "autoregressive"
 def page(cfg: DictConfig, results: Mapping[str, Any]) -> str:
     """The table presentation: everything that a comparison of methods says. cfg: of
     scripts/evaluate.py."""
-    parts = [heading(cfg)]
+    parts = [heading(cfg), *simulated(cfg.pair)]
     drafting = [name for name, method in results["methods"].items() if method["speculates"]]
     for name, metrics in results["metrics"].shown():
         prompts = metrics[BASELINE].requests // cfg.repeats
@@ -56,6 +56,21 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
 
 def heading(cfg: DictConfig) -> str:
     return f"# {printable(f'{cfg.pair.name}: {cfg.dataset.name}')}, {setting(cfg)}"
+
+
+def simulated(pair: Mapping[str, Any]) -> list[str]:
+    """What every speed of a pair has to say whose draft stands for another one; nothing of any
+    other. pair: its settings."""
+    mix, bits = pair.get("draft_mix", 1), pair.get("bits")
+    how = [f"the target with weights of {bits} bits"] if bits else []
+    how += [f"mixed with the target, pair.draft_mix={mix}"] if mix < 1 else []
+    if not how:
+        return []
+    return [
+        f"Simulated draft: {', '.join(how)}. It takes as long as its target, or longer: measured"
+        " times say nothing of speed; modelled ones, at costs that are given, say what a draft that"
+        " is accepted as often would gain."
+    ]
 
 
 def setting(cfg: DictConfig) -> str:

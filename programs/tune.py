@@ -38,6 +38,7 @@ from evaluation.replay.tuning import (
     judge,
     picks,
 )
+from evaluation.tables import simulated
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file, write_json
 
@@ -64,7 +65,7 @@ def main(cfg: DictConfig) -> None:
         sys.exit(not excused(found))
     facts = tuned(cfg, manifest, stops)
     thresholds.write(out, facts)
-    print(f"\n{report(facts)}\n\nsaved {out}")
+    print("", report(facts), *simulated(cfg.pair), f"saved {out}", sep="\n\n")
 
 
 def tuned(

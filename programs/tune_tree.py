@@ -23,6 +23,7 @@ from decoding.sampling import Sampler, Warp
 from decoding.structures.sequoia import write_artefact
 from evaluation.interleaving import request_seed
 from evaluation.replay.tree_search import Plan, Programme, best_plans, sibling_acceptance
+from evaluation.tables import simulated
 from runtime.errors import UserError
 from runtime.files import refuse_foreign_file
 
@@ -41,7 +42,8 @@ def main(cfg: DictConfig) -> None:
     )
     best = choose(cfg, plans)
     save(cfg, pair, best, acceptance, draft_cost, target_cost)
-    print(f"\n{table(plans, best, acceptance, target_cost)}\n\nsaved {cfg.structure.tree}")
+    text = table(plans, best, acceptance, target_cost)
+    print("", text, *simulated(cfg.pair), f"saved {cfg.structure.tree}", sep="\n\n")
 
 
 def most_nodes(cfg: DictConfig) -> int:

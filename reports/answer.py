@@ -95,8 +95,9 @@ def _answer(evaluation: Evaluation, artifacts: Artifacts) -> Answer | None:
     run, repeats = evaluation.results["run"], evaluation.config["repeats"]
     prompts = len({prompt for one in ranked for prompt in one.prompts})
     where = setting(evaluation)
+    on = f"{where['pair']}, T = {evaluation.temperature:g}, {where['machine']}"
     return Answer(
-        where=f"{where['pair']}, T = {evaluation.temperature:g}, {where['machine']}",
+        where="; ".join(filter(None, [on, where["simulated"]])),
         use=_use(best, ranked),
         why=why,
         bars=bars,

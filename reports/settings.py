@@ -5,12 +5,15 @@ from dataclasses import replace
 from functools import partial
 
 from decoding.models.machine import in_words
+from evaluation.tables import simulated
 from reports.artifacts import Artifacts, Evaluation
 from reports.figure import Builder, Figure
 from reports.harvest_data import models
 
 Build = Callable[[Sequence[Evaluation]], Figure]
 Alike = Sequence[tuple[str, Sequence[Evaluation]]]
+
+SIMULATED = "simulated draft, measured times say nothing of speed"
 
 
 def each_setting(build: Build) -> Callable[[Artifacts], list[Builder]]:
@@ -38,25 +41,26 @@ def setting(evaluation: Evaluation) -> dict[str, str]:
             f"{in_words(run['hardware'])}, {in_words(run['dtypes'])}, threads: {run['threads']}"
         ),
         "draft": "" if draft == evaluation.temperature else f"draft at T = {draft:g}",
+        "simulated": SIMULATED if simulated(config.get("pair", {})) else "",
     }
 
 
 def by_setting(evaluations: Sequence[Evaluation]) -> Alike:
-    """Evaluations of each setting, with what tells it from the others; one empty group where there
-    are none."""
+    """Evaluations of each setting, with what tells it from the others, and that its draft is
+    simulated; one empty group where there are none."""
     settings = [setting(evaluation) for evaluation in evaluations]
     differ = [
         key for key in ("pair", "machine", "draft") if len({each[key] for each in settings}) > 1
     ]
     found: dict[str, tuple[str, list[Evaluation]]] = {}
     for each, evaluation in zip(settings, evaluations, strict=True):
-        told = "; ".join(each[key] for key in differ if each[key])
+        told = "; ".join(each[key] for key in (*differ, "simulated") if each[key])
         key = " ".join([each["models"], each["machine"], each["draft"]])
         found.setdefault(key, (told, []))[1].append(evaluation)
     return list(found.values()) or [("", [])]
 
 
 def _told(build: Build, told: str, evaluations: Sequence[Evaluation]) -> Figure:
-    """With its setting in the title, where there are several."""
+    """With what is told of its setting in the title."""
     figure = build(evaluations)
     return replace(figure, title=f"{figure.title} ({told})") if told else figure

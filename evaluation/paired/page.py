@@ -27,7 +27,7 @@ def paired(cfg: DictConfig, compared: Comparison, traces: Traces, ours: set[str]
 
 def page(cfg: DictConfig, results: Mapping[str, Any]) -> str:
     """Everything in words and tables."""
-    parts = [tables.heading(cfg), conditions(cfg, results["run"])]
+    parts = [tables.heading(cfg), *tables.simulated(cfg.pair), conditions(cfg, results["run"])]
     matches = dict(results["draft"]["match"].shown())
     for dataset, found in results["paired"].shown():
         parts += [f"## {printable(dataset)}", paired_table(found["methods"])]

@@ -1,5 +1,5 @@
-"""A draft mixed with its target: cached as uncached, trees as paths, batches as one by one, in every
-structure, engine and harvest."""
+"""A draft mixed with its target: cached as uncached, trees as paths, batches as one by one, in
+every structure, engine and harvest."""
 
 from pathlib import Path
 

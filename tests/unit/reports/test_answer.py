@@ -7,6 +7,7 @@ import pytest
 
 from reports.answer import answers, times
 from reports.artifacts import Artifacts, Checkpoint, Evaluation
+from reports.settings import SIMULATED
 from runtime.intervals import Estimate
 from tests.evaluations import chain, evaluation, method, plain, trace
 
@@ -65,6 +66,13 @@ def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
     assert [bar.speed.value for bar in answer.bars] == pytest.approx([2.0, 0.5])
     assert answer.command == "python scripts/evaluate.py pair=toy 'methods=[quick]'"
     assert answer.lossless == ["outputs are equal"] and "4 prompts" in answer.basis
+
+
+def test_it_says_that_a_draft_is_simulated() -> None:
+    found = decoded()
+    found.config["pair"] = {"bits": 5}
+    (simulated,), (other,) = (answers(Artifacts([one])) for one in (found, decoded()))
+    assert simulated.where == f"{other.where}; {SIMULATED}"
 
 
 def test_where_nothing_is_faster_it_is_plain_decoding() -> None:

@@ -100,3 +100,11 @@ def test_settings_are_told_apart_by_what_differs() -> None:
         f"{machine}2",
     ]
     assert by_setting([decoded(), decoded()])[0][0] == "" and by_setting([]) == [("", [])]
+
+
+def test_titles_say_that_a_draft_is_simulated() -> None:
+    mixed = decoded("one")
+    mixed.config["pair"] = {"draft_mix": 0.4}
+    said = "simulated draft, measured times say nothing of speed"
+    assert [told for told, _ in by_setting([mixed])] == [said]
+    assert [told for told, _ in by_setting([mixed, decoded("two")])] == [f"one; {said}", "two"]
