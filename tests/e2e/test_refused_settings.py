@@ -79,6 +79,13 @@ LINES = [
         *(HARVEST, ["pair=smollm2_rounded", "pair.bits=null"]),
         "pair.bits: expected a whole number, for pair.group=64 rounds the draft's",
     ),
+    (
+        *(HARVEST, ["pair.draft_mix=0"]),
+        "pair.draft_mix: expected a number above 0, at most 1, got 0. Write e.g. pair.draft_mix=1",
+    ),
+    (HARVEST, ["pair.draft_mix=1.5"], "pair.draft_mix: expected a number above 0"),
+    (HARVEST, ["pair=smollm2_mixed", "pair.draft_mix=nan"], "pair.draft_mix: expected a number"),
+    (HARVEST, ["pair.draft_mix=x"], "pair.draft_mix: expected a number above 0"),
     (TRAIN, ["prompts=1"], "prompts: expected a whole number from 2 on or null, got 1"),
     (
         *(TRAIN, ["predictor.inputs=q_stats"]),

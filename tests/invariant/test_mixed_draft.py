@@ -1,10 +1,12 @@
 """A draft mixed with its target: cached as uncached, trees as paths, batches as one by one, in
 every structure, engine and harvest."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import OverlappedEngine
@@ -132,15 +134,19 @@ def test_other_dtypes_of_draft_and_target_go_together() -> None:
         torch.testing.assert_close(tree[2], path, atol=0.1, rtol=0.05)
 
 
-class FreshlyMixed(CachedLM):
-    """What `test_tree_caches` compares a row with, of a mixed draft."""
+@cache
+def second_pair() -> ModelPair:
+    return mixed_pair()
 
-    def __new__(cls, model: torch.nn.Module) -> CachedLM:
-        pair = tiny_pair()
-        if torch.equal(model.lm_head.weight, pair.draft.model.lm_head.weight):
-            mix_in(pair.draft, pair.target, MIX)
-            return pair.draft
-        return pair.target
+
+def afresh(model: LlamaForCausalLM) -> CachedLM:
+    """Of the two models of `mixed_pair`, with an empty cache: what `test_tree_caches` compares
+    with."""
+    pair = second_pair()
+    own = torch.equal(model.lm_head.weight, pair.draft.model.lm_head.weight)
+    found = pair.draft if own else pair.target
+    found.reset()
+    return found
 
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])
@@ -148,7 +154,7 @@ class FreshlyMixed(CachedLM):
 def test_both_caches_follow_every_structure(
     builds: str, warp: Warp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_tree_caches, "CachedLM", FreshlyMixed)
+    monkeypatch.setattr(test_tree_caches, "CachedLM", afresh)
     test_tree_caches.test_caches_of_a_real_model_follow_every_draft(
         builds, warp, mixed_pair(), tmp_path
     )

@@ -14,9 +14,7 @@ def test_names_cannot_drive_the_terminal() -> None:
 def test_speeds_of_a_draft_that_stands_for_another_say_so() -> None:
     assert simulated({}) == simulated({"draft_mix": 1, "bits": None}) == []
     (rounded,), (mixed,) = simulated({"bits": 5}), simulated({"draft_mix": 0.4})
-    assert rounded.startswith(
-        "Simulated draft: the target with weights of 5 bits. It takes"
-    )
+    assert rounded.startswith("Simulated draft: the target with weights of 5 bits. It takes")
     assert mixed.startswith("Simulated draft: mixed with the target, pair.draft_mix=0.4. It takes")
     (both,) = simulated({"bits": 5, "draft_mix": 0.4})
     assert "5 bits, mixed with the target" in both and "measured times say nothing" in both
