@@ -1,0 +1,170 @@
+"""Replay = decode where draft and target run side by side: every round read off recorded rollouts
+is that of the real engine."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+
+from data_gen.harvest import Progress, harvest
+from data_gen.requests import Request
+from data_gen.settings import HarvestSettings
+from decoding.engines.overlapped import OverlappedEngine
+from decoding.models.loading import ModelPair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.confidence_before import ConfidenceBefore
+from decoding.stopping.hrad import HRADStop
+from decoding.stopping.never import Never
+from decoding.stopping.policy import SOME
+from decoding.stopping.rollout_table import RolloutTable
+from decoding.structures.branch_point import BranchPoint
+from decoding.trace import RoundTrace, Trace
+from decoding.verifiers.point_mass import PointMassVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
+from evaluation.replay.overlapped import BranchRecords, Overlapped, pearl, traces
+from evaluation.replay.read import read_table
+from evaluation.timeline import Devices, modelled_seconds
+from predictors.features.layers import RecordedLayers
+from programs.gen_data import finish
+from tests.checkpoints import write_checkpoint
+from tests.datasets import SETTINGS
+from tests.tiny_pair import EOS, VOCAB, tiny_pair
+
+GREEDY, OFF = Warp(0.0), Warp()
+GAMMA, MAX_NEW, WIDTH, TRAINED = 8, 26, 24, 5
+PROMPTS = [
+    torch.randint(1, VOCAB, (size,), generator=torch.Generator().manual_seed(size))
+    for size in (3, 4, 5, 6, 7, 8, 9)
+]
+
+
+@cache
+def models(ends: bool) -> ModelPair:
+    pair = tiny_pair()
+    pair.eos_ids = (EOS, 31) if ends else ()
+    return pair
+
+
+@cache
+def classes(before: bool, threshold: float) -> HRADStop:
+    folder = Path(mkdtemp())
+    write_checkpoint(folder, "hrad", 2 * WIDTH, gamma=TRAINED)
+    rule = (ConfidenceBefore if before else Confidence)(threshold)
+    stop = HRADStop(folder, rule)
+    stop.predictor.head.scale.fill_(0.01)  # the classes take turns
+    return stop
+
+
+@cache
+def table(ends: bool, draft_warp: Warp = GREEDY) -> RolloutTable:
+    how = HarvestSettings(
+        gamma=GAMMA,
+        seed=0,
+        max_new_tokens=MAX_NEW,
+        batch_size=64,
+        mixing=0.15,
+        stride=1,
+        warp=GREEDY,
+        draft_warp=draft_warp,
+        layers=RecordedLayers([-1], [-1]),
+    )
+    requests = [Request(f"{n:03}", "toy", prompt, "train") for n, prompt in enumerate(PROMPTS)]
+    folder = Path(mkdtemp())
+    harvest(models(ends), requests, how, folder, Progress())
+    finish(models(ends), requests, how, folder, SETTINGS)
+    asked = [BranchRecords(), *(classes(*one) for one in CLASSES)]
+    return read_table(folder, "train", asked)
+
+
+CLASSES = [(False, 0.35), (False, 0.6), (True, 0.4)]
+STOPS: list[tuple[Any, Overlapped]] = [
+    *((Never(), pearl(gamma)) for gamma in (1, 3, 7)),
+    *((Confidence(t), Overlapped(g, 1, t, always=SOME)) for g, t in ((4, 0.35), (7, 0.6))),
+    (Confidence(0.5), Overlapped(4, 3, 0.5, always=SOME)),
+    (ConfidenceBefore(0.4), Overlapped(5, 3, 0.4, always=SOME, keeps_unsure=False)),
+    *(
+        (
+            (before, t),
+            Overlapped(TRAINED, k, t, "classes", keeps_unsure=not before),
+        )
+        for before, t in CLASSES
+        for k in (1, 3)
+    ),
+]
+
+
+def resolved(stop: Any, settings: Overlapped) -> tuple[Any, Overlapped]:
+    if not isinstance(stop, tuple):
+        return stop, settings
+    made = classes(*stop)
+    return made, replace(settings, outcomes=made.outcomes)
+
+
+def decode(
+    stop: Any, settings: Overlapped, ends: bool, draft_warp: Warp = GREEDY, seed: int = 0
+) -> list[Trace]:
+    pair = models(ends)
+    engine = OverlappedEngine(
+        pair,
+        BranchPoint(settings.gamma, settings.candidates),
+        stop,
+        TokenVerifier(),
+        RrswVerifier() if settings.drawn else PointMassVerifier(),
+        GREEDY,
+        draft_warp,
+        overlap=False,
+        pre_verify=settings.pre_verify,
+        eos_ids=frozenset(pair.eos_ids),
+    )
+    return [engine.decode(prompt, MAX_NEW, Sampler.seeded(seed)) for prompt in PROMPTS]
+
+
+def facts(round_: RoundTrace) -> dict[str, Any]:
+    stages = round_.overlap
+    assert stages is not None
+    return {
+        "tokens": len(round_.tokens),
+        "drafted": len(round_.draft_tokens),
+        "pending": round_.draft_tokens[: stages.pending],
+        "parents": round_.draft_parents,
+        "row": round_.row,
+        "accepted": round_.accepted,
+        "predicted": round_.predicted,
+        "stage": stages.stage,
+        "outcome": stages.outcome,
+        "alone": stages.alone,
+    }
+
+
+def spent(round_: RoundTrace) -> tuple[int, ...]:
+    stages = round_.overlap
+    assert stages is not None
+    return round_.draft_forwards, stages.draft_steps, stages.rollback + stages.waste
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("number", range(len(STOPS)))
+def test_replay_is_decode(number: int, ends: bool) -> None:
+    stop, settings = resolved(*STOPS[number])
+    found = traces(table(ends), settings)
+    decoded = decode(stop, settings, ends)
+    for trace in found:
+        theirs = decoded[int(trace.prompt_id)]
+        assert list(map(facts, trace.rounds)) == list(map(facts, theirs.rounds))
+        assert len(trace.tokens) == len(theirs.tokens)
+        pairs = [(spent(a), spent(b)) for a, b in zip(trace.rounds, theirs.rounds, strict=True)]
+        recorded = settings.candidates == 1 and 2 * settings.gamma <= GAMMA
+        if recorded or not ends:
+            assert all(ours == real for ours, real in pairs)
+            for c in (2, 5, 9):
+                devices = Devices.of_ratio(c)
+                assert modelled_seconds(trace, devices) == modelled_seconds(theirs, devices)
+        else:  # what is not recorded is taken to meet no end token
+            assert all(a >= b for ours, real in pairs for a, b in zip(ours, real, strict=True))
+    assert any(round_.overlap.waste for trace in found for round_ in trace.rounds) or number < 3
