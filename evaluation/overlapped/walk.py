@@ -8,66 +8,22 @@ behind its candidate, which the next round begins with.
 Greedy target: exact. Each rollout is used once at most, so that of a sampled draft the recorded
 tokens are as fair a draw as the engine's own; of a greedy draft they are the engine's. One thing is
 not recorded, how a branch that is not accepted goes on (but for the rollout's own, as far as it
-goes): it is taken to meet no end token. Sampled target: as in `evaluation.replay.simulate`, text and jumps are treated as
-independent; candidates beside an unsure token are tested as if it had not been there."""
+goes): it is taken to meet no end token, and with `a_priori` to stop no later than those known.
 
-from collections.abc import Iterable, Mapping, Sequence
+Sampled target: as in `evaluation.replay.simulate`, text and jumps are treated as independent;
+candidates beside an unsure token are tested as if it had not been there."""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from decoding.stopping.policy import ALL, NONE, SOME
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
-from predictors.base import Records
-
-CANDIDATES = 3
-"""Of a branch point, as many as a harvest records."""
-COLUMNS = ("top_token", "top_accept", "rrsw_token", "rrsw_accept")
-
-
-class BranchRecords:
-    """Asks a harvest for what it says of candidates (`evaluation.replay.read.Asks`)."""
-
-    columns: Sequence[str] = COLUMNS
-
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {name: records[name] for name in COLUMNS}
-
-
-@dataclass(frozen=True)
-class Overlapped:
-    """The settings of an overlapped engine that its counts depend on.
-
-    gamma, candidates: of its structure, candidates 3 at most
-    threshold: of its confidence rule
-    outcomes: the `RolloutTable.predicted` that holds the class of every round; None: `always`
-    keeps_unsure: the confidence rule keeps the token it stops at (`Confidence`), else it stops
-        before (`ConfidenceBefore`)
-    drawn: candidates are drawn without replacement (RRSw), else the most probable tokens (point
-        masses)
-    """
-
-    gamma: int
-    candidates: int = 1
-    threshold: float = 0.0
-    outcomes: str | None = None
-    always: int = ALL
-    pre_verify: bool = False
-    keeps_unsure: bool = True
-    drawn: bool = False
-
-    @property
-    def continuation(self) -> int:
-        """Most tokens after a candidate (`decoding.engines.branching.tokens_after_candidate`)."""
-        return self.gamma - (self.outcomes is None)
-
-
-def pearl(gamma: int) -> Overlapped:
-    return Overlapped(gamma, pre_verify=True, drawn=True)
+from evaluation.overlapped.settings import CANDIDATES, COLUMNS, Overlapped
 
 
 @dataclass(frozen=True)
@@ -89,15 +45,23 @@ class Pending:
         return "branch" if self.continued else "pre_verify" if self.outcome is None else "draft"
 
 
+class Grown(NamedTuple):
+    """A branch behind its candidate. looked: the draft has run on its last token, too."""
+
+    tokens: int
+    looked: bool
+
+
 @dataclass(frozen=True)
 class Found:
     """What a round comes to: pending tokens accepted, the number of the accepted branch, tokens
-    committed, draft steps of the branches, and what is pending next."""
+    committed, draft steps and forwards of the branches behind the tip, and what is pending next."""
 
     accepted: int
     branch: int | None
     tokens: int
     depth: int
+    forwards: int
     following: Pending | None = None
 
 
@@ -141,9 +105,15 @@ class Walker:
     def _class(self, start: int) -> int:
         return self.settings.always if self.outcome is None else int(self.outcome[start])
 
-    def _until_unlikely(self, start: int, limit: int) -> int:
-        """Tokens of the rollout before the first position where none is likely, `limit` at most."""
-        unlikely = np.flatnonzero(self.max_q[start, :limit] < self.settings.threshold)
+    def _class_ahead(self, start: int) -> int:
+        """How far branches go."""
+        return self._class(start) if self.settings.a_priori else ALL
+
+    def _until_unlikely(self, start: int, limit: int, first: int = 0) -> int:
+        """Tokens of the rollout, from its token `first` on, before the first position where none is
+        likely, `limit` at most."""
+        sure = self.max_q[start, first : first + limit]
+        unlikely = np.flatnonzero(sure < self.settings.threshold)
         return int(unlikely[0]) if len(unlikely) else limit
 
     def _draft_stage(self, start: int) -> Pending:
@@ -164,7 +134,9 @@ class Walker:
         """Tokens that the confidence rule draws; the one it stops at is kept or not drawn."""
         if not self.settings.keeps_unsure:
             return self._until_unlikely(start, limit)
-        unsure = np.flatnonzero(self.confidence[start, : max(0, limit - 1)] < self.settings.threshold)
+        unsure = np.flatnonzero(
+            self.confidence[start, : max(0, limit - 1)] < self.settings.threshold
+        )
         return int(unsure[0]) + 1 if len(unsure) else limit
 
     def _width(self, start: int, pending: Pending) -> int:
@@ -180,36 +152,51 @@ class Walker:
 
     def _verdict(self, start: int, pending: Pending, width: int) -> Found:
         length, right = pending.length, int(self.right[start])
-        if right < length:
-            return self._found(start, right, None, self._depth(start, pending, width))
-        if not width:
-            return self._found(start, length, None, 0, bonus=not pending.ended)
-        branch = self._accepted_branch(start, pending, width)
-        if branch is None:
-            return self._found(start, length, None, self._depth(start, pending, width))
-        return self._goes_on(start, pending, width, branch)
+        branch = None
+        if width and right >= length:
+            branch = self._accepted_branch(start, pending, width)
+        if branch is not None:
+            return self._goes_on(start, pending, width, branch)
+        accepted, bonus = min(right, length), not (pending.ended and right >= length)
+        tokens = min(accepted + bonus, self.length - start)
+        return Found(accepted, None, tokens, *self._spent(start, pending, width, None))
 
-    def _found(
-        self, start: int, accepted: int, branch: int | None, depth: int, bonus: bool = True
-    ) -> Found:
-        return Found(accepted, branch, min(accepted + bonus, self.length - start), depth)
+    def _grown(self, start: int, first: int, limit: int, outcome: int) -> Grown:
+        """A branch that goes on with the rollout from `start`, its token `first`, by `limit` tokens
+        at most."""
+        if outcome != SOME:
+            return Grown(limit if outcome == ALL else 0, False)
+        count = self._until_unlikely(start, limit, first)
+        return Grown(count, count < limit)
+
+    def _spent(
+        self, start: int, pending: Pending, width: int, accepted: Grown | None
+    ) -> tuple[int, int]:
+        """Draft steps and forwards of the branches, those of the tip left out. accepted: how the
+        accepted one goes on."""
+        if not width:
+            return 0, 0
+        known = [accepted] if accepted else []
+        outcome, most = self._class_ahead(start), self._most(start, pending)
+        if not known or (width > 1 and outcome == SOME):
+            known.append(self._own(start, pending, most, outcome))
+        if width > 1 and outcome == ALL:
+            known.append(Grown(most, False))
+        forwards = max(one.tokens + one.looked for one in known)
+        return 1 + max(one.tokens for one in known), forwards
+
+    def _own(self, start: int, pending: Pending, most: int, outcome: int) -> Grown:
+        """The branch whose candidate the rollout holds, as far as it does."""
+        depth = pending.length
+        own = pending.unsure or self.settings.drawn
+        own |= self.top_token[start, depth, 0] == self.tokens[start, depth]
+        ends = int(self.drawn[start]) - depth - 1
+        known = own and self.drawn[start] < self.gamma and ends >= 0
+        return self._grown(start, depth + 1, min(most, ends) if known else most, outcome)
 
     def _most(self, start: int, pending: Pending) -> int:
         """Tokens after a candidate that meets no end token."""
         return min(self.settings.continuation, self.max_new - start - 2 - pending.length)
-
-    def _depth(self, start: int, pending: Pending, width: int) -> int:
-        """Draft steps of branches none of which is accepted."""
-        most = self._most(start, pending)
-        if not width:
-            return 0
-        own = pending.unsure or self.settings.drawn or self._own_is_top(start, pending.length)
-        ends = self.drawn[start] - pending.length - 1
-        known = width == 1 and own and self.drawn[start] < self.gamma and ends >= 0
-        return 1 + (min(most, int(ends)) if known else most)
-
-    def _own_is_top(self, start: int, depth: int) -> bool:
-        return bool(self.top_token[start, depth, 0] == self.tokens[start, depth])
 
     def _accepted_branch(self, start: int, pending: Pending, width: int) -> int | None:
         """Candidate by candidate; the rollout's own is accepted where the rollout is."""
@@ -227,20 +214,18 @@ class Walker:
 
     def _goes_on(self, start: int, pending: Pending, width: int, branch: int) -> Found:
         """Behind an accepted candidate: what is drawn there, and how much of it is kept."""
-        tokens, most = pending.length + 1, self._most(start, pending)
-        tip = start + tokens
-        drawn = kept = 0
-        following = None
+        tip, grown, following = start + pending.length + 1, Grown(0, False), None
         if tip < self.length:
-            drawn = min(most, int(self.drawn[tip]))
-            outcome = self._class(tip)
-            kept = {NONE: 0, ALL: drawn}.get(outcome, -1)
-            kept = self._until_unlikely(tip, drawn) if kept < 0 else kept
+            ahead, limit = self._class_ahead(start), self._most(start, pending)
+            grown = self._grown(tip, 0, min(limit, int(self.drawn[tip])), ahead)
+            outcome = ahead if self.settings.a_priori else self._class(tip)
+            kept = self._grown(tip, 0, grown.tokens, outcome).tokens
             ended = 0 < kept == self.drawn[tip]
-            following = Pending(kept, outcome, True, False, kept < drawn, bool(ended))
-        depth = 1 + (most if width > 1 else drawn)
-        committed = min(tokens, self.length - start)
-        return Found(pending.length, branch, committed, depth, following)
+            known = kept < grown.tokens or grown.looked
+            following = Pending(kept, outcome, True, False, known, bool(ended))
+        committed = min(pending.length + 1, self.length - start)
+        spent = self._spent(start, pending, width, grown)
+        return Found(pending.length, branch, committed, *spent, following)
 
 
 def _trace(rollout: Any, pending: Pending, width: int, found: Found) -> RoundTrace:
@@ -260,7 +245,7 @@ def _trace(rollout: Any, pending: Pending, width: int, found: Found) -> RoundTra
         waste=found.depth - 1 - kept if branched else 0,
         spans=[],
     )
-    beside = found.depth - 1 + (not pending.tip_known) if width else 0
+    beside = found.forwards + (not pending.tip_known) if width else 0
     return RoundTrace(
         draft_tokens=[*rollout[:length].tolist(), *[0] * width],
         draft_parents=[*range(length), *[length] * width],

@@ -1,0 +1,108 @@
+"""The settings of an engine that runs both models side by side, as far as its counts depend on
+them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.utils import get_object
+from torch import Tensor
+
+from decoding.engines.branching import classes_of
+from decoding.engines.fit import check_overlap_fit
+from decoding.sampling import top_tokens
+from decoding.stopping.policy import ALL
+from decoding.stopping.rollout_table import RolloutTable
+from evaluation.replay.decoding import REPLAYED
+from predictors.base import Records
+from runtime.errors import UserError
+
+CANDIDATES = 3
+"""Of a branch point, as many as a harvest records."""
+COLUMNS = ("top_token", "top_accept", "rrsw_token", "rrsw_accept")
+
+
+class BranchRecords:
+    """Asks a harvest for what it says of candidates (`evaluation.replay.read.Asks`)."""
+
+    columns: Sequence[str] = COLUMNS
+
+    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {name: records[name] for name in COLUMNS}
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """The settings of an overlapped engine that its counts depend on.
+
+    gamma, candidates: of its structure, candidates 3 at most
+    threshold: of its confidence rule
+    outcomes: the `RolloutTable.predicted` that holds the class of every round; None: `always`
+    keeps_unsure: the confidence rule keeps the token it stops at (`Confidence`), else it stops
+        before (`ConfidenceBefore`)
+    drawn: candidates are drawn without replacement (RRSw), else the most probable tokens (point
+        masses)
+    """
+
+    gamma: int
+    candidates: int = 1
+    threshold: float = 0.0
+    outcomes: str | None = None
+    always: int = ALL
+    pre_verify: bool = False
+    a_priori: bool = False
+    keeps_unsure: bool = True
+    drawn: bool = False
+
+    @property
+    def continuation(self) -> int:
+        """Most tokens after a candidate (`decoding.engines.branching.tokens_after_candidate`)."""
+        return self.gamma - (self.outcomes is None)
+
+
+def settings_of(parts: Mapping[str, Any], key: str) -> Overlapped:
+    """parts: of an overlapped engine, by its arguments; key: named in errors. Raises UserError for
+    what does not go together, and for what no harvest records."""
+    structure, _, branch_rule = check_overlap_fit(
+        parts["structure"], parts["verifier"], parts["branch_verifier"]
+    )
+    classes: Any = classes_of(parts["stop"], structure.gamma_max)
+    if structure.candidates > CANDIDATES:
+        raise UserError(
+            f"{key}.structure.candidates: expected at most {CANDIDATES}, which a harvest records,"
+            f" got {structure.candidates}. Write {key}.structure.candidates={CANDIDATES}"
+        )
+    outcomes = getattr(classes, "outcomes", None)
+    return Overlapped(
+        structure.gamma_max,
+        structure.candidates,
+        classes.confidence.before_drawing().threshold,
+        outcomes,
+        ALL if outcomes else classes.classify(None),
+        parts["pre_verify"],
+        parts["a_priori"],
+        classes.confidence.keeps_unsure,
+        branch_rule.siblings is not top_tokens,
+    )
+
+
+def is_serial(engine: type, key: str) -> bool:
+    """Whether drafts and target calls take turns. Raises UserError for an engine that is neither
+    replayed in turn nor side by side."""
+    if engine is get_object(REPLAYED["engine"]):
+        return True
+    if not hasattr(engine, "pre_verify"):
+        raise UserError(
+            f"{key}.engine: expected serial, overlapped or another that replay knows, got"
+            f" {engine.__name__}. Write {key}.engine=serial"
+        )
+    return False
+
+
+def refuse_short(table: RolloutTable, gamma: int) -> None:
+    """Raises UserError where rollouts are no longer than drafts."""
+    if gamma >= table.gamma:
+        raise UserError(
+            f"gamma: expected less than the {table.gamma} tokens of the harvest's rounds, got"
+            f" {gamma}. Lower it, or harvest longer rounds: python scripts/gen_data.py gamma=..."
+        )

@@ -1,0 +1,204 @@
+"""Count and price decoding methods from harvests, engines side by side included: no model runs."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from data_gen.samples import refuse_other_distributions
+from data_gen.storage.dataset import read_manifest
+from decoding.stopping.base import setting_of
+from decoding.stopping.rollout_table import RolloutTable
+from evaluation.overlapped.settings import BranchRecords, is_serial, refuse_short, settings_of
+from evaluation.overlapped.sums import Sums
+from evaluation.overlapped.walk import traces
+from evaluation.replay.candidates import refuse_foreign_checkpoint
+from evaluation.replay.read import read_table
+from evaluation.replay.simulate import WALKS, Replayer
+from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign_file, write_json
+from runtime.intervals import METHOD, Estimate
+
+MARK = "python scripts/simulate.py"  # in what it writes
+HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A method of the config: how it stops, and the arguments of its engine."""
+
+    name: str
+    stop: Any
+    serial: bool
+    parts: Mapping[str, Any]
+
+    @property
+    def value(self) -> float | None:
+        """Of the setting that is swept; None where it has none."""
+        return setting_of(self.stop) if hasattr(self.stop, "setting") else None
+
+    def grid(self, points: int, gamma: int) -> Sequence[float | None]:
+        return list(self.stop.grid(points, gamma)) if self.value is not None else [None]
+
+    def counted(self, table: RolloutTable, value: float | None, cfg: DictConfig) -> Sums:
+        """On every prompt of a table, with this value of its setting."""
+        if self.serial:
+            replayer = Replayer(table, self.parts["structure"].gamma_max)
+            return Sums.serial(replayer.replay(self.stop.policy(table), value or 0.0), cfg.ratios)
+        settings = settings_of(self.parts, f"method.{self.name}")
+        if value is not None:
+            settings = replace(settings, threshold=value)
+        walks = WALKS if cfg.warp.temperature else 1  # a greedy target draws no coins
+        return Sums.overlapped(traces(table, settings, range(walks)), cfg.ratios)
+
+
+def main(cfg: DictConfig) -> None:
+    """Harvests in, a table per speed ratio out."""
+    out, manifest = checked_folder("out", cfg.out, "file"), read_manifest(cfg.data)
+    refuse_foreign_file(out, MARK)
+    check(cfg, manifest)
+    methods = [simulated(cfg, name) for name in cfg.methods]
+    chosen_on, *judged_on = (tables(cfg, folder, methods) for folder in [cfg.data, *cfg.judge_data])
+    judged = judged_on or [chosen_on]
+    found = {f"{c:g}": cell(cfg, methods, chosen_on, judged, c) for c in cfg.ratios}
+    command = shlex.join([*MARK.split(), *sys.argv[1:]])
+    write_json(out, {"command": command, **about(cfg, manifest), "cells": found})
+    pages = [page(cfg, c, rows) for c, rows in found.items()]
+    print("\n\n".join([*pages, f"saved {out}"]))
+
+
+def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
+    """Refuse what cannot work, before anything is computed."""
+    for key in ("warp", "draft_warp"):
+        if instantiate(cfg[key]).to_dict() != manifest[key]:
+            raise UserError(
+                f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another"
+                " data="
+            )
+    for folder in cfg.judge_data:
+        refuse_other_distributions(folder, manifest, "judge_data", str(cfg.data))
+    for name in cfg.methods:
+        checkpoint = OmegaConf.select(cfg.method[name], "stop.checkpoint")
+        if checkpoint:
+            key = f"method.{name}.stop.checkpoint"
+            refuse_foreign_checkpoint(Path(checkpoint), manifest, key, cfg.gamma)
+
+
+def simulated(cfg: DictConfig, name: str) -> Simulated:
+    settings: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
+    made = instantiate(DictConfig({"method": {name: settings}}).method[name].engine)
+    key = f"method.{name}"
+    serial = is_serial(made.func, key)
+    found = Simulated(name, made.keywords["stop"], serial, made.keywords)
+    if serial and not hasattr(found.stop, "policy"):
+        raise UserError(
+            f"{key}.stop: expected a rule that can be replayed, got {type(found.stop).__name__}."
+            " Give one that has a `policy`"
+        )
+    if not serial:
+        settings_of(made.keywords, key)
+    return found
+
+
+def tables(cfg: DictConfig, folder: str, methods: Sequence[Simulated]) -> RolloutTable:
+    asked = [method.stop for method in methods if hasattr(method.stop, "predictions")]
+    table = read_table(folder, "all", [BranchRecords(), *asked], cfg.pair)
+    refuse_short(table, cfg.gamma)
+    return table
+
+
+def about(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    names = ("data", "judge_data", "gamma", "method", "methods")
+    return {
+        **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
+        **{name: settings[name] for name in names},
+    }
+
+
+# Cells --------------------------------------------------------------------------------------------
+
+
+def cell(
+    cfg: DictConfig,
+    methods: Sequence[Simulated],
+    chosen_on: RolloutTable,
+    judged_on: Sequence[RolloutTable],
+    c: float,
+) -> list[dict[str, Any]]:
+    """The rows of one speed ratio: every method as it is set, and with the value of its setting
+    that is fastest on the prompts of `data`."""
+    found = dict[tuple[str, bool], tuple[float | None, Sums]]()
+    for method in methods:
+        for tuned, value in values(cfg, method, chosen_on, c):
+            sums = [method.counted(table, value, cfg) for table in judged_on]
+            found[method.name, tuned] = value, reduce(Sums.joined, sums)
+    return [
+        {
+            "method": name,
+            "tuned": tuned,
+            "value": value,
+            "prompts": sums.prompts,
+            **{key: list(estimate) for key, estimate in sums.facts(c).items()},
+            "over": {
+                other: {key: list(e) for key, e in sums.over(theirs, c).items()}
+                for other, theirs in rivals(cfg, found)
+            },
+        }
+        for (name, tuned), (value, sums) in found.items()
+    ]
+
+
+def values(
+    cfg: DictConfig, method: Simulated, table: RolloutTable, c: float
+) -> Iterator[tuple[bool, float | None]]:
+    """Whether it was tuned, and the value."""
+    yield False, method.value
+    if method.value is not None:
+        grid = method.grid(cfg.points, cfg.gamma)
+        spent = [method.counted(table, value, cfg).seconds[c].sum() for value in grid]
+        yield True, grid[spent.index(min(spent))]
+
+
+def rivals(
+    cfg: DictConfig, found: Mapping[tuple[str, bool], tuple[float | None, Sums]]
+) -> Iterator[tuple[str, Sums]]:
+    """What the others are compared with: tuned where that can be."""
+    for name in cfg.against:
+        tuned = (name, True) in found
+        yield name, found[name, tuned][1]
+
+
+# Reporting ----------------------------------------------------------------------------------------
+
+
+def page(cfg: DictConfig, c: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table. An interval of a ratio over prompts stands behind it."""
+    compared = [f"speed over {name}" for name in cfg.against]
+    compared += [f"RB over {name}'s" for name in cfg.against]
+    head = ["method", "setting", *HEAD, *compared]
+    lines = [f"## c = {c}, gamma {cfg.gamma}, {rows[0]['prompts']} prompts", cells(head)]
+    lines.append("|---" * len(head) + "|")
+    for row in rows:
+        value = "" if row["value"] is None else f"{row['value']:.3g}" + " tuned" * row["tuned"]
+        facts = ("tokens_per_call", "accepted_length", "rollback", "speedup")
+        over = [row["over"][name][key] for key in ("speed", "rollback") for name in cfg.against]
+        shown = [said(Estimate(*one)) for one in [*(row[fact] for fact in facts), *over]]
+        lines.append(cells([row["method"], value, *shown]))
+    return "\n".join([*lines, "", METHOD])
+
+
+def cells(values: Sequence[str]) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def said(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.2f}"
+    return f"{estimate.value:.2f} ({estimate.low:.2f}-{estimate.high:.2f})"

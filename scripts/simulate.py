@@ -1,0 +1,76 @@
+"""Count and price methods from recorded rollouts, engines side by side included: no model runs.
+
+    python scripts/simulate.py data=data/greedy warp=greedy draft_warp.temperature=0 gamma=5
+    python scripts/simulate.py data=data/choose judge_data=[data/humaneval,data/gsm8k] gamma=10 \\
+        ratios=[10,15] methods=[fixed,adaedl,pearl,without_hrad]
+
+Walks the rollouts of a harvest with a round at every position (gen_data.py anchors.stride=1
+gamma=<longer than the drafts>). With a greedy target the rounds are those of the engine, in law
+where the draft is sampled. Every method is counted as it is set, and with the value of its setting
+that is fastest on `data`. Prices are modelled: draft and target have a device each, and a target
+call takes c draft forwards. Writes `out`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from decoding.settings import Pair
+from programs.groups import DraftWarp, SomeNames, Warp, among
+from runtime.cli import Program
+from runtime.settings.kinds import (
+    Count,
+    Distinct,
+    Group,
+    Names,
+    Output,
+    Part,
+    Path,
+    Paths,
+    Positive,
+    Says,
+)
+
+Ratios = Annotated[
+    list[Positive], Distinct, Field(min_length=1),
+    Says("a list of different numbers above 0, such as [10,15]"),
+]  # fmt: skip
+
+
+class Method(Group):
+    """What decodes."""
+
+    engine: Annotated[Part, "runs both models: serial, overlapped or pearl"]
+    structure: Annotated[Part, "how long drafts and branches are, and how many"]
+    verifier: Annotated[Part, "accepts or rejects them: token"]
+    stop: Annotated[Part, "when drafting ends"]
+
+
+class Simulate(Group):
+    pair: Pair
+    warp: Warp
+    draft_warp: DraftWarp
+    structure: Annotated[Part, "of methods that draft and verify in turn"]
+    verifier: Annotated[Part, "of methods that draft and verify in turn"]
+    method: Annotated[dict[str, Method], "what there is to compare, by name"]
+    methods: Annotated[SomeNames, "keys of `method` to compare"]
+    against: Annotated[Names, "of `methods`: what the others are compared with"]
+    data: Annotated[Path, "harvest with a round at every position; settings are chosen on it"]
+    judge_data: Annotated[
+        Paths, "more harvests of the same pair and distributions, judged as one; []: `data` itself"
+    ]
+    gamma: Annotated[Count, "tokens of a draft, and of a branch, at most"]
+    ratios: Annotated[Ratios, "speed ratios c: draft forwards that a target call takes"]
+    points: Annotated[int, Field(ge=1, le=1000), "thresholds tried from 0 to 1, besides 0"]
+    out: Annotated[Output, "file"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        unknown = among("methods", values["methods"], values["method"])
+        return {**unknown, **among("against", values["against"], dict.fromkeys(values["methods"]))}
+
+
+main = Program(__file__, Simulate, "programs.simulate")
+
+if __name__ == "__main__":
+    main()
