@@ -50,8 +50,6 @@ class Simulate(Group):
     pair: Pair
     warp: Warp
     draft_warp: DraftWarp
-    structure: Annotated[Part, "of methods that draft and verify in turn"]
-    verifier: Annotated[Part, "of methods that draft and verify in turn"]
     method: Annotated[dict[str, Method], "what there is to compare, by name"]
     methods: Annotated[SomeNames, "keys of `method` to compare"]
     against: Annotated[Names, "of `methods`: what the others are compared with"]

@@ -45,7 +45,7 @@ class Pending:
         return "branch" if self.continued else "pre_verify" if self.outcome is None else "draft"
 
 
-class Grown(NamedTuple):
+class Branch(NamedTuple):
     """A branch behind its candidate. looked: the draft has run on its last token, too."""
 
     tokens: int
@@ -161,16 +161,16 @@ class Walker:
         tokens = min(accepted + bonus, self.length - start)
         return Found(accepted, None, tokens, *self._spent(start, pending, width, None))
 
-    def _grown(self, start: int, first: int, limit: int, outcome: int) -> Grown:
+    def _grown(self, start: int, first: int, limit: int, outcome: int) -> Branch:
         """A branch that goes on with the rollout from `start`, its token `first`, by `limit` tokens
         at most."""
         if outcome != SOME:
-            return Grown(limit if outcome == ALL else 0, False)
+            return Branch(limit if outcome == ALL else 0, False)
         count = self._until_unlikely(start, limit, first)
-        return Grown(count, count < limit)
+        return Branch(count, count < limit)
 
     def _spent(
-        self, start: int, pending: Pending, width: int, accepted: Grown | None
+        self, start: int, pending: Pending, width: int, accepted: Branch | None
     ) -> tuple[int, int]:
         """Draft steps and forwards of the branches, those of the tip left out. accepted: how the
         accepted one goes on."""
@@ -181,11 +181,11 @@ class Walker:
         if not known or (width > 1 and outcome == SOME):
             known.append(self._own(start, pending, most, outcome))
         if width > 1 and outcome == ALL:
-            known.append(Grown(most, False))
+            known.append(Branch(most, False))
         forwards = max(one.tokens + one.looked for one in known)
         return 1 + max(one.tokens for one in known), forwards
 
-    def _own(self, start: int, pending: Pending, most: int, outcome: int) -> Grown:
+    def _own(self, start: int, pending: Pending, most: int, outcome: int) -> Branch:
         """The branch whose candidate the rollout holds, as far as it does."""
         depth = pending.length
         own = pending.unsure or self.settings.drawn
@@ -214,7 +214,7 @@ class Walker:
 
     def _goes_on(self, start: int, pending: Pending, width: int, branch: int) -> Found:
         """Behind an accepted candidate: what is drawn there, and how much of it is kept."""
-        tip, grown, following = start + pending.length + 1, Grown(0, False), None
+        tip, grown, following = start + pending.length + 1, Branch(0, False), None
         if tip < self.length:
             ahead, limit = self._class_ahead(start), self._most(start, pending)
             grown = self._grown(tip, 0, min(limit, int(self.drawn[tip])), ahead)

@@ -1,0 +1,63 @@
+"""scripts/simulate.py from its command line on a tiny harvest."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts import simulate
+from tests.programs import GREEDY, base, refused, run
+
+OUT = "runs/simulated.json"
+
+
+@pytest.fixture
+def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(harvest)
+    models = [one for one in base(tiny_pair_dir) if one.startswith("pair.")]
+    checkpoint = "method.specbranch.stop.checkpoint=checkpoints/hrad"
+    asked = ["data=data/greedy", "gamma=3", "ratios=[4,10]", "points=4", f"out={OUT}"]
+    return [*models, *GREEDY, checkpoint, *asked]
+
+
+def test_every_method_has_its_rows(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(simulate, monkeypatch, *arguments, "judge_data=[data/greedy]")
+    printed, found = capsys.readouterr().out, json.loads(Path(OUT).read_text())
+    assert "## c = 10, gamma 3, 24 prompts" in printed and f"saved {OUT}" in printed
+    assert found["command"].startswith("python scripts/simulate.py pair.target=")
+    rows = found["cells"]["4"]
+    assert {row["method"] for row in rows} == set(found["methods"])
+    by_name = {(row["method"], row["tuned"]): row for row in rows}
+    assert ("pearl", True) not in by_name and by_name["fixed", False]["value"] == 3
+    value, low, high = by_name["pearl", False]["speedup"]
+    assert 0 < low <= value <= high
+    assert by_name["pearl", False]["over"]["pearl"]["speed"] == [1, 1, 1]
+    for name in ("fixed", "adaedl", "specbranch"):
+        assert by_name[name, True]["speedup"][0] >= by_name[name, False]["speedup"][0]
+        assert by_name[name, True]["tokens_per_call"][0] > 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("gamma=5", "gamma: expected less than the 5 tokens of the harvest's rounds, got 5"),
+        ("method.specbranch.structure.candidates=4", "candidates: expected at most 3, which a"),
+        ("ratios=[]", "ratios: expected a list of different numbers above 0"),
+        ("against=[token]", "against: expected names among fixed, adaedl"),
+        ("warp=default", "warp: data/greedy was harvested with"),
+        ("data=data/none", "data: "),
+    ],
+)
+def test_bad_settings_end_with_one_line(
+    argument: str,
+    words: str,
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    methods = "methods=[fixed,adaedl,pearl,without_hrad]"
+    if "specbranch" in argument:
+        methods = "methods=[fixed,pearl,specbranch]"
+    assert words in refused(simulate, monkeypatch, capsys, *arguments, methods, argument)
