@@ -49,9 +49,9 @@ class Simulated:
     def counted(self, table: RolloutTable, value: float | None, cfg: DictConfig) -> Sums:
         """On every prompt of a table, with this value of its setting."""
         if self.serial:
-            replayer = Replayer(table, self.parts["structure"].gamma_max)
+            replayer = Replayer(table, cfg.gamma)
             return Sums.serial(replayer.replay(self.stop.policy(table), value or 0.0), cfg.ratios)
-        settings = settings_of(self.parts, f"method.{self.name}")
+        settings = settings_of(self.parts)
         if value is not None:
             settings = replace(settings, threshold=value)
         walks = WALKS if cfg.warp.temperature else 1  # a greedy target draws no coins
@@ -84,26 +84,40 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     for folder in cfg.judge_data:
         refuse_other_distributions(folder, manifest, "judge_data", str(cfg.data))
     for name in cfg.methods:
-        checkpoint = OmegaConf.select(cfg.method[name], "stop.checkpoint")
-        if checkpoint:
-            key = f"method.{name}.stop.checkpoint"
-            refuse_foreign_checkpoint(Path(checkpoint), manifest, key, cfg.gamma)
+        if OmegaConf.select(cfg.method[name], "stop.checkpoint"):
+            refuse_foreign_checkpoint(Path(cfg.checkpoint), manifest, "checkpoint", cfg.gamma)
 
 
 def simulated(cfg: DictConfig, name: str) -> Simulated:
-    settings: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
-    made = instantiate(DictConfig({"method": {name: settings}}).method[name].engine)
     key = f"method.{name}"
-    serial = is_serial(made.func, key)
-    found = Simulated(name, made.keywords["stop"], serial, made.keywords)
+    made = instantiate(configured(cfg, name).engine)
+    parts = getattr(made, "keywords", {})
+    serial = is_serial(getattr(made, "func", made), parts, key)
+    found = Simulated(name, parts["stop"], serial, parts)
     if serial and not hasattr(found.stop, "policy"):
         raise UserError(
             f"{key}.stop: expected a rule that can be replayed, got {type(found.stop).__name__}."
             " Give one that has a `policy`"
         )
     if not serial:
-        settings_of(made.keywords, key)
+        settings_of(parts)
     return found
+
+
+def configured(cfg: DictConfig, name: str) -> DictConfig:
+    """The settings of a method, with the `gamma`, `candidates` and `checkpoint` of this run in
+    their places."""
+    found: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
+    given = {
+        "structure": {"gamma_max": cfg.gamma, "candidates": cfg.candidates.get(name)},
+        "stop": {"gamma": cfg.gamma, "checkpoint": cfg.checkpoint},
+    }
+    for part in (found, found["engine"]):  # the engine's own are copies
+        for group, settings in given.items():
+            for key in settings.keys() & (part.get(group) or {}).keys():
+                part[group][key] = settings[key] or part[group][key]
+    settings_of_method: DictConfig = DictConfig({"method": {name: found}}).method[name]
+    return settings_of_method
 
 
 def tables(cfg: DictConfig, folder: str, methods: Sequence[Simulated]) -> RolloutTable:
@@ -115,7 +129,7 @@ def tables(cfg: DictConfig, folder: str, methods: Sequence[Simulated]) -> Rollou
 
 def about(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[str, Any]:
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
-    names = ("data", "judge_data", "gamma", "method", "methods")
+    names = ("data", "judge_data", "gamma", "candidates", "checkpoint", "method", "methods")
     return {
         **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
         **{name: settings[name] for name in names},

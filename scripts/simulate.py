@@ -41,15 +41,19 @@ class Method(Group):
     """What decodes."""
 
     engine: Annotated[Part, "runs both models: serial, overlapped or pearl"]
-    structure: Annotated[Part, "how long drafts and branches are, and how many"]
-    verifier: Annotated[Part, "accepts or rejects them: token"]
-    stop: Annotated[Part, "when drafting ends"]
+    structure: Annotated[Part | None, "how long drafts and branches are, and how many"]
+    verifier: Annotated[Part | None, "accepts or rejects them: token"]
+    stop: Annotated[Part | None, "when drafting ends"]
 
 
 class Simulate(Group):
     pair: Pair
     warp: Warp
     draft_warp: DraftWarp
+    structure: Annotated[Part, "of methods that draft and verify in turn, and of `custom`"]
+    verifier: Annotated[Part, "of methods that draft and verify in turn, and of `custom`"]
+    stop: Annotated[Part, "of the method `custom`: when drafting ends"]
+    engine: Annotated[Part, "of the method `custom`: runs both models"]
     method: Annotated[dict[str, Method], "what there is to compare, by name"]
     methods: Annotated[SomeNames, "keys of `method` to compare"]
     against: Annotated[Names, "of `methods`: what the others are compared with"]
@@ -58,13 +62,19 @@ class Simulate(Group):
         Paths, "more harvests of the same pair and distributions, judged as one; []: `data` itself"
     ]
     gamma: Annotated[Count, "tokens of a draft, and of a branch, at most"]
+    candidates: Annotated[
+        dict[str, Annotated[int, Field(ge=1, le=3)]],
+        "by method, branches that it spawns at most, of three that a harvest records",
+    ]
+    checkpoint: Annotated[Path, "folder of the predictor of methods that ask one"]
     ratios: Annotated[Ratios, "speed ratios c: draft forwards that a target call takes"]
     points: Annotated[int, Field(ge=1, le=1000), "thresholds tried from 0 to 1, besides 0"]
     out: Annotated[Output, "file"]
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
-        unknown = among("methods", values["methods"], values["method"])
+        unknown = dict(among("methods", values["methods"], values["method"]))
+        unknown |= among("candidates", list(values["candidates"]), values["method"])
         return {**unknown, **among("against", values["against"], dict.fromkeys(values["methods"]))}
 
 

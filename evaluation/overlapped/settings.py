@@ -60,18 +60,13 @@ class Overlapped:
         return self.gamma - (self.outcomes is None)
 
 
-def settings_of(parts: Mapping[str, Any], key: str) -> Overlapped:
-    """parts: of an overlapped engine, by its arguments; key: named in errors. Raises UserError for
-    what does not go together, and for what no harvest records."""
+def settings_of(parts: Mapping[str, Any]) -> Overlapped:
+    """parts: of an overlapped engine, by its arguments. Raises UserError for what does not go
+    together."""
     structure, _, branch_rule = check_overlap_fit(
         parts["structure"], parts["verifier"], parts["branch_verifier"]
     )
     classes: Any = classes_of(parts["stop"], structure.gamma_max)
-    if structure.candidates > CANDIDATES:
-        raise UserError(
-            f"{key}.structure.candidates: expected at most {CANDIDATES}, which a harvest records,"
-            f" got {structure.candidates}. Write {key}.structure.candidates={CANDIDATES}"
-        )
     outcomes = getattr(classes, "outcomes", None)
     return Overlapped(
         structure.gamma_max,
@@ -86,17 +81,24 @@ def settings_of(parts: Mapping[str, Any], key: str) -> Overlapped:
     )
 
 
-def is_serial(engine: type, key: str) -> bool:
-    """Whether drafts and target calls take turns. Raises UserError for an engine that is neither
-    replayed in turn nor side by side."""
-    if engine is get_object(REPLAYED["engine"]):
-        return True
-    if not hasattr(engine, "pre_verify"):
-        raise UserError(
-            f"{key}.engine: expected serial, overlapped or another that replay knows, got"
-            f" {engine.__name__}. Write {key}.engine=serial"
-        )
-    return False
+def is_serial(engine: Any, parts: Mapping[str, Any], key: str) -> bool:
+    """Whether drafts and target calls take turns. Raises UserError for what is neither replayed in
+    turn nor side by side."""
+    if engine is not get_object(REPLAYED["engine"]):
+        if not hasattr(engine, "pre_verify"):
+            raise UserError(
+                f"{key}.engine: expected serial, overlapped or pearl, got"
+                f" {getattr(engine, '__name__', engine)}. Name"
+                " another method"
+            )
+        return False
+    for part in ("structure", "verifier"):
+        if type(parts[part]) is not get_object(REPLAYED[part]):
+            raise UserError(
+                f"{part}: expected {REPLAYED[part]} in {key}, got {type(parts[part]).__name__}."
+                " Leave it as it is"
+            )
+    return True
 
 
 def refuse_short(table: RolloutTable, gamma: int) -> None:

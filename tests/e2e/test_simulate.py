@@ -15,7 +15,7 @@ OUT = "runs/simulated.json"
 def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(harvest)
     models = [one for one in base(tiny_pair_dir) if one.startswith("pair.")]
-    checkpoint = "method.specbranch.stop.checkpoint=checkpoints/hrad"
+    checkpoint = "checkpoint=checkpoints/hrad"
     asked = ["data=data/greedy", "gamma=3", "ratios=[4,10]", "points=4", f"out={OUT}"]
     return [*models, *GREEDY, checkpoint, *asked]
 
@@ -43,7 +43,9 @@ def test_every_method_has_its_rows(
     ("argument", "words"),
     [
         ("gamma=5", "gamma: expected less than the 5 tokens of the harvest's rounds, got 5"),
-        ("method.specbranch.structure.candidates=4", "candidates: expected at most 3, which a"),
+        ("candidates.specbranch=4", "candidates.specbranch: expected a whole number from 1 to 3"),
+        ("+candidates.token=1", "candidates: expected names among fixed, adaedl"),
+        ("structure=dyspec", "structure: expected decoding.structures.chain.Chain in"),
         ("ratios=[]", "ratios: expected a list of different numbers above 0"),
         ("against=[token]", "against: expected names among fixed, adaedl"),
         ("warp=default", "warp: data/greedy was harvested with"),

@@ -63,10 +63,10 @@ def classes(before: bool, threshold: float) -> HRADStop:
 
 
 @cache
-def table(ends: bool, draft_warp: Warp = GREEDY) -> RolloutTable:
+def table(ends: bool, draft_warp: Warp = GREEDY, seed: int = 0) -> RolloutTable:
     how = HarvestSettings(
         gamma=GAMMA,
-        seed=0,
+        seed=seed,
         max_new_tokens=MAX_NEW,
         batch_size=64,
         mixing=0.15,
@@ -171,3 +171,26 @@ def test_replay_is_decode(number: int, ends: bool) -> None:
             assert all(a >= b for ours, real in pairs for a, b in zip(ours, real, strict=True))
     wasted = any(round_.overlap.waste for trace in found for round_ in trace.rounds)
     assert wasted or settings.a_priori or settings.pre_verify
+
+
+@pytest.mark.parametrize(
+    ("stop", "settings"),
+    [
+        (Never(), Overlapped(3, pre_verify=True, drawn=True)),
+        (Confidence(0.5), Overlapped(4, 3, 0.5, always=SOME)),
+    ],
+)
+def test_a_sampled_draft_has_the_same_law(stop: Any, settings: Overlapped) -> None:
+    """Means over draws of the draft, whose target is greedy, by prompt."""
+    seeds, devices = range(8), Devices.of_ratio(3)
+    found = {name: [] for name in ("replayed", "decoded")}
+    for seed in seeds:
+        replayed = traces(table(False, OFF, seed), settings)
+        decoded = decode(stop, settings, False, OFF, seed)
+        for name, of in (("replayed", replayed), ("decoded", decoded)):
+            steps = [sum(r.overlap.rollback for r in trace.rounds) for trace in of]
+            seconds = [modelled_seconds(trace, devices) for trace in of]
+            found[name].append([sum(steps), sum(seconds), sum(len(t.rounds) for t in of)])
+    ours, theirs = (torch.tensor(found[name], dtype=torch.float64) for name in found)
+    error = ((ours.var(0) + theirs.var(0)) / len(seeds)).sqrt()
+    assert ((ours.mean(0) - theirs.mean(0)).abs() < 4 * error).all()
