@@ -40,15 +40,18 @@ class HsdReleased:
             )
 
     def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
-        path = DraftPath.whole(draft, p)
-        found = block_distribution(path)
-        capped, full = found.end_prob[-1].item(), _uncapped(path)
-        end = found.end_prob * ((1 - full) / (1 - capped) if capped < 1 else 0.0)
-        end[-1] = full
-        return VerdictDistribution(end, found.residual)
+        return _distribution(DraftPath.whole(draft, p))
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
-        return sample_verdict(draft, self.distribution(draft, p), sampler)
+        return sample_verdict(draft, _distribution(DraftPath.whole(draft, p)), sampler)
+
+
+def _distribution(path: DraftPath) -> VerdictDistribution:
+    found = block_distribution(path)
+    capped, full = found.end_prob[-1].item(), _uncapped(path)
+    end = found.end_prob * ((1 - full) / (1 - capped) if capped < 1 else 0.0)
+    end[-1] = full
+    return VerdictDistribution(end, found.residual)
 
 
 def _uncapped(path: DraftPath) -> float:
