@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
     "target_options": {},
     "draft_options": {},
     "draft_vocabulary": "auto",
-    "draft_mix": 1,
+    "draft_mix": 1.0,
     "trust_remote_code": False,
     "max_length": 2048,
 }

@@ -81,7 +81,7 @@ def recorded(cfg: DictConfig) -> list[Text]:
             len(row["prompt_tokens"]),
         )
         for row in read_responses(cfg.data, cfg.split)
-        if len(row["response_tokens"])
+        if len(row["prompt_tokens"]) and len(row["response_tokens"])
     ]
     if not found:
         raise UserError(
@@ -129,6 +129,7 @@ def depends_on(
         [cfg.positions, cfg.draws, cfg.seed, identity(manifest)],
         [[text.dataset, text.prompt_id] for text in texts],
         pair_identity(pair),
+        [pair.target.max_length, pair.draft.max_length],
         setup_facts(pair),
         file_hashes([named_files(method.settings) for method in methods.values()]),
     ]

@@ -21,9 +21,11 @@ from evaluation.overlapped.walk import traces
 from evaluation.replay.candidates import refuse_foreign_checkpoint
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import WALKS, Replayer
+from evaluation.tables import simulated as simulated_draft
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign_file, write_json
 from runtime.intervals import METHOD, Estimate
+from runtime.text import printable
 
 MARK = "python scripts/simulate.py"  # in what it writes
 HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
@@ -70,7 +72,8 @@ def main(cfg: DictConfig) -> None:
     command = shlex.join([*MARK.split(), *sys.argv[1:]])
     write_json(out, {"command": command, **about(cfg, manifest), "cells": found})
     pages = [page(cfg, c, rows) for c, rows in found.items()]
-    print("\n\n".join([*pages, f"saved {out}"]))
+    heading = f"# {printable(manifest['pair']['name'])}"
+    print("\n\n".join([heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]))
 
 
 def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
@@ -81,6 +84,11 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
                 f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another"
                 " data="
             )
+    if (name := manifest["pair"]["name"]) != cfg.pair.name:
+        raise UserError(
+            f"pair: expected {name}, whose harvest {cfg.data} is, got {cfg.pair.name}. Give that"
+            " pair, or another data="
+        )
     for folder in cfg.judge_data:
         refuse_other_distributions(folder, manifest, "judge_data", str(cfg.data))
     for name in cfg.methods:

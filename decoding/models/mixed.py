@@ -35,6 +35,7 @@ def mix_in(draft: CachedLM, target: CachedLM, mix: float) -> None:
         )
     if mix == 1:
         return
+    assert not isinstance(draft.network, MixedForward), "a draft is mixed once"
     draft.network = MixedForward(draft, target, mix)
     draft.vocabulary = None  # a mixture may say whatever the target says
     draft.max_length = min(draft.max_length, target.max_length)

@@ -66,6 +66,11 @@ def settings_of(parts: Mapping[str, Any]) -> Overlapped:
     structure, _, branch_rule = check_overlap_fit(
         parts["structure"], parts["verifier"], parts["branch_verifier"]
     )
+    if structure.candidates > CANDIDATES:
+        raise UserError(
+            f"structure.candidates: expected at most {CANDIDATES}, as many as a harvest records,"
+            f" got {structure.candidates}. Lower it"
+        )
     classes: Any = classes_of(parts["stop"], structure.gamma_max)
     outcomes = getattr(classes, "outcomes", None)
     return Overlapped(

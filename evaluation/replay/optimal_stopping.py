@@ -47,19 +47,22 @@ def totals(go_on: Flags, survived: Array, target: float) -> tuple[Array, Array]:
 def best(survived: Array, target: float) -> Rule:
     """The rule that makes most tokens per time on these rounds, among all that look at depth and
     survival (in bins), by backward induction; the rate at which time is worth tokens is that of the
-    rule itself (Dinkelbach). Every round counts once.
+    rule itself (Dinkelbach), from the best threshold or length on: bins are no states of a Markov
+    chain, so that a step may lose, and then is the last. Every round counts once.
 
     survived: [n, G + 1]; target: seconds of a target call over those of a draft forward."""
-    depth = survived.shape[1] - 1
-    rate, found = 0.0, np.ones((depth, BINS), bool)
+    found = max(threshold(survived, target), fixed(survived, target), key=lambda rule: rule.rate)
     for _ in range(100):
-        tokens, time = totals(found, survived, target)
-        new = float(tokens.sum() / time.sum())
-        if new <= rate + 1e-12:
+        better = _rated(_induction(survived, found.rate), survived, target)
+        if better.rate <= found.rate + 1e-12:
             break
-        rate = new
-        found = _induction(survived, rate)
-    return Rule(found, rate)
+        found = better
+    return found
+
+
+def _rated(go_on: Flags, survived: Array, target: float) -> Rule:
+    tokens, time = totals(go_on, survived, target)
+    return Rule(go_on, float(tokens.sum() / time.sum()))
 
 
 def _induction(survived: Array, rate: float) -> Flags:
@@ -94,9 +97,5 @@ def fixed(survived: Array, target: float) -> Rule:
 
 def _best_of(rules: list[Flags], survived: Array, target: float) -> Rule:
     shape = survived.shape[1] - 1, BINS
-    found = []
-    for flags in rules:
-        go_on = np.broadcast_to(flags, shape)
-        tokens, time = totals(go_on, survived, target)
-        found.append(Rule(go_on, float(tokens.sum() / time.sum())))
+    found = (_rated(np.broadcast_to(flags, shape), survived, target) for flags in rules)
     return max(found, key=lambda rule: rule.rate)

@@ -23,9 +23,10 @@ def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatc
 def test_every_method_has_its_rows(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(simulate, monkeypatch, *arguments, "judge_data=[data/greedy]")
+    run(simulate, monkeypatch, *arguments, "judge_data=[data/greedy]", "pair.draft_mix=0.5")
     printed, found = capsys.readouterr().out, json.loads(Path(OUT).read_text())
     assert "## c = 10, gamma 3, 24 prompts" in printed and f"saved {OUT}" in printed
+    assert "Simulated draft: mixed with the target, pair.draft_mix=0.5" in printed
     assert found["command"].startswith("python scripts/simulate.py pair.target=")
     rows = found["cells"]["4"]
     assert {row["method"] for row in rows} == set(found["methods"])
@@ -50,6 +51,11 @@ def test_every_method_has_its_rows(
         ("against=[token]", "against: expected names among fixed, adaedl"),
         ("warp=default", "warp: data/greedy was harvested with"),
         ("data=data/none", "data: "),
+        ("pair.name=other", "pair: expected "),
+        (
+            "method.cut.structure.candidates=5",
+            "structure.candidates: expected at most 3, as many as a harvest records, got 5",
+        ),
     ],
 )
 def test_bad_settings_end_with_one_line(
@@ -62,4 +68,7 @@ def test_bad_settings_end_with_one_line(
     methods = "methods=[fixed,adaedl,pearl,without_hrad]"
     if "specbranch" in argument:
         methods = "methods=[fixed,pearl,specbranch]"
+    if "method.cut" in argument:
+        arguments = [*arguments, "+method@method.cut=branches", "against=[pearl]"]
+        methods = "methods=[pearl,cut]"
     assert words in refused(simulate, monkeypatch, capsys, *arguments, methods, argument)

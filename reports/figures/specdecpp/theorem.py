@@ -47,12 +47,12 @@ def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
 
 def _rollouts(harvest: Harvest) -> Rollouts:
     """accept [n, G], min(1, p / q), and group [n], of rounds without an end token. Raises
-    TooFewRows where there are not two prompts of them."""
+    TooFewRows where there are not two prompts of them for each half."""
     records = read_records(harvest.folder, "rounds", "all", ("drafted", "accept_prob"))
     accept, group = records["accept_prob"].double(), records["group"]
     whole = records["drafted"] == accept.shape[1]
-    if len(torch.unique(group[whole])) < 2:
-        raise TooFewRows("data: there are no two prompts with whole rounds. Harvest more prompts")
+    if len(torch.unique(group[whole])) < 4:
+        raise TooFewRows("data: there are no four prompts with whole rounds. Harvest more prompts")
     return distributions(harvest.manifest), accept[whole].numpy(), group[whole].numpy()
 
 
@@ -61,7 +61,7 @@ def _rows(warps: str, alike: Sequence[Rollouts]) -> Iterator[list[Cell]]:
     survived = survival(np.concatenate([accept[:, :depth] for _, accept, _ in alike]))
     starts = np.cumsum([0, *(group.max() + 1 for _, _, group in alike)])
     group = np.concatenate([g + start for (_, _, g), start in zip(alike, starts, strict=False)])
-    chosen_on = group % 2 == 0
+    chosen_on = np.unique(group, return_inverse=True)[1] % 2 == 0
     for ratio in RATIOS:
         rules = [find(survived[chosen_on], ratio) for find in (best, threshold, fixed)]
         judged = [

@@ -57,6 +57,7 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest
         "Entropy of the draft at accepted and rejected tokens": 1,
         "Acceptance against draft probability": 1,
         "What siblings are worth": 1,
+        "Whether the best stop rule is a threshold on survival": 1,
         "Time per token by draft length": 1,
         "Forward times by regression": 1,
         "Frontiers of discarded tokens and target calls": 1,

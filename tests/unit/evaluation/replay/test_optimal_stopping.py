@@ -45,6 +45,14 @@ def test_where_chances_do_not_depend_on_the_state_a_threshold_is_best(target: fl
     assert other.rate == pytest.approx(ours.rate, rel=2e-3)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_it_is_never_behind_a_threshold_or_a_length(seed: int) -> None:
+    survived = survival(np.random.default_rng(seed).random((30, 4)) ** 0.3)
+    found = best(survived, 5.0)
+    assert found.rate == pytest.approx(rate(found.go_on, survived, 5.0), abs=1e-12)
+    assert found.rate >= max(threshold(survived, 5.0).rate, fixed(survived, 5.0).rate)
+
+
 def test_a_rule_of_depth_is_found_where_survival_says_nothing() -> None:
     survived = survival(np.tile([1.0, 1.0, 0.0, 0.0], (5, 1)))
     assert best(survived, 4.0).rate == pytest.approx(3 / 6)

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from reports.figure import Missing
-from reports.figures.specdecpp.theorem import NAMES, SPEED, threshold_rules
+from reports.figures.specdecpp.theorem import NAMES, SPEED, _rows, threshold_rules
 from tests import harvests
 from tests.harvests import write_harvest
 from tests.unit.reports.test_figure_data import harvest
@@ -28,6 +29,12 @@ def test_sure_drafts_are_drawn_to_their_end(
     assert len(figure.rows) == 2 * len(NAMES) and figure.kind == "modelled"
     assert figure.column(SPEED)[:3] == pytest.approx([4 / (5 + 3)] * 3)
     assert [row[-1] for row in figure.rows[1:3]] == [0.0, 3]
+
+
+def test_halves_are_of_the_prompts_there_are() -> None:
+    accept, group = np.random.default_rng(0).random((12, 4)), np.repeat([0, 2, 4, 6], 3)
+    rows = list(_rows("T = 1", [("T = 1", accept, group)]))
+    assert all(value is not None and value == value for row in rows for value in row[3:9])
 
 
 def test_a_greedy_target_has_nothing_to_know(tmp_path: Path) -> None:
