@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from data_gen.samples import refuse_other_distributions
 from data_gen.storage.dataset import read_manifest
+from decoding.models.eagle import FILE
 from decoding.stopping.base import setting_of
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.overlapped.settings import BranchRecords, is_serial, refuse_short, settings_of
@@ -66,6 +67,8 @@ def main(cfg: DictConfig) -> None:
     refuse_foreign_file(out, MARK)
     check(cfg, manifest)
     methods = [simulated(cfg, name) for name in cfg.methods]
+    if any(not method.serial for method in methods):
+        refuse_reading_draft(cfg)
     chosen_on, *judged_on = (tables(cfg, folder, methods) for folder in [cfg.data, *cfg.judge_data])
     judged = judged_on or [chosen_on]
     found = {f"{c:g}": cell(cfg, methods, chosen_on, judged, c) for c in cfg.ratios}
@@ -94,6 +97,16 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     for name in cfg.methods:
         if OmegaConf.select(cfg.method[name], "stop.checkpoint"):
             refuse_foreign_checkpoint(Path(cfg.checkpoint), manifest, "checkpoint", cfg.gamma)
+
+
+def refuse_reading_draft(cfg: DictConfig) -> None:
+    """Of a harvest that no engine with both models side by side could have made."""
+    if (Path(cfg.pair.draft).expanduser() / FILE).is_file():
+        raise UserError(
+            "pair.draft: expected a draft that does not read its target's hidden states, since"
+            f" here the two run side by side, got {cfg.pair.draft}. Harvest with another, such as"
+            " pair=smollm2"
+        )
 
 
 def simulated(cfg: DictConfig, name: str) -> Simulated:

@@ -45,10 +45,12 @@ def totals(go_on: Flags, survived: Array, target: float) -> tuple[Array, Array]:
 
 
 def best(survived: Array, target: float) -> Rule:
-    """The rule that makes most tokens per time on these rounds, among all that look at depth and
-    survival (in bins), by backward induction; the rate at which time is worth tokens is that of the
-    rule itself (Dinkelbach), from the best threshold or length on: bins are no states of a Markov
-    chain, so that a step may lose, and then is the last. Every round counts once.
+    """The fastest rule on these rounds that backward induction finds among those that look at depth
+    and survival (in bins), never slower than the best threshold or length, where it begins.
+
+    The rate at which time is worth tokens is that of the rule itself (Dinkelbach). Bins are no
+    states of a Markov chain, so that a step may lose, and then is the last. Every round counts
+    once.
 
     survived: [n, G + 1]; target: seconds of a target call over those of a draft forward."""
     found = max(threshold(survived, target), fixed(survived, target), key=lambda rule: rule.rate)

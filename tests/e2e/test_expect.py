@@ -84,6 +84,23 @@ def test_a_killed_run_goes_on(
     assert list(tmp_path.glob(".*.resume")) == []
 
 
+def test_a_killed_run_does_not_go_on_with_other_limits(
+    asked: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    add = Journal.add
+
+    def killed() -> None:
+        monkeypatch.setattr(Journal, "add", lambda *of: (add(*of), die()))
+        run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}")
+
+    assert forked(killed).wait() == -signal.SIGKILL
+    run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}", "pair.max_length=60")
+    assert "going on after" not in capsys.readouterr().out
+
+
 def test_contexts_may_come_from_another_temperature(
     asked: list[str],
     tmp_path: Path,

@@ -15,6 +15,7 @@ OUT = "runs/simulated.json"
 def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(harvest)
     models = [one for one in base(tiny_pair_dir) if one.startswith("pair.")]
+    models.append("pair.name=smollm2-eagle")  # what the harvest was made as
     checkpoint = "checkpoint=checkpoints/hrad"
     asked = ["data=data/greedy", "gamma=3", "ratios=[4,10]", "points=4", f"out={OUT}"]
     return [*models, *GREEDY, checkpoint, *asked]
@@ -38,6 +39,19 @@ def test_every_method_has_its_rows(
     for name in ("fixed", "adaedl", "specbranch"):
         assert by_name[name, True]["speedup"][0] >= by_name[name, False]["speedup"][0]
         assert by_name[name, True]["tokens_per_call"][0] > 1
+
+
+def test_a_draft_that_reads_its_target_cannot_run_beside_it(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "target_features.safetensors").touch()
+    arguments = [*arguments, f"pair.draft={tmp_path}"]
+    line = refused(simulate, monkeypatch, capsys, *arguments, "methods=[fixed,pearl]")
+    assert "pair.draft: expected a draft that does not read its target's hidden" in line
+    run(simulate, monkeypatch, *arguments, "methods=[fixed]", "against=[fixed]")
 
 
 @pytest.mark.parametrize(

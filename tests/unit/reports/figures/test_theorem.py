@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reports.figure import Missing
-from reports.figures.specdecpp.theorem import NAMES, SPEED, _rows, threshold_rules
+from reports.figures.specdecpp.theorem import NAMES, SPEED, Rollouts, _rows, threshold_rules
 from tests import harvests
 from tests.harvests import write_harvest
 from tests.unit.reports.test_figure_data import harvest
@@ -33,10 +33,18 @@ def test_sure_drafts_are_drawn_to_their_end(
 
 def test_halves_are_of_the_prompts_there_are() -> None:
     accept, group = np.random.default_rng(0).random((12, 4)), np.repeat([0, 2, 4, 6], 3)
-    rows = list(_rows("T = 1", [("T = 1", accept, group)]))
+    rows = list(_rows([Rollouts([], "T = 1", accept, group)]))
     assert all(value is not None and value == value for row in rows for value in row[3:9])
 
 
 def test_a_greedy_target_has_nothing_to_know(tmp_path: Path) -> None:
-    with pytest.raises(Missing, match="sampled target"):
-        threshold_rules([])
+    greedy = harvest(write_harvest(tmp_path / "tiny"), warp={"temperature": 0.0})
+    for some in ([], [greedy]):
+        with pytest.raises(Missing, match="sampled target"):
+            threshold_rules(some)
+
+
+def test_other_distributions_have_rows_of_their_own(tmp_path: Path) -> None:
+    one = harvest(write_harvest(tmp_path / "tiny", rows=8))
+    other = harvest(one.folder, warp={**one.manifest["warp"], "top_k": 50})
+    assert len(threshold_rules([one, other]).rows) == 2 * len(threshold_rules([one, one]).rows)
