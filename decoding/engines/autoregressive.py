@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from decoding.engines.request import RequestState, prefill
+from decoding.engines.request import Ends, RequestState, prefill
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -28,11 +28,18 @@ class AutoregressiveEngine:
 
     @torch.inference_mode()
     def decode(
-        self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler
+        self,
+        prompt_ids: Sequence[int] | Tensor,
+        max_new_tokens: int,
+        sampler: Sampler,
+        ends: Ends | None = None,
     ) -> Trace:
-        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
+        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
+        `ends` says so."""
         start = perf_counter()
-        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, self.pair.target)
+        request = RequestState.open(
+            prompt_ids, max_new_tokens, self.eos_ids, self.pair.target, ends=ends
+        )
         prompt_tokens = len(request.committed)
         prefill(self.pair.target, request.committed)
         prefill_seconds = perf_counter() - start

@@ -20,7 +20,7 @@ from decoding.engines.branching import (
 )
 from decoding.engines.fit import check_overlap_fit
 from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
-from decoding.engines.request import RequestState, prefill
+from decoding.engines.request import Ends, RequestState, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
@@ -95,14 +95,21 @@ class OverlappedEngine:
 
     @torch.inference_mode()
     def decode(
-        self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler
+        self,
+        prompt_ids: Sequence[int] | Tensor,
+        max_new_tokens: int,
+        sampler: Sampler,
+        ends: Ends | None = None,
     ) -> Trace:
-        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
+        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
+        `ends` says so."""
         begin = perf_counter()
         if self._workers:
             self._workers.join()
         target, draft = self.pair.target, self.pair.draft
-        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, target, draft)
+        request = RequestState.open(
+            prompt_ids, max_new_tokens, self.eos_ids, target, draft, ends=ends
+        )
         prompt_tokens = len(request.committed)
         self._workers = Workers(target, draft, begin, self.overlap, self.draft_threads)
         with self._workers as workers:

@@ -1,6 +1,6 @@
 """One request in progress: what is committed, how much may follow, and whether it has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +8,11 @@ from torch import Tensor
 
 from decoding.interfaces import LM
 from runtime.errors import UserError
+
+Ends = Callable[[Tensor], bool]
+"""Asked after each committed token, with prompt and output so far [n] int64: whether the response
+ends there. What follows in the same round is dropped, as after an EOS: the decision rests on
+committed text alone, so the distribution stays that of the target stopped in the same way."""
 
 
 @dataclass
@@ -21,6 +26,7 @@ class RequestState:
     eos_ids: frozenset[int]
     ended: bool = False
     verdicts: list[bool] = field(default_factory=list)
+    ends: Ends | None = None
 
     @classmethod
     def open(
@@ -29,6 +35,7 @@ class RequestState:
         max_new_tokens: int,
         eos_ids: frozenset[int],
         *models: LM,
+        ends: Ends | None = None,
     ) -> "RequestState":
         """Empty the caches and check that the prompt fits; the output is shortened to what the
         context leaves.
@@ -50,7 +57,7 @@ class RequestState:
             model.reset()
         room = min(max_new_tokens, context - len(prompt))
         text = torch.cat([prompt, prompt.new_zeros(room)])
-        return cls(text, text[: len(prompt)], room, eos_ids)
+        return cls(text, text[: len(prompt)], room, eos_ids, ends=ends)
 
     @property
     def finished(self) -> bool:
@@ -62,18 +69,19 @@ class RequestState:
         self.verdicts += [True] * accepted + [False] * rejected
 
     def commit(self, tokens: list[int]) -> list[int]:
-        """Append `tokens` up to the first EOS and return those that were appended."""
-        for count, token in enumerate(tokens, 1):
-            if token in self.eos_ids:
-                tokens, self.ended = tokens[:count], True
+        """Append `tokens` up to the first that ends the response and return those that were
+        appended."""
+        appended = list[int]()
+        for token in tokens:
+            assert self.max_new, "a round committed more tokens than were asked for"
+            self.text[len(self.committed)] = token
+            self.committed = self.text[: len(self.committed) + 1]
+            self.max_new -= 1
+            appended.append(token)
+            if (self.ends and self.ends(self.committed)) or token in self.eos_ids:
+                self.ended = True
                 break
-        assert len(tokens) <= self.max_new, "a round committed more tokens than were asked for"
-        start = len(self.committed)
-        for place, token in enumerate(tokens, start):
-            self.text[place] = token
-        self.committed = self.text[: start + len(tokens)]
-        self.max_new -= len(tokens)
-        return tokens
+        return appended
 
 
 def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:

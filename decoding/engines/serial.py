@@ -12,7 +12,7 @@ from torch import Tensor
 from decoding.draft import Draft, RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
-from decoding.engines.request import RequestState, prefill
+from decoding.engines.request import Ends, RequestState, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -52,13 +52,18 @@ class SerialEngine:
 
     @torch.inference_mode()
     def decode(
-        self, prompt_ids: Sequence[int] | Tensor, max_new_tokens: int, sampler: Sampler
+        self,
+        prompt_ids: Sequence[int] | Tensor,
+        max_new_tokens: int,
+        sampler: Sampler,
+        ends: Ends | None = None,
     ) -> Trace:
-        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, or the end of the context."""
+        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
+        `ends` says so."""
         start = perf_counter()
         target, draft = self.pair.target, self.pair.draft
         models = [target, draft] if self.structure.uses_draft else [target]
-        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, *models)
+        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, *models, ends=ends)
         prompt_tokens = len(request.committed)
         hidden = prefill(target, request.committed, self.target_layers)
         if self.structure.uses_draft:  # after the target, whose states a draft may read

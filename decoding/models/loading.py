@@ -62,26 +62,31 @@ def load_pair(cfg: DictConfig) -> ModelPair:
     tokenizers = {side: load_tokenizer(side, cfg) for side in ("target", "draft")}
     vocab_size = min(config.get_text_config().vocab_size for config in configs.values())
     check_same_vocabulary(tokenizers["target"], tokenizers["draft"], vocab_size)
-    tokens = _vocabulary(cfg, vocab_size)
-    target, sizes = (
-        _load_model("target", cfg),
-        {"vocab_size": vocab_size, "max_length": cfg.max_length},
-    )
-    eos_ids = _eos_ids(target, tokenizers["target"])
-    vocabulary = None if tokens is None else with_ends(tokens, eos_ids)
-    target_lm, model = CachedLM(target, **sizes), _load_model("draft", cfg, vocabulary)
-    maps = read_maps(Path(source_of("draft", cfg)), model, target)
-    options = {"vocabulary": vocabulary, **sizes}
-    draft = (
-        CachedLM(model, **options)
-        if maps is None
-        else EagleDraft(model, target_lm, maps, **options)
-    )
-    mix_in(draft, target_lm, cfg.get("draft_mix", 1))
-    return ModelPair(target_lm, draft, tokenizers["target"], cfg.name, eos_ids)
+    tokens = draft_tokens(cfg, vocab_size)
+    model = _load_model("target", cfg)
+    target = CachedLM(model, vocab_size=vocab_size, max_length=cfg.max_length)
+    eos_ids = _eos_ids(model, tokenizers["target"])
+    draft = load_draft(cfg, target, None if tokens is None else with_ends(tokens, eos_ids))
+    mix_in(draft, target, cfg.get("draft_mix", 1))
+    return ModelPair(target, draft, tokenizers["target"], cfg.name, eos_ids)
 
 
-def _vocabulary(cfg: DictConfig, vocab_size: int) -> torch.Tensor | None:
+def load_draft(cfg: DictConfig, target: CachedLM, vocabulary: torch.Tensor | None) -> CachedLM:
+    """The draft of a ``conf/pair`` group, of whatever kind its files say, for a target that is
+    loaded. vocabulary: [k], the tokens it may propose (`draft_tokens`); None: all."""
+    model = _load_model("draft", cfg, vocabulary)
+    maps = read_maps(Path(source_of("draft", cfg)), model, target.model)
+    options = {
+        "vocab_size": target.vocab_size,
+        "max_length": cfg.max_length,
+        "vocabulary": vocabulary,
+    }
+    if maps is None:
+        return CachedLM(model, **options)
+    return EagleDraft(model, target, maps, **options)
+
+
+def draft_tokens(cfg: DictConfig, vocab_size: int) -> torch.Tensor | None:
     """[k], the tokens the draft may propose; None: all."""
     given = cfg.get("draft_vocabulary")
     if given == "auto":
