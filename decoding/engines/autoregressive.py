@@ -1,13 +1,11 @@
 """Plain decoding with the target alone: what every speed-up is measured against."""
 
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
-from decoding.engines.request import Ends, RequestState, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, prefill
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -28,11 +26,7 @@ class AutoregressiveEngine:
 
     @torch.inference_mode()
     def decode(
-        self,
-        prompt_ids: Sequence[int] | Tensor,
-        max_new_tokens: int,
-        sampler: Sampler,
-        ends: Ends | None = None,
+        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
         `ends` says so."""

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.engines.request import Ends, RequestState, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, prefill
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -49,11 +49,7 @@ class LookaheadEngine:
 
     @torch.inference_mode()
     def decode(
-        self,
-        prompt_ids: Sequence[int] | Tensor,
-        max_new_tokens: int,
-        sampler: Sampler,
-        ends: Ends | None = None,
+        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
         `ends` says so."""

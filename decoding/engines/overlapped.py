@@ -1,7 +1,6 @@
 """Speculative decoding with draft and target side by side: SpecBranch (2506.01979) in a lossless
 form, and PEARL."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Annotated
@@ -20,7 +19,7 @@ from decoding.engines.branching import (
 )
 from decoding.engines.fit import check_overlap_fit
 from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
-from decoding.engines.request import Ends, RequestState, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
@@ -95,11 +94,7 @@ class OverlappedEngine:
 
     @torch.inference_mode()
     def decode(
-        self,
-        prompt_ids: Sequence[int] | Tensor,
-        max_new_tokens: int,
-        sampler: Sampler,
-        ends: Ends | None = None,
+        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
         `ends` says so."""
@@ -150,11 +145,8 @@ class _Session:
         self.alone = 0
 
     def prefill(self) -> None:
-        target, draft, prompt = (
-            self.engine.pair.target,
-            self.engine.pair.draft,
-            self.request.committed,
-        )
+        target, draft = self.engine.pair.target, self.engine.pair.draft
+        prompt = self.request.committed
         verified = self.workers.target.submit("prefill", prefill, target, prompt, self.layers)
         both(verified, self.workers.draft.submit("prefill", prefill, draft, prompt))
         self.hidden = verified.result()

@@ -9,6 +9,8 @@ from torch import Tensor
 from decoding.interfaces import LM
 from runtime.errors import UserError
 
+Prompt = Sequence[int] | Tensor
+"""Token ids [n]."""
 Ends = Callable[[Tensor], bool]
 """Asked after each committed token, with prompt and output so far [n] int64: whether the response
 ends there. What follows in the same round is dropped, as after an EOS: the decision rests on
@@ -31,7 +33,7 @@ class RequestState:
     @classmethod
     def open(
         cls,
-        prompt_ids: Sequence[int] | Tensor,
+        prompt_ids: Prompt,
         max_new_tokens: int,
         eos_ids: frozenset[int],
         *models: LM,

@@ -1,7 +1,6 @@
 """Speculative decoding, draft and target in turn: grow a draft, run the target on it once, verify,
 roll back."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Annotated
@@ -12,7 +11,7 @@ from torch import Tensor
 from decoding.draft import Draft, RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
-from decoding.engines.request import Ends, RequestState, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -52,11 +51,7 @@ class SerialEngine:
 
     @torch.inference_mode()
     def decode(
-        self,
-        prompt_ids: Sequence[int] | Tensor,
-        max_new_tokens: int,
-        sampler: Sampler,
-        ends: Ends | None = None,
+        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
         `ends` says so."""
