@@ -82,13 +82,15 @@ class Predictor(Protocol):
     `predictors` on PYTHONPATH."""
 
     name: ClassVar[str]
-    classes: ClassVar[tuple[str, ...]]
     label: ClassVar[str]
     caveat: ClassVar[str]
     when: ClassVar[When]
     inputs: Inputs
     calibration: Calibration
     head: nn.Module
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
 
     @property
     def gamma(self) -> int | None:

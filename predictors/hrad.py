@@ -27,46 +27,62 @@ from runtime.settings.kinds import DraftLength, Layers, Names
 
 
 class ClassMLP(nn.Module):
-    """Linear(D, 256) - ReLU - Dropout - Linear(256, 64) - ReLU - Dropout - Linear(64, 3) on (x -
+    """Linear(D, 256) - ReLU - Dropout - Linear(256, 64) - ReLU - Dropout - Linear(64, C) on (x -
     mean) / scale."""
 
     mean: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, dim: int, dropout: float) -> None:
+    def __init__(self, dim: int, dropout: float, classes: int = 3) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(dim))
         self.layers = nn.Sequential(
             *(nn.Linear(dim, 256), nn.ReLU(), RowDropout(dropout)),
             *(nn.Linear(256, 64), nn.ReLU(), RowDropout(dropout)),
-            nn.Linear(64, 3),
+            nn.Linear(64, classes),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [n, D] -> [n, 3]."""
-        logits: torch.Tensor = self.layers((x - self.mean) / self.scale)
+        """float32 [n, D] -> [n, C]."""
+        logits: torch.Tensor = self.layers[-1](self.activations(x))
         return logits
 
+    def activations(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [n, D] -> [n, 64], of the last hidden layer."""
+        hidden: torch.Tensor = self.layers[:-1]((x - self.mean) / self.scale)
+        return hidden
 
-def round_class(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
-    """Class of a round of at most gamma tokens: 0 nothing accepted, 2 everything, 1 some of it.
-    int64 [n].
+
+def round_length(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
+    """Accepted length of a round of at most gamma tokens; one accepted whole, though an end token
+    cut it short, counts as gamma. int64 [n].
 
     accepted, drafted: [n], of rounds at least that long (token-wise verdicts: cutting a round short
     cuts both)."""
     accepted, drafted = accepted.clamp(max=gamma), drafted.clamp(max=gamma)
-    return torch.where(accepted == 0, 0, torch.where(accepted == drafted, 2, 1))
+    return torch.where(accepted == drafted, gamma, accepted)
 
 
-def round_chances(accept: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
-    """[n, 3], how probable each `round_class` is, whichever coins fall.
+def class_of_length(length: torch.Tensor, gamma: int) -> torch.Tensor:
+    """0 nothing accepted, 2 everything, 1 some of it. int64 [n]; length: [n], of `round_length`."""
+    return (length > 0).long() + (length == gamma).long()
+
+
+def length_chances(accept: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
+    """[n, gamma + 1], how probable each `round_length` is, whichever coins fall.
 
     accept: [n, >= gamma], of each token the chance that it is accepted if those before it are;
     drafted: [n], 1 or more."""
     inside = torch.arange(gamma) < drafted[:, None]
-    first, every = accept[:, 0], accept[:, :gamma].where(inside, torch.ones(())).prod(-1)
-    return torch.stack([1 - first, (first - every).clamp(min=0), every], dim=-1)
+    reached = accept[:, :gamma].where(inside, torch.ones(())).cumprod(-1)
+    before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=-1)
+    return torch.cat([before - reached, reached[:, -1:]], dim=-1)
+
+
+def class_chances(lengths: torch.Tensor) -> torch.Tensor:
+    """Of each class [n, 3], from those of each length [n, gamma + 1]."""
+    return torch.stack([lengths[:, 0], lengths[:, 1:-1].sum(-1), lengths[:, -1]], dim=-1)
 
 
 def log_prior(label: torch.Tensor, classes: int) -> tuple[float, ...]:
@@ -83,6 +99,9 @@ class HRAD:
 
     gamma: at most that of the harvest. standardise: give the MLP standardised columns (constants of
     the training fold, saved with the weights). token: as in the paper.
+    predicts: "classes", or each accepted length from 0 to gamma by itself, the direct predictor of
+        the length that the paper holds against its three classes (of AdaEAGLE's kind). No stop rule
+        asks it.
     labels: "coins", as in the paper: the class that one verdict of the rollout has. "soft": the
         probabilities of the classes along the rollout; for a greedy target the same. Soft labels
         are learned as they are: no SMOTE, no balanced draws, no smoothing, so priors are never
@@ -92,10 +111,10 @@ class HRAD:
     kind: ClassVar[str] = "rounds"
     when: ClassVar[When] = "round"
     columns: ClassVar[tuple[str, ...]] = ("known", "accepted", "drafted", "accept_prob", "q_max")
-    classes: ClassVar[tuple[str, ...]] = ("none", "some", "all")
     label: ClassVar[str] = (
         "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n"
-        " = gamma, or everything up to a drafted end token; with labels=soft how probable each is"
+        " = gamma, or everything up to a drafted end token; with predicts=lengths n itself, where"
+        " all is gamma; with labels=soft how probable each is"
     )
     caveat: ClassVar[str] = (
         "Without labels=soft, SMOTE and the class-balanced sampler teach equal class priors;"
@@ -109,6 +128,10 @@ class HRAD:
         "draft tokens of the rounds it predicts; where acceptance is low a longer round is never"
         " all accepted",
     ] = 3
+    predicts: Annotated[
+        Literal["classes", "lengths"],
+        "none, some or all; lengths: each number of accepted tokens by itself, to compare with",
+    ] = "classes"
     labels: Annotated[
         Literal["coins", "soft"],
         "the class that the coins of the harvest gave a round, as in the paper; soft: how probable"
@@ -134,6 +157,12 @@ class HRAD:
         self.more = named_inputs(self.inputs)
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        if self.predicts == "lengths":
+            return tuple(map(str, range(self.gamma + 1)))
+        return ("none", "some", "all")
+
+    @property
     def reads(self) -> Inputs:
         token = self.token or self.more.token
         return replace(self.more, target_hidden=self.layers, token=token)
@@ -147,11 +176,13 @@ class HRAD:
                 f"predictor.gamma: no harvested round of {self.gamma} tokens is complete. Lower it"
             )
         rows = {name: values[known] for name, values in records.items()}
-        label = round_class(rows["accepted"], rows["drafted"], self.gamma)
+        label = round_length(rows["accepted"], rows["drafted"], self.gamma)
+        if self.predicts == "classes":
+            label = class_of_length(label, self.gamma)
         return {**rows, "label": label, "q_max": rows["q_max"][:, 0]}
 
     def build(self, dim: int) -> ClassMLP:
-        return ClassMLP(dim, self.dropout)
+        return ClassMLP(dim, self.dropout, len(self.classes))
 
     def fit(self, records: Records, inputs: Inputs, trainer: Trainer) -> "HRAD":
         """Train on `inputs` [n, D] and their labels; prompts are held out first."""
@@ -193,12 +224,13 @@ class HRAD:
 
     def targets(self, records: Records) -> torch.Tensor:
         if self.labels == "soft":
-            return round_chances(records["accept_prob"], records["drafted"], self.gamma)
+            chances = length_chances(records["accept_prob"], records["drafted"], self.gamma)
+            return chances if self.predicts == "lengths" else class_chances(chances)
         return F.one_hot(records["label"], len(self.classes)).float()
 
     @torch.inference_mode()
     def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Calibrated probabilities [n, 3] of (none, some, all) for float32 inputs [n, D]."""
+        """Calibrated probabilities [n, C] of `classes` for float32 inputs [n, D]."""
         return self.calibration.apply(self.head(x))
 
 

@@ -132,6 +132,6 @@ def load_classifier(checkpoint: Path) -> Predictor:
     if len(predictor.classes) != 3 or predictor.when != "round":
         raise UserError(
             f"{KEY}: {checkpoint} holds {predictor.name!r}, which does not predict a round's"
-            f" outcome. Train one that does: {HRADStop.training}"
+            f" outcome as none, some or all. Train one that does: {HRADStop.training}"
         )
     return predictor

@@ -12,10 +12,11 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from data_gen.samples import inputs_of, read_samples
+from decoding.stopping.hrad import load_classifier
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.baselines import base_rate
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
-from predictors.hrad import HRAD
+from predictors.hrad import HRAD, class_chances, class_of_length
 from predictors.inputs import Inputs
 from predictors.metrics import scores
 from predictors.survival import Survival
@@ -23,7 +24,7 @@ from predictors.training.resampling import SYNTHETIC
 from predictors.training.trainer import Trainer, logits_in_chunks
 from runtime.errors import UserError
 from runtime.files import replaced_folder
-from tests.checkpoints import rewrite_checksum
+from tests.checkpoints import rewrite_checksum, save
 from tests.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -280,6 +281,28 @@ def test_soft_labels_of_rounds_are_learned_as_they_are(harvest: Path) -> None:
     assert torch.equal(rows.sort(0)[0], predictor.targets(records).sort(0)[0])
     assert trainer.weights is None and predictor.offset == ()
     assert torch.allclose(rows.sum(-1), torch.ones(len(rows))) and ((0 < rows) & (rows < 1)).any()
+
+
+@pytest.mark.parametrize("labels", ["coins", "soft"])
+def test_lengths_are_learned_like_classes(harvest: Path, tmp_path: Path, labels: Any) -> None:
+    """The same rows, a label for each accepted length; no stop rule takes it for a class."""
+    classes, lengths = HRAD(4, labels=labels), HRAD(4, "lengths", labels=labels)
+    records = {one.predicts: read_samples(harvest, one, "train") for one in (classes, lengths)}
+    label, length = (records[name]["label"] for name in ("classes", "lengths"))
+    assert torch.equal(class_of_length(length, 4), label) and len(length.unique()) > 2
+    known = lengths.targets(records["lengths"])
+    assert known.shape == (len(length), 5)
+    assert torch.allclose(class_chances(known), classes.targets(records["classes"]), atol=1e-6)
+    trainer = Trainer(epochs=1, batch_size=16, lr=1e-3, schedule="plateau")
+    lengths.fit(records["lengths"], Inputs((), [-1]), trainer)
+    rows = records["lengths"]["inputs"][:7].float()
+    hidden = lengths.head.activations(rows)
+    assert hidden.shape == (7, 64) and (hidden >= 0).all()
+    assert torch.equal(lengths.head.layers[-1](hidden), lengths.head(rows))
+    save(lengths, tmp_path, rows.shape[1])
+    assert load_predictor(tmp_path).classes == ("0", "1", "2", "3", "4")
+    with pytest.raises(UserError, match="as none, some or all"):
+        load_classifier(tmp_path)
 
 
 def test_base_rate_uses_training_labels() -> None:

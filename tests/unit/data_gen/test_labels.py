@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
 from data_gen.labels import (
     acceptance,
@@ -10,7 +11,7 @@ from data_gen.labels import (
     overlap,
 )
 from predictors.features.draft_statistics import entropy
-from predictors.hrad import round_chances, round_class
+from predictors.hrad import class_chances, class_of_length, length_chances, round_length
 
 
 def test_acceptance_is_capped_at_one() -> None:
@@ -64,26 +65,33 @@ def test_nothing_is_accepted_after_the_draft_ended() -> None:
     assert accepted_length(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([2])).tolist() == [0]
 
 
-def test_round_classes() -> None:
+def test_round_lengths_and_classes() -> None:
     accepted, drafted = torch.tensor([0, 1, 3, 2, 0]), torch.tensor([3, 3, 3, 2, 1])
-    assert round_class(accepted, drafted, 3).tolist() == [0, 1, 2, 2, 0]
-    assert round_class(accepted, drafted, 1).tolist() == [0, 2, 2, 2, 0]
-    assert round_class(torch.tensor([2, 5]), torch.tensor([20, 5]), 7).tolist() == [1, 2]
+    lengths = {3: [0, 1, 3, 3, 0], 1: [0, 1, 1, 1, 0]}
+    classes = {3: [0, 1, 2, 2, 0], 1: [0, 2, 2, 2, 0]}
+    for gamma in (1, 3):
+        found = round_length(accepted, drafted, gamma)
+        assert found.tolist() == lengths[gamma]
+        assert class_of_length(found, gamma).tolist() == classes[gamma]
+    found = round_length(torch.tensor([2, 5]), torch.tensor([20, 5]), 7)
+    assert found.tolist() == [2, 7] and class_of_length(found, 7).tolist() == [1, 2]
 
 
-def test_chances_of_the_classes_are_how_often_coins_give_them() -> None:
+def test_chances_of_lengths_and_classes_are_how_often_coins_give_them() -> None:
     generator = torch.Generator().manual_seed(0)
     accept = torch.tensor([[0.9, 0.5, 0.8], [0.6, 0.7, 0.0]])
     drafted = torch.tensor([3, 2])  # the second ends with its second token
     coins = torch.rand(200_000, 2, 3, generator=generator)
     for gamma in (1, 2, 3):
-        found = round_chances(accept, drafted, gamma)
+        found = length_chances(accept, drafted, gamma)
         for row in (0, 1):
             several = accept[row].expand(200_000, 3)
             accepted = accepted_length(several, coins[:, row], drafted[row].expand(200_000))
-            classes = round_class(accepted, drafted[row].expand(200_000), gamma)
-            share = torch.bincount(classes, minlength=3) / 200_000
+            lengths = round_length(accepted, drafted[row].expand(200_000), gamma)
+            share = torch.bincount(lengths, minlength=gamma + 1) / 200_000
             torch.testing.assert_close(found[row], share, atol=4e-3, rtol=0)
+            share = torch.bincount(class_of_length(lengths, gamma), minlength=3) / 200_000
+            torch.testing.assert_close(class_chances(found)[row], share, atol=4e-3, rtol=0)
 
 
 def test_a_greedy_target_has_no_coins() -> None:
@@ -91,8 +99,13 @@ def test_a_greedy_target_has_no_coins() -> None:
     drafted = torch.tensor([3, 3, 3, 2])
     accepted = accepted_length(accept, torch.full((4, 3), 0.5), drafted)
     for gamma in (1, 2, 3):
-        classes = torch.nn.functional.one_hot(round_class(accepted, drafted, gamma), 3)
-        assert torch.equal(round_chances(accept, drafted, gamma), classes.float())
+        lengths, chances = (
+            round_length(accepted, drafted, gamma),
+            length_chances(accept, drafted, gamma),
+        )
+        assert torch.equal(chances, one_hot(lengths, gamma + 1).float())
+        classes = one_hot(class_of_length(lengths, gamma), 3)
+        assert torch.equal(class_chances(chances), classes.float())
 
 
 def test_known_depth_ends_with_the_response() -> None:
