@@ -22,7 +22,7 @@ from predictors.training.resampling import (
     standardisation,
 )
 from predictors.training.trainer import Trainer
-from runtime.errors import TooFewRows
+from runtime.errors import TooFewRows, UserError
 from runtime.settings.kinds import DraftLength, Layers, Names
 
 
@@ -85,6 +85,23 @@ def class_chances(lengths: torch.Tensor) -> torch.Tensor:
     return torch.stack([lengths[:, 0], lengths[:, 1:-1].sum(-1), lengths[:, -1]], dim=-1)
 
 
+def next_round(records: Records, gamma: int) -> torch.Tensor:
+    """[n] the row of the round that follows each, where both models take turns with drafts of
+    `gamma` tokens; -1 where the response ends before. int64.
+
+    Of a sampled target what follows is the response that was recorded, whichever tokens the round
+    itself would have committed. Raises UserError where there is no round at every position."""
+    anchor, group = records["anchor"], records["group"]
+    if ((anchor.diff() != 1) & (group.diff() == 0)).any():
+        raise UserError(
+            "predictor.age: expected a harvest with a round at every position, got one with gaps."
+            " Harvest again: python scripts/gen_data.py anchors.stride=1"
+        )
+    row = torch.arange(len(anchor)) + records["accepted"].clamp(max=gamma) + 1
+    there = row.clamp(max=len(row) - 1)
+    return torch.where((row == there) & (group[there] == group), row, -1)
+
+
 def log_prior(label: torch.Tensor, classes: int) -> tuple[float, ...]:
     """[C] log of each class's share among labels [n], relative to equal shares; a class that is
     missing counts once."""
@@ -110,7 +127,9 @@ class HRAD:
     name: ClassVar[str] = "hrad"
     kind: ClassVar[str] = "rounds"
     when: ClassVar[When] = "round"
-    columns: ClassVar[tuple[str, ...]] = ("known", "accepted", "drafted", "accept_prob", "q_max")
+    columns: ClassVar[tuple[str, ...]] = (
+        *("anchor", "known", "accepted", "drafted", "accept_prob", "q_max"),
+    )
     label: ClassVar[str] = (
         "accepted draft tokens n in the next round of gamma: none n = 0, some 0 < n < gamma, all n"
         " = gamma, or everything up to a drafted end token; with predicts=lengths n itself, where"
@@ -140,6 +159,12 @@ class HRAD:
     dropout: Annotated[float, Field(ge=0, lt=1), "share of units left out in training"] = 0.4
     label_smoothing: Annotated[float, Field(ge=0, lt=1), "share of a label given to all"] = 0.1
     smote_neighbours: Annotated[int, Field(ge=0, le=1000), "k of SMOTE; 0: no SMOTE"] = 5
+    age: Annotated[
+        int,
+        Field(ge=0, le=8),
+        "rounds between what it reads and the round it predicts; 1: as branches are asked about"
+        " with engine.a_priori=true, from a harvest with a round at every position",
+    ] = 0
     standardise: Annotated[bool, "false: raw states into the MLP, as in the paper"] = True
     layers: Annotated[
         Layers | None, "of the harvest those it reads, in their order; null: all of them"
@@ -168,6 +193,17 @@ class HRAD:
         return replace(self.more, target_hidden=self.layers, token=token)
 
     def samples(self, records: Records) -> Records:
+        """Rounds as `labelled`, with the `inputs` of `age` rounds before."""
+        if not self.age:
+            return self.labelled(records)
+        following = asked = next_round(records, self.gamma)
+        for _ in range(1, self.age):
+            asked = torch.where(asked >= 0, following[asked], -1)
+        some = asked >= 0
+        late = {name: values[asked[some]] for name, values in records.items()}
+        return self.labelled({**late, "inputs": records["inputs"][some]})
+
+    def labelled(self, records: Records) -> Records:
         """The rounds whose first `gamma` verdicts are known, with their `label`; `q_max` of
         the first token."""
         known = records["known"] >= self.gamma

@@ -36,11 +36,16 @@ def write_checkpoint(
     inputs: Inputs | None = None,
     calibration: Calibration = AS_TRAINED,
     context: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Path:
-    """An untrained but deterministic predictor `name` on `dim` inputs; gamma only binds H-RAD."""
+    """An untrained but deterministic predictor `name` on `dim` inputs; gamma and settings only bind
+    H-RAD."""
     torch.manual_seed(0)
     reads = inputs or ONE_STATE[name]
-    made = {"hrad": lambda: HRAD(gamma), "value": lambda: Value(list(reads.names))}
+    made = {
+        "hrad": lambda: HRAD(gamma, **settings or {}),
+        "value": lambda: Value(list(reads.names)),
+    }
     predictor: Predictor = made.get(name, lambda: SpecDecPP(depth=0))()
     predictor.inputs, predictor.calibration = reads, calibration
     predictor.head = predictor.build(dim)

@@ -1,4 +1,5 @@
-"""What H-RAD reads, in two dimensions, and whether rounds of one class lie together in it."""
+"""What H-RAD reads and makes of it, in two dimensions, and whether rounds of one class lie together
+there."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,20 +12,22 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from reports.artifacts import Artifacts, Checkpoint
-from reports.checkpoint_data import one_of_each, trained_on
 from reports.drawing import COLOURS, MARKERS, Record, distinct, panels, records
-from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
-from reports.figures.specbranch.hrad_data import Activations, activations
+from reports.figure import Builder, Cell, Entry, Figure, lacking
+from reports.figures.specbranch.hrad_data import (
+    LENGTHS,
+    LENGTHS_COMMAND,
+    Activations,
+    activations,
+    counterpart,
+    of_hrad,
+)
 from reports.row_means import mean
 from runtime.intervals import METHOD
 
-CLASSES = ("none", "some", "all")
+NAMES = ("none", "some", "all")
 NEIGHBOURS, SEED = 10, 0
 NEEDS = "needs an H-RAD checkpoint: python train.py predictor=hrad"
-HOME = (
-    "needs an H-RAD checkpoint and the harvest it was trained on: python scripts/gen_data.py;"
-    " python train.py predictor=hrad"
-)
 
 
 def tsne(found: Activations) -> Figure:
@@ -33,27 +36,28 @@ def tsne(found: Activations) -> Figure:
     columns = ["features", "x", "y", "class"]
     shares = {name: same_class(x, found) for name, x in found.features.items()}
     rows: list[list[Cell]] = [
-        [name, *place, CLASSES[label]]
+        [name, *place, NAMES[label]]
         for name, x in found.features.items()
         for place, label in zip(embedded(x), found.label.tolist(), strict=True)
     ]
     chance = float((torch.bincount(found.label, minlength=3) / len(found.label)).square().sum())
     said = "; ".join(f"{name} {_span(share)}" for name, share in shares.items())
     return Figure(
-        name=f"tsne-{found.dataset}",
-        title=f"t-SNE of what H-RAD reads before a round of {found.gamma}, {found.dataset}",
-        source=(
-            "Ours, of the classifier's inputs; SpecBranch's figure 3 has the activations of its"
-            " MLP, for predicting the length and for the three classes"
-        ),
+        name=f"tsne-{found.checkpoint}",
+        title=f"t-SNE of what {found.checkpoint} makes of rounds of {found.gamma}",
+        source="SpecBranch, figure 3; its inputs are ours",
         kind="modelled",
         n=f"{len(found.group.unique())} prompts, {len(found.label)} rounds",
         interval=f"{METHOD} of the share of same-class neighbours",
         columns=columns,
         rows=rows,
         draw=partial(_draw_tsne, records(columns, rows)),
-        how_to_read=f"Of the same class: {said}; by chance {chance:.3f}.",
+        how_to_read=f"Of the same class: {said}; by chance {chance:.3f}.{_lacks(found)}",
     )
+
+
+def _lacks(found: Activations) -> str:
+    return "" if LENGTHS in found.features else f" For a head of lengths: {LENGTHS_COMMAND}."
 
 
 def _span(share: Sequence[Cell]) -> str:
@@ -93,7 +97,7 @@ def same_class(x: Tensor, found: Activations) -> list[Cell]:
 def _draw_tsne(found: Sequence[Record], canvas: Canvas) -> None:
     names = distinct(found, "features")
     for name, axes in zip(names, panels(canvas, names), strict=True):
-        for place, label in enumerate(CLASSES):
+        for place, label in enumerate(NAMES):
             part = [one for one in found if (one["features"], one["class"]) == (name, label)]
             x, y = ([record[column] for record in part] for column in "xy")
             style: dict[str, Any] = {
@@ -109,11 +113,6 @@ def _draw_tsne(found: Sequence[Record], canvas: Canvas) -> None:
     canvas.legend(*handles, loc="outside upper center", ncols=3, title="accepted")
 
 
-def of_hrad(artifacts: Artifacts) -> list[Checkpoint]:
-    chosen = one_of_each(artifacts.checkpoints)
-    return [checkpoint for checkpoint in chosen if checkpoint.config["predictor"] == "hrad"]
-
-
 def _builders(artifacts: Artifacts) -> list[Builder]:
     return [partial(_of_checkpoint, artifacts, one) for one in of_hrad(artifacts)] or [
         partial(lacking, NEEDS)
@@ -121,19 +120,18 @@ def _builders(artifacts: Artifacts) -> list[Builder]:
 
 
 def _of_checkpoint(artifacts: Artifacts, checkpoint: Checkpoint) -> Figure:
-    home = trained_on(checkpoint, artifacts.harvests)
-    if home is None:
-        raise Missing(HOME)
-    return tsne(activations(home, checkpoint.config["gamma"]))
+    lengths = counterpart(checkpoint, artifacts.checkpoints)
+    return tsne(activations(checkpoint, lengths, artifacts.harvests))
 
 
 FIGURES = (
     Entry(
-        "What H-RAD reads",
-        "Hidden states: of the target's last layers at the last verified position; with embedding:"
-        " and that of the token that follows. t-SNE may show clusters that mean nothing, so"
-        f" neighbours are counted in the features themselves: how many of the {NEIGHBOURS} nearest"
-        " rounds of other prompts are of the same class.",
+        "What H-RAD makes of what it reads",
+        "Rounds of the test split of the harvest trained on. Inputs: what the head reads; three"
+        " classes, lengths: activations of the last hidden layer of the head, and of one trained on"
+        " the same rows to predict the length itself. t-SNE may show clusters that mean nothing, so"
+        f" neighbours are counted before it: how many of the {NEIGHBOURS} nearest rounds of other"
+        " prompts are of the same class.",
         _builders,
     ),
 )

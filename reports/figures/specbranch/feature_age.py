@@ -12,8 +12,8 @@ from reports.artifacts import Artifacts, Checkpoint
 from reports.drawing import COLOURS, DASHES, MARKERS, Record, distinct, reach, records
 from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
 from reports.figures.general.calibration import base_rate
-from reports.figures.specbranch.activations import NEEDS, of_hrad
-from reports.figures.specbranch.hrad_data import Aged, aged
+from reports.figures.specbranch.activations import NEEDS
+from reports.figures.specbranch.hrad_data import Aged, aged, of_hrad
 from reports.row_means import mean
 from runtime.intervals import METHOD
 from runtime.intervals import columns as estimate_columns
@@ -27,9 +27,10 @@ def feature_age(found: Sequence[Aged]) -> Figure:
         raise Missing(
             f"needs an H-RAD checkpoint and a harvest with a round at every position: {HARVEST}"
         )
+    unit = found[0].unit
     columns = [
         "dataset",
-        "age (positions)",
+        f"age ({unit})",
         *estimate_columns("accuracy"),
         *estimate_columns("log loss"),
     ]
@@ -40,46 +41,56 @@ def feature_age(found: Sequence[Aged]) -> Figure:
         sum(len(one.group) for one in found),
     )
     return Figure(
-        name=f"feature-age-{found[0].checkpoint}",
-        title=f"{found[0].checkpoint}: prediction against the age of its features",
+        name=f"feature-age-{unit}-{found[0].checkpoint}",
+        title=f"{found[0].checkpoint}: prediction against the age of its features in {unit}",
         source="SpecBranch, figure 19",
         kind="measured",
         n=f"{prompts} prompts, {rounds:,} rounds of {found[0].gamma} draft tokens",
         interval=METHOD,
         columns=columns,
         rows=rows,
-        draw=partial(_draw_age, records(columns, rows)),
+        draw=partial(_draw_age, records(columns, rows), unit),
+        how_to_read=_how_far(found),
     )
 
 
+def _how_far(found: Sequence[Aged]) -> str:
+    if found[0].unit == "positions":
+        return ""
+    backs = [f"{one.dataset} {one.back[max(one.back)] / max(one.back):.2f}" for one in found]
+    return f"Positions in a round, on average: {', '.join(backs)}."
+
+
 def _age_rows(one: Aged) -> Iterator[list[Cell]]:
-    label, most = one.targets.argmax(1), float(one.targets.double().mean(0).max())
+    most = float(one.targets.double().mean(0).max())
     for age, probs in one.probs.items():
-        right = mean((one.decided[age] == label).double(), one.group)
+        right = mean(one.targets.gather(1, one.decided[age][:, None])[:, 0], one.group)
         loss = mean(log_loss(probs.double(), one.targets.double()), one.group)
         yield [one.dataset, age, *right, *loss, most, base_rate(one.targets)]
 
 
-def _draw_age(found: Sequence[Record], canvas: Canvas) -> None:
+def _draw_age(found: Sequence[Record], unit: str, canvas: Canvas) -> None:
     canvas.set_size_inches(8.4, 4)
     bases = {"accuracy": "most frequent class", "log loss": "base rate, log loss"}
     for axes, (name, base) in zip(canvas.subplots(1, 2), bases.items(), strict=True):
         for place, dataset in enumerate(distinct(found, "dataset")):
             part = [record for record in found if record["dataset"] == dataset]
-            _draw_dataset(axes, part, name, place)
+            _draw_dataset(axes, part, (f"age ({unit})", name), place)
             marks: dict[str, Any] = {
                 "marker": MARKERS[place],
                 "facecolors": "none",
                 "edgecolors": "grey",
             }
-            axes.scatter([-0.6], [part[0][base]], **marks)
-        axes.set(xlabel="age of the features (positions)", ylabel=name)
+            axes.scatter([-0.6 if unit == "positions" else -0.2], [part[0][base]], **marks)
+        axes.set(xlabel=f"age of the features ({unit})", ylabel=name)
     handles = canvas.axes[0].get_legend_handles_labels()
     canvas.legend(*handles, loc="outside upper center", ncols=5, fontsize=8)
 
 
-def _draw_dataset(axes: Axes, part: Sequence[Record], name: str, place: int) -> None:
-    at = [record["age (positions)"] + 0.1 * place for record in part]
+def _draw_dataset(axes: Axes, part: Sequence[Record], columns: tuple[str, str], place: int) -> None:
+    """columns: what is drawn against what."""
+    (x, name), width = columns, part[-1][columns[0]]
+    at = [record[x] + 0.0125 * width * place for record in part]
     style = f"{MARKERS[place]}{DASHES[place % len(DASHES)]}"
     axes.errorbar(
         at,
@@ -92,22 +103,33 @@ def _draw_dataset(axes: Axes, part: Sequence[Record], name: str, place: int) -> 
     )
 
 
-def _builders(artifacts: Artifacts) -> list[Builder]:
-    return [partial(_of_checkpoint, artifacts, one) for one in of_hrad(artifacts)] or [
+def _builders(unit: str, artifacts: Artifacts) -> list[Builder]:
+    return [partial(_of_checkpoint, unit, artifacts, one) for one in of_hrad(artifacts)] or [
         partial(lacking, NEEDS)
     ]
 
 
-def _of_checkpoint(artifacts: Artifacts, checkpoint: Checkpoint) -> Figure:
-    return feature_age(aged(checkpoint, artifacts.harvests))
+def _of_checkpoint(unit: str, artifacts: Artifacts, checkpoint: Checkpoint) -> Figure:
+    return feature_age(aged(checkpoint, artifacts.harvests, unit))
 
 
+GREY = (
+    " Accuracy: how often the class decided comes true. Grey: accuracy of always saying the most"
+    " frequent class, and log loss of the classes' own shares."
+)
 FIGURES = (
     Entry(
         "Prediction against the age of features",
         "The same rounds, predicted from the target's states so many positions earlier; 0 is what"
-        " the serial engine uses, a class known a priori is about a round older. Grey: accuracy of"
-        " always saying the most frequent class, and log loss of the classes' own shares.",
-        _builders,
+        " the serial engine uses." + GREY,
+        partial(_builders, "positions"),
+    ),
+    Entry(
+        "Prediction against the age of features in rounds",
+        "The same rounds, those that a decode comes to, predicted from the target's states before"
+        " the round before, and the one before that; a class known a priori is one round old. A"
+        " round goes as many positions on as it has tokens accepted, and one; of a sampled target"
+        " text and accepted lengths are treated as independent." + GREY,
+        partial(_builders, "rounds"),
     ),
 )

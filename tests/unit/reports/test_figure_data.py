@@ -11,10 +11,24 @@ import torch
 from data_gen.samples import read_inputs, read_samples
 from data_gen.storage.dataset import read_manifest, read_records
 from predictors.base import load_predictor
-from reports.artifacts import Checkpoint, Harvest
+from reports.artifacts import Artifacts, Checkpoint, Harvest
 from reports.checkpoint_data import predicted, unseen
 from reports.figure import Missing
-from reports.figures.specbranch.hrad_data import AGES, activations, aged
+from reports.figures.specbranch.activations import NEEDS
+from reports.figures.specbranch.hrad_data import (
+    CLASSES,
+    EVEN,
+    LENGTHS,
+    LONE,
+    POSITIONS,
+    PROBABLE,
+    activations,
+    aged,
+    counterpart,
+    heads,
+    of_hrad,
+    rounds_back,
+)
 from reports.harvest_data import draft_tokens, rounds
 from runtime.files import file_hash
 from tests.checkpoints import write_checkpoint
@@ -25,13 +39,13 @@ def harvest(folder: Path, **other: Any) -> Harvest:
     return Harvest(folder, {**read_manifest(folder), "anchors": {"stride": 1}, **other})
 
 
-def checkpoint(folder: Path, data: Path, name: str = "hrad") -> Checkpoint:
+def checkpoint(folder: Path, data: Path, name: str = "hrad", **settings: Any) -> Checkpoint:
     context: Mapping[str, Any] = {
         **{"pair": PAIR, "warp": WARP, "draft_warp": WARP},
         "provenance": {"data": {"sha256": file_hash(data / "manifest.json")}},
     }
     dim = DIM + EMBEDDING * (name == "hrad")
-    write_checkpoint(folder, name, dim, gamma=3, context=context)
+    write_checkpoint(folder, name, dim, gamma=3, context=context, settings=settings)
     return Checkpoint(folder, json.loads((folder / "config.json").read_text()))
 
 
@@ -111,7 +125,7 @@ def test_nothing_is_said_where_the_training_prompts_are_not_known(
     tmp_path: Path, home: Harvest, away: Harvest
 ) -> None:
     ours = checkpoint(tmp_path / "h", home.folder)
-    assert predicted(ours, [away]) == [] and aged(ours, [away]) == []
+    assert predicted(ours, [away]) == [] and aged(ours, [away], "positions") == []
 
 
 def test_other_distributions_and_prompts_that_are_all_known_are_left_out(
@@ -127,26 +141,91 @@ def test_old_features_are_those_of_earlier_rounds_of_the_same_prompt(
     tmp_path: Path, home: Harvest
 ) -> None:
     ours = checkpoint(tmp_path / "h", home.folder)
-    (one,) = aged(ours, [home])
+    (one,) = aged(ours, [home], "positions")
     predictor = load_predictor(ours.folder)
     records = read_inputs(home.folder, predictor, "rounds", "test", ("anchor", "known"))
     row = {
         (int(g), int(a)): n
         for n, (g, a) in enumerate(zip(records["group"], records["anchor"], strict=True))
     }
-    kept = [key for key, n in row.items() if key[1] >= max(AGES) and records["known"][n] >= 3]
-    assert len(one.group) == len(kept) > 0 and list(one.probs) == list(AGES)
-    for age in (0, AGES[-1]):
+    kept = [key for key, n in row.items() if key[1] >= max(POSITIONS) and records["known"][n] >= 3]
+    assert len(one.group) == len(kept) > 0 and list(one.probs) == list(POSITIONS)
+    for age in (0, POSITIONS[-1]):
         wanted = records["inputs"][[row[group, anchor - age] for group, anchor in kept]].float()
         assert torch.allclose(one.probs[age], predictor.predict_proba(wanted))
-    assert aged(ours, [harvest(home.folder, anchors={"stride": 4})]) == []
+    assert one.back == {age: age for age in POSITIONS}
+    assert aged(ours, [harvest(home.folder, anchors={"stride": 4})], "positions") == []
 
 
-def test_without_the_embedding_the_hidden_states_are_left(home: Harvest) -> None:
-    found = activations(home, gamma=3)
-    states, both = found.features["hidden states"], found.features["with embedding"]
-    assert states.shape[1] == DIM and torch.equal(states, both[:, :DIM])
-    assert both.shape[1] == DIM + EMBEDDING
-    assert len(found.label) == len(found.group) == len(both) <= 400
+def test_a_walk_goes_on_by_what_was_accepted_and_one_token() -> None:
+    """Two responses; the first goes 0, 2, 3, 6, or with drafts of one token 0, 2, 3, 5, 7."""
+    accepted = torch.tensor([1, 0, 0, 2, 5, 1, 3, 0] + [0, 0, 4])
+    records = {
+        "anchor": torch.tensor([*range(8), *range(3)]),
+        "group": torch.tensor([0] * 8 + [1] * 3),
+        "accepted": accepted,
+    }
+    second = [[10, 9, 8]]
+    assert rounds_back(records, 3).tolist() == [[3, 2, 0], [6, 3, 2], *second]
+    assert rounds_back(records, 1).tolist() == [[3, 2, 0], [5, 3, 2], [7, 5, 3], *second]
+    assert rounds_back({**records, "accepted": accepted + 9}, 9).shape == (0, 3)
+
+
+def test_ages_in_rounds_are_those_of_the_rounds_a_decode_comes_to(
+    tmp_path: Path, home: Harvest
+) -> None:
+    ours = checkpoint(tmp_path / "h", home.folder)
+    (one,) = aged(ours, [home], "rounds")
+    predictor = load_predictor(ours.folder)
+    records = read_inputs(home.folder, predictor, "rounds", "test", predictor.columns)
+    rows = rounds_back(records, 3)
+    assert len(rows) == len(one.group) > 0 and one.back[0] == 0 and one.back[2] > one.back[1] > 1
+    for place, age in enumerate((0, 1, 2)):
+        wanted = predictor.predict_proba(records["inputs"][rows[:, place]].float())
+        assert torch.allclose(one.probs[age], wanted)
+    assert torch.equal(one.group, records["group"][rows[:, 0]])
+    asked = {name: values[rows[:, 0]] for name, values in records.items()}
+    assert torch.equal(one.targets, predictor.targets(predictor.samples(asked)))
+
+
+def test_activations_are_those_of_both_heads_on_test_prompts(tmp_path: Path, home: Harvest) -> None:
+    ours = checkpoint(tmp_path / "h", home.folder)
+    lengths = checkpoint(tmp_path / "l", home.folder, predicts="lengths")
+    found = activations(ours, lengths, [home])
+    assert list(found.features) == ["inputs", CLASSES, LENGTHS]
+    x, made = found.features["inputs"], found.features[CLASSES]
+    assert x.shape[1] == DIM + EMBEDDING and made.shape == (len(x), 64)
+    head = load_predictor(ours.folder).head
+    assert torch.allclose(head.layers[-1](made), head(x))
+    assert len(found.label) == len(found.group) == len(x) <= 400
+    assert len(found.group.unique()) == PROMPTS["test"]
+    assert list(activations(ours, None, [home]).features) == ["inputs", CLASSES]
     with pytest.raises(Missing, match="hidden states"):
-        activations(harvest(home.folder, features_stored=False))
+        activations(ours, lengths, [harvest(home.folder, features_stored=False)])
+    with pytest.raises(Missing, match="predictor=hrad"):
+        activations(ours, lengths, [])
+
+
+def test_lengths_are_held_against_the_classes_they_belong_to(
+    tmp_path: Path, home: Harvest, away: Harvest
+) -> None:
+    ours = checkpoint(tmp_path / "h", home.folder)
+    lengths = checkpoint(tmp_path / "l", home.folder, predicts="lengths")
+    other = checkpoint(tmp_path / "o", home.folder, predicts="lengths", dropout=0.1)
+    every = [other, ours, lengths]
+    assert counterpart(ours, every) is lengths and counterpart(ours, [ours, other]) is None
+    assert of_hrad(Artifacts(checkpoints=every)) == [ours] and "predictor=hrad" in NEEDS
+    found = heads(ours, lengths, [away, home])
+    assert [one.dataset for one in found] == [home.name, away.name]
+    predictor, direct = (load_predictor(one.folder) for one in (ours, lengths))
+    samples = read_samples(home.folder, predictor, "test")
+    x, one = samples["inputs"].float(), found[0]
+    said = direct.predict_proba(x)
+    assert torch.allclose(one.probs[CLASSES], predictor.predict_proba(x))
+    pooled = torch.stack([said[:, 0], said[:, 1] + said[:, 2], said[:, 3]], dim=1)
+    assert torch.allclose(one.probs[LENGTHS], pooled)
+    assert torch.equal(one.decided[LENGTHS, PROBABLE], pooled.argmax(1))
+    alone = torch.tensor([0, 1, 1, 2])[said.argmax(1)]
+    assert torch.equal(one.decided[LENGTHS, LONE], alone)
+    assert torch.equal(one.decided[LENGTHS, EVEN], alone), "no priors were divided into it"
+    assert torch.equal(one.targets, predictor.targets(samples))

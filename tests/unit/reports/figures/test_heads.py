@@ -1,5 +1,6 @@
 """What predictors see and know, on features and counts made by hand."""
 
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ from reports.figure import Missing, save
 from reports.figures.general.confusion import confusions
 from reports.figures.specbranch.activations import same_class, tsne
 from reports.figures.specbranch.feature_age import feature_age
-from reports.figures.specbranch.hrad_data import Activations, Aged
+from reports.figures.specbranch.hrad_data import (
+    CLASSES,
+    EVEN,
+    LENGTHS,
+    LONE,
+    PROBABLE,
+    Activations,
+    Aged,
+    Heads,
+)
+from reports.figures.specbranch.lengths import GAIN, lengths_table
 from reports.figures.specdecpp.heads import sweep
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -24,13 +35,17 @@ def activations(apart: float) -> Activations:
     noise = torch.randn(24, 5, generator=GENERATOR)
     explicit = noise + apart * label[:, None]
     return Activations(
-        "toy", 3, {"explicit": explicit, "hybrid": noise}, label, torch.arange(24) // 6
+        "h", 3, {"inputs": noise, "three classes": explicit}, label, torch.arange(24) // 6
     )
+
+
+def with_lengths(found: Activations) -> Activations:
+    return replace(found, features={**found.features, LENGTHS: found.features["inputs"]})
 
 
 def test_neighbours_of_other_prompts_are_counted() -> None:
     found = activations(50.0)
-    value, low, high = same_class(found.features["explicit"], found)
+    value, low, high = same_class(found.features[CLASSES], found)
     # of the 18 rounds of other prompts 9 are of the same class, and the 10th neighbour is not
     assert [value, low, high] == pytest.approx([0.9] * 3)
     nothing = same_class(torch.randn(24, 5, generator=GENERATOR), activations(0.0))[0]
@@ -40,13 +55,15 @@ def test_neighbours_of_other_prompts_are_counted() -> None:
 def test_every_round_is_a_point_in_both_panels() -> None:
     found = activations(50.0)
     figure = tsne(found)
-    assert figure.column("features") == ["explicit"] * 24 + ["hybrid"] * 24
+    assert figure.column("features") == ["inputs"] * 24 + [CLASSES] * 24
     assert figure.column("class")[:4] == ["none", "all", "none", "all"]
     assert figure.n == "4 prompts, 24 rounds" and figure.kind == "modelled"
     assert (
-        "explicit 0.900 (0.900-0.900)" in figure.how_to_read
+        "three classes 0.900 (0.900-0.900)" in figure.how_to_read
         and "by chance 0.500" in figure.how_to_read
     )
+    assert "predictor.predicts=lengths" in figure.how_to_read
+    assert "predictor.predicts" not in tsne(with_lengths(found)).how_to_read
     again = tsne(found)
     assert again.rows == figure.rows
 
@@ -78,19 +95,69 @@ def test_confusion_is_that_of_the_decision() -> None:
         confusions(hrad(None))
 
 
-def aged() -> Aged:
+def heads() -> Heads:
+    """The classes are known to the one head, and only their shares to the other."""
+    targets = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0.5, 0.5, 0]])
+    probs = {
+        CLASSES: 0.9 * targets + 0.1 / 3,
+        LENGTHS: torch.tensor([0.625, 0.375, 0.0]).expand(4, 3),
+    }
+    right, none, everything = torch.tensor([0, 0, 1, 0]), torch.zeros(4).long(), torch.full((4,), 2)
+    decided = {
+        (CLASSES, PROBABLE): right,
+        (LENGTHS, PROBABLE): none,
+        (LENGTHS, LONE): everything,
+        (CLASSES, EVEN): right,
+        (LENGTHS, EVEN): 1 - right,
+    }
+    return Heads("h", "toy", 3, probs, decided, targets, torch.tensor([0, 0, 1, 1]))
+
+
+def test_classes_and_lengths_are_compared_on_the_same_rounds() -> None:
+    figure = lengths_table([heads()])
+    rows = {tuple(row[1:3]): row for row in figure.rows}
+    right = {key: row[3] for key, row in rows.items()}
+    assert right == {
+        (CLASSES, PROBABLE): 0.875,  # a label that is a chance is right that often
+        (LENGTHS, PROBABLE): 0.625,
+        (LENGTHS, LONE): 0.0,
+        (CLASSES, EVEN): 0.875,
+        (LENGTHS, EVEN): 0.125,
+        (GAIN, PROBABLE): 0.25,
+        (GAIN, LONE): 0.875,
+        (GAIN, EVEN): 0.75,
+        ("shares", PROBABLE): 0.625,
+    }
+    assert rows[GAIN, PROBABLE][4:6] == [0.0, 0.5], "over the two prompts"
+    known = -(0.625 * log(0.625) + 0.375 * log(0.375))
+    assert rows[LENGTHS, PROBABLE][6] == pytest.approx(known)
+    assert rows["shares", PROBABLE][6] == pytest.approx(known)
+    assert rows[GAIN, PROBABLE][6] == pytest.approx(rows[CLASSES, PROBABLE][6] - known)
+    assert rows[LENGTHS, LONE][6:] == [None] * 3
+    assert figure.n == "2 prompts, 4 rounds of 3 draft tokens"
+    with pytest.raises(Missing, match="predictor.predicts=lengths"):
+        lengths_table([])
+
+
+def aged(unit: str = "positions") -> Aged:
     """Fresh features know the class, stale ones the shares."""
     label = torch.tensor([0, 0, 1, 0])
     targets = torch.nn.functional.one_hot(label, 3).float()
     shares = torch.tensor([0.75, 0.25, 0.0]).expand(4, 3)
     sure = 0.9 * targets + 0.05 * (1 - targets)
-    decided = {0: label, 4: torch.tensor([0, 0, 0, 1])}
-    return Aged("h", "toy", 3, {0: sure, 4: shares}, decided, targets, torch.tensor([0, 0, 1, 1]))
+    return Aged(
+        *("h", "toy", 3, unit),
+        back={0: 0.0, 4: 6.0},
+        probs={0: sure, 4: shares},
+        decided={0: label, 4: torch.tensor([0, 0, 0, 1])},
+        targets=targets,
+        group=torch.tensor([0, 0, 1, 1]),
+    )
 
 
 def test_each_age_has_its_accuracy_and_log_loss() -> None:
     figure = feature_age([aged()])
-    assert figure.column("age (positions)") == [0, 4]
+    assert figure.column("age (positions)") == [0, 4] and figure.how_to_read == ""
     assert figure.column("accuracy") == [1.0, 0.5] and figure.column("most frequent class") == [
         0.75,
         0.75,
@@ -101,6 +168,12 @@ def test_each_age_has_its_accuracy_and_log_loss() -> None:
     assert figure.n == "2 prompts, 4 rounds of 3 draft tokens" and "bootstrap" in figure.interval
     with pytest.raises(Missing, match="anchors.stride=1"):
         feature_age([])
+
+
+def test_ages_in_rounds_say_how_far_a_round_goes() -> None:
+    figure = feature_age([aged("rounds")])
+    assert figure.column("age (rounds)") == [0, 4] and figure.name == "feature-age-rounds-h"
+    assert figure.how_to_read == "Positions in a round, on average: toy 1.50."
 
 
 def head(depth: int, w_rej: float, loss: float) -> Checkpoint:
@@ -132,8 +205,11 @@ def test_heads_are_ordered_by_their_settings() -> None:
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     figures = [
         tsne(activations(5.0)),
+        tsne(with_lengths(activations(5.0))),
+        lengths_table([heads()]),
         confusions(hrad([[6, 2, 2], [1, 3, 1], [0, 1, 4]])),
         feature_age([aged()]),
+        feature_age([aged("rounds")]),
         sweep([head(3, 6.0, 0.6), head(0, 6.0, 0.7)]),
     ]
     for figure in figures:
