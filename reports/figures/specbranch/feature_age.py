@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,6 +34,7 @@ def feature_age(found: Sequence[Aged]) -> Figure:
         f"age ({unit})",
         *estimate_columns("accuracy"),
         *estimate_columns("log loss"),
+        *estimate_columns("log loss above age 0"),
     ]
     columns += ["most frequent class", "base rate, log loss"]
     rows = [row for one in found for row in _age_rows(one)]
@@ -63,10 +65,12 @@ def _how_far(found: Sequence[Aged]) -> str:
 
 def _age_rows(one: Aged) -> Iterator[list[Cell]]:
     most = float(one.targets.double().mean(0).max())
-    for age, probs in one.probs.items():
+    targets = one.targets.double()
+    losses = {age: log_loss(probs.double(), targets) for age, probs in one.probs.items()}
+    for age, loss in losses.items():
         right = mean(one.targets.gather(1, one.decided[age][:, None])[:, 0], one.group)
-        loss = mean(log_loss(probs.double(), one.targets.double()), one.group)
-        yield [one.dataset, age, *right, *loss, most, base_rate(one.targets)]
+        both = (mean(values, one.group) for values in (loss, loss - losses[0]))
+        yield [one.dataset, age, *right, *chain(*both), most, base_rate(one.targets)]
 
 
 def _draw_age(found: Sequence[Record], unit: str, canvas: Canvas) -> None:

@@ -22,6 +22,7 @@ from reports.checkpoint_data import (
 )
 from reports.figure import Missing
 from reports.harvest_data import of_each
+from runtime.errors import TooFewRows
 
 POSITIONS = (0, 1, 2, 3, 4, 6, 8)
 ROUNDS = (0, 1, 2)
@@ -119,7 +120,7 @@ def activations(
             " states: python scripts/gen_data.py; python train.py predictor=hrad"
         )
     heads = {CLASSES: predictor} | _lengths(lengths)
-    (samples,) = of_each(fitting[:1], lambda home: held_out(predictor, home, home))
+    (samples,) = of_each(fitting[:1], lambda home: _of_several(held_out(predictor, home, home)))
     order = torch.randperm(len(samples["group"]), generator=torch.Generator().manual_seed(0))
     x = samples["inputs"][order[:POINTS]].float()
     with torch.no_grad():
@@ -132,6 +133,12 @@ def activations(
         targets.argmax(1),
         samples["group"][order[:POINTS]],
     )
+
+
+def _of_several(samples: Records) -> Records:
+    if len(samples["group"].unique()) < 2:
+        raise TooFewRows("data: the test split has rounds of one prompt. Harvest more prompts")
+    return samples
 
 
 def _lengths(checkpoint: Checkpoint | None) -> dict[str, Predictor]:

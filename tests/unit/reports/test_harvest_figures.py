@@ -64,9 +64,11 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest
         "Best threshold of every rule": 1,
         "Reliability before and after calibration": 2,
         "Drift across datasets": 2,
-        "What H-RAD reads": 1,
+        "What H-RAD makes of what it reads": 1,
         "Confusion of classes": 1,
         "Prediction against the age of features": 1,
+        "Prediction against the age of features in rounds": 1,
+        "Whether the best stop rule is a threshold on survival": 1,
     }
     assert {"Energy per token", "SpecDec++ heads by depth and weight"} <= lacking.keys()
 
@@ -97,10 +99,12 @@ ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
     ("rows", "prompts", "changes", "lacks"),
     [
         (1, ONE_EACH, {}, {"Prediction against the age of features"}),
-        (9, ONE_EACH, {}, set()),
+        (1, {**ONE_EACH, "test": 2}, {}, {"Prediction against the age of features in rounds"}),
+        (9, ONE_EACH, {}, {"What H-RAD makes of what it reads"}),
+        (9, {**ONE_EACH, "test": 2}, {}, set()),
         (
             *(30, ONE_EACH, {"known": 1, "accepted": 0}),
-            {"Prediction against the age of features", "What H-RAD reads"},
+            {"Prediction against the age of features", "What H-RAD makes of what it reads"},
         ),
         (
             *(30, ONE_EACH, {"known": 0, "accepted": 0}),

@@ -165,6 +165,8 @@ def test_each_age_has_its_accuracy_and_log_loss() -> None:
     entropy = -(0.75 * log(0.75) + 0.25 * log(0.25))
     assert figure.column("log loss") == pytest.approx([-log(0.9), entropy])
     assert figure.column("base rate, log loss") == pytest.approx([entropy, entropy])
+    worse = figure.column("log loss above age 0")
+    assert worse == pytest.approx([0.0, entropy + log(0.9)]), "of the same rounds"
     assert figure.n == "2 prompts, 4 rounds of 3 draft tokens" and "bootstrap" in figure.interval
     with pytest.raises(Missing, match="anchors.stride=1"):
         feature_age([])
