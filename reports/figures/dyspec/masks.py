@@ -1,5 +1,4 @@
-"""The attention mask of a tree before and after depth-first reordering, and the blocks a kernel has
-to visit."""
+"""The attention mask of a tree by the order of its rows, and the blocks a kernel has to visit."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,23 +15,24 @@ from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Sampler, Warp, without_replacement
 from decoding.stopping.never import Never
 from decoding.structures.dyspec import DySpecHeap
-from decoding.structures.mask_blocks import filled, tree_mask
+from decoding.structures.mask_blocks import breadth_first, filled, heavy_path, tree_mask
 from decoding.trace import Stopwatch
 from reports.figure import Cell, Entry, Figure
 
-NODES, PREFIX, BLOCK = 768, 128, 32
+NODES, FEWER, PREFIX, BLOCK = 768, 64, 128, 32
 SHADE = ListedColormap(["white", "peachpuff"])
 Trees = Mapping[str, Sequence[int]]
 """Name -> parent rows of rows 1, 2, ... as they were drawn."""
 
 
 def trees() -> Trees:
-    """As large as the paper's: one that DySpec grows over a peaky toy distribution, and one whose
+    """As large as the paper's: those that DySpec grows over a peaky toy distribution, and one whose
     parents are random."""
     random = Random(0)
     return {
         "DySpec": dyspec_parents(NODES),
         "random": [random.randrange(row) for row in range(1, NODES + 1)],
+        f"DySpec, {FEWER} nodes": dyspec_parents(FEWER),
     }
 
 
@@ -47,7 +47,7 @@ def dyspec_parents(nodes: int) -> list[int]:
 
 
 def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
-    """Blocks that are not empty, in the order nodes are drawn and depth first; by default of
+    """Blocks that are not empty, in the order nodes are drawn and in others; by default of
     `trees`."""
     found = trees() if found is None else found
     masks = {name: _masks(parents, prefix) for name, parents in found.items()}
@@ -84,30 +84,37 @@ def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
 
 
 def _masks(parents: Sequence[int], prefix: int) -> dict[str, Tensor]:
-    orders = {"as drawn": range(len(parents) + 1), "depth first": depth_first(parents)}
+    orders = {
+        "as drawn": range(len(parents) + 1),
+        "breadth first": breadth_first(parents),
+        "depth first": depth_first(parents),
+        "heavy path": heavy_path(parents),
+    }
     return {name: tree_mask(parents, order, prefix) for name, order in orders.items()}
 
 
 def _draw(masks: Mapping[str, Tensor], counts: Sequence[Cell], canvas: Canvas) -> None:
-    canvas.set_size_inches(8.4, 4.2)
-    for axes, (order, mask), count in zip(
-        canvas.subplots(1, 2, sharey=True), masks.items(), counts, strict=False
-    ):
+    canvas.set_size_inches(8.4, 7.6)
+    grid = canvas.subplots(2, 2, sharex=True, sharey=True)
+    for axes, (order, mask), count in zip(grid.flatten(), masks.items(), counts, strict=False):
         blocks = filled(mask, BLOCK).repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
         axes.imshow(blocks.numpy(), cmap=SHADE, aspect="auto", interpolation="nearest")
         y, x = mask.nonzero(as_tuple=True)
         axes.plot(x.numpy(), y.numpy(), ",", color="black")
         axes.set(xlim=(0, mask.shape[1]), ylim=(mask.shape[0], 0))
         axes.set_title(f"{order}: {count} blocks", fontsize=10)
+    for axes in grid[1]:
         axes.set_xlabel("seen: prefix and tree (tokens)")
-    canvas.axes[0].set_ylabel("row of the target's call (tokens)")
+    for row in grid:
+        row[0].set_ylabel("row of the target's call (tokens)")
 
 
 FIGURES = (
     Entry(
         "Attention mask of a tree before and after reordering",
-        f"An attention kernel skips {BLOCK} x {BLOCK} blocks that are empty. Depth first, every"
-        " subtree is a run of rows, and fewer blocks are touched; who sees whom is the same."
+        f"An attention kernel skips {BLOCK} x {BLOCK} blocks that are empty. Depth first"
+        " (ours) and along heavy paths (the paper's: the child with the largest subtree first),"
+        " every subtree is a run of rows, and fewer blocks are touched; who sees whom is the same."
         " Shaded: the blocks of the first tree.",
         lambda artifacts: [mask_order],
     ),

@@ -79,11 +79,14 @@ class Aged:
 
 
 def of_hrad(artifacts: Artifacts) -> list[Checkpoint]:
+    """Those that predict classes, one of each."""
+    return classifiers(one_of_each(artifacts.checkpoints))
+
+
+def classifiers(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Those that predict classes."""
     return [
-        checkpoint
-        for checkpoint in one_of_each(artifacts.checkpoints)
-        if checkpoint.config["predictor"] == HRAD.name and not _of_lengths(checkpoint)
+        one for one in checkpoints if one.config["predictor"] == HRAD.name and not _of_lengths(one)
     ]
 
 

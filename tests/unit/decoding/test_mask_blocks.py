@@ -9,7 +9,7 @@ from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Sampler, Warp, without_replacement
 from decoding.stopping.never import Never
 from decoding.structures.dyspec import DySpecHeap
-from decoding.structures.mask_blocks import mask_blocks
+from decoding.structures.mask_blocks import breadth_first, heavy_path, mask_blocks
 from decoding.trace import Stopwatch
 
 
@@ -37,8 +37,34 @@ def random_parents(nodes: int, seed: int) -> list[int]:
 )
 def test_blocks_are_counted(nodes: int, prefix: int, block: int) -> None:
     parents = random_parents(nodes, nodes)
-    for order in (list(range(nodes + 1)), depth_first(parents)):
+    orders = (order(parents) for order in (depth_first, breadth_first, heavy_path))
+    for order in (list(range(nodes + 1)), *orders):
         assert mask_blocks(parents, order, prefix, block) == counted(parents, order, prefix, block)
+
+
+def test_orders_of_a_small_tree() -> None:
+    """1 and 2 below the root, 3 and 4 below 2, 5 below 1, 6 below 4."""
+    parents = [0, 0, 2, 2, 1, 4]
+    assert depth_first(parents) == [0, 1, 5, 2, 3, 4, 6]
+    assert breadth_first(parents) == [0, 1, 2, 3, 4, 5, 6]
+    assert breadth_first([0, 1, 0]) == [0, 1, 3, 2]
+    assert heavy_path(parents) == [0, 2, 4, 6, 3, 1, 5], "the larger subtree first"
+    assert heavy_path([0, 0, 0]) == [0, 1, 2, 3], "of equal ones the first that was added"
+    assert breadth_first([]) == heavy_path([]) == [0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_heavy_path_goes_on_into_the_largest_subtree(seed: int) -> None:
+    parents = random_parents(60, seed)
+    order, size = heavy_path(parents), [1] * 61
+    for row in range(60, 0, -1):
+        size[parents[row - 1]] += size[row]
+    assert sorted(order) == list(range(61))
+    for place, row in enumerate(order):
+        below = [child for child, parent in enumerate(parents, 1) if parent == row]
+        assert {*order[place : place + size[row]]} >= {row, *below}, "a subtree is a run of rows"
+        if below:
+            assert size[order[place + 1]] == max(size[child] for child in below)
 
 
 def test_a_chain_is_a_triangle() -> None:

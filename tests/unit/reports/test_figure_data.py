@@ -11,9 +11,11 @@ import torch
 from data_gen.samples import read_inputs, read_samples
 from data_gen.storage.dataset import read_manifest, read_records
 from predictors.base import load_predictor
+from predictors.inputs import Inputs
+from predictors.metrics import log_loss
 from reports.artifacts import Artifacts, Checkpoint, Harvest
 from reports.checkpoint_data import predicted, unseen
-from reports.figure import Missing
+from reports.figure import Figure, Missing
 from reports.figures.specbranch.activations import NEEDS
 from reports.figures.specbranch.hrad_data import (
     CLASSES,
@@ -29,8 +31,10 @@ from reports.figures.specbranch.hrad_data import (
     of_hrad,
     rounds_back,
 )
+from reports.figures.specbranch.layers import FIGURES, by_layers
 from reports.harvest_data import draft_tokens, rounds
 from runtime.files import file_hash
+from tests import harvests
 from tests.checkpoints import write_checkpoint
 from tests.harvests import DIM, EMBEDDING, PAIR, PROMPTS, WARP, write_harvest
 
@@ -39,11 +43,15 @@ def harvest(folder: Path, **other: Any) -> Harvest:
     return Harvest(folder, {**read_manifest(folder), "anchors": {"stride": 1}, **other})
 
 
-def checkpoint(folder: Path, data: Path, name: str = "hrad", **settings: Any) -> Checkpoint:
-    context: Mapping[str, Any] = {
+def context_of(data: Path) -> Mapping[str, Any]:
+    return {
         **{"pair": PAIR, "warp": WARP, "draft_warp": WARP},
         "provenance": {"data": {"sha256": file_hash(data / "manifest.json")}},
     }
+
+
+def checkpoint(folder: Path, data: Path, name: str = "hrad", **settings: Any) -> Checkpoint:
+    context = context_of(data)
     dim = DIM + EMBEDDING * (name == "hrad")
     write_checkpoint(folder, name, dim, gamma=3, context=context, settings=settings)
     return Checkpoint(folder, json.loads((folder / "config.json").read_text()))
@@ -229,3 +237,63 @@ def test_lengths_are_held_against_the_classes_they_belong_to(
     assert torch.equal(one.decided[LENGTHS, LONE], alone)
     assert torch.equal(one.decided[LENGTHS, EVEN], alone), "no priors were divided into it"
     assert torch.equal(one.targets, predictor.targets(samples))
+
+
+@pytest.fixture
+def two_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harvest:
+    monkeypatch.setitem(harvests.INPUTS, "target_layers", [-2, -1])
+    return harvest(write_harvest(tmp_path / "two"))
+
+
+def of_layers(folder: Path, data: Harvest, layers: list[int], **settings: Any) -> Checkpoint:
+    reads = Inputs((), layers, token=True)
+    dim = DIM // 2 * len(layers) + EMBEDDING
+    context = context_of(data.folder)
+    write_checkpoint(
+        folder,
+        "hrad",
+        dim,
+        gamma=3,
+        inputs=reads,
+        context=context,
+        settings={"layers": layers} | settings,
+    )
+    return Checkpoint(folder, json.loads((folder / "config.json").read_text()))
+
+
+def test_layers_are_compared_on_the_same_rounds(tmp_path: Path, two_layers: Harvest) -> None:
+    both = of_layers(tmp_path / "both", two_layers, [-2, -1])
+    last = of_layers(tmp_path / "last", two_layers, [-1])
+    figure = by_layers([both, last], [two_layers])
+    assert figure.column("layers") == [1, 2] and figure.column("dataset") == ["two", "two"]
+    assert figure.n.startswith(f"{PROMPTS['test']} prompts, ")
+    predictor, other = (load_predictor(one.folder) for one in (last, both))
+    losses = []
+    for one in (predictor, other):
+        samples = read_samples(two_layers.folder, one, "test")
+        probs = one.predict_proba(samples["inputs"].float()).double()
+        losses.append(log_loss(probs, one.targets(samples).double()))
+    assert figure.column("log loss") == pytest.approx([float(x.mean()) for x in losses])
+    gain = float((losses[1] - losses[0]).mean())
+    assert figure.column("difference") == pytest.approx([0.0, gain])
+    with pytest.raises(Missing, match="gen_data.py"):
+        by_layers([both, last], [])
+
+
+def test_layers_are_compared_where_nothing_else_differs(
+    tmp_path: Path, two_layers: Harvest
+) -> None:
+    both = of_layers(tmp_path / "both", two_layers, [-2, -1])
+    last = of_layers(tmp_path / "last", two_layers, [-1])
+    longer = of_layers(tmp_path / "longer", two_layers, [-1], dropout=0.1)
+    lengths = of_layers(tmp_path / "lengths", two_layers, [-1], predicts="lengths")
+    (entry,) = FIGURES
+
+    def built(*checkpoints: Checkpoint) -> list[Figure]:
+        artifacts = Artifacts(harvests=[two_layers], checkpoints=checkpoints)
+        return [build() for build in entry.builders(artifacts)]
+
+    (figure,) = built(longer, lengths, both, last)
+    assert figure.column("layers") == [1, 2]
+    with pytest.raises(Missing, match=r"predictor\.layers="):
+        built(both, longer, lengths)

@@ -60,20 +60,17 @@ def test_means_are_over_the_pairs_of_a_row() -> None:
 def test_a_star_and_a_chain_have_the_blocks_one_counts() -> None:
     figure = mask_order({"chain": list(range(63)), "star": [0] * 63}, prefix=32)
     counts = figure.column("non-empty 32 x 32 blocks")
-    assert counts == [
-        5,
-        5,
-        5,
-        5,
-    ]  # the prefix two, the tree: a triangle of three; a star's first column and diagonal
-    assert figure.column("blocks") == [6] * 4
-    assert figure.column("order") == ["as drawn", "depth first"] * 2
+    # the prefix two, the tree: a triangle of three; a star's first column and diagonal
+    assert counts == [5] * 8
+    assert figure.column("blocks") == [6] * 8
+    assert figure.column("order") == ["as drawn", "breadth first", "depth first", "heavy path"] * 2
 
 
-def test_depth_first_order_touches_fewer_blocks() -> None:
-    before, after, *_ = mask_order().column("non-empty 32 x 32 blocks")
-    assert (before, after) == (326, 184)
-    assert {len(parents) for parents in trees().values()} == {768}
+def test_orders_that_keep_subtrees_together_touch_fewer_blocks() -> None:
+    figure = mask_order()
+    counts = figure.column("non-empty 32 x 32 blocks")
+    assert counts == [*(326, 265, 184, 182), *(393, 328, 183, 180), *(17, 18, 18, 18)]
+    assert [len(parents) for parents in trees().values()] == [768, 768, 64]
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
