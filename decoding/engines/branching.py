@@ -25,6 +25,7 @@ from decoding.interfaces import (
     StopRule,
 )
 from decoding.sampling import Sampler, Warp, iid, top_tokens
+from decoding.stopping.base import refuse_older
 from decoding.stopping.policy import ALL, NONE, SOME
 from decoding.structures.chain import draw_chain
 from decoding.trace import Stopwatch
@@ -44,9 +45,10 @@ class Always:
         return self.outcome
 
 
-def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
+def classes_of(stop: "StopRule | Classes", gamma: int, a_priori: bool) -> Classes:
     """How far `stop` says to draft. gamma: length of a draft, which a predictor of classes was
-    trained for."""
+    trained for; a_priori: branches are asked about a round before they begin, for which it may be
+    trained."""
     if not hasattr(stop, "classify"):
         raise UserError(
             f"stop, engine: {type(stop).__name__} does not say how far to draft from verified"
@@ -58,6 +60,7 @@ def classes_of(stop: "StopRule | Classes", gamma: int) -> Classes:
             f"stop.confidence, engine: {type(classes.confidence).__name__} cannot say how much of a"
             " branch to keep. Use stop/confidence or stop/confidence_before there"
         )
+    refuse_older(getattr(classes, "trained_age", 0), int(a_priori))
     trained = classes.trained_gamma
     if trained not in (None, gamma):
         raise UserError(

@@ -88,7 +88,7 @@ class OverlappedEngine:
                 " states, and here the two run side by side. Use engine=serial, or an ordinary"
                 " draft: pair=smollm2"
             )
-        self.classes = classes_of(self.stop, self.branching.gamma_max)
+        self.classes = classes_of(self.stop, self.branching.gamma_max, self.a_priori)
         self.draft_threads = threads_of_draft(self.pair, self.draft_threads)
         self._workers: Workers | None = None
 

@@ -15,6 +15,7 @@ from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records
 from predictors.features.layers import RecordedLayers
 from predictors.inputs import recorded
+from runtime.errors import UserError
 
 CHUNK = 65536  # rows a predictor is asked about at once
 
@@ -90,3 +91,14 @@ def setting_of(rule: TunableRule) -> float:
     """The value its `setting` has."""
     value: float = attrgetter(rule.setting)(rule)
     return value
+
+
+def refuse_older(trained: int, asked: int = 0) -> None:
+    """Raise UserError for a predictor that was trained on states more rounds old than it is asked
+    with."""
+    if trained > asked:
+        raise UserError(
+            f"stop.checkpoint: expected predictor.age={asked}, the rounds that states are old where"
+            f" it is asked here, got a checkpoint of {trained}. Train it so, or use one of 1 with"
+            " engine.a_priori=true"
+        )

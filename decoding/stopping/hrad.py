@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_step import DraftStep
-from decoding.stopping.base import TunableRule, in_chunks, matrix_of
+from decoding.stopping.base import TunableRule, in_chunks, matrix_of, refuse_older
 from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor, read_config
@@ -37,6 +37,8 @@ class HRADStop(TunableRule):
         as in training: the head's own arg max with calibration none or temperature, about that with
         platt or isotonic. At 0, the most probable class, one frequent class would decide nearly
         every round.
+    trained_age: rounds between what the checkpoint was trained to read and the round it is about;
+        one of 1 is for branches whose length is decided before they grow, and refused elsewhere.
     none: a number takes the place of the arg max: the class is "none" where its probability is
         above it, else "some".
     """
@@ -65,8 +67,10 @@ class HRADStop(TunableRule):
         super().__init__()
         self.predictor = load_classifier(checkpoint)
         self.balance, self.none = self._checked(balance, checkpoint), none
-        self.gamma: int = read_config(pathlib.Path(checkpoint), KEY)["gamma"]
+        trained = read_config(pathlib.Path(checkpoint), KEY)
+        self.gamma: int = trained["gamma"]
         self.trained_gamma = self.gamma
+        self.trained_age: int = trained["settings"].get("age", 0)
         self.confidence = confidence
         self.draft_layers = confidence.draft_layers
         self.target_layers = self.predictor.inputs.target_layers
@@ -75,6 +79,7 @@ class HRADStop(TunableRule):
         self.outcomes = f"outcome by {checkpoint}, balance {balance}, none {none}"  # of a table
 
     def begin_round(self, context: RoundContext) -> None:
+        refuse_older(self.trained_age)
         self.confidence.begin_round(context)
         self.outcome = self.classify(context)
         self.predicted = [float(self.outcome)]
@@ -90,6 +95,7 @@ class HRADStop(TunableRule):
     def policy(self, table: RolloutTable) -> Policy:
         """One call a round. none: nothing is drawn; all: gamma tokens; some: what `confidence`
         says, gamma at most."""
+        refuse_older(self.trained_age)
         outcome, some = table.of_predictor(self.outcomes), self.confidence.policy(table)
         reach = np.where((outcome == ALL)[..., None], np.inf, some.reach)
         most = np.where(outcome == SOME, np.minimum(some.most, self.gamma), self.gamma)

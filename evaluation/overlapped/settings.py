@@ -71,7 +71,7 @@ def settings_of(parts: Mapping[str, Any]) -> Overlapped:
             f"structure.candidates: expected at most {CANDIDATES}, as many as a harvest records,"
             f" got {structure.candidates}. Lower it"
         )
-    classes: Any = classes_of(parts["stop"], structure.gamma_max)
+    classes: Any = classes_of(parts["stop"], structure.gamma_max, parts["a_priori"])
     outcomes = getattr(classes, "outcomes", None)
     return Overlapped(
         structure.gamma_max,

@@ -11,7 +11,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from data_gen.samples import inputs_of, read_samples
+from data_gen.samples import inputs_of, read_inputs, read_samples
 from decoding.stopping.hrad import load_classifier
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.baselines import base_rate
@@ -303,6 +303,35 @@ def test_lengths_are_learned_like_classes(harvest: Path, tmp_path: Path, labels:
     assert load_predictor(tmp_path).classes == ("0", "1", "2", "3", "4")
     with pytest.raises(UserError, match="as none, some or all"):
         load_classifier(tmp_path)
+
+
+@pytest.mark.parametrize("age", [1, 2])
+def test_older_states_are_those_of_the_rounds_before(harvest: Path, age: int) -> None:
+    """Row by row: from a round to the one `age` rounds after it, while the response goes on."""
+    predictor, fresh = HRAD(3, age=age), HRAD(3)
+    records = read_inputs(harvest, fresh, "rounds", "train", fresh.columns)
+    asked, read = list[int](), list[int]()
+    for first in range(len(records["group"])):
+        row = first
+        for _ in range(age):
+            row += min(int(records["accepted"][row]), 3) + 1
+            if row >= len(records["group"]) or records["group"][row] != records["group"][first]:
+                break
+        else:
+            asked, read = [*asked, row], [*read, first]
+    found = read_samples(harvest, predictor, "train")
+    expected = fresh.labelled({name: values[asked] for name, values in records.items()})
+    assert len(asked) > 100 and torch.equal(found["label"], expected["label"])
+    assert torch.equal(found["group"], expected["group"])
+    assert torch.equal(found["inputs"], records["inputs"][read])
+
+
+def test_older_states_need_a_round_at_every_position(harvest: Path) -> None:
+    records = read_inputs(harvest, HRAD(3), "rounds", "train", HRAD.columns)
+    gaps = {name: values[::2] for name, values in records.items()}
+    with pytest.raises(UserError, match=r"^predictor\.age: .* anchors\.stride=1$"):
+        HRAD(3, age=1).samples(gaps)
+    assert len(HRAD(3).samples(gaps)["label"]) == len(gaps["group"])
 
 
 def test_base_rate_uses_training_labels() -> None:

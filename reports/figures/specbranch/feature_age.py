@@ -57,10 +57,12 @@ def feature_age(found: Sequence[Aged]) -> Figure:
 
 
 def _how_far(found: Sequence[Aged]) -> str:
+    trained = found[0].trained_age
+    taught = f"Trained on states of age {trained}, in rounds. " if trained else ""
     if found[0].unit == "positions":
-        return ""
+        return taught.strip()
     backs = [f"{one.dataset} {one.back[max(one.back)] / max(one.back):.2f}" for one in found]
-    return f"Positions in a round, on average: {', '.join(backs)}."
+    return f"{taught}Positions in a round, on average: {', '.join(backs)}."
 
 
 def _age_rows(one: Aged) -> Iterator[list[Cell]]:

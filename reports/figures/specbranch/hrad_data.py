@@ -64,12 +64,14 @@ class Heads:
 class Aged:
     """What an H-RAD checkpoint says of the same rounds from features of several ages.
 
-    unit: of the ages, "positions" or "rounds"; back: age -> positions, on average; probs: age ->
-    calibrated probabilities [n, 3]; decided: age -> class [n]; targets: [n, 3]; group: [n]"""
+    trained_age: of the states it was trained on, rounds; unit: of the ages, "positions" or
+    "rounds"; back: age -> positions, on average; probs: age -> calibrated probabilities [n, 3];
+    decided: age -> class [n]; targets: [n, 3]; group: [n]"""
 
     checkpoint: str
     dataset: str
     gamma: int
+    trained_age: int
     unit: str
     back: Mapping[int, float]
     probs: Mapping[int, Tensor]
@@ -79,8 +81,16 @@ class Aged:
 
 
 def of_hrad(artifacts: Artifacts) -> list[Checkpoint]:
-    """Those that predict classes, one of each."""
-    return classifiers(one_of_each(artifacts.checkpoints))
+    """Those that predict classes, one of each; those trained on older states by themselves."""
+    every = classifiers(artifacts.checkpoints)
+    ages = sorted({_age(one) for one in every})
+    return [
+        one for age in ages for one in one_of_each([other for other in every if _age(other) == age])
+    ]
+
+
+def _age(checkpoint: Checkpoint) -> int:
+    return int(checkpoint.config["settings"].get("age", 0))
 
 
 def classifiers(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -228,6 +238,7 @@ def _aged(
         checkpoint=checkpoint.folder.name,
         dataset=harvests[0].name,
         gamma=gamma,
+        trained_age=_age(checkpoint),
         unit=unit,
         back=dict(zip(ages, back.tolist(), strict=True)),
         probs=probs,

@@ -68,7 +68,6 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest
         "Confusion of classes": 1,
         "Prediction against the age of features": 1,
         "Prediction against the age of features in rounds": 1,
-        "Whether the best stop rule is a threshold on survival": 1,
     }
     assert {"Energy per token", "SpecDec++ heads by depth and weight"} <= lacking.keys()
 

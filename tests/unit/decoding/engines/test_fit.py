@@ -1,5 +1,6 @@
 """What does not go together is refused when the engine is built, naming both keys."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, StopRule, Verifier
 from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Warp
+from decoding.stopping.confidence import Confidence
 from decoding.stopping.fixed import Fixed
+from decoding.stopping.hrad import HRADStop
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
@@ -25,7 +28,9 @@ from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.token import TokenVerifier
+from evaluation.overlapped.settings import settings_of
 from runtime.errors import UserError
+from tests.checkpoints import write_checkpoint
 from tests.contract.engines import stop_rule
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
@@ -193,6 +198,32 @@ def test_classes_of_another_draft_length_are_refused(tmp_path: Path) -> None:
         OverlappedEngine(
             PAIR, BranchPoint(4, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp()
         )
+
+
+@pytest.mark.parametrize(("age", "fits"), [(0, {False, True}), (1, {True}), (2, set())])
+def test_a_predictor_of_older_states_is_asked_a_priori_alone(
+    tmp_path: Path, age: int, fits: set[bool]
+) -> None:
+    """Of age 0 both ways, as in the paper."""
+    checkpoint = write_checkpoint(tmp_path, "hrad", 3, gamma=3, settings={"age": age})
+    learned = HRADStop(checkpoint, Confidence(0.4))
+    for a_priori in (False, True):
+        parts = {
+            **{"pair": PAIR, "structure": BranchPoint(3, 3), "stop": learned},
+            **{"verifier": TokenVerifier(), "branch_verifier": RrswVerifier()},
+            "a_priori": a_priori,
+        }
+        refused = (
+            nullcontext()
+            if a_priori in fits
+            else pytest.raises(
+                UserError, match=rf"^stop\.checkpoint: .*predictor\.age={a_priori:d}"
+            )
+        )
+        with refused:
+            OverlappedEngine(**parts, warp=Warp(), draft_warp=Warp())
+        with refused:
+            settings_of({**parts, "pre_verify": False})
 
 
 def test_a_confidence_rule_that_cannot_cut_a_branch_is_refused(tmp_path: Path) -> None:

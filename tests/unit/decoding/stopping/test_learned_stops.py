@@ -208,6 +208,15 @@ def test_balance_is_refused_where_it_would_do_nothing(tmp_path: Path) -> None:
         HRADStop(head, Confidence(0.5), 0.5)
 
 
+def test_a_head_of_older_states_is_not_asked_in_turns(tmp_path: Path) -> None:
+    """Neither while decoding nor in replay."""
+    older = write_checkpoint(tmp_path, "hrad", 3, settings={"age": 1})
+    stop = HRADStop(older, Confidence(0.5))
+    for ask in (lambda: stop.begin_round(CONTEXT), lambda: stop.policy(None)):  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"^stop\.checkpoint: .*engine\.a_priori=true$"):
+            ask()
+
+
 def test_hrad_without_features_asks_the_confidence_rule(tmp_path: Path) -> None:
     stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3), Confidence(0.5))
     assert hrad_drafted(stop, CONTEXT) == 1

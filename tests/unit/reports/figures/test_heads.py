@@ -146,7 +146,7 @@ def aged(unit: str = "positions") -> Aged:
     shares = torch.tensor([0.75, 0.25, 0.0]).expand(4, 3)
     sure = 0.9 * targets + 0.05 * (1 - targets)
     return Aged(
-        *("h", "toy", 3, unit),
+        *("h", "toy", 3, 0, unit),
         back={0: 0.0, 4: 6.0},
         probs={0: sure, 4: shares},
         decided={0: label, 4: torch.tensor([0, 0, 0, 1])},
@@ -176,6 +176,8 @@ def test_ages_in_rounds_say_how_far_a_round_goes() -> None:
     figure = feature_age([aged("rounds")])
     assert figure.column("age (rounds)") == [0, 4] and figure.name == "feature-age-rounds-h"
     assert figure.how_to_read == "Positions in a round, on average: toy 1.50."
+    older = feature_age([replace(aged("rounds"), trained_age=1)])
+    assert older.how_to_read.startswith("Trained on states of age 1, in rounds. Positions")
 
 
 def head(depth: int, w_rej: float, loss: float) -> Checkpoint:

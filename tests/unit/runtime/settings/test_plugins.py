@@ -115,6 +115,7 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
     },
     "predictor/hrad": {
         "gamma": [*NO_COUNTS, 1001],
+        "age": [*NO_NUMBERS, -1, 1.5, 9],
         "predicts": ["tokens", "", None, 5],
         "labels": ["hard", "", None, 5],
         **dict.fromkeys(["dropout", "label_smoothing"], [*NO_SHARES, 1]),
