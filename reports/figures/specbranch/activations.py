@@ -96,7 +96,7 @@ def same_class(x: Tensor, found: Activations) -> list[Cell]:
 
 def _draw_tsne(found: Sequence[Record], canvas: Canvas) -> None:
     names = distinct(found, "features")
-    for name, axes in zip(names, panels(canvas, names), strict=True):
+    for name, axes in zip(names, panels(canvas, names, most=3, size=(3.4, 3.0)), strict=True):
         for place, label in enumerate(NAMES):
             part = [one for one in found if (one["features"], one["class"]) == (name, label)]
             x, y = ([record[column] for record in part] for column in "xy")

@@ -89,7 +89,7 @@ def _draw(found: Sequence[drawing.Record], canvas: Canvas) -> None:
     for axes, value in zip(panels, ("accuracy", "log loss"), strict=True):
         part = [record for record in shown if record[value] is not None]
         drawing.dots(axes, part, value, "dataset", "what")
-    drawing.legend(canvas, panels[0])
+    drawing.legend(canvas, panels[0], across=2)
 
 
 def _builders(artifacts: Artifacts) -> list[Builder]:
