@@ -1,5 +1,5 @@
 """Imports point one way: runtime <- predictors <- decoding <- data_gen <- drafts <-
-evaluation <- reports <- programs <- scripts; training reads shards and nothing else."""
+evaluation <- serving <- reports <- programs <- scripts; training reads shards and nothing else."""
 
 import ast
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ ORDER = [
     "data_gen",
     "drafts",
     "evaluation",
+    "serving",
     "reports",
     "programs",
     "scripts",

@@ -16,6 +16,7 @@ PACKAGES = [
     "data_gen",
     "drafts",
     "evaluation",
+    "serving",
     "reports",
     "programs",
     "scripts",

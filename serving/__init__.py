@@ -1,0 +1,1 @@
+"""Files for serving engines, and from them."""
