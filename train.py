@@ -4,6 +4,7 @@
     python train.py predictor=hrad data=data/starter
     python train.py calibration=platt drift=[data/gsm8k]
     python train.py predictor=value data=data/rounds prompts=150
+    python train.py calibration=sts data=data/served drift=[data/served-code]
     python train.py -m predictor.depth=0,1,2 predictor.w_rej=1,6 hydra/launcher=joblib
     accelerate launch --multi_gpu --num_processes 2 train.py predictor=hrad
 
@@ -21,6 +22,9 @@ from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths
 
 class Calibration(Group):
     fit: Annotated[Part | None, "the map that is fitted; null: the head as trained"]
+    sequential: Annotated[
+        Part | None, "temperatures fitted one position after the other; imported confidences only"
+    ]
     survival: Annotated[
         bool,
         "calibrate the survival of prefixes too, where the predictor has one and it helps on"
@@ -34,19 +38,20 @@ class Train(Group):
     calibration: Calibration
     trainer: Annotated[Part, "how"]
     logger: Logger
-    data: Annotated[Path, "folder made by scripts/gen_data.py"]
+    data: Annotated[Path, "folder made by scripts/gen_data.py or scripts/import_confidence.py"]
     prompts: Annotated[
         Annotated[int, Field(ge=2, le=MOST)] | None,
         "prompts of the training split that it learns from, fewer being some of more; null: all",
     ]
     drift: Annotated[
         Paths,
-        "other harvests of the same pair and distributions, to see how calibration carries over",
+        "other harvests of the same pair and distributions, or other imports of the same gamma, to"
+        " see how calibration carries over",
     ]
     out: Annotated[
         Output | None,
         "checkpoint folder; null: checkpoints/<predictor>, for a sweep"
-        " checkpoints/<predictor>-sweep/<job>",
+        " checkpoints/<predictor>-sweep/<job>, of imported confidences checkpoints/confidences",
     ]
     overwrite: Annotated[bool, "of a sweep, train finished jobs again"]
     seed: Annotated[Seed, "of weights, order of rows and dropout"]

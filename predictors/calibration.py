@@ -131,8 +131,8 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
     linear between knots.
 
     A soft label s is a row of weight s and one of weight 1 - s, which regression on s itself
-    amounts to. Rows with equal log-odds become one knot. Ends keep 1 / (rows + 2) away from 0 and
-    1: no finite split shows certainty."""
+    amounts to; a row counts as much as its targets sum to. Rows with equal log-odds become one
+    knot. Ends keep 1 / (rows + 2) away from 0 and 1: no finite split shows certainty."""
     from sklearn.isotonic import IsotonicRegression
 
     odds, wanted, least = (
@@ -140,9 +140,11 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
         targets.double().numpy(),
         1 / (len(logits) + 2),
     )
+    weight = wanted.sum(1)
     curves = []
     for c in [1] if logits.shape[1] == 2 else range(logits.shape[1]):
-        fitted = IsotonicRegression(y_min=least, y_max=1 - least).fit(odds[:, c], wanted[:, c])
+        rising = IsotonicRegression(y_min=least, y_max=1 - least)
+        fitted = rising.fit(odds[:, c], wanted[:, c] / weight, weight)
         curves.append((tuple(fitted.X_thresholds_.tolist()), tuple(fitted.y_thresholds_.tolist())))
     return Calibration("isotonic", curves=tuple(curves))
 
@@ -176,8 +178,8 @@ def log_odds(logits: Tensor) -> Tensor:
 def calibrate(
     fit: Fit | None, logits: Tensor, targets: Tensor, group: Tensor, offset: tuple[float, ...] = ()
 ) -> Calibration:
-    """The calibration of a head's logits [n, C] for targets [n, C] (distributions), fitted on the
-    prompts `group` [n].
+    """The calibration of a head's logits [n, C] for targets [n, C] (distributions, each times the
+    weight of its row), fitted on the prompts `group` [n].
 
     fit: None for the head as it was trained. From the simplest on (offset, temperature, `fit`),
     each is kept if it lowers the cross-entropy on prompts it was not fitted on (`better`) below

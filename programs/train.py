@@ -36,6 +36,7 @@ from predictors.base import (
     save_predictor,
 )
 from predictors.card import findings, model_card
+from predictors.confidences import run as confidences
 from predictors.inputs import Inputs
 from predictors.reliability import measured
 from predictors.scoring import fit_calibration, test_scores
@@ -60,7 +61,9 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 
 def main(cfg: DictConfig) -> None:
-    """Harvest in, checkpoint out."""
+    """Harvest in, checkpoint out; imported confidences in, their calibration out."""
+    if confidences.imported(cfg):
+        return confidences.main(cfg, command())
     predictor: Predictor = instantiate(cfg.predictor)
     manifest = read_manifest(cfg.data)
     out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, manifest)
@@ -191,13 +194,17 @@ def context(predictor: Predictor, manifest: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def command() -> str:
+    return shlex.join(["python", "train.py", *HydraConfig.get().overrides.task])
+
+
 def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
     counts = {
         split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
         for split, records in splits.items()
     }
     return {
-        "command": shlex.join(["python", "train.py", *HydraConfig.get().overrides.task]),
+        "command": command(),
         "config": OmegaConf.to_container(cfg, resolve=True),
         "data": {
             "folder": str(cfg.data),

@@ -1,0 +1,1 @@
+"""Calibrating the confidences of a serving engine, position by position."""

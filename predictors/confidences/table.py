@@ -1,0 +1,179 @@
+"""What an engine logged of its confidences: one table, in memory and in a folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NoReturn
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from runtime.errors import UserError
+from runtime.files import file_hash, replaced_folder
+from runtime.json_files import Form, Length, read_json, write_checksummed
+
+MANIFEST, TENSORS = "confidences.json", "confidences.safetensors"
+BLOCK = 64  # consecutive proposals that count as one unit where no request is known
+Labels = Literal["realised", "expected"]
+REMEDY = "Import it again: python scripts/import_confidence.py"
+
+
+@dataclass(frozen=True)
+class Confidences:
+    """Proposals of gamma draft tokens at most.
+
+    logits: [n, gamma] float64, log-odds z_i that token i is accepted if those before it are
+    labels: [n, gamma] float64, of the prefix up to and with token i: 1 where all of it was
+        accepted, 0 where not, or the probability that it is
+    length: [n] tokens that count; beyond them values mean nothing
+    group: [n] units that are independent of each other: requests, prompts, or blocks of proposals
+    domain: [n] index into `domains`
+    facts: where they come from
+    Made by `table`, which checks them."""
+
+    logits: Tensor
+    labels: Tensor
+    length: Tensor
+    group: Tensor
+    domain: Tensor
+    domains: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def gamma(self) -> int:
+        return self.logits.shape[1]
+
+    def rows(self, kept: Tensor) -> "Confidences":
+        """kept: [n] bool."""
+        names = ("logits", "labels", "length", "group", "domain")
+        return replace(self, **{name: getattr(self, name)[kept] for name in names})
+
+    def counts(self, position: int) -> Tensor:
+        """[n] bool: whose token at `position`, from 0, counts."""
+        return self.length > position
+
+    def before(self) -> Tensor:
+        """[n, gamma], the label of the prefix before each token."""
+        return torch.cat([torch.ones_like(self.labels[:, :1]), self.labels[:, :-1]], 1)
+
+
+def table(
+    where: str, domain: str, logits: Tensor, labels: Tensor, length: Tensor, group: Tensor
+) -> Confidences:
+    """`Confidences` of one domain. Raises UserError, which begins with `where`, for values that are
+    none: shapes that differ, NaN, labels that are none of prefixes."""
+    if logits.ndim != 2 or logits.shape != labels.shape or not logits.numel():
+        _refuse(
+            where,
+            "logits and labels of the same shape [proposals, gamma]",
+            f"{list(logits.shape)} and {list(labels.shape)}",
+        )
+    logits, labels = logits.double(), labels.double()
+    inside = torch.arange(logits.shape[1]) < length[:, None]
+    logits, labels = (values.where(inside, torch.zeros(())) for values in (logits, labels))
+    if not torch.isfinite(logits).all():
+        _refuse(where, "finite logits", "NaN or infinity")
+    if not ((labels >= 0) & (labels <= 1)).all():
+        _refuse(where, "labels between 0 and 1", "others")
+    if (labels[:, 1:] > labels[:, :-1] + 1e-6)[inside[:, 1:]].any():
+        _refuse(where, "labels of prefixes, which never rise along a draft", "one that rises")
+    return Confidences(logits, labels, length, group, torch.zeros_like(length), (domain,))
+
+
+def _refuse(where: str, expected: str, got: str) -> NoReturn:
+    raise UserError(f"{where}: expected {expected}, got {got}. Give a log of confidences")
+
+
+def blocks(count: int) -> Tensor:
+    """[count] groups of proposals in the order they were logged, of which no request is known."""
+    return torch.arange(count) // BLOCK
+
+
+def joined(parts: list[Confidences], where: str, gamma: int | None = None) -> Confidences:
+    """Tables as one; groups stay apart. gamma: what all of them must have; null: the same."""
+    wanted = gamma or parts[0].gamma
+    for part in parts:
+        if part.gamma != wanted:
+            raise UserError(
+                f"{where}: expected proposals of {wanted} tokens, got {part.gamma}. Give logs of"
+                " one gamma"
+            )
+    names = sorted({name for part in parts for name in part.domains})
+    first, groups, domains = 0, list[Tensor](), list[Tensor]()
+    for part in parts:
+        groups.append(part.group + first)
+        first += int(part.group.max()) + 1
+        domains.append(torch.tensor([names.index(name) for name in part.domains])[part.domain])
+    logits, labels, length = (
+        torch.cat([getattr(part, name) for part in parts])
+        for name in ("logits", "labels", "length")
+    )
+    return Confidences(
+        logits, labels, length, torch.cat(groups), torch.cat(domains), tuple(names), parts[0].facts
+    )
+
+
+# In a folder --------------------------------------------------------------------------------------
+
+
+class Manifest(Form):
+    version: ClassVar[tuple[str, int] | None] = ("schema_version", 1)
+    schema_version: int
+    gamma: Length
+    proposals: Length
+    groups: Length
+    domains: list[str]
+    labels: Labels
+    facts: dict[str, Any]
+    sha256: str
+    command: str
+    checksum: str
+
+
+def is_imported(folder: str | Path) -> bool:
+    return (Path(folder) / MANIFEST).exists()
+
+
+def write_confidences(folder: Path, found: Confidences, labels: Labels, command: str) -> None:
+    tensors = {
+        "logits": found.logits.float(),
+        "labels": found.labels.float(),
+        **{name: getattr(found, name).int() for name in ("length", "group", "domain")},
+    }
+    with replaced_folder(folder, MANIFEST) as fresh:
+        save_file(tensors, fresh / TENSORS)
+        facts = {
+            "schema_version": 1,
+            "gamma": found.gamma,
+            "proposals": len(found.logits),
+            "groups": len(found.group.unique()),
+            "domains": list(found.domains),
+            "labels": labels,
+            "facts": dict(found.facts),
+            "sha256": file_hash(fresh / TENSORS),
+            "command": command,
+        }
+        write_checksummed(fresh / MANIFEST, facts)
+
+
+def read_confidences(folder: str | Path, key: str = "data") -> Confidences:
+    """Raises UserError naming `key` where there is none, or a damaged one."""
+    folder = Path(folder)
+    facts = read_json(folder / MANIFEST, Manifest, key, REMEDY)
+    path = folder / TENSORS
+    try:
+        whole = file_hash(path) == facts["sha256"]
+        found = load_file(path) if whole else {}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{key}: {path} cannot be read ({error}). {REMEDY}") from error
+    if not whole:
+        raise UserError(f"{key}: {path} is damaged (its checksum does not fit). {REMEDY}")
+    return Confidences(
+        found["logits"].double(),
+        found["labels"].double(),
+        **{name: found[name].long() for name in ("length", "group", "domain")},
+        domains=tuple(facts["domains"]),
+        facts={**facts["facts"], "labels": facts["labels"], "command": facts["command"]},
+    )

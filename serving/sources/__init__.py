@@ -1,0 +1,1 @@
+"""Logs of confidences, one file each format: a class whose `read` gives the table."""

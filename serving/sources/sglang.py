@@ -1,0 +1,59 @@
+"""Shards that SGLang collects for sequential temperature scaling."""
+
+import pathlib
+import pickle
+import warnings
+import zipfile
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+
+from predictors.confidences.table import Confidences, Labels, blocks, joined, table
+from runtime.errors import UserError
+from runtime.settings.kinds import Path, Text
+from serving.sources.files import matching
+
+REMEDY = "Collect again: SGLANG_DSPARK_STS_COLLECT_PATH=<stem>"
+
+
+@dataclass(frozen=True)
+class SglangShards:
+    """``<stem>.<k>.pt``: a dict of `logits` and `prefix_mask`, float32 [n, gamma], the mask 1 where
+    a draft token and all before it are the target's most probable ones. Proposals of one batch
+    follow each other and no request is named, so blocks of them count as independent."""
+
+    labels: ClassVar[Labels] = "realised"
+    files: Annotated[Path, "shards, or a pattern such as logs/sts.*.pt"]
+    domain: Annotated[Text, "what the requests were about"]
+
+    def read(self) -> Confidences:
+        """Raises UserError for files that are no such shards."""
+        return joined([self._shard(path) for path in matching(self.files)], "source.files")
+
+    def _shard(self, path: pathlib.Path) -> Confidences:
+        where = f"source.files: {path}"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # said in the error
+                found = torch.load(path, map_location="cpu", weights_only=True)
+        except (
+            *(OSError, RuntimeError, ValueError, EOFError, LookupError),
+            *(pickle.UnpicklingError, zipfile.BadZipFile),
+        ) as error:
+            reason = str(error).splitlines()[0][:80] if str(error) else type(error).__name__
+            raise UserError(f"{where} cannot be read ({reason}). {REMEDY}") from error
+        parts = [found.get(key) for key in ("logits", "prefix_mask")] if _is_dict(found) else []
+        if len(parts) != 2 or not all(isinstance(part, torch.Tensor) for part in parts):
+            raise UserError(
+                f"{where}: expected a dict of the tensors logits and prefix_mask, got"
+                f" {sorted(map(str, found))[:4] if _is_dict(found) else type(found).__name__}."
+                f" {REMEDY}"
+            )
+        logits, labels = (torch.as_tensor(part) for part in parts)
+        length = torch.full((len(logits),), logits.shape[-1] if logits.ndim == 2 else 0)
+        return table(where, self.domain, logits, labels, length, blocks(len(logits)))
+
+
+def _is_dict(found: object) -> bool:
+    return isinstance(found, dict)

@@ -1,0 +1,90 @@
+"""From an engine's log to its calibration, from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from predictors.confidences.maps import FILE, read_maps
+from runtime.errors import UserError
+from scripts import import_confidence
+from tests.confidences import TEMPERATURES, logged
+from tests.harvests import write_harvest
+from tests.programs import refused, run
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        rows = logged(1500, number)
+        shard = {"logits": rows.logits.float(), "prefix_mask": rows.labels.float()}
+        torch.save(shard, f"sts.{number}.pt")
+
+
+def imported(monkeypatch: pytest.MonkeyPatch, out: str, *more: str) -> None:
+    run(import_confidence, monkeypatch, "source.files=sts.*.pt", f"out={out}", *more)
+
+
+@pytest.mark.parametrize(
+    "method", ["sts", "sts_sglang", "temperature", "platt", "isotonic", "none"]
+)
+def test_shards_are_imported_and_calibrated(
+    method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imported(monkeypatch, "served", "source.domain=chat", "gamma=3")
+    assert "chat: 3000 proposals of 3 tokens, 48 groups" in capsys.readouterr().out
+    run(train, monkeypatch, "data=served", f"calibration={method}")
+    printed = capsys.readouterr().out
+    found = read_maps("checkpoints/confidences")
+    assert (Path("checkpoints/confidences/README.md").read_text().strip()) in printed
+    assert found["method"] == method and found["gamma"] == 3
+    assert found["kept"] is (method != "none")
+    if method != "none":
+        for t, true in zip(found["temperatures"], TEMPERATURES, strict=True):
+            assert t == pytest.approx(true, rel=0.35)
+    rows = found["scores"]["served"]["chat"]["positions"]
+    errors = [rows[0]["stages"][stage]["deepspec"][0] for stage in ("as logged", "fitted here")]
+    assert errors[1] <= errors[0] and "20 bins of equal width (DeepSpec)" in printed
+
+
+def test_calibration_is_asked_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported(monkeypatch, "served")
+    imported(monkeypatch, "other", "source.domain=code", "source.files=sts.1.pt")
+    run(train, monkeypatch, "data=served", "calibration=sts_sglang", "drift=[other]", "out=x")
+    stages = read_maps("x")["scores"]["other"]["code"]["loss"]
+    assert list(stages) == ["as logged", "fitted elsewhere", "fitted here"]
+    changed = Path("x", FILE).read_text().replace('"gamma": 3', '"gamma": 4')
+    Path("x", FILE).write_text(changed)
+    with pytest.raises(UserError, match="^calibration: .* is damaged"):
+        read_maps("x")
+
+
+def test_bad_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def line(program: object, *arguments: str) -> str:
+        return refused(program, monkeypatch, capsys, *arguments)
+
+    here = ("source.files=sts.*.pt", "out=served")
+    wrong = line(import_confidence, *here, "gamma=4")
+    assert wrong.startswith("error: gamma: expected proposals of 4 tokens, got 3")
+    assert "no file matches" in line(import_confidence, "source.files=no.*.pt")
+    Path("mine").mkdir()
+    Path("mine/x").write_text("mine")
+    assert "out: mine holds something else" in line(import_confidence, *here, "out=mine")
+    imported(monkeypatch, "served")
+    assert "out: mine holds something else" in line(train, "data=served", "out=mine")
+    torch.save({"logits": torch.zeros(99, 2), "prefix_mask": torch.zeros(99, 2)}, "two.pt")
+    run(import_confidence, monkeypatch, "source.files=two.pt", "out=two")
+    assert "drift: expected proposals of 3 tokens" in line(train, "data=served", "drift=[two]")
+    write_harvest(Path("harvest"))
+    sequential = line(train, "data=harvest", "calibration=sts")
+    assert sequential.startswith("error: calibration: sequential temperatures are for imported")
+    assert "drift:" in line(train, "data=served", "drift=[harvest]")
+    facts = json.loads(Path("served/confidences.json").read_text())
+    Path("served/confidences.json").write_text(json.dumps({**facts, "gamma": 2}))
+    assert "data: served" in line(train, "data=served")

@@ -1,0 +1,214 @@
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_gen.storage.dataset import read_records
+from runtime.errors import UserError
+from serving.sources.deepspec import DeepspecRecords
+from serving.sources.harvest import Harvest
+from serving.sources.sglang import SglangShards
+from serving.sources.sglang_debug import SglangRecords
+from tests.checkpoints import columns, write_checkpoint
+from tests.confidences import logged
+from tests.harvests import DIM, PAIR, WARP, write_harvest
+
+CONTEXT = {"pair": PAIR, "warp": WARP, "draft_warp": WARP}
+
+
+def said(read: Any) -> str:
+    with pytest.raises(UserError) as error:
+        read()
+    line = str(error.value)
+    assert line.startswith("source.") and "\n" not in line
+    return line
+
+
+# SGLang's shards ----------------------------------------------------------------------------------
+
+
+def shard(path: Path, **changed: Any) -> None:
+    rows = logged(100)
+    torch.save({"logits": rows.logits.float(), "prefix_mask": rows.labels.float(), **changed}, path)
+
+
+def test_shards_are_read_in_order(tmp_path: Path) -> None:
+    for number in (0, 2, 10):
+        shard(tmp_path / f"sts.{number}.pt", logits=torch.full((100, 3), float(number)))
+    found = SglangShards(str(tmp_path / "sts.*.pt"), "chat").read()
+    assert found.logits[:, 0].tolist() == [0.0] * 100 + [2.0] * 100 + [10.0] * 100
+    assert torch.equal(found.labels, logged(100).labels.repeat(3, 1))
+    assert found.domains == ("chat",) and len(found.group.unique()) == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"logits": torch.zeros(100, 4)}, "same shape"),
+        ({"logits": torch.zeros(100, 3) + float("nan")}, "finite logits"),
+        ({"prefix_mask": logged(100).labels.flip(1)}, "one that rises"),
+        ({"prefix_mask": None}, "expected a dict of the tensors"),
+        ({"prefix_mask": torch.zeros(3), "logits": torch.zeros(3)}, "same shape"),
+    ],
+)
+def test_other_shards_are_refused(changed: dict[str, Any], says: str, tmp_path: Path) -> None:
+    shard(tmp_path / "sts.0.pt", **changed)
+    assert says in said(SglangShards(str(tmp_path / "sts.*.pt"), "chat").read)
+
+
+def test_shards_of_two_gammas_are_refused(tmp_path: Path) -> None:
+    shard(tmp_path / "sts.0.pt")
+    shard(tmp_path / "sts.1.pt", logits=torch.zeros(9, 2), prefix_mask=torch.zeros(9, 2))
+    line = said(SglangShards(str(tmp_path / "sts.*.pt"), "chat").read)
+    assert "expected proposals of 3 tokens, got 2" in line
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("harmed"),)
+
+
+def test_foreign_files_are_refused_and_nothing_of_them_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shard(Path("cut.pt"))
+    whole = Path("cut.pt").read_bytes()
+    contents = {"cut": whole[:300], "empty": b"", "text": b"hello", "nul": b"\0" * 99}
+    for name, content in contents.items():
+        Path(f"{name}.pt").write_bytes(content)
+        assert "cannot be read" in said(SglangShards(f"{name}.pt", "chat").read), name
+    Path("harmful.pt").write_bytes(pickle.dumps(Harmful()))
+    torch.save({"logits": Harmful()}, "zipped.pt")
+    torch.save([1], "list.pt")
+    for name in ("harmful", "zipped"):
+        assert "cannot be read" in said(SglangShards(f"{name}.pt", "chat").read), name
+    assert "got list" in said(SglangShards("list.pt", "chat").read)
+    assert not Path("harmed").exists()
+    assert "no file matches" in said(SglangShards("nothing.*.pt", "chat").read)
+
+
+# DeepSpec's records -------------------------------------------------------------------------------
+
+
+def records(folder: Path, *lines: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "confidence_records.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_records_may_be_shorter_than_gamma(tmp_path: Path) -> None:
+    records(tmp_path / "gsm8k", '{"logits": [1.5, -2], "labels": [1, 0]}')
+    line = '{"logits": [0.5, 1, 2], "labels": [1, 1, 0], "extra": 3}'
+    records(tmp_path / "code", line, '{"logits": [0.25], "labels": [0]}', "")
+    found = DeepspecRecords(str(tmp_path / "*/confidence_records.jsonl"), None).read()
+    assert found.domains == ("code", "gsm8k") and found.gamma == 3
+    assert sorted(found.length.tolist()) == [1, 2, 3]
+    row = found.rows(found.length == 2)
+    assert row.logits.tolist() == [[1.5, -2, 0]] and row.labels.tolist() == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nonsense", "line 2 is not JSON"),
+        ("[]", "line 2 is not a JSON object"),
+        ('{"logits": [1]}', "line 2 is no confidence record"),
+        ('{"logits": [NaN], "labels": [1]}', "line 2 is no confidence record"),
+        ('{"logits": ["1"], "labels": [1]}', "line 2 is no confidence record"),
+        ('{"logits": [1], "labels": [2]}', "line 2 is no confidence record"),
+        ('{"logits": [1, 2], "labels": [1]}', "as many labels as logits"),
+        ('{"logits": [1, 2], "labels": [0, 1]}', "one that rises"),
+    ],
+)
+def test_other_lines_are_refused(line: str, says: str, tmp_path: Path) -> None:
+    path = records(tmp_path / "x", '{"logits": [1], "labels": [1]}', line)
+    assert says in said(DeepspecRecords(str(path), None).read)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    assert "is empty" in said(DeepspecRecords(str(records(tmp_path / "x", "")), None).read)
+    path = records(tmp_path / "x", '{"logits": [], "labels": []}')
+    assert "got none" in said(DeepspecRecords(str(path), None).read)
+
+
+# SGLang's debug records ---------------------------------------------------------------------------
+
+
+def step(*requests: dict[str, Any]) -> dict[str, Any]:
+    return {"forward_ct": 1, "bs": len(requests), "reqs": list(requests)}
+
+
+def request(verify_len: int, correct: int, rid: str | None = "a", **more: Any) -> dict[str, Any]:
+    said = {"verify_len": verify_len, "correct_drafts": correct, "cap_trim": 0, "acc_len": 1}
+    return {**said, "rid": rid, "confidence": [0.9, 0.5, 0.0], "draft_tokens": [1, 2, 3], **more}
+
+
+def dumped(path: Path, *steps: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"dspark_info_record": {"records": steps}, "version": "x"}))
+    return path
+
+
+def test_only_verified_tokens_of_debug_records_count(tmp_path: Path) -> None:
+    path = dumped(
+        tmp_path / "info.json",
+        step(request(4, 1), request(2, 1, "b")),
+        step(request(4, 2, "b", cap_trim=1), request(4, 3, confidence=None), request(1, 0)),
+        {"forward_ct": 3},
+    )
+    found = SglangRecords(str(path), "chat").read()
+    assert found.length.tolist() == [3, 1, 2, 0]
+    assert found.labels.tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert found.group.tolist() == [0, 1, 1, 0]
+    p = torch.sigmoid(found.logits[0])
+    assert p.tolist() == pytest.approx([0.9, 0.5, 5e-5])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("x", "is damaged"),
+        ('{"version": 1}', "holds no debug records"),
+        ('{"records": [{"reqs": [{"rid": "a"}]}]}', "holds no debug records"),
+        ('{"records": []}', "got none"),
+    ],
+)
+def test_other_json_is_refused(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(content)
+    assert says in said(SglangRecords(str(tmp_path / "x.json"), "chat").read)
+
+
+# Our own harvests ---------------------------------------------------------------------------------
+
+
+def test_a_harvest_says_what_its_draft_thought(tmp_path: Path) -> None:
+    folder = write_harvest(tmp_path / "data")
+    found, rounds = Harvest(str(folder), None).read(), read_records(folder, "rounds", "all")
+    assert torch.allclose(torch.sigmoid(found.logits), rounds["q_drawn"].double(), atol=1e-6)
+    inside = torch.arange(found.gamma) < found.length[:, None]
+    expected = rounds["accept_prob"].double().cumprod(1)
+    assert torch.allclose(found.labels, expected.where(inside, torch.zeros(()).double()))
+    assert torch.equal(found.group, rounds["group"]) and found.domains == ("toy",)
+
+
+@pytest.mark.parametrize("name", ["specdecpp", "value"])
+def test_a_checkpoint_says_what_it_predicts(name: str, tmp_path: Path) -> None:
+    folder = write_harvest(tmp_path / "data")
+    width = columns(name, DIM)
+    checkpoint = write_checkpoint(tmp_path / name, name, width, context=CONTEXT)
+    found = Harvest(str(folder), str(checkpoint)).read()
+    assert found.gamma == 4 and torch.isfinite(found.logits).all()
+    assert not torch.equal(found.logits, Harvest(str(folder), None).read().logits)
+
+
+def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
+    folder = write_harvest(tmp_path / "data")
+    other = write_checkpoint(tmp_path / "x", "specdecpp", DIM, context={**CONTEXT, "pair": {}})
+    assert said(Harvest(str(folder), str(other)).read).startswith("source.checkpoint:")
+    hrad = write_checkpoint(tmp_path / "hrad", "hrad", 2 * DIM, context=CONTEXT)
+    assert "of single draft tokens" in said(Harvest(str(folder), str(hrad)).read)
+    assert said(Harvest(str(tmp_path / "none"), None).read).startswith("source.data:")
