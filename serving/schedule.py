@@ -1,6 +1,6 @@
 """Draft lengths by how many requests are decoded together: what serving engines are told."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -43,14 +43,14 @@ class Schedule:
         """Batch size -> length; sizes in between draft as the next larger one does."""
         sizes = sorted(lengths)
         ranges = [Range(below + 1, size, lengths[size]) for below, size in pairwise([0, *sizes])]
-        return cls(tuple(_joined(ranges)))
+        return cls(tuple(joined(ranges)))
 
     @property
     def longest(self) -> int:
         return max(one.length for one in self.ranges)
 
 
-def _joined(ranges: list[Range]) -> list[Range]:
+def joined(ranges: Iterable[Range]) -> list[Range]:
     """Neighbours of one length as one."""
     found: list[Range] = []
     for one in ranges:

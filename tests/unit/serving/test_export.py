@@ -1,0 +1,112 @@
+"""Every engine's files, letter for letter, and what is said of the rest.
+
+To write the golden files anew: python tests/unit/serving/test_export.py"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from decoding.cost import cost_table
+from serving.export.deepspec import Deepspec
+from serving.export.known import Engine, Export
+from serving.export.sglang import Sglang
+from serving.export.tensorrt_llm import TensorrtLlm
+from serving.export.transformers import Transformers
+from serving.export.vllm import Vllm
+from serving.schedule import Range, Schedule
+from tests.exports import CURVES, calibration, known, thresholds
+
+GOLDEN = Path(__file__).with_name("golden")
+ENGINES: dict[str, Engine] = {
+    "sglang": Sglang(0.001, "EAGLE3"),
+    "vllm": Vllm("eagle3"),
+    "tensorrt_llm": TensorrtLlm("Eagle3", 256),
+    "deepspec": Deepspec(),
+    "transformers": Transformers("confidence"),
+}
+NEVER = Schedule((Range(1, 32, 0),))
+
+
+def golden(made: Export) -> str:
+    files = [f"== {name}\n{text}" for name, text in made.files.items()]
+    return "\n".join([*files, "== to start with", *made.launch, "== left out", *made.left_out, ""])
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_golden_files(name: str) -> None:
+    assert golden(ENGINES[name].export(known())) == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_what_is_not_given_is_not_written(name: str) -> None:
+    nothing = known(calibration=None, costs=None, schedule=None, thresholds=None, gamma=None)
+    made = ENGINES[name].export(nothing)
+    assert made.files == {} and made.launch == [] and made.left_out == []
+
+
+@pytest.mark.parametrize("name", ["sglang", "deepspec"])
+def test_maps_that_are_no_temperatures_are_named(name: str) -> None:
+    made = ENGINES[name].export(known(calibration=calibration(CURVES, note="it helps nobody")))
+    said = "\n".join(made.left_out)
+    assert "the maps of positions 2, 3 are no temperatures (isotonic)" in said
+    assert "the map of survival" in said and "although it helps nobody" in said
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm", "tensorrt_llm", "transformers"])
+def test_a_schedule_that_never_drafts(name: str) -> None:
+    only = known(calibration=None, costs=None, thresholds=None, gamma=None, schedule=NEVER)
+    made = ENGINES[name].export(only)
+    assert made.files == {} and "nothing is drafted" in "\n".join(made.left_out)
+
+
+def tensorrt(schedule: Schedule | None, **more: Any) -> tuple[dict[str, Any], Export]:
+    made = ENGINES["tensorrt_llm"].export(known(schedule=schedule, **more))
+    return yaml.safe_load(made.files["speculative_config.yaml"])["speculative_config"], made
+
+
+def test_tensorrt_takes_no_later_length_above_the_first() -> None:
+    schedule = Schedule((Range(1, 2, 2), Range(3, 4, 5), Range(5, 8, 1)))
+    config, made = tensorrt(schedule)
+    assert config["max_draft_len"] == 2 and config["draft_len_schedule"] == {4: 2, 8: 1}
+    assert "longer ones are cut" in made.left_out[0]
+
+
+def test_one_range_is_a_cut_off_as_well() -> None:
+    _, made = tensorrt(Schedule((Range(1, 16, 4), Range(17, 64, 0))))
+    config = yaml.safe_load(made.files["max_concurrency.yaml"])["speculative_config"]
+    assert config["max_concurrency"] == 16 and "draft_len_schedule" not in config
+
+
+def test_the_floor_is_where_drafts_cost_what_they_bring() -> None:
+    config, _ = tensorrt(None, costs=cost_table(1, {1: 10, 4: 11}))
+    assert config["acceptance_rate_threshold"] == pytest.approx((14 / 10 - 1) / 3, abs=1e-6)
+    config, made = tensorrt(None, costs=cost_table(10, {1: 10, 4: 20}))
+    assert config["acceptance_rate_threshold"] == 1.0
+    assert "never pays" in "\n".join(made.left_out)
+
+
+def test_costs_of_one_number_of_rows_are_no_table() -> None:
+    made = ENGINES["sglang"].export(known(costs=cost_table(1, 10)))
+    assert "sps.json" not in made.files and "one number of rows" in "\n".join(made.left_out)
+    made = ENGINES["sglang"].export(known(calibration=None, gamma=None))
+    assert "they take a draft's length" in "\n".join(made.left_out)
+
+
+def test_a_rule_that_was_not_tuned() -> None:
+    made = ENGINES["transformers"].export(known(thresholds=thresholds()))
+    assert '"assistant_confidence_threshold": 0.0' in made.files["generation_config.json"]
+    assert made.left_out[0] == "thresholds: nothing is tuned of confidence"
+
+
+def test_rates_of_prefixes_never_rise() -> None:
+    made = ENGINES["vllm"].export(known(calibration=calibration(accepted=[0.75, 0.5, 0.625])))
+    rates = yaml.safe_load(made.files["synthetic.json"])["synthetic_acceptance_rates"]
+    assert rates == [0.75, 0.5, 0.5]
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for engine, made_of in ENGINES.items():
+        (GOLDEN / f"{engine}.txt").write_text(golden(made_of.export(known())))
