@@ -36,7 +36,7 @@ class Export(Group):
     out: Annotated[Output, "folder of the files"]
 
 
-main = Program(__file__, Export, "programs.export")
+main = Program(__file__, Export, "programs.serving.export")
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,7 @@ class ImportConfidence(Group):
     out: Annotated[Output, "folder of the table"]
 
 
-main = Program(__file__, ImportConfidence, "programs.import_confidence")
+main = Program(__file__, ImportConfidence, "programs.serving.import_confidence")
 
 if __name__ == "__main__":
     main()
