@@ -17,10 +17,12 @@ from predictors.confidences.scores import as_logged, by_maps, helps, scored
 from predictors.confidences.sts import Sts
 from predictors.confidences.table import Confidences, is_imported, read_confidences
 from predictors.training.held_out import cross_fitted
+from runtime.compatibility import incompatible
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.json_files import write_checksummed
 
+CONTEXT = ("pair", "warp", "draft_warp")  # of harvests; no engine logs it
 LOGGED, HERE, ELSEWHERE = "as logged", "fitted here", "fitted elsewhere"
 """What errors are told of: the confidences as they are; maps fitted on other groups of the same
 data; maps fitted on the data of another folder."""
@@ -74,15 +76,11 @@ def calibrate_imported(
     data: str, method: Method, drift: Sequence[str], out: Path, command: str
 ) -> None:
     """data, drift: folders of scripts/import_confidence.py; out: folder that is written. Raises
-    UserError for other gammas than that of `data`."""
+    UserError as `refuse_other`."""
     rows = read_confidences(data)
     others = {other: read_confidences(other, "drift") for other in drift}
     for other, found in others.items():
-        if found.gamma != rows.gamma:
-            raise UserError(
-                f"drift: expected proposals of {rows.gamma} tokens, as in {data}, got"
-                f" {found.gamma} in {other}. Leave it out"
-            )
+        refuse_other(data, rows, other, found)
     maps, held_out = method.maps(rows), method.held_out(rows)
     kept = helps(rows, held_out)
     scores = {data: scored(rows, {LOGGED: as_logged(rows), HERE: held_out})}
@@ -94,6 +92,23 @@ def calibrate_imported(
         write_checksummed(fresh / FILE, whole)
         (fresh / "README.md").write_text(page(whole) + "\n", encoding="utf-8")
     print(f"\n{page(whole)}\n\nsaved in {out}")
+
+
+def refuse_other(data: str, rows: Confidences, other: str, found: Confidences) -> None:
+    """Raise UserError where `other` is of another gamma, pair or distribution, as far as known."""
+    if found.gamma != rows.gamma:
+        raise UserError(
+            f"drift: expected proposals of {rows.gamma} tokens, as in {data}, got {found.gamma} in"
+            f" {other}. Leave it out"
+        )
+    known = {
+        key: rows.facts[key] for key in CONTEXT if {key} <= rows.facts.keys() & found.facts.keys()
+    }
+    if unlike := incompatible(found.facts, known):
+        name, made, here = unlike[0]
+        raise UserError(
+            f"drift: {other} was made with {name}={made}, {data} with {here}. Leave it out"
+        )
 
 
 def _carried(rows: Confidences, method: Method, maps: PositionMaps) -> Mapping[str, Tensor]:

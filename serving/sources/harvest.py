@@ -1,13 +1,14 @@
 """Confidences of our own harvests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from data_gen.samples import inputs_of, read_inputs, refuse_short_rounds
+from data_gen.samples import EMBEDDINGS, inputs_of, read_inputs, refuse_short_rounds
 from data_gen.storage.dataset import read_manifest, read_records, read_responses
+from data_gen.storage.shards import FEATURES
 from predictors.base import Predictor, Records, load_predictor
 from predictors.confidences.table import Confidences, Labels, joined, table
 from predictors.outcomes import Chances, foresees
@@ -39,7 +40,8 @@ class Harvest:
             predictor = self._predictor(manifest)
             rounds = read_inputs(self.data, predictor, "rounds", "all", COLUMNS)
             confidence = acceptance(predictor, rounds)
-        return self._by_dataset(torch.logit(confidence, 1e-7), rounds)
+        found = self._by_dataset(torch.logit(confidence, 1e-7), rounds)
+        return replace(found, facts={key: manifest[key] for key in CONTEXT})
 
     def _predictor(self, manifest: dict[str, Any]) -> Predictor:
         wanted = {key: manifest[key] for key in CONTEXT}
@@ -49,7 +51,12 @@ class Harvest:
                 f"source.checkpoint: expected a predictor of single draft tokens, got"
                 f" {predictor.name}. Give another, or null"
             )
-        inputs_of(self.data, predictor)
+        reads = set(inputs_of(self.data, predictor).columns(predictor.when))
+        if not manifest["features_stored"] and reads & {*FEATURES, *EMBEDDINGS}:
+            raise UserError(
+                f"source.checkpoint: {self.checkpoint} reads hidden states, {self.data} stores"
+                " none. Harvest with features=stored"
+            )
         refuse_short_rounds(self.data, predictor)
         return predictor
 

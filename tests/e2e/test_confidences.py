@@ -9,6 +9,7 @@ import torch
 import train
 from predictors.confidences.maps import FILE, read_maps
 from runtime.errors import UserError
+from runtime.json_files import write_checksummed
 from scripts import import_confidence
 from tests.confidences import TEMPERATURES, logged
 from tests.harvests import write_harvest
@@ -61,6 +62,24 @@ def test_calibration_is_asked_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
     Path("x", FILE).write_text(changed)
     with pytest.raises(UserError, match="^calibration: .* is damaged"):
         read_maps("x")
+
+
+def test_another_pair_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        write_harvest(Path(name), gamma=3)
+        if name == "b":
+            manifest = json.loads(Path("b/manifest.json").read_text())
+            pair = {**manifest["pair"], "draft": "zz"}
+            write_checksummed(Path("b/manifest.json"), {**manifest, "pair": pair})
+        run(
+            import_confidence, monkeypatch, "source=harvest", f"source.data={name}", f"out=q-{name}"
+        )
+    line = refused(train, monkeypatch, capsys, "data=q-a", "drift=[q-b]")
+    assert line == "error: drift: q-b was made with pair.draft=zz, q-a with bb. Leave it out"
+    imported(monkeypatch, "served")
+    run(train, monkeypatch, "data=q-a", "drift=[served]", "calibration=sts_sglang")
 
 
 def test_bad_input_is_one_line(

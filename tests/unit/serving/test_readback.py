@@ -1,12 +1,13 @@
 """Exported files, read by the engines' own code where a CPU can run it, else against what the
 engines' sources demand of them."""
 
+import ast
 import importlib.util
 import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ from serving.sources.sglang import SglangShards
 from tests.confidences import logged
 from tests.exports import COSTS, SCHEDULE, TEMPERATURES, known
 
-SGLANG = "sglang==0.5.23"
+SGLANG, VLLM = "sglang==0.5.23", "vllm==0.33.0"
 SCHEDULES = [SCHEDULE, Schedule.at({1: 5}), Schedule((Range(1, 2, 2), Range(3, 9, 6)))]
 
 
@@ -68,6 +69,31 @@ def test_vllm_finds_a_length_for_every_batch(schedule: Schedule, tmp_path: Path)
     assert rates["rejection_sample_method"] == "synthetic"
 
 
+@pytest.mark.slow
+def test_vllm_reads_its_files(clean: None, tmp_path: Path) -> None:
+    names = ("vllm.v1.spec_decode.dynamic.utils", "vllm.config.speculative")
+    utils, config = extracted(VLLM, names, tmp_path)
+    lookup = module(names[0], utils).build_dynamic_sd_schedule_lookup
+    methods = [
+        node
+        for node in ast.walk(ast.parse(config.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "_resolve_synthetic_acceptance_rates"
+    ]
+    space: dict[str, Any] = {}
+    methods[0].decorator_list = []
+    exec(compile(ast.Module(methods, []), str(config), "exec"), space)
+    for schedule in SCHEDULES:
+        written(tmp_path, Vllm("eagle3"), schedule=schedule)
+        found = json.loads((tmp_path / "speculative_config.json").read_text())
+        most = found["num_speculative_tokens"]
+        dense = lookup(found["num_speculative_tokens_per_batch_size"], 64, most)
+        for one in schedule.ranges:
+            assert set(dense[one.low : one.high + 1]) == {one.length}
+        rates = json.loads((tmp_path / "synthetic.json").read_text())
+        count, said = rates["num_speculative_tokens"], rates["synthetic_acceptance_rates"]
+        assert space["_resolve_synthetic_acceptance_rates"](count, said, None) == said
+
+
 # As tensorrt_llm/llmapi/llm_args.py demands -------------------------------------------------------
 
 
@@ -100,35 +126,52 @@ ABSENT = {  # what adaptive_spec_params imports of the rest of the engine and ne
 }
 
 
-@pytest.fixture(scope="module")
-def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ModuleType]]:
-    """Modules read from the wheel one by one; nothing is installed."""
-    folder = tmp_path_factory.mktemp("sglang")
-    for command in (
-        ("download", "--no-deps", SGLANG, "-d", str(folder)),
-        ("install", "--no-deps", "msgspec", "--target", str(folder / "with")),
-    ):
-        pip = [sys.executable, "-m", "pip", "-q", *command]
-        if subprocess.run(pip, capture_output=True, timeout=300, check=False).returncode:
-            pytest.skip(f"pip {' '.join(command[:3])} fails here")
+def pip(*command: str) -> None:
+    whole = [sys.executable, "-m", "pip", "-q", *command]
+    if subprocess.run(whole, capture_output=True, timeout=600, check=False).returncode:
+        pytest.skip(f"pip {' '.join(command[:3])} fails here")
+
+
+def extracted(engine: str, names: Iterable[str], folder: Path) -> list[Path]:
+    """Files of an engine's wheel, read one by one; nothing of it is installed."""
+    pip("download", "--no-deps", engine, "-d", str(folder))
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        found = [Path(wheel.extract(f"{name.replace('.', '/')}.py", folder)) for name in names]
+    path.unlink()
+    return found
+
+
+def module(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    found = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    """What is imported in between is forgotten."""
     before, paths = set(sys.modules), list(sys.path)
-    sys.path.insert(0, str(folder / "with"))
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    sys.path[:] = paths
+
+
+@pytest.fixture
+def sglang(clean: None, tmp_path: Path) -> dict[str, ModuleType]:
+    pip("install", "--no-deps", "msgspec", "--target", str(tmp_path / "with"))
+    sys.path.insert(0, str(tmp_path / "with"))
     for name, words in ABSENT.items():
         sys.modules[name] = ModuleType(name)
         for word in words:
             setattr(sys.modules[name], word, lambda *_, **__: None)
-    found = {}
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        for part, name in PARTS.items():
-            path = wheel.extract(f"{name.replace('.', '/')}.py", folder)
-            spec = importlib.util.spec_from_file_location(name, path)
-            assert spec and spec.loader
-            found[part] = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found[part])
-    yield found
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
-    sys.path[:] = paths
+    files = extracted(SGLANG, PARTS.values(), tmp_path)
+    return {
+        part: module(name, path) for (part, name), path in zip(PARTS.items(), files, strict=True)
+    }
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 
 from data_gen.storage.dataset import read_records
 from runtime.errors import UserError
+from runtime.json_files import write_checksummed
 from serving.sources.deepspec import DeepspecRecords
 from serving.sources.harvest import Harvest
 from serving.sources.sglang import SglangShards
@@ -212,3 +213,14 @@ def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
     hrad = write_checkpoint(tmp_path / "hrad", "hrad", 2 * DIM, context=CONTEXT)
     assert "of single draft tokens" in said(Harvest(str(folder), str(hrad)).read)
     assert said(Harvest(str(tmp_path / "none"), None).read).startswith("source.data:")
+
+
+def test_states_that_were_not_stored_are_missed_in_one_line(tmp_path: Path) -> None:
+    folder = write_harvest(tmp_path / "data")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    write_checksummed(folder / "manifest.json", {**manifest, "features_stored": False})
+    checkpoint = write_checkpoint(tmp_path / "x", "specdecpp", DIM, context=CONTEXT)
+    line = said(Harvest(str(folder), str(checkpoint)).read)
+    assert line.startswith("source.checkpoint:") and "stores none" in line
+    facts = Harvest(str(folder), None).read().facts
+    assert facts == {"pair": PAIR, "warp": WARP, "draft_warp": WARP}
