@@ -73,7 +73,7 @@ def table(
     logits, labels = logits.double(), labels.double()
     inside = torch.arange(logits.shape[1]) < length[:, None]
     logits, labels = (values.where(inside, torch.zeros(())) for values in (logits, labels))
-    if not torch.isfinite(logits).all():
+    if not torch.isfinite(logits.float()).all():
         _refuse(where, "finite logits", "NaN or infinity")
     if not ((labels >= 0) & (labels <= 1)).all():
         _refuse(where, "labels between 0 and 1", "others")

@@ -1,5 +1,6 @@
 import json
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,23 @@ def test_foreign_files_are_refused_and_nothing_of_them_runs(
     assert "no file matches" in said(SglangShards("nothing.*.pt", "chat").read)
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_changed_bytes_are_read_or_refused(zipped: bool, tmp_path: Path) -> None:
+    rows, path, choose = logged(20), tmp_path / "sts.0.pt", random.Random(0)
+    shard = {"logits": rows.logits.float(), "prefix_mask": rows.labels.float()}
+    torch.save(shard, path, _use_new_zipfile_serialization=zipped)
+    whole = path.read_bytes()
+    for _ in range(300):
+        changed = bytearray(whole)
+        for _ in range(choose.choice([1, 2, 8])):
+            changed[choose.randrange(len(changed))] = choose.randrange(256)
+        path.write_bytes(changed)
+        try:
+            SglangShards(str(path), "chat").read()
+        except UserError as error:
+            assert "\n" not in str(error)
+
+
 # DeepSpec's records -------------------------------------------------------------------------------
 
 
@@ -120,6 +138,7 @@ def test_records_may_be_shorter_than_gamma(tmp_path: Path) -> None:
         ("[]", "line 2 is not a JSON object"),
         ('{"logits": [1]}', "line 2 is no confidence record"),
         ('{"logits": [NaN], "labels": [1]}', "line 2 is no confidence record"),
+        ('{"logits": [1e300], "labels": [1]}', "finite logits"),
         ('{"logits": ["1"], "labels": [1]}', "line 2 is no confidence record"),
         ('{"logits": [1], "labels": [2]}', "line 2 is no confidence record"),
         ('{"logits": [1, 2], "labels": [1]}', "as many labels as logits"),
