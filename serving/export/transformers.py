@@ -53,6 +53,10 @@ class Transformers:
         if rule is None:
             made.left_out.append(f"thresholds: nothing is tuned of {self.rule}")
             return 0.0
+        made.left_out.append(
+            "thresholds: here they are on the draft's probability at temperature 1; transformers"
+            " takes that after the draft's logits processors"
+        )
         if not rule["speculate"]:
             made.left_out.append(f"thresholds: no threshold of {self.rule} makes drafts pay here")
         return float(rule["threshold"])
