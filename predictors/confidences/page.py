@@ -19,7 +19,8 @@ def page(facts: Mapping[str, Any]) -> str:
         f"{facts['proposals']} proposals of {facts['gamma']} tokens at most, {facts['groups']}"
         " groups. Intervals: 95 % bootstrap over groups. Errors are of the predicted survival (all"
         " tokens so far accepted); `fitted here` is fitted on other groups of the same data (five"
-        " folds), `fitted elsewhere` on the data above.",
+        " folds), `fitted elsewhere` on the data above. `by chance`: of labels that are drawn with"
+        " the probabilities of the column before.",
         f"Temperatures ({facts['temperatures_fitted']}): "
         + ", ".join(f"{value:.3f}" for value in facts["temperatures"]),
     ]
@@ -48,9 +49,10 @@ def _change(value: list[float], number: int) -> str:
 
 def _table(found: Mapping[str, Any], key: str, title: str) -> str:
     stages = list(found["loss"])
+    columns = [*stages, *(["by chance"] if key == "deepspec" else [])]
     lines = [
-        [f"calibration error, %, {title}: position", "accepted", *stages],
-        ["---"] * (len(stages) + 2),
+        [f"calibration error, %, {title}: position", "accepted", *columns],
+        ["---"] * (len(columns) + 2),
     ]
     for one in found["positions"]:
         cells = [
@@ -58,6 +60,8 @@ def _table(found: Mapping[str, Any], key: str, title: str) -> str:
             for stage in stages
             if one["stages"]
         ]
+        if one["stages"] and key == "deepspec":
+            cells.append(_shown([100 * value for value in one["stages"][stages[-1]]["perfect"]], 1))
         lines.append([str(one["position"]), f"{one['accepted']:.3f}", *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from predictors.confidences.maps import PositionMaps, accepted_length_loss
-from predictors.confidences.sts import width_bins
+from predictors.confidences.sts import equal_width_ece, width_bins
 from predictors.confidences.table import Confidences
 from predictors.reliability import mean_gap, reliability, two_columns
 from predictors.training.held_out import better
 
 ENGINES = {"deepspec": 20, "sglang": 15}
 """Bins of equal width of the engines' calibration errors, both of the predicted survival."""
+DRAWS = 100
 Stages = Mapping[str, Tensor]
 """By name, a predicted survival [n, gamma] of the same proposals."""
 
@@ -58,14 +59,31 @@ def _position(rows: Confidences, stages: Stages, position: int) -> dict[str, Any
 
 def errors(predicted: Tensor, labels: Tensor, group: Tensor) -> dict[str, Any]:
     """Estimates: the calibration error as each engine defines it, `ours` (bins of equal mass), and
-    `brier`. All [n]."""
+    `brier`; `perfect`: what the first engine's would be if all predictions were right. All [n]."""
     gap = (predicted - labels)[:, None]
     found: dict[str, Any] = {
         name: mean_gap(one_hot(width_bins(predicted, bins), bins) * gap, group, 0)
         for name, bins in ENGINES.items()
     }
     own = reliability(two_columns(predicted), two_columns(labels), group)
-    return {**found, "ours": own["ece"], "brier": mean_gap(gap.square(), group, 0)}
+    return {
+        **found,
+        "ours": own["ece"],
+        "brier": mean_gap(gap.square(), group, 0),
+        "perfect": perfect(predicted, ENGINES["deepspec"]),
+    }
+
+
+def perfect(predicted: Tensor, bins: int) -> list[float]:
+    """Mean calibration error, and where 95 % of them lie, of labels [n] drawn with the predicted
+    probabilities, each by itself: what so few rows leave of it by chance."""
+    generator = torch.Generator().manual_seed(0)
+    shape, errors = predicted.shape, list[float]()
+    for _ in range(DRAWS):
+        coins = torch.rand(shape, generator=generator)
+        errors.append(equal_width_ece(predicted, (coins < predicted).double(), bins))
+    found = torch.tensor(errors, dtype=torch.float64)
+    return [found.mean().item(), *found.quantile(found.new_tensor([0.025, 0.975])).tolist()]
 
 
 def helps(rows: Confidences, held_out: Tensor) -> bool:

@@ -117,6 +117,10 @@ def test_errors_of_perfect_predictions_are_small() -> None:
     coins = torch.rand(20000, generator=torch.Generator().manual_seed(1))
     found = errors(p, (coins < p).double(), torch.arange(20000) // 64)
     assert all(found[name][0] < 0.02 for name in ("deepspec", "sglang", "ours"))
+    mean, low, high = found["perfect"]
+    assert low < mean < high and found["deepspec"][0] < 2 * mean
+    few = errors(p[:500], (coins[:500] < p[:500]).double(), torch.arange(500) // 64)
+    assert few["perfect"][0] > 3 * mean
 
 
 def test_a_position_without_proposals_is_named() -> None:
