@@ -113,12 +113,12 @@ def test_survival_is_fitted_where_it_helps() -> None:
 
 
 def test_errors_of_perfect_predictions_are_small() -> None:
-    p = torch.rand(20000, generator=torch.Generator().manual_seed(0)).double()
+    p = torch.rand(20000, generator=torch.Generator().manual_seed(2)).double()
     coins = torch.rand(20000, generator=torch.Generator().manual_seed(1))
     found = errors(p, (coins < p).double(), torch.arange(20000) // 64)
     assert all(found[name][0] < 0.02 for name in ("deepspec", "sglang", "ours"))
     mean, low, high = found["perfect"]
-    assert low < mean < high and found["deepspec"][0] < 2 * mean
+    assert low < mean < high and low <= found["deepspec"][0] <= high
     few = errors(p[:500], (coins[:500] < p[:500]).double(), torch.arange(500) // 64)
     assert few["perfect"][0] > 3 * mean
 
