@@ -21,6 +21,8 @@ from runtime.compatibility import incompatible
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.json_files import write_checksummed
+from runtime.processes import this_process
+from runtime.sweep import is_job, job_folder
 
 CONTEXT = ("pair", "warp", "draft_warp")  # of harvests; no engine logs it
 LOGGED, HERE, ELSEWHERE = "as logged", "fitted here", "fitted elsewhere"
@@ -62,10 +64,14 @@ def imported(cfg: DictConfig) -> bool:
 
 
 def main(cfg: DictConfig, command: str) -> None:
-    """Of train.py, whose settings `cfg` are."""
+    """Of train.py, whose settings `cfg` are. The first of several processes does it alone."""
+    if not this_process().is_main_process:
+        return
     name = str(HydraConfig.get().runtime.choices["calibration"])
     fit, sts = (instantiate(cfg.calibration[key]) for key in ("fit", "sequential"))
-    out = checked_folder("out", "checkpoints/confidences" if cfg.out is None else cfg.out)
+    default = f"checkpoints/confidences{'-sweep' if is_job() else ''}"
+    out = checked_folder("out", default if cfg.out is None else cfg.out)
+    out = job_folder(out, FILE) if is_job() else out
     refuse_foreign(out, FILE)
     method = Method(name, fit, sts, cfg.calibration.survival)
     with only_writer(out):

@@ -64,6 +64,13 @@ def test_calibration_is_asked_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
         read_maps("x")
 
 
+def test_jobs_of_a_sweep_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported(monkeypatch, "served")
+    run(train, monkeypatch, "-m", "data=served", "calibration=sts_sglang,none")
+    found = [read_maps(path.parent)["method"] for path in Path("checkpoints").rglob(FILE)]
+    assert sorted(found) == ["none", "sts_sglang"]
+
+
 def test_another_pair_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
