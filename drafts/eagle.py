@@ -1,4 +1,4 @@
-"""An EAGLE-style draft in training (`decoding.models.eagle`): several tokens of a draft at once.
+"""An EAGLE-style draft in training (`decoding.models.eagle.maps`): several tokens of a draft at once.
 
 Step 1 computes every row from the target's hidden states; step k the same rows as they are when the
 last k - 1 tokens before were drafted: its input is the output of step k - 1 one row before, and it
@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 from decoding.models.draft_model import own_layers
-from decoding.models.eagle import EPS, FILE, FeatureMaps, read_maps
+from decoding.models.eagle.maps import EPS, FILE, FeatureMaps, read_maps
 from decoding.models.loading import load_llama
 from drafts.chats import Chat, ChatPool
+from drafts.ordinary import write_model
 from runtime.errors import UserError
 from runtime.settings.kinds import Field
 
@@ -125,8 +126,10 @@ class EagleInTraining:
             found.append((torch.cat(own).float(), torch.cat(target).float()))
         return found
 
-    def write(self, folder: Path) -> None:
-        """The maps in bfloat16, by which a draft is known to be EAGLE-style."""
+    def write(self, folder: Path, vocabulary: Path | None) -> None:
+        """See `DraftInTraining`; the maps, by which a draft is known to be EAGLE-style, in bfloat16
+        as well."""
+        write_model(self.model, folder, vocabulary)
         maps = self.maps.finished(torch.bfloat16)
         tensors = {"from_states": maps.from_states, "from_own": maps.from_own}
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -163,19 +166,18 @@ def unrolled(
         if step:
             x = embedding + maps.from_own(shifted(outputs[-1], 1, dim=1))
         for layer, before in zip(layers, known, strict=True):
-            query, key, value = projected(layer, x, cos[0], sin[0])
+            attention, normed = layer.self_attn, layer.input_layernorm(x)
+            query, key, value = projected(attention, normed, cos[0], sin[0])
             before.append((key, value))
-            x = x + layer.self_attn.o_proj(attend(query, before).transpose(1, 2).flatten(2))
+            x = x + attention.o_proj(attend(query, before).transpose(1, 2).flatten(2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         outputs.append(draft.model.norm(x))
     return outputs
 
 
-def projected(layer: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries [B, heads, n, d] and keys, and values [B, kv_heads, n, d], of a Llama layer.
-    x: [B, n, H]; cos, sin: [n, d]."""
-    attention = layer.self_attn
-    x = layer.input_layernorm(x)
+def projected(attention: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries [B, heads, n, d] and keys, and values [B, kv_heads, n, d], of a Llama layer's
+    attention. x: [B, n, H], what it reads; cos, sin: [n, d]."""
     query, key, value = (
         linear(x).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -189,9 +191,9 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x) + torch.cat((-second, first), dim=-1) * sin.to(x)
 
 
-def attend(query: Tensor, known: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def attend(query: Tensor, known: Sequence[tuple[Tensor, Tensor]], alone: int = 0) -> Tensor:
     """[B, heads, n, d]. known: keys and values [B, kv_heads, n, d] of every step so far, the
-    query's own last.
+    query's own last; alone: first rows that no other row sees.
 
     Row i of step k sees rows up to i - k + 1 of step 1 and row i - k + s of each step s from 2 to
     k."""
@@ -200,9 +202,13 @@ def attend(query: Tensor, known: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     keys, values = (
         [part.repeat_interleave(groups, 1) for part in parts] for parts in zip(*known, strict=True)
     )
-    if steps == 1:
+    if steps == 1 and not alone:
         return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
     visible = torch.ones(n, n, dtype=torch.bool, device=query.device).tril(1 - steps)
+    visible[:, :alone] = False
+    if steps == 1:
+        visible[:alone].fill_diagonal_(True)
+        return F.scaled_dot_product_attention(query, keys[0], values[0], attn_mask=visible)
     scores = (query @ keys[0].transpose(2, 3)).masked_fill(~visible, -1e4)
     later = [shifted(key, steps - step, dim=2) for step, key in enumerate(keys[1:], 2)]
     drafted = torch.stack([(query * key).sum(-1) for key in later], -1)

@@ -1,6 +1,7 @@
 """An ordinary draft: a few transformer layers of its own between the target's embeddings and its
 output layer (`decoding.models.draft_model`)."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from decoding.models.draft_model import copied_layers, draft_from_layers, is_own, own_layers
+from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from drafts.chats import Chat, ChatPool
 from runtime.errors import UserError
 from runtime.settings.kinds import Distinct, Field, Says, Size, Text
@@ -89,8 +91,16 @@ class OrdinaryInTraining:
         own = [hidden[row, chat.start - 1 : len(chat.tokens) - 1] for row, chat in enumerate(chats)]
         return [(torch.cat(own), torch.cat([chat.hidden for chat in chats]).to(hidden))]
 
-    def write(self, folder: Path) -> None:
-        """Nothing: it is a model like any other."""
+    def write(self, folder: Path, vocabulary: Path | None) -> None:
+        """See `DraftInTraining`."""
+        write_model(self.model, folder, vocabulary)
+
+
+def write_model(model: LlamaForCausalLM, folder: Path, vocabulary: Path | None) -> None:
+    """A model in bfloat16, and a copy of the tokens it proposes, if they are not all."""
+    model.bfloat16().save_pretrained(folder)
+    if vocabulary is not None:
+        shutil.copyfile(vocabulary, folder / VOCABULARY)
 
 
 def read_layers(path: Path) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@ draft, `pair.draft` of any command."""
 
 import platform
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary
 from drafts.chats import ChatPool
 from drafts.generation import ChatWriter, written_tokens
@@ -181,12 +179,9 @@ def provenance(
 
 
 def save(cfg: DictConfig, run: DraftTraining, out: Path, record: dict[str, Any]) -> None:
-    """All files of the draft or none: a model in bfloat16, the target's tokenizer, the tokens it
-    proposes, and `record`."""
+    """All files of the draft or none: what its kind writes, the target's tokenizer, and
+    `record`."""
     with replaced_folder(out, MARKER) as folder:
-        run.draft.model.bfloat16().save_pretrained(folder)
+        run.draft.write(folder, vocabulary_file(cfg))
         AutoTokenizer.from_pretrained(Path(cfg.pair.target).expanduser()).save_pretrained(folder)
-        run.draft.write(folder)
-        if (vocabulary := vocabulary_file(cfg)) is not None:
-            shutil.copyfile(vocabulary, folder / VOCABULARY)
         write_json(folder / MARKER, record)

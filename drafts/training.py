@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from drafts.chats import Chat, ChatPool, batches
 from drafts.losses import Overlap, head_gradient, measure_overlap
@@ -56,7 +56,7 @@ class TrainingConfig:
 class DraftInTraining(Protocol):
     """A draft while it is trained: all that one kind of draft has and another has not."""
 
-    model: LlamaForCausalLM
+    model: PreTrainedModel
     weights: Sequence[float]
     """Of the losses of step 1, 2, ...: step k is the k-th token of a draft."""
     factors: Mapping[str, float]
@@ -73,8 +73,9 @@ class DraftInTraining(Protocol):
         dtype: of the matrix products."""
         ...
 
-    def write(self, folder: Path) -> None:
-        """Write what the folder of the finished draft holds besides a model."""
+    def write(self, folder: Path, vocabulary: Path | None) -> None:
+        """Write the finished draft to its folder, in bfloat16. vocabulary: file of the tokens it
+        was trained to say; None: all."""
         ...
 
 

@@ -26,8 +26,8 @@ from transformers import (
 
 from decoding.models.draft_model import draft_from_layers
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
-from decoding.models.eagle import FILE as MAPS_FILE
-from decoding.models.eagle import MAPS
+from decoding.models.eagle.maps import FILE as MAPS_FILE
+from decoding.models.eagle.maps import MAPS
 from drafts.rounded import write_rounded_draft
 from drafts.shipping import EAGLE_PROVENANCE
 from runtime.errors import UserError

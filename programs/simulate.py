@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from data_gen.samples import refuse_other_distributions
 from data_gen.storage.dataset import read_manifest
-from decoding.models.eagle import FILE
+from decoding.models.eagle.maps import FILE
 from decoding.stopping.base import setting_of
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.overlapped.settings import BranchRecords, is_serial, refuse_short, settings_of

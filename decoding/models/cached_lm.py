@@ -68,9 +68,10 @@ class CachedLM:
         self._recorded: list[int] | None = None  # layers whose hidden states are kept in `states`
         self.states = torch.zeros(0)
         self._added: torch.Tensor | None = None  # [1, n, H], to the embeddings of the call
-        self.network: Forward = (
-            LlamaForward(model, self.max_length) if fits(model) else TransformersForward(model)
-        )
+        self.network: Forward = self._network_of(model)
+
+    def _network_of(self, model: PreTrainedModel) -> Forward:
+        return LlamaForward(model, self.max_length) if fits(model) else TransformersForward(model)
 
     def forward(
         self,

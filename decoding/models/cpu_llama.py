@@ -5,7 +5,7 @@ than what surrounds them: wrappers, hooks, masks, norms in six steps. Here the p
 are one (queries, keys and values; gate and up), a norm is three steps and a rotation three. Numbers
 are those of transformers up to rounding: in bfloat16 it rounds in between where this does not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +74,9 @@ class DecoderLayer:
         self.heads = attention.q_proj.out_features // self.dim
         self.kv_heads = attention.k_proj.out_features // self.dim
         self.groups = self.heads // self.kv_heads
-        self._norms = RMSNorm(layer.input_layernorm), RMSNorm(layer.post_attention_layernorm)
+        self._norms = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
+        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self._head_norms = [norm_of(norm) for norm in norms if norm is not None]
         self._qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self._gate_up = joined(mlp.gate_proj, mlp.up_proj)
         self._out: nn.Linear = attention.o_proj
@@ -88,7 +90,19 @@ class DecoderLayer:
 
         The n rows are appended to `cache`. Returns [B, n, H], a new tensor.
         """
-        x = x + self._out.forward(self._attend(self._norms[0](x), cos, sin, cache, mask))
+        return self.rest(x, self._norms[0](x), (cos, sin), cache, mask)
+
+    def rest(
+        self,
+        x: Tensor,
+        u: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        cache: BufferLayer,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """What comes after the first norm. x: [B, n, H], what attention is added to; u: what it
+        reads."""
+        x = x + self._out.forward(self._attend(u, *rotation, cache, mask))
         gate, up = self._gate_up.forward(self._norms[1](x)).chunk(2, -1)
         return x + self._down.forward(F.silu(gate).mul_(up))
 
@@ -97,15 +111,20 @@ class DecoderLayer:
     ) -> Tensor:
         states = self._qkv.forward(x).view(*x.shape[:2], -1, self.dim).transpose(1, 2)
         turned = self.heads + self.kv_heads
-        rotated, values = (
-            rotate(states.narrow(1, 0, turned), cos, sin),
-            states.narrow(1, turned, self.kv_heads),
-        )
+        values = states.narrow(1, turned, self.kv_heads)
+        rotated = rotate(self._normed(states.narrow(1, 0, turned)), cos, sin)
         queries, keys = (
             rotated.narrow(1, 0, self.heads),
             rotated.narrow(1, self.heads, self.kv_heads),
         )
         return attend(queries, *cache.update(keys, values), mask).flatten(2)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """Queries and keys [B, heads + kv_heads, n, d], each after its norm where there is one."""
+        if not self._head_norms:
+            return x
+        parts = x.split([self.heads, self.kv_heads], 1)
+        return torch.cat([norm(p) for norm, p in zip(self._head_norms, parts, strict=True)], 1)
 
 
 class RMSNorm:
@@ -124,6 +143,11 @@ class RMSNorm:
             F.layer_norm(torch.cat([x, -x], -1), (2 * size,), eps=self._eps)[..., :size]
             * self._weight
         )
+
+
+def norm_of(module: Any) -> Callable[[Tensor], Tensor]:
+    """A norm as transformers has it, or an `nn.Identity`, which is its own."""
+    return module if isinstance(module, nn.Identity) else RMSNorm(module)
 
 
 def rotations(rotary: Any, length: int, dtype: torch.dtype) -> Tensor:

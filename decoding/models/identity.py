@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import digest
-from decoding.models.eagle import EagleDraft, FeatureMaps
+from decoding.models.eagle.draft import EagleDraft, Reader
 from decoding.models.mixed import MixedForward, mix_of
 
 
@@ -21,7 +21,7 @@ def draft_fingerprint(draft: CachedLM) -> str:
     distributions q: what belongs to one does not belong to the other."""
     parts = [model_fingerprint(draft.model)]
     if draft.reads_target:
-        parts.append(_maps_fingerprint(cast(EagleDraft, draft).maps))
+        parts.append(_reader_fingerprint(cast(EagleDraft, draft).maps))
     network = draft.network
     vocabulary = network.vocabulary if isinstance(network, MixedForward) else draft.vocabulary
     if vocabulary is not None:
@@ -31,9 +31,8 @@ def draft_fingerprint(draft: CachedLM) -> str:
     return ", ".join(parts)
 
 
-def _maps_fingerprint(maps: FeatureMaps) -> str:
-    picked = [str(_picked(weights, 64)) for weights in (maps.from_states, maps.from_own)]
-    return digest_of([json.dumps(maps.layers), *picked])
+def _reader_fingerprint(reader: Reader) -> str:
+    return digest_of([reader.described, *(str(_picked(w, 64)) for w in reader.tensors)])
 
 
 def model_fingerprint(model: PreTrainedModel, samples: int = 64) -> str:

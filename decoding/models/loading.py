@@ -20,7 +20,8 @@ from transformers.quantizers import AutoQuantizationConfig
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import KEY as VOCABULARY
 from decoding.models.draft_vocabulary import keep_rows, own_vocabulary, read_vocabulary, with_ends
-from decoding.models.eagle import EagleDraft, read_maps
+from decoding.models.eagle.draft import EagleDraft
+from decoding.models.eagle.maps import read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
 from decoding.models.mixed import mix_in
 from decoding.models.options import (

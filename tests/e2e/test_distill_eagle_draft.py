@@ -13,7 +13,7 @@ import programs.evaluate
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import write_vocabulary
-from decoding.models.eagle import EagleDraft
+from decoding.models.eagle.draft import EagleDraft
 from decoding.models.loading import ModelPair
 from drafts.chats import Chat, save_chats
 from drafts.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from data_gen.records import label
 from data_gen.settings import HarvestSettings
-from decoding.models.eagle import FILE
+from decoding.models.eagle.maps import FILE
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Warp
 from predictors.features.layers import side_by_side

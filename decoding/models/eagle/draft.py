@@ -1,100 +1,51 @@
-"""An EAGLE-style draft that reads its target's hidden states: besides its token, each row gets what
-the target made of the text before.
+"""A draft that reads its target's hidden states: besides its token, each row gets what the target
+made of the text before.
 
-After Li et al. 2024 (EAGLE, 2401.15077) and 2025 (EAGLE-3, 2503.01840). The row of the token at
-position t gets that token's embedding plus a linear map of the target's hidden states at t - 1,
-which the target computed when it verified the tokens up to there. Where it has not (from the second
-token of a draft on), another map of the draft's own last hidden state at t - 1 stands in for them.
-Everything after that is an ordinary draft: its layers, the target's output layer. q is the
-distribution the tokens are drawn from, so every verification rule is as exact as with any draft.
+The row of the token at position t gets the target's hidden states at t - 1, which the target
+computed when it verified the tokens up to there. Where it has not (from the second token of a draft
+on), the draft's own hidden state at t - 1 stands in for them. q is the distribution the tokens are
+drawn from, so every verification rule is as exact as with any draft. Rows of accepted tokens are
+computed anew from the target's states as soon as there are some, as in EAGLE (2401.15077)."""
 
-How we differ: the draft need not have a single layer; the maps are added to the embedding instead
-of joined with it, so that training can start from an ordinary draft (maps of zeros); rows of
-accepted tokens are computed anew from the target's states as soon as there are some, as in EAGLE.
-"""
-
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
-from runtime.errors import UserError
-
-MAPS = ("from_states", "from_own")
-FILE = (  # beside the draft's weights: what makes it a draft that reads along
-    "target_features.safetensors"
-)
 
 
-@dataclass(frozen=True)
-class FeatureMaps:
-    """What is added to the embeddings.
+class Reader(Protocol):
+    """What a draft makes of hidden states before it reads them: a `FeatureMaps`, or a `Fusion`."""
 
-    layers: the target's hidden states that are read besides the last one (0: embeddings, i: after
-    layer i)
-    from_states: [H, (L + 1) * H_target], of the target's states, each divided by its root mean
-    square
-    from_own: [H, H], of the draft's last hidden state
-    """
+    @property
+    def layers(self) -> Sequence[int]:
+        """The target's hidden states that are read besides the last one (0: embeddings, i: after
+        layer i)."""
+        ...
 
-    layers: tuple[int, ...]
-    from_states: Tensor
-    from_own: Tensor
+    @property
+    def described(self) -> str:
+        """What a fingerprint says besides `tensors`."""
+        ...
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """Weights that are not the draft model's own."""
+        ...
 
     def of_target(self, states: Tensor) -> Tensor:
         """[..., H] from the target's states [..., L + 1, H_target]; zeros for zeros, which stand
         for no state."""
-        wide = states.to(torch.promote_types(states.dtype, torch.float32))
-        scaled = F.rms_norm(wide, states.shape[-1:], eps=EPS).to(self.from_states)
-        return F.linear(scaled.flatten(-2), self.from_states)
+        ...
 
     def of_own(self, hidden: Tensor) -> Tensor:
-        """[n, H] from the draft's last hidden states [n, H]."""
-        return F.linear(hidden.to(self.from_own), self.from_own)
-
-
-EPS = 1e-5
-
-
-def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> FeatureMaps | None:
-    """The maps in the folder of a draft, in its dtype and on its device; None for an ordinary
-    draft.
-
-    Raises UserError where the file is damaged or does not fit these models.
-    """
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, "pt") as file:
-            layers = tuple(json.loads(file.metadata()["layers"]))
-            from_states, from_own = file.get_tensor("from_states"), file.get_tensor("from_own")
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"pair.draft: {path} is damaged ({error}). Train it: python scripts/distill_draft.py"
-            " draft=eagle"
-        ) from error
-    width, source = like.config.hidden_size, target.config.hidden_size
-    wanted = {(width, (len(layers) + 1) * source), (width, width)}
-    known = range(target.config.num_hidden_layers + 1)
-    if {tuple(from_states.shape), tuple(from_own.shape)} != wanted or not all(
-        layer in known for layer in layers
-    ):
-        raise UserError(
-            f"pair.draft: {path} reads states of another target than pair.target. Train one for it:"
-            " python scripts/distill_draft.py draft=eagle"
-        )
-    return FeatureMaps(
-        layers, from_states.to(like.device, like.dtype), from_own.to(like.device, like.dtype)
-    )
+        """[n, H] from the draft's own states [n, H]."""
+        ...
 
 
 class EagleDraft(CachedLM):
@@ -106,7 +57,7 @@ class EagleDraft(CachedLM):
         self,
         model: PreTrainedModel,
         target: CachedLM,
-        maps: FeatureMaps,
+        maps: Reader,
         *,
         vocab_size: int | None = None,
         max_length: int | None = None,
@@ -118,6 +69,7 @@ class EagleDraft(CachedLM):
         self._target = target
         target.record(maps.layers)
         self.record([])  # its own last hidden states
+        self._width: int = model.config.get_text_config().hidden_size
 
     def forward(
         self,
@@ -180,10 +132,14 @@ class EagleDraft(CachedLM):
             added = self.maps.of_target(states)
             return F.pad(added, (0, 0, len(before) - len(added), 0))[None]
         if first < 0:
-            return self.maps.from_own.new_zeros(1, len(before), len(self.maps.from_own))
+            return self._nothing(len(before))
         if all(row < verified for row in before):
             return self.maps.of_target(self._target.states[before])[None]
         assert all(verified <= row < self.length for row in before), (
             "drafted rows come after those before them"
         )
         return self.maps.of_own(self.states[before, 0])[None]
+
+    def _nothing(self, rows: int) -> Tensor:
+        """[1, rows, H] for rows before which there is no state."""
+        return torch.zeros(1, rows, self._width, dtype=self.model.dtype, device=self.device)

@@ -1,0 +1,216 @@
+"""EAGLE-1 and EAGLE-3 drafts as they are published (Li et al. 2024, 2401.15077; 2025, 2503.01840).
+
+The row of the token x_t reads a feature f of the text up to x_{t-1}: where the target has seen it,
+`fc` of some of its hidden states there, else the draft's own output one row before. EAGLE-3 joins
+the two before the attention of its first layer, u = [norm(e); norm(f)], and adds what comes out to
+f; EAGLE-1 makes them one before its layers, x = fc([e; f]).
+
+The first token of a text has no feature. Published drafts have no row for it; here it has one, as
+everywhere, that no other row sees (`without_first`)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaPreTrainedModel, PreTrainedConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from decoding.interfaces import RowsWanted
+from decoding.models.cached_lm import CachedLM
+from decoding.models.cpu_llama import DecoderLayer, norm_of, rotations
+from decoding.models.eagle.draft import EagleDraft
+from decoding.models.forward import Forward, Rows, picked
+from decoding.models.kv_cache import BufferCache, folded
+
+LAYERS = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by `model_type`
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """In what published drafts differ.
+
+    layers: hidden states of the target that `fc` joins (0: embeddings, i: after layer i); none:
+        EAGLE-1, which reads the last one
+    norm_before_residual: attention is added to norm(f) instead of f
+    norm_before_fc, fc_norm: the joined states have a norm, or each of them has one
+    norm_output: what is fed back comes after the final norm
+    final_norm: there is one, before the output layer
+    fc_bias: of EAGLE-1
+    """
+
+    layers: tuple[int, ...] = ()
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    final_norm: bool = True
+    fc_bias: bool = False
+
+
+class PublishedModel(LlamaPreTrainedModel):
+    """The weights of such a draft, under the names that speculators gives them."""
+
+    def __init__(
+        self, config: PreTrainedConfig, flavour: Flavour, says: int, target_width: int
+    ) -> None:
+        """config: of a Llama or Qwen3, whose layers the draft has; says: tokens of its output
+        layer; target_width: of the target's hidden states."""
+        super().__init__(config)
+        self.flavour = flavour
+        width, eps, joined = config.hidden_size, config.rms_norm_eps, len(flavour.layers)
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        inputs = joined * target_width if joined else width + target_width
+        self.fc = nn.Linear(inputs, width, bias=flavour.fc_bias)
+        if flavour.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(inputs, eps)
+        if flavour.fc_norm:
+            norms = [LlamaRMSNorm(target_width, eps) for _ in flavour.layers]
+            self.fc_norm = nn.ModuleList(norms)
+        kind: Any = LAYERS[config.model_type]
+        self.layers = nn.ModuleList(kind(config, i) for i in range(config.num_hidden_layers))
+        if joined:
+            self._join_in(self.layers[0], width, eps)
+        else:
+            self.layers[0].input_layernorm = nn.Identity()
+        if flavour.final_norm:
+            self.norm = LlamaRMSNorm(width, eps)
+        self.lm_head = nn.Linear(width, says, bias=False)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+
+    @staticmethod
+    def _join_in(layer: Any, width: int, eps: float) -> None:
+        """Let the first layer read embedding and feature."""
+        layer.hidden_norm = LlamaRMSNorm(width, eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(layer.self_attn, name)
+            wide = nn.Linear(2 * width, old.out_features, old.bias is not None)
+            setattr(layer.self_attn, name, wide)
+
+    def fused(self, states: Tensor) -> Tensor:
+        """[..., H], the feature of each row, from the target's states [..., L + 1, H_target], the
+        last one among them; zeros for zeros."""
+        flavour, dtype = self.flavour, self.fc.weight.dtype
+        if not flavour.layers:
+            return states[..., -1, :].to(self.device, dtype)
+        states = states[..., :-1, :].to(self.device, dtype)
+        if flavour.fc_norm:
+            parts = zip(self.fc_norm, states.unbind(-2), strict=True)
+            states = torch.stack([norm(part) for norm, part in parts], -2)
+        joined = states.flatten(-2)
+        fused: Tensor = self.fc(self.input_norm(joined) if flavour.norm_before_fc else joined)
+        return fused
+
+
+class PublishedForward:
+    """The `Forward` of a `PublishedModel`. Of L layers there are L + 2 hidden states: embeddings,
+    what each layer gives, and what the output layer reads."""
+
+    def __init__(self, model: PublishedModel, max_length: int) -> None:
+        """max_length: positions lie below it."""
+        self._model, self._flavour = model, model.flavour
+        self._joins = bool(model.flavour.layers)
+        self._layers = [DecoderLayer(layer) for layer in model.layers]
+        self._norm = norm_of(model.norm if model.flavour.final_norm else nn.Identity())
+        first: Any = model.layers[0]
+        if self._joins:
+            self._of_token, self._of_feature = (
+                norm_of(first.input_layernorm),
+                norm_of(first.hidden_norm),
+            )
+        self._rotation = rotations(model.rotary_emb, max_length, model.dtype)
+
+    def __call__(
+        self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
+    ) -> tuple[Tensor, list[Tensor]]:
+        """See `Forward`; `rows.added` are the features."""
+        e = F.embedding(rows.tokens, self._model.embed_tokens.weight)
+        f = torch.zeros_like(e) if rows.added is None else rows.added
+        cos, sin = self._rotation[:, rows.positions].unsqueeze(2)
+        mask = without_first(rows, cache.layer(0).length, e.dtype)
+        mask = None if mask is None else folded(mask, self._layers[0].groups)
+        x, u = self._begun(e, f)
+        found = [e]
+        for index, layer in enumerate(self._layers):
+            rotation, part = (cos, sin), cache.layer(index)
+            given = layer.rest(x, u, rotation, part, mask) if index == 0 else None
+            x = layer(x, cos, sin, part, mask) if given is None else given
+            found.append(x)
+        found.append(self._norm(x))
+        return self._model.lm_head(picked(found[-1], logits)), [found[i] for i in hidden]
+
+    def _begun(self, e: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, n, H] and [B, n, H or 2 H]: what the first layer adds to, and what it reads."""
+        if not self._joins:
+            x = self._model.fc(torch.cat([e, f], -1))
+            return x, x
+        normed = self._of_feature(f)
+        u = torch.cat([self._of_token(e), normed], -1)
+        return normed if self._flavour.norm_before_residual else f, u
+
+
+def without_first(rows: Rows, length: int, dtype: torch.dtype) -> Tensor | None:
+    """The mask of `rows`, appended to `length` cached ones, without each text's first row for all
+    but itself: it is the first that a row sees. None: one row that begins its text."""
+    n, lowest = rows.tokens.shape[1], torch.finfo(dtype).min
+    mask = rows.mask
+    if mask is None and n == 1:
+        if not length:
+            return None
+        mask = torch.zeros(1, 1, 1, length + 1, dtype=dtype, device=rows.tokens.device)
+    elif mask is None:
+        whole = torch.full((n, n), lowest, dtype=dtype, device=rows.tokens.device)
+        mask = whole.triu(1)[None, None]
+    first = (mask == 0).to(torch.uint8).argmax(-1, keepdim=True)
+    later = (rows.positions > 0).to(mask.dtype)[:, None, :, None]
+    return mask.scatter(-1, first, (later * lowest).expand(first.shape).to(mask))
+
+
+class Fusion:
+    """What a published draft makes of hidden states: a `Reader`."""
+
+    tensors: tuple[Tensor, ...] = ()  # all weights are the model's
+
+    def __init__(self, model: PublishedModel) -> None:
+        self._model = model
+        self.layers = model.flavour.layers
+        self.described = json.dumps(asdict(model.flavour))
+
+    def of_target(self, states: Tensor) -> Tensor:
+        """See `Reader`."""
+        return self._model.fused(states)
+
+    def of_own(self, hidden: Tensor) -> Tensor:
+        """See `Reader`: they are features already."""
+        return hidden
+
+
+class PublishedDraft(EagleDraft):
+    """An `EagleDraft` of which any engine can make use."""
+
+    def __init__(
+        self,
+        model: PublishedModel,
+        target: CachedLM,
+        *,
+        vocab_size: int | None = None,
+        max_length: int | None = None,
+        vocabulary: Tensor | None = None,
+    ) -> None:
+        """vocabulary: [k], the tokens of its output layer; None: all of the target's."""
+        options = {"vocab_size": vocab_size, "max_length": max_length, "vocabulary": vocabulary}
+        super().__init__(model, target, Fusion(model), **options)
+        self.hidden_states = len(model.layers) + 2
+        self.record([] if model.flavour.norm_output else [-2])  # what is fed back comes first
+
+    def _network_of(self, model: PreTrainedModel) -> Forward:
+        assert isinstance(model, PublishedModel)
+        return PublishedForward(model, self.max_length)
