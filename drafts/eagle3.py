@@ -75,8 +75,9 @@ def first_draft(target: LlamaForCausalLM, layers: tuple[int, ...], size: float) 
     with target.device:
         model = PublishedModel(config, Flavour(layers, fc_norm=True), *target.lm_head.weight.shape)
     first, last = (target.model.layers[index] for index in (0, -1))
-    model.layers[0].load_state_dict(last.state_dict(), strict=False)
     layer: Any = model.layers[0]
+    same = {name: x for name, x in last.state_dict().items() if name.split(".")[-2] not in READS}
+    layer.load_state_dict(same, strict=False)
     for name in READS:
         halves = [getattr(side.self_attn, name).weight for side in (first, last)]
         getattr(layer.self_attn, name).weight.copy_(torch.cat(halves, 1))
