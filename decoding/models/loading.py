@@ -20,7 +20,9 @@ from transformers.quantizers import AutoQuantizationConfig
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import KEY as VOCABULARY
 from decoding.models.draft_vocabulary import keep_rows, own_vocabulary, read_vocabulary, with_ends
+from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.draft import EagleDraft
+from decoding.models.eagle.loading import load_published
 from decoding.models.eagle.maps import read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
 from decoding.models.mixed import mix_in
@@ -59,10 +61,11 @@ def load_pair(cfg: DictConfig) -> ModelPair:
     Raises UserError naming ``pair.target`` or ``pair.draft`` for a missing folder, an unsupported
     architecture or different vocabularies, and ``pair.draft_vocabulary`` for a file that is not
     about this vocabulary, ``pair.draft_mix`` for no share."""
-    configs = {side: load_config(side, cfg) for side in ("target", "draft")}
-    tokenizers = {side: load_tokenizer(side, cfg) for side in ("target", "draft")}
+    sides = ("target",) if find_checkpoint(cfg) else ("target", "draft")  # which have their own
+    configs = {side: load_config(side, cfg) for side in sides}
+    tokenizers = {side: load_tokenizer(side, cfg) for side in sides}
     vocab_size = min(config.get_text_config().vocab_size for config in configs.values())
-    check_same_vocabulary(tokenizers["target"], tokenizers["draft"], vocab_size)
+    check_same_vocabulary(tokenizers["target"], tokenizers[sides[-1]], vocab_size)
     tokens = draft_tokens(cfg, vocab_size)
     model = _load_model("target", cfg)
     target = CachedLM(model, vocab_size=vocab_size, max_length=cfg.max_length)
@@ -75,6 +78,13 @@ def load_pair(cfg: DictConfig) -> ModelPair:
 def load_draft(cfg: DictConfig, target: CachedLM, vocabulary: torch.Tensor | None) -> CachedLM:
     """The draft of a ``conf/pair`` group, of whatever kind its files say, for a target that is
     loaded. vocabulary: [k], the tokens it may propose (`draft_tokens`); None: all."""
+    if checkpoint := find_checkpoint(cfg):
+        if vocabulary is not None:
+            raise UserError(
+                f"{VOCABULARY}: expected null, for pair.draft says which tokens it has, got a file."
+                f" Set {VOCABULARY}=null"
+            )
+        return load_published(checkpoint, cfg, target)
     model = _load_model("draft", cfg, vocabulary)
     maps = read_maps(Path(source_of("draft", cfg)), model, target.model)
     options = {

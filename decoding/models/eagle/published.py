@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaPreTrainedModel, PreTrainedConfig, PreTrainedModel
+from transformers import LlamaPreTrainedModel, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaRMSNorm,
@@ -59,9 +59,7 @@ class Flavour:
 class PublishedModel(LlamaPreTrainedModel):
     """The weights of such a draft, under the names that speculators gives them."""
 
-    def __init__(
-        self, config: PreTrainedConfig, flavour: Flavour, says: int, target_width: int
-    ) -> None:
+    def __init__(self, config: Any, flavour: Flavour, says: int, target_width: int) -> None:
         """config: of a Llama or Qwen3, whose layers the draft has; says: tokens of its output
         layer; target_width: of the target's hidden states."""
         super().__init__(config)
@@ -122,10 +120,8 @@ class PublishedForward:
         self._norm = norm_of(model.norm if model.flavour.final_norm else nn.Identity())
         first: Any = model.layers[0]
         if self._joins:
-            self._of_token, self._of_feature = (
-                norm_of(first.input_layernorm),
-                norm_of(first.hidden_norm),
-            )
+            self._of_token = norm_of(first.input_layernorm)
+            self._of_feature = norm_of(first.hidden_norm)
         self._rotation = rotations(model.rotary_emb, max_length, model.dtype)
 
     def __call__(
@@ -138,11 +134,10 @@ class PublishedForward:
         mask = without_first(rows, cache.layer(0).length, e.dtype)
         mask = None if mask is None else folded(mask, self._layers[0].groups)
         x, u = self._begun(e, f)
-        found = [e]
-        for index, layer in enumerate(self._layers):
-            rotation, part = (cos, sin), cache.layer(index)
-            given = layer.rest(x, u, rotation, part, mask) if index == 0 else None
-            x = layer(x, cos, sin, part, mask) if given is None else given
+        x = self._layers[0].rest(x, u, (cos, sin), cache.layer(0), mask)
+        found = [e, x]
+        for index, layer in enumerate(self._layers[1:], 1):
+            x = layer(x, cos, sin, cache.layer(index), mask)
             found.append(x)
         found.append(self._norm(x))
         return self._model.lm_head(picked(found[-1], logits)), [found[i] for i in hidden]
@@ -206,7 +201,11 @@ class PublishedDraft(EagleDraft):
         vocabulary: Tensor | None = None,
     ) -> None:
         """vocabulary: [k], the tokens of its output layer; None: all of the target's."""
-        options = {"vocab_size": vocab_size, "max_length": max_length, "vocabulary": vocabulary}
+        options: Any = {
+            "vocab_size": vocab_size,
+            "max_length": max_length,
+            "vocabulary": vocabulary,
+        }
         super().__init__(model, target, Fusion(model), **options)
         self.hidden_states = len(model.layers) + 2
         self.record([] if model.flavour.norm_output else [-2])  # what is fed back comes first

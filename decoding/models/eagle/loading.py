@@ -1,0 +1,129 @@
+"""A published EAGLE draft from its files, for a target that is loaded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from decoding.models.cached_lm import CachedLM
+from decoding.models.cpu_llama import FIXED_ROTATIONS
+from decoding.models.eagle.checkpoint import Checkpoint, read_tensors
+from decoding.models.eagle.formats import Config, flavour_of, layer_config, renamed
+from decoding.models.eagle.published import PublishedDraft, PublishedModel
+from decoding.models.options import device_map_of, on_cpu, options_of, resolve_dtype, where_of
+from decoding.models.packing import pack_linears
+from runtime.errors import UserError
+
+OTHER = "Give a draft that was trained for pair.target"
+
+
+def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) -> PublishedDraft:
+    """The draft of a ``conf/pair`` group. What its files leave out (embeddings, the output layer)
+    is the target's.
+
+    Raises UserError for damaged files, and for a draft of another target."""
+    if more := sorted(options_of("draft", cfg).keys() - where_of("draft", cfg).keys()):
+        raise UserError(
+            f"pair.draft_options: expected none for an EAGLE draft, got {more[0]}. Leave it away"
+        )
+    tensors = renamed(read_tensors(checkpoint.weights))
+    depth = target.hidden_states - 1
+    flavour, config = flavour_of(checkpoint, tensors, depth), layer_config(checkpoint, tensors)
+    if config.rope_parameters["rope_type"] not in FIXED_ROTATIONS:
+        raise UserError(
+            f"pair.draft: expected a rope_type of {', '.join(sorted(FIXED_ROTATIONS))}, got"
+            f" {config.rope_parameters['rope_type']}. Give another draft"
+        )
+    _add_shared(tensors, config, target)
+    vocabulary = _vocabulary(tensors, config.vocab_size)
+    width = target.model.config.get_text_config().hidden_size
+    with torch.device("meta"):
+        model = PublishedModel(config, flavour, len(tensors["lm_head.weight"]), width)
+    _check(model, tensors, checkpoint)
+    device, dtype = _place(cfg, target, tensors)
+    model.load_state_dict({n: x.to(device, dtype) for n, x in tensors.items()}, assign=True)
+    model.rotary_emb = LlamaRotaryEmbedding(config, device)
+    pack_linears(model.requires_grad_(False))
+    sizes = {"vocab_size": target.vocab_size, "max_length": cfg.max_length}
+    return PublishedDraft(model, target, **sizes, vocabulary=vocabulary)
+
+
+def _add_shared(tensors: dict[str, Tensor], config: Config, target: CachedLM) -> None:
+    """Take what is absent from the target. Raises UserError where it has another vocabulary, or
+    another size."""
+    wanted, found = target.model.config.get_text_config().vocab_size, config.vocab_size
+    if found != wanted:
+        raise UserError(
+            f"pair.draft: expected vocab_size {wanted}, as of pair.target, got {found}. {OTHER}"
+        )
+    shared = {
+        "embed_tokens.weight": target.model.get_input_embeddings(),
+        "lm_head.weight": target.model.get_output_embeddings(),
+    }
+    for name, module in shared.items():
+        if name in tensors:
+            continue
+        weight = module.weight.detach()
+        if weight.shape[1] != config.hidden_size:
+            raise UserError(
+                f"pair.draft: expected hidden_size {weight.shape[1]}, as of pair.target, for it has"
+                f" no {name}, got {config.hidden_size}. {OTHER}"
+            )
+        tensors[name] = weight
+
+
+def _vocabulary(tensors: dict[str, Tensor], size: int) -> Tensor | None:
+    """[k], the target's tokens that the output layer is about; None: all. Takes d2t away.
+
+    Raises UserError where they are none of the target's."""
+    offsets, says = tensors.pop("d2t", None), len(tensors["lm_head.weight"])
+    if offsets is None:
+        if says != size:
+            raise UserError(
+                f"pair.draft: expected d2t, for its output layer has {says} tokens and its target"
+                f" {size}, got none. Give another draft"
+            )
+        return None
+    if offsets.shape != (says,) or offsets.is_floating_point():
+        raise UserError(
+            f"pair.draft: expected d2t with {says} whole numbers, got {offsets.dtype} of shape"
+            f" {list(offsets.shape)}. Give another draft"
+        )
+    tokens = offsets.long() + torch.arange(says)
+    if len(tokens.unique()) < says or int(tokens.min()) < 0 or int(tokens.max()) >= size:
+        raise UserError(
+            f"pair.draft: expected d2t to name {says} different tokens from 0 to {size - 1}, got"
+            " others. Give another draft"
+        )
+    return tokens
+
+
+def _check(model: PublishedModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Raises UserError where the tensors are not those of `model`."""
+    wanted = {name: list(x.shape) for name, x in model.state_dict().items()}
+    found = {name: list(x.shape) for name, x in tensors.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) == found.get(name):
+            continue
+        raise UserError(
+            f"pair.draft: expected {name} of shape {wanted.get(name)} for pair.target, got"
+            f" {found.get(name)} in {checkpoint.weights}. {OTHER}"
+        )
+
+
+def _place(
+    cfg: DictConfig, target: CachedLM, tensors: Mapping[str, Tensor]
+) -> tuple[torch.device, torch.dtype]:
+    """Where the draft goes: one device, the target's where several are asked for."""
+    asked: Any = device_map_of("draft", cfg)
+    if on_cpu(asked):
+        device = torch.device("cpu")
+    else:
+        one = isinstance(asked, str) and not asked.startswith(("auto", "balanced", "sequential"))
+        device = torch.device(asked) if one else target.device
+    stored = tensors["fc.weight"].dtype
+    dtype = resolve_dtype(cfg.draft_dtype, device.type, stored)
+    return device, dtype if isinstance(dtype, torch.dtype) else stored
