@@ -1,5 +1,5 @@
-"""Our own EAGLE-style draft in training (`decoding.models.eagle.maps`): several tokens of a draft at
-once.
+"""Our own EAGLE-style draft in training (`decoding.models.eagle.maps`): several tokens of a draft
+at once.
 
 Step 1 computes every row from the target's hidden states; step k the same rows as they are when the
 last k - 1 tokens before were drafted: its input is the output of step k - 1 one row before, and it

@@ -84,7 +84,7 @@ def first_draft(target: LlamaForCausalLM, layers: tuple[int, ...], size: float) 
     layer.input_layernorm.weight.copy_(first.input_layernorm.weight)
     layer.hidden_norm.weight.copy_(last.input_layernorm.weight)
     for norm in model.fc_norm:
-        norm.weight.fill_(size)  # type: ignore[operator, union-attr]
+        norm.weight.fill_(size)  # type: ignore[operator]
     nn.init.zeros_(model.fc.weight)
     nn.init.eye_(model.fc.weight[:, -config.hidden_size :])
     for ours, theirs in (

@@ -12,7 +12,6 @@ from decoding.models.eagle.published import Flavour
 from decoding.models.eagle.speculators import FLAGS
 from runtime.errors import UserError
 
-Config = LlamaConfig | Qwen3Config
 IDS = "eagle_aux_hidden_state_layer_ids"
 UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # what others say, or know
 
@@ -57,7 +56,7 @@ def _layers(config: Mapping[str, Any], depth: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def layer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Config:
+def layer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Any:
     """Of the draft's own layers, as many as there are. Raises UserError for layers of another
     kind."""
     config: Any = checkpoint.config

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import FIXED_ROTATIONS
 from decoding.models.eagle.checkpoint import Checkpoint, read_tensors
-from decoding.models.eagle.formats import Config, flavour_of, layer_config, renamed
+from decoding.models.eagle.formats import flavour_of, layer_config, renamed
 from decoding.models.eagle.published import PublishedDraft, PublishedModel
 from decoding.models.options import device_map_of, on_cpu, options_of, resolve_dtype, where_of
 from decoding.models.packing import pack_linears
@@ -45,13 +45,13 @@ def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) ->
     _check(model, tensors, checkpoint)
     device, dtype = _place(cfg, target, tensors)
     model.load_state_dict({n: x.to(device, dtype) for n, x in tensors.items()}, assign=True)
-    model.rotary_emb = LlamaRotaryEmbedding(config, device)
+    model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
     pack_linears(model.requires_grad_(False))
     sizes = {"vocab_size": target.vocab_size, "max_length": cfg.max_length}
     return PublishedDraft(model, target, **sizes, vocabulary=vocabulary)
 
 
-def _add_shared(tensors: dict[str, Tensor], config: Config, target: CachedLM) -> None:
+def _add_shared(tensors: dict[str, Tensor], config: Any, target: CachedLM) -> None:
     """Take what is absent from the target. Raises UserError where it has another vocabulary, or
     another size."""
     wanted, found = target.model.config.get_text_config().vocab_size, config.vocab_size

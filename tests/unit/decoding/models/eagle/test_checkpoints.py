@@ -1,0 +1,196 @@
+"""The formats of published EAGLE drafts: what is read is what was written, and all else is one
+line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from decoding.models.eagle.published import PublishedDraft
+from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.pair import SETTINGS, open_pair
+from runtime.errors import UserError
+from tests.eagles import (
+    FLAVOURS,
+    SAYS,
+    published_pair,
+    random_model,
+    write_eagle1,
+    write_flat,
+    write_speculators,
+)
+
+TEXT = torch.tensor([3, 4, 5, 6, 7, 8])
+
+
+def opened(tiny_pair_dir: Path, draft: Path, **settings: object) -> ModelPair:
+    settings = {"dtype": "float64", "draft_vocabulary": None} | settings
+    return open_pair(str(tiny_pair_dir / "target"), str(draft), **settings)
+
+
+def logits(pair: ModelPair) -> torch.Tensor:
+    pair.target.forward(TEXT[:-1])
+    rows = [pair.draft.forward(TEXT).logits, pair.draft.forward(TEXT[:1]).logits]
+    return torch.cat(rows)
+
+
+def written(folder: Path, name: str, form: str) -> Path:
+    model = random_model(FLAVOURS[name], qwen=name == "residual")
+    if form == "eagle1":
+        return write_eagle1(folder, model)
+    if form == "speculators":
+        return write_speculators(folder, model, SAYS)
+    return write_flat(folder, model, SAYS, forge=form == "specforge")
+
+
+READ = [
+    *[(name, "speculators") for name in ("plain", "residual", "before_fc", "each")],
+    ("usual", "safeailab"),
+    *[(name, "specforge") for name in ("plain", "no_norm")],
+    ("eagle1", "eagle1"),
+]
+
+
+@pytest.mark.parametrize(("name", "form"), READ)
+def test_what_is_read_has_the_logits_of_what_was_written(
+    name: str, form: str, tiny_pair_dir: Path, tmp_path: Path
+) -> None:
+    found = opened(tiny_pair_dir, written(tmp_path / "draft", name, form))
+    assert isinstance(found.draft, PublishedDraft)
+    expected = published_pair(FLAVOURS[name], qwen=name == "residual")
+    model, target = expected.draft.model, expected.target.model
+    if form == "safeailab":
+        model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+    if form == "eagle1":
+        model.lm_head.weight.copy_(target.lm_head.weight)
+    wanted, got = logits(expected), logits(found)
+    said = torch.arange(32) if form == "eagle1" else SAYS
+    torch.testing.assert_close(got[:, said], wanted[:, said], rtol=1e-5, atol=1e-6)
+    assert got.isfinite().any(0).nonzero().flatten().tolist() == said.tolist()
+    assert found.draft.model.flavour == FLAVOURS[name]
+
+
+def test_each_flag_is_another_draft(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    """Another fingerprint, too: harvests belong to one of them."""
+    folder = written(tmp_path / "draft", "plain", "speculators")
+    one = pair_identity(opened(tiny_pair_dir, folder))["draft"]
+    change(folder, norm_before_residual=True)
+    other = opened(tiny_pair_dir, folder)
+    assert other.draft.model.flavour.norm_before_residual
+    assert pair_identity(other)["draft"] != one
+
+
+def test_layers_that_are_not_named_are_the_usual_ones(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / "draft", "plain", "speculators")
+    change(folder, eagle_aux_hidden_state_layer_ids=None)
+    assert opened(tiny_pair_dir, folder).draft.model.flavour.layers == (2, 2, 1)
+
+
+def change(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def reshape(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop(name, None)
+    save_file(tensors | ({} if tensor is None else {name: tensor}), folder / "model.safetensors")
+
+
+def inner(folder: Path, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    change(folder, transformer_layer_config=config | values)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (lambda f: (f / "model.safetensors").write_bytes(b"no"), "model.safetensors is damaged"),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        "expected model.safetensors or pytorch_model.bin in .*, got neither",
+    ),
+    "another kind": (
+        lambda f: change(f, speculators_model_type="mlp"),
+        "expected a speculator of kind eagle3, got 'mlp'",
+    ),
+    "both norms": (
+        lambda f: change(f, norm_before_fc=True, fc_norm=True),
+        "expected norm_before_fc or fc_norm in its config.json, got both",
+    ),
+    "deep layers": (
+        lambda f: change(f, eagle_aux_hidden_state_layer_ids=[1, 2, 4]),
+        r"expected eagle_aux_hidden_state_layer_ids from 0 to 3, .* got \[1, 2, 4\]",
+    ),
+    "no layers": (
+        lambda f: change(f, transformer_layer_config=None),
+        "expected transformer_layer_config in its config.json, got none",
+    ),
+    "another activation": (
+        lambda f: inner(f, hidden_act="gelu"),
+        "expected hidden_act silu in its config.json, got gelu",
+    ),
+    "another vocabulary": (
+        lambda f: inner(f, vocab_size=40),
+        "expected vocab_size 32, as of pair.target, got 40",
+    ),
+    "another size": (
+        lambda f: reshape(f, "fc.weight", torch.zeros(24, 96)),
+        r"expected fc.weight of shape \[24, 72\] for pair.target, got \[24, 96\]",
+    ),
+    "a missing weight": (
+        lambda f: reshape(f, "norm.weight", None),
+        r"expected norm.weight of shape \[24\] for pair.target, got None",
+    ),
+    "no d2t": (lambda f: reshape(f, "d2t", None), "expected d2t, for its output layer has 16"),
+    "a short d2t": (
+        lambda f: reshape(f, "d2t", torch.zeros(3).long()),
+        r"expected d2t with 16 whole numbers, got torch.int64 of shape \[3\]",
+    ),
+    "a foreign d2t": (
+        lambda f: reshape(f, "d2t", torch.full((16,), 30)),
+        "expected d2t to name 16 different tokens from 0 to 31, got others",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_or_of_another_target_is_one_line(
+    name: str, tiny_pair_dir: Path, tmp_path: Path
+) -> None:
+    folder, (damage, message) = written(tmp_path / "d", "plain", "speculators"), DAMAGES[name]
+    damage(folder)
+    with pytest.raises(UserError, match=rf"^pair\.draft: .*{message}") as error:
+        opened(tiny_pair_dir, folder)
+    assert "\n" not in str(error.value)
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return exec, ("raise SystemExit('it was run')",)
+
+
+def test_a_pickle_is_not_run(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / "draft", "usual", "safeailab")
+    state = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    change(folder, architectures=["LlamaForCausalLMEagle3"])
+    torch.save(state | {"evil": Evil()}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"^pair\.draft: .*pytorch_model\.bin is damaged"):
+        opened(tiny_pair_dir, folder)
+
+
+def test_what_belongs_to_other_drafts_is_refused(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / "draft", "plain", "speculators")
+    save_file({"tokens": torch.arange(5)}, tmp_path / "some.safetensors")
+    with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: expected null"):
+        opened(tiny_pair_dir, folder, draft_vocabulary=str(tmp_path / "some.safetensors"))
+    with pytest.raises(UserError, match=r"^pair\.draft_options: expected none .* got quantiz"):
+        opened(tiny_pair_dir, folder, draft_options={"quantization_config": {"a": 1}})
+
+
+def test_an_ordinary_draft_is_none(tiny_pair_dir: Path) -> None:
+    folders = {name: str(tiny_pair_dir / name) for name in ("target", "draft")}
+    found = load_pair(OmegaConf.create({**SETTINGS, **folders}))
+    assert not found.draft.reads_target
