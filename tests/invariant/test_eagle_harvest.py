@@ -98,7 +98,11 @@ def test_given_responses_make_the_same_records(
 
 
 def test_replay_is_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = eagle_pair()
+    assert accepted_in_replay(eagle_pair(), tmp_path, monkeypatch) > 20
+
+
+def accepted_in_replay(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Tokens accepted, in replay as in decode."""
     pair.eos_ids = (0, 31)
     monkeypatch.setattr(test_replay, "models", lambda: pair)
     how = test_replay.recipe(test_replay.GREEDY, test_replay.MAX_NEW, test_replay.GAMMA)
@@ -110,7 +114,7 @@ def test_replay_is_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         for place, prompt in enumerate(found.prompt_ids):
             assert counts.of(place) == test_replay.counted(traces[int(prompt)]), (name, values)
             accepted += counts.of(place)["accepted"]
-    assert accepted > 20
+    return accepted
 
 
 def save_maps(folder: Path, scale: float = 0.3) -> None:
