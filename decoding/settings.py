@@ -31,7 +31,9 @@ class Pair(Group):
 
     name: Annotated[Text, "of the pair, in names of files and in tables"]
     target: Annotated[Path, "folder or hub id of the target model"]
-    draft: Annotated[Path, "folder or hub id of the draft model, which has its vocabulary"]
+    draft: Annotated[
+        Path, "folder or hub id of the draft: a model with its vocabulary, or an EAGLE draft for it"
+    ]
     assistant: Annotated[
         Path | None, "an ordinary draft, where only one will do (assisted generation)"
     ]

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from decoding.models.draft_model import is_own
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.eagle.maps import FILE, MAPS
+from decoding.models.eagle.speculators import KIND
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, write_atomically, write_json
 from runtime.json_files import read_object
@@ -36,6 +37,11 @@ def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
     refuse_foreign(into, LAYERS, EAGLE_LAYERS, VOCABULARY, key="ship")
     if not (folder / "model.safetensors").is_file():
         raise UserError(f"out: expected the folder of a trained draft, got {folder}. {train}")
+    if KIND in read_object(folder / "config.json", "out", "Train it again"):
+        raise UserError(
+            f"ship: expected a draft that scripts/build_pair.py can make, got an EAGLE-3 draft in"
+            f" {folder}. Copy the folder"
+        )
     eagle = (folder / FILE).is_file()
     try:
         weights = load_file(folder / "model.safetensors")

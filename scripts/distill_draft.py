@@ -3,6 +3,7 @@ them.
 
     python scripts/distill_draft.py                  # an ordinary draft
     python scripts/distill_draft.py draft=eagle      # an EAGLE-style one, from pair.draft on
+    python scripts/distill_draft.py draft=eagle3     # one of EAGLE-3's form, for vLLM
     python scripts/distill_draft.py stage=generate   # only write chats
     python scripts/distill_draft.py stage=train      # only train, on the chats there are
     python scripts/distill_draft.py stage=finish     # only write the draft, as trained so far

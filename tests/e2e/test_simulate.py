@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts import simulate
+from tests.eagles import FLAVOURS, SAYS, random_model, write_speculators
 from tests.programs import GREEDY, base, refused, run
 
 OUT = "runs/simulated.json"
@@ -52,6 +53,10 @@ def test_a_draft_that_reads_its_target_cannot_run_beside_it(
     line = refused(simulate, monkeypatch, capsys, *arguments, "methods=[fixed,pearl]")
     assert "pair.draft: expected a draft that does not read its target's hidden" in line
     run(simulate, monkeypatch, *arguments, "methods=[fixed]", "against=[fixed]")
+    published = write_speculators(tmp_path / "eagle3", random_model(FLAVOURS["plain"]), SAYS)
+    again = [*arguments, f"pair.draft={published}", "methods=[fixed,pearl]"]
+    line = refused(simulate, monkeypatch, capsys, *again)
+    assert "pair.draft: expected a draft that does not read its target's hidden" in line
 
 
 @pytest.mark.parametrize(
