@@ -2,9 +2,8 @@
 
 Supported: decoder-only models whose attention goes through the transformers attention interface and
 whose layers all keep a full key/value cache (Llama, Qwen2, Gemma, Mistral, Phi, ...).
-Sliding-window layers are exact as long as the
-context stays within the window: ``max_length`` is clamped to it. State-space and attention-sink
-models are refused."""
+Sliding-window layers are exact as long as the context stays within the window: ``max_length`` is
+clamped to it. State-space and attention-sink models are refused."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -131,9 +130,7 @@ class CachedLM:
         n`` rows.
 
         tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself. Logits stay
-        as
-        narrow as the model gives them: where there are many, they are best converted a few rows at
-        a time."""
+        as narrow as the model gives them: many are best converted a few rows at a time."""
         self._check_room(int(positions.max()) + 1)
         wanted = Wanted(hidden, logits=logits)
         return self._run(tokens, positions.to(self.device), visible, wanted, narrow=True)
@@ -215,6 +212,10 @@ class CachedLM:
         self.length = length + (rows[0][0].shape[-2] if rows else 0)
         if self._recorded is not None:
             self.states = written(self.states, length, states)
+
+    @property
+    def cached_layers(self) -> int:
+        return self.hidden_states - 1
 
     @property
     def row_bytes(self) -> int:

@@ -69,7 +69,7 @@ class MixedForward:
         self.mix, self.vocabulary = mix, draft.vocabulary
         self._vocab_size = draft.vocab_size
         self._draft, self._target = draft.network, target
-        self._layers: int = draft.model.config.get_text_config().num_hidden_layers
+        self._layers = draft.cached_layers
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from decoding.models.loading import ModelPair
+from decoding.models.mixed import mix_in
 from decoding.sampling import Warp
 from tests.eagles import FLAVOURS, SAYS, published_pair
 from tests.invariant import test_eagle_harvest, test_harvest, test_plain_harvest
@@ -43,6 +45,19 @@ def test_features_are_those_a_stop_rule_reads(name: str, tmp_path: Path) -> None
         pair, "paper", tmp_path
     )
     test_eagle_harvest.test_features_of_candidates_are_those_of_the_first_drafted_token(pair)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mixed_with_its_target_it_goes_on_from_a_cache_that_was_cut(name: str) -> None:
+    pair, text = made(name)(), torch.arange(3, 12)
+    mix_in(pair.draft, pair.target, 0.6)
+    pair.target.forward(text)
+    whole = pair.draft.forward(text).logits
+    with pair.draft.cut_to(4):
+        torch.testing.assert_close(pair.draft.forward(text[4:]).logits, whole[4:])
+    pair.draft.crop(8)
+    torch.testing.assert_close(pair.draft.forward(text[8:]).logits, whole[8:])
+    assert whole.isfinite().all(), "the target can say every token"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -210,6 +210,10 @@ class PublishedDraft(EagleDraft):
         self.hidden_states = len(model.layers) + 2
         self.record([] if model.flavour.norm_output else [-2])  # what is fed back comes first
 
+    @property
+    def cached_layers(self) -> int:
+        return self.hidden_states - 2
+
     def _network_of(self, model: PreTrainedModel) -> Forward:
         assert isinstance(model, PublishedModel)
         return PublishedForward(model, self.max_length)
