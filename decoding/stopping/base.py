@@ -24,6 +24,9 @@ class TunableRule:
     """A stop rule, and how long a draft it makes wherever a harvest has a rollout. `should_stop`
     and `policy` must say the same. A rule overrides what differs from this.
 
+    A rule that asks the predictor `<name>` is `RULE` of its module `decoding.stopping.<name>`, and
+    `RULE.of(checkpoint, setting)` makes one (`serving.rules`).
+
     draft_layers, target_layers: of the two models, whose hidden states it reads
     setting: key of its YAML that tuning sets, dotted where it is a part's
     calls_cost: whether a number it computes takes time worth measuring

@@ -14,6 +14,7 @@ from torch import Tensor
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of, refuse_older
+from decoding.stopping.confidence import Confidence
 from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor, read_config
@@ -78,6 +79,11 @@ class HRADStop(TunableRule):
         self.columns = (*self.predictor.inputs.columns("round"), *confidence.columns)
         self.outcomes = f"outcome by {checkpoint}, balance {balance}, none {none}"  # of a table
 
+    @classmethod
+    def of(cls, checkpoint: Path, threshold: float | None) -> "HRADStop":
+        """With the draft's confidence; None: with the paper's threshold of it."""
+        return cls(checkpoint, Confidence(0.2 if threshold is None else threshold))
+
     def begin_round(self, context: RoundContext) -> None:
         refuse_older(self.trained_age)
         self.confidence.begin_round(context)
@@ -130,6 +136,9 @@ class HRADStop(TunableRule):
         if self.none is not None:
             return torch.where(probs[:, NONE] > self.none, NONE, SOME)
         return balanced(probs, self.predictor.calibration.log_prior, self.balance).argmax(-1)
+
+
+RULE = HRADStop
 
 
 def load_classifier(checkpoint: Path) -> Predictor:

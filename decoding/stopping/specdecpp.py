@@ -71,6 +71,11 @@ class SpecDecPPStop(TunableRule):
         self.caution = _caution(self.threshold, self.predictor, checkpoint)
         self.survival = f"survival by {checkpoint}"  # column of a table
 
+    @classmethod
+    def of(cls, checkpoint: Path, threshold: float | None) -> "SpecDecPPStop":
+        """With the paper's bounds; None: with its threshold, too."""
+        return cls(checkpoint, 0.7 if threshold is None else threshold, (1, 20), "code")
+
     def begin_round(self, context: RoundContext) -> None:
         self.predicted, self._context = [], context
         self._all_accepted = 1.0  # P(all scored tokens are accepted)
@@ -105,6 +110,9 @@ class SpecDecPPStop(TunableRule):
         return self.predictor.predict_proba(
             live(self.predictor.inputs, self._context, drawn)
         ).item()
+
+
+RULE = SpecDecPPStop
 
 
 def load_head(checkpoint: Path) -> Predictor:

@@ -51,6 +51,11 @@ class ValueStop(TunableRule):
         self.columns = inputs.columns("token")
         self.survival = f"value by {checkpoint}"  # column of a table
 
+    @classmethod
+    def of(cls, checkpoint: Path, threshold: float | None) -> "ValueStop":
+        """None: with the threshold of its YAML."""
+        return cls(checkpoint, 0.2 if threshold is None else threshold)
+
     def begin_round(self, context: RoundContext) -> None:
         self.predicted, self._context = [], context
         self._reach, self._products = 1.0, list[float]()
@@ -86,3 +91,6 @@ class ValueStop(TunableRule):
 
     def _calibrated(self, products: Tensor) -> Tensor:
         return self.predictor.calibration.survival.of_products(products)
+
+
+RULE = ValueStop

@@ -40,6 +40,9 @@ MADE_OF = {
         *("BranchPoint", "ConfidenceBefore", "PointMassVerifier")
     },
     "evaluation/replay/decoding.py": {"Chain", "Never", "TokenVerifier"},
+    # what is taken where nobody chose
+    "decoding/stopping/hrad.py": {"Confidence"},
+    "serving/generate.py": {"Chain", "Confidence", "TokenVerifier"},
 }
 """Files that make one particular thing of others. They call its class; which one they were given,
 nobody asks (`test_nobody_asks_which_plugin_it_is`)."""

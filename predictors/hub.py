@@ -1,0 +1,76 @@
+"""Trained predictors on the Hugging Face hub. A checkpoint folder is what a repository holds:
+safetensors, JSON and a model card, nothing else is fetched or sent."""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from predictors.base import (
+    CARD,
+    FILES,
+    Predictor,
+    damaged,
+    load_predictor,
+    read_config,
+    refuse_changed,
+)
+from runtime.errors import UserError
+
+HELD = [*FILES, CARD, "config.json"]
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+REFUSALS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError)
+
+
+def from_pretrained(source: str | Path, key: str = "predictor") -> Predictor:
+    """The predictor in a folder or a repository. Raises UserError as `local_folder` and
+    `load_predictor`."""
+    return load_predictor(local_folder(source, key), key=key)
+
+
+def local_folder(source: str | Path, key: str = "predictor") -> Path:
+    """`source` where it is a folder; else the repository of that id, fetched into the cache of
+    huggingface_hub, where it is looked for first.
+
+    key: named in errors. Raises UserError where there is neither."""
+    folder = Path(source).expanduser()
+    if folder.is_dir() or not REPOSITORY.fullmatch(str(source)):
+        return folder
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=HELD))
+    except REFUSALS as error:
+        raise UserError(
+            f"{key}: no folder {source}, and no such repository could be fetched ({_line(error)})."
+            " Train one: python train.py, or check its name and `hf auth login`"
+        ) from error
+
+
+def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -> str:
+    """Make the repository, if need be, and put the checkpoint there; returns its address.
+
+    Raises UserError for a folder that is not as it was written, and where the hub refuses."""
+    checkpoint, api = Path(folder).expanduser(), HfApi()
+    config = read_config(checkpoint, "folder")
+    try:
+        refuse_changed(checkpoint, config)
+    except (OSError, ValueError) as error:
+        raise damaged(checkpoint, "folder", config["predictor"], error) from error
+    try:
+        address = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=checkpoint,
+            allow_patterns=HELD,
+            commit_message=f"{config['predictor']} for {config['pair']['name']}",
+        )
+    except REFUSALS as error:
+        raise UserError(
+            f"repository: {repository} was not written ({_line(error)}). Check the name and"
+            " `hf auth login`"
+        ) from error
+    return str(address)
+
+
+def _line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

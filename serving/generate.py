@@ -1,0 +1,250 @@
+"""Speculative decoding inside `generate` of transformers.
+
+    from serving.generate import speculate
+
+    output = model.generate(
+        **inputs, max_new_tokens=64, do_sample=True,
+        custom_generate=speculate, draft=draft, predictor="checkpoints/value",
+    )
+
+The distribution is that of the same call without the last line: warps, ends and lengths are those
+that `generate` has worked out from its generation config. What cannot be kept so is refused in a
+line: beams, processors that look at the text, scores and states of every step. Rows of a batch
+are decoded one after another.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import (
+    GenerateDecoderOnlyOutput,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from decoding.engines.request import Ends
+from decoding.engines.serial import SerialEngine
+from decoding.interfaces import DraftStructure, StopRule, Verifier
+from decoding.models.loading import ModelPair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.confidence import Confidence
+from decoding.structures.chain import Chain
+from decoding.trace import Trace
+from decoding.verifiers.token import TokenVerifier
+from runtime.errors import UserError
+from serving.models import SpeculativePair, opened, with_our_attention
+from serving.rules import rule_of
+
+GAMMA = 8  # longest draft where nothing says another
+
+
+class Engine(Protocol):
+    """Our engines."""
+
+    def decode(
+        self,
+        prompt_ids: Sequence[int] | Tensor,
+        max_new_tokens: int,
+        sampler: Sampler,
+        ends: Ends | None = None,
+    ) -> Trace: ...
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What `generate` takes besides its own arguments.
+
+    draft: a model, its folder or hub id, or the pair that `decoding.pair.open_pair` gives, whose
+        target is `model`
+    predictor: folder or hub id of a trained predictor, whose stop rule ends drafts; its pair and
+        warps must be those of this call
+    threshold: of that rule; None: its own default, which nobody tuned for this pair
+    stop, structure, verifier: instead of the default `Confidence(0.4)`, `Chain(8)`,
+        `TokenVerifier()`
+    engine: what decodes with them: the class of an engine, or a `partial` of it
+    draft_warp: the distribution a draft is drawn from; None: the target's warp
+    stream: gets each token as soon as it is settled, then its `end`. (`streamer` never arrives
+        here: transformers keeps it to itself)
+    """
+
+    draft: PreTrainedModel | str | Path | ModelPair
+    predictor: str | Path | None = None
+    threshold: float | None = None
+    stop: StopRule | None = None
+    structure: DraftStructure | None = None
+    verifier: Verifier | None = None
+    engine: Callable[..., Engine] = SerialEngine
+    draft_warp: Warp | None = None
+    stream: BaseStreamer | None = None
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """With `return_dict_in_generate`. traces: what happened in each row of the batch."""
+
+    traces: list[Trace] | None = None
+
+
+def speculate(
+    model: PreTrainedModel, input_ids: Tensor, **given: Any
+) -> Tensor | SpeculativeOutput:
+    """A `custom_generate` of transformers (4.57 and later); the arguments of `Speculation` are
+    given to `generate`.
+
+    Returns [B, n + new] int64, shorter rows filled up with the pad token, or a `SpeculativeOutput`.
+    The seed is that of torch. Raises UserError for what is not supported."""
+    own = {name: given.pop(name) for name in OWN if name in given}
+    if "draft" not in own:
+        raise UserError("draft: expected a model, a folder or a hub id, got none. Give one")
+    asked, config = Speculation(**own), given["generation_config"]
+    refuse_unsupported(model, input_ids, config, given)
+    warp = warp_of(config, given.get("logits_processor") or ())
+    pair = opened(model, asked.draft)
+    with with_our_attention(pair):
+        engine = engine_of(asked, pair, warp, config)
+        traces = [
+            _decoded(engine, prompt, asked, given, input_ids.shape[1])
+            for prompt in prompts_of(input_ids, given.get("attention_mask"))
+        ]
+    sequences = _joined(input_ids, traces, config)
+    if config.return_dict_in_generate:
+        return SpeculativeOutput(sequences=cast(LongTensor, sequences), traces=traces)
+    return sequences
+
+
+OWN = tuple(one.name for one in fields(Speculation))
+vars(speculate)["__signature__"] = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for name in ("model", "input_ids", *OWN)
+    ]
+    + [inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)]
+)  # `generate` hands over what it finds named here
+
+
+def engine_of(
+    asked: Speculation, pair: SpeculativePair, warp: Warp, config: GenerationConfig
+) -> Engine:
+    draft_warp = asked.draft_warp or warp
+    stop = asked.stop
+    if asked.predictor is not None:
+        if stop is not None:
+            raise UserError("stop, predictor: both say when drafting ends. Leave one away")
+        stop = rule_of(asked.predictor, asked.threshold, pair, warp, draft_warp)
+    elif asked.threshold is not None:
+        raise UserError("threshold: belongs to a predictor, and there is none. Leave it away")
+    stop = stop or Confidence(0.4)
+    return asked.engine(
+        pair=pair,
+        structure=asked.structure or Chain(getattr(stop, "trained_gamma", None) or GAMMA),
+        stop=stop,
+        verifier=asked.verifier or TokenVerifier(),
+        warp=warp,
+        draft_warp=draft_warp,
+        eos_ids=frozenset(_ids(config, "_eos_token_tensor")),
+    )
+
+
+def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
+    """What the processors that `generate` has made do to logits, as one of ours.
+
+    Raises UserError for any that is not temperature, top-k and top-p, once each in this order."""
+    kinds = [TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper]
+    found: dict[str, Any] = {}
+    for processor in processors:
+        while kinds and type(processor) is not kinds[0]:
+            kinds.pop(0)
+        if not kinds:
+            raise UserError(
+                f"logits_processor: {type(processor).__name__} is not supported by speculate, which"
+                " takes temperature, top_k and top_p. Leave away the setting that asks for it"
+            )
+        found |= _setting(processor)
+        kinds.pop(0)
+    return Warp(**found) if config.do_sample else Warp(temperature=0)
+
+
+def _setting(processor: Any) -> dict[str, float]:
+    if isinstance(processor, TemperatureLogitsWarper):
+        return {"temperature": processor.temperature}
+    if isinstance(processor, TopKLogitsWarper):
+        return {"top_k": processor.top_k}
+    return {"top_p": processor.top_p}
+
+
+def refuse_unsupported(
+    model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, given: Mapping[str, Any]
+) -> None:
+    """Raises UserError naming the first argument of `generate` that is not supported."""
+    cache = given.get("past_key_values")
+    misfits = {
+        "num_beams": (config.num_beams or 1) > 1,
+        "token_healing": config.token_healing,
+        "inputs_embeds": given.get("inputs_embeds") is not None,
+        "input_ids": not input_ids.shape[1],
+        "past_key_values": cache is not None and cache.get_seq_length() > 0,
+        **{
+            name: config.return_dict_in_generate and getattr(config, name)
+            for name in ("output_scores", "output_logits", "output_attentions")
+        },
+        "output_hidden_states": config.return_dict_in_generate and config.output_hidden_states,
+    }
+    for name, found in misfits.items():
+        if found:
+            raise UserError(f"{name}: not supported by speculate. Leave it away")
+
+
+def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """[n] of each row, without the padding on its left."""
+    if mask is None:
+        return list(input_ids.cpu())
+    rows = [(ids[seen], seen) for ids, seen in zip(input_ids.cpu(), mask.cpu().bool(), strict=True)]
+    if not all(bool(seen[len(seen) - len(ids) :].all()) for ids, seen in rows):
+        raise UserError(
+            "attention_mask: expected padding on the left alone. Set padding_side='left' in the"
+            " tokenizer"
+        )
+    return [ids for ids, _ in rows]
+
+
+def _decoded(
+    engine: Engine, prompt: Tensor, asked: Speculation, given: Mapping[str, Any], width: int
+) -> Trace:
+    """width: of the padded prompts, which `generate` counts."""
+    room = given["generation_config"].max_length - width
+    padding = prompt.new_zeros(width - len(prompt))
+    criteria = given.get("stopping_criteria") or ()
+
+    def ends(text: Tensor) -> bool:
+        if asked.stream is not None:
+            asked.stream.put(text[-1:].clone())
+        row = torch.cat([padding, text])[None]
+        return any(bool(criterion(row, None).all()) for criterion in criteria)
+
+    seed = int(torch.randint(1 << 62, ()))
+    trace = engine.decode(prompt, room, Sampler.seeded(seed), ends)
+    if asked.stream is not None:
+        asked.stream.end()
+    return trace
+
+
+def _joined(input_ids: Tensor, traces: Sequence[Trace], config: GenerationConfig) -> Tensor:
+    """[B, n + longest], on the device of the prompts."""
+    pad = next(iter([*_ids(config, "_pad_token_tensor"), *_ids(config, "_eos_token_tensor"), 0]))
+    longest = max(len(trace.tokens) for trace in traces)
+    rows = [trace.tokens + [pad] * (longest - len(trace.tokens)) for trace in traces]
+    return torch.cat([input_ids, torch.tensor(rows, dtype=torch.long).to(input_ids)], 1)
+
+
+def _ids(config: GenerationConfig, name: str) -> list[int]:
+    """Token ids that `generate` has put into its config under this name."""
+    found = getattr(config, name, None)
+    return [] if found is None else found.reshape(-1).tolist()

@@ -1,0 +1,143 @@
+"""A model of plain transformers code and a draft for it, made ready for our engines."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from os.path import expanduser
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from transformers import PreTrainedModel
+
+from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_vocabulary import with_ends
+from decoding.models.identity import draft_fingerprint, model_fingerprint
+from decoding.models.kv_cache import ATTENTION
+from decoding.models.loading import ModelPair, draft_tokens, has_plain_attention, load_draft
+from decoding.models.packing import PackedLinear, pack_linears
+from decoding.pair import SETTINGS
+from runtime.errors import UserError
+
+SLOT = "_speculative_pair"  # of the target, which keeps what was made ready for it
+Draft = PreTrainedModel | str | Path | ModelPair
+
+
+@dataclass
+class SpeculativePair:
+    """Target and draft as engines have them. source: the draft as it was given; weights: of both
+    models, as they were when this was made."""
+
+    target: CachedLM
+    draft: CachedLM
+    source: Draft
+    attention: str
+    weights: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What a predictor that belongs to them was trained for."""
+        return {
+            "target": model_fingerprint(self.target.model),
+            "draft": draft_fingerprint(self.draft),
+        }
+
+
+def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
+    """Make them ready, or take what an earlier call made ready, where the weights are as they were.
+
+    On a CPU the linear layers are packed, as `decoding.pair.open_pair` packs them: same numbers up
+    to rounding, a second copy of the weights, faster for `generate` too.
+
+    Raises UserError for models that do not go together or that our engines cannot run."""
+    if isinstance(draft, ModelPair):
+        if draft.target.model is not model:
+            raise UserError(
+                "draft: this pair has another target than the model that generates. Write"
+                " pair.target.model.generate(..., draft=pair)"
+            )
+        return SpeculativePair(draft.target, draft.draft, draft, attention_of(model))
+    known: SpeculativePair | None = vars(model).get(SLOT)
+    if known is not None and _same(known.source, draft) and known.weights == _weights(known):
+        return known
+    made = _made(model, draft)
+    vars(model)[SLOT] = made
+    return made
+
+
+def _same(one: Draft, other: Draft) -> bool:
+    return one is other or (isinstance(one, str | Path) and one == other)
+
+
+def _made(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
+    attention, target = attention_of(model), _cached("model", model)
+    if isinstance(draft, PreTrainedModel):
+        size, drafted = (one.config.get_text_config().vocab_size for one in (model, draft))
+        if size != drafted:
+            raise UserError(
+                f"draft: expected a vocabulary of {size} tokens, as the target has, got {drafted}."
+                " Where both have the same tokenizer, give draft=decoding.pair.open_pair(target,"
+                " draft) and its target"
+            )
+        theirs = _cached("draft", draft)
+    else:
+        theirs = _loaded(draft, target)
+    made = SpeculativePair(target, theirs, draft, attention)
+    made.weights = _weights(made)
+    return made
+
+
+def _cached(key: str, model: PreTrainedModel) -> CachedLM:
+    if not has_plain_attention(model):
+        raise UserError(
+            f"{key}: {type(model).__name__} keeps other state than keys and values of full"
+            " attention. Choose a Llama, Qwen2, Gemma, Mistral or similar model"
+        )
+    for module in model.modules():
+        if isinstance(module, PackedLinear):  # from before the weights changed
+            module.pack()
+    pack_linears(model)
+    return CachedLM(model)
+
+
+def _loaded(source: Any, target: CachedLM) -> CachedLM:
+    """A draft from its folder or hub id, of whatever kind it is."""
+    settings = {
+        **SETTINGS,
+        "draft": expanduser(source),
+        "target": target.model.name_or_path,
+        "draft_device": str(target.device),
+        "max_length": target.max_length,
+    }
+    cfg = OmegaConf.create(settings)
+    tokens = draft_tokens(cfg, target.vocab_size)
+    if tokens is not None:
+        ends = target.model.generation_config.eos_token_id
+        tokens = with_ends(tokens, ends if isinstance(ends, list) else [ends] if ends else [])
+    return load_draft(cfg, target, tokens)
+
+
+def attention_of(model: PreTrainedModel) -> str:
+    return str(model.config._attn_implementation)
+
+
+@contextmanager
+def with_our_attention(pair: SpeculativePair) -> Iterator[None]:
+    """Inside, the target attends as `CachedLM` needs it; afterwards, and if anything fails, as
+    before."""
+    model = pair.target.model
+    model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(pair.attention)
+
+
+def _weights(pair: SpeculativePair) -> tuple[tuple[int, int], ...]:
+    """Changes with the weights of either model, but for writes behind the back of autograd."""
+    return tuple(
+        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+        for lm in (pair.target, pair.draft)
+        for tensor in lm.model.parameters()
+    )
