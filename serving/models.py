@@ -61,7 +61,11 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
     known: SpeculativePair | None = vars(model).get(SLOT)
     if known is not None and _same(known.source, draft) and known.weights == _weights(known):
         return known
-    made = _made(model, draft)
+    attention = attention_of(model)
+    try:
+        made = _made(model, draft, attention)
+    finally:
+        model.set_attn_implementation(attention)
     vars(model)[SLOT] = made
     return made
 
@@ -70,8 +74,8 @@ def _same(one: Draft, other: Draft) -> bool:
     return one is other or (isinstance(one, str | Path) and one == other)
 
 
-def _made(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
-    attention, target = attention_of(model), _cached("model", model)
+def _made(model: PreTrainedModel, draft: Any, attention: str) -> SpeculativePair:
+    target = _cached("model", model)
     if isinstance(draft, PreTrainedModel):
         size, drafted = (one.config.get_text_config().vocab_size for one in (model, draft))
         if size != drafted:
