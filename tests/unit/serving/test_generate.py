@@ -87,6 +87,7 @@ def test_the_seed_is_that_of_torch(models: Models) -> None:
     assert torch.equal(sampled(), sampled())
 
 
+FLOAT32 = 5e-7  # probabilities of a real model are of its float32 logits; tables have less
 WARPS = [
     {},
     {"temperature": 0.6},
@@ -120,12 +121,11 @@ def test_the_distribution_is_that_of_generate(
         asked = {"inputs": PROMPT % 5, "max_new_tokens": 3, "do_sample": True, **warp, **parts}
         return tuple(ours(target, draft, **asked)[0, 5:].tolist())
 
-    assert largest_error(distribution_of(decoded), generated(target, warp, 3)) < 1e-9
+    assert largest_error(distribution_of(decoded), generated(target, warp, 3)) < FLOAT32
 
 
 def generated(model: LlamaForCausalLM, warp: dict, length: int) -> dict[tuple[int, ...], float]:
-    """The distribution that `generate` samples, from the processors it makes (it runs them in
-    float32, which would be all one saw of a difference)."""
+    """The distribution that `generate` samples, from the processors it makes."""
     config = GenerationConfig(do_sample=True, **warp)
     processors = model._get_logits_processor(config)
     assert len(processors) == len(warp)
