@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from os.path import expanduser
 from pathlib import Path
@@ -27,12 +27,12 @@ Draft = PreTrainedModel | str | Path | ModelPair
 @dataclass
 class SpeculativePair:
     """Target and draft as engines have them. source: the draft as it was given; weights: of both
-    models, as they were when this was made."""
+    models, as they were when this was made; attention: of the models that plain code has, too."""
 
     target: CachedLM
     draft: CachedLM
     source: Draft
-    attention: str
+    attention: list[tuple[PreTrainedModel, str]] = field(default_factory=list)
     weights: tuple[tuple[int, int], ...] = ()
 
     @cached_property
@@ -57,15 +57,17 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
                 "draft: this pair has another target than the model that generates. Write"
                 " pair.target.model.generate(..., draft=pair)"
             )
-        return SpeculativePair(draft.target, draft.draft, draft, attention_of(model))
+        return SpeculativePair(draft.target, draft.draft, draft)
     known: SpeculativePair | None = vars(model).get(SLOT)
     if known is not None and _same(known.source, draft) and known.weights == _weights(known):
         return known
-    attention = attention_of(model)
+    models = [model, draft] if isinstance(draft, PreTrainedModel) else [model]
+    attention = [(one, attention_of(one)) for one in models]
     try:
-        made = _made(model, draft, attention)
+        made = _made(model, draft)
     finally:
-        model.set_attn_implementation(attention)
+        restore(attention)
+    made.attention = attention
     vars(model)[SLOT] = made
     return made
 
@@ -74,7 +76,7 @@ def _same(one: Draft, other: Draft) -> bool:
     return one is other or (isinstance(one, str | Path) and one == other)
 
 
-def _made(model: PreTrainedModel, draft: Any, attention: str) -> SpeculativePair:
+def _made(model: PreTrainedModel, draft: Any) -> SpeculativePair:
     target = _cached("model", model)
     if isinstance(draft, PreTrainedModel):
         size, drafted = (one.config.get_text_config().vocab_size for one in (model, draft))
@@ -87,7 +89,7 @@ def _made(model: PreTrainedModel, draft: Any, attention: str) -> SpeculativePair
         theirs = _cached("draft", draft)
     else:
         theirs = _loaded(draft, target)
-    made = SpeculativePair(target, theirs, draft, attention)
+    made = SpeculativePair(target, theirs, draft)
     made.weights = _weights(made)
     return made
 
@@ -128,14 +130,19 @@ def attention_of(model: PreTrainedModel) -> str:
 
 @contextmanager
 def with_our_attention(pair: SpeculativePair) -> Iterator[None]:
-    """Inside, the target attends as `CachedLM` needs it; afterwards, and if anything fails, as
+    """Inside, the models attend as `CachedLM` needs it; afterwards, and if anything fails, as
     before."""
-    model = pair.target.model
-    model.set_attn_implementation(ATTENTION)
+    for model, _ in pair.attention:
+        model.set_attn_implementation(ATTENTION)
     try:
         yield
     finally:
-        model.set_attn_implementation(pair.attention)
+        restore(pair.attention)
+
+
+def restore(attention: list[tuple[PreTrainedModel, str]]) -> None:
+    for model, name in attention:
+        model.set_attn_implementation(name)
 
 
 def _weights(pair: SpeculativePair) -> tuple[tuple[int, int], ...]:

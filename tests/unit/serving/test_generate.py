@@ -32,7 +32,10 @@ Models = tuple[LlamaForCausalLM, LlamaForCausalLM]
 
 @pytest.fixture
 def models() -> Models:
-    return tiny_models()
+    found = tiny_models()
+    for model in found:  # they share a config, which other tests change
+        model.set_attn_implementation("sdpa")
+    return found
 
 
 def plain(model: LlamaForCausalLM, **asked) -> torch.Tensor:
