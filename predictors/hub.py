@@ -62,7 +62,7 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
             repo_id=repository,
             folder_path=checkpoint,
             allow_patterns=HELD,
-            commit_message=f"{config['predictor']} for {config['pair']['name']}",
+            commit_message=f"A predictor: {config['predictor']}",
         )
     except REFUSALS as error:
         raise UserError(

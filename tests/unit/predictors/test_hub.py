@@ -1,0 +1,62 @@
+"""A folder server stands in for the hub. Its address is read when huggingface_hub is imported, so
+each side is a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from predictors.hub import local_folder, push_to_hub
+from runtime.errors import UserError
+from tests.checkpoints import write_checkpoint
+from tests.hub_stub import hub
+
+PUSH = "from predictors.hub import push_to_hub; print(push_to_hub({folder!r}, 'me/value'))"
+FETCH = """
+import torch
+from predictors.hub import from_pretrained
+from predictors.base import load_predictor
+x = torch.randn(5, 4)
+ours, theirs = load_predictor({folder!r}), from_pretrained('me/value')
+assert torch.equal(ours.predict_proba(x), theirs.predict_proba(x))
+"""
+
+
+def said(code: str, address: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    settings = {"HF_ENDPOINT": address, "HF_HOME": str(cache), "HF_TOKEN": "hf_x"}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **settings, "HF_HUB_DISABLE_XET": "1"},
+        timeout=120,
+    )
+
+
+def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
+    (folder / "notes.txt").write_text("private")
+    with hub(tmp_path / "hub") as address:
+        pushed = said(PUSH.format(folder=str(folder)), address, tmp_path / "a")
+        assert pushed.returncode == 0, pushed.stderr
+        fetched = said(FETCH.format(folder=str(folder)), address, tmp_path / "b")
+        assert fetched.returncode == 0, fetched.stderr
+        missing = said("from predictors.hub import *; local_folder('me/x')", address, tmp_path)
+
+    sent = {path.name for path in (tmp_path / "hub" / "me" / "value").iterdir()}
+    assert sent == {path.name for path in folder.iterdir()} - {"notes.txt"}
+    assert "UserError: predictor: no folder me/x" in missing.stderr
+
+
+def test_a_folder_is_what_it_is(tmp_path: Path) -> None:
+    assert local_folder(tmp_path) == tmp_path
+    assert local_folder("/nowhere/at/all") == Path("/nowhere/at/all")
+
+
+def test_a_changed_checkpoint_is_not_pushed(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
+    (folder / "metrics.json").write_text("{}")
+    with pytest.raises(UserError, match="folder: .*metrics.json is not as it was written"):
+        push_to_hub(folder, "me/value")
