@@ -108,6 +108,12 @@ def speculate(
     refuse_unsupported(model, input_ids, config, given)
     warp = warp_of(config, given.get("logits_processor") or ())
     pair = opened(model, asked.draft)
+    context = min(pair.target.max_length, pair.draft.max_length)
+    if config.max_length > context:
+        raise UserError(
+            f"max_new_tokens: expected at most {context} tokens with the prompt, which the contexts"
+            f" and windows of model and draft hold, got {config.max_length}. Ask for fewer"
+        )
     with with_our_attention(pair):
         engine = engine_of(asked, pair, warp, config)
         traces = [
@@ -227,7 +233,7 @@ def _decoded(
         if asked.stream is not None:
             asked.stream.put(text[-1:].clone())
         row = torch.cat([padding, text])[None]
-        return any(bool(criterion(row, None).all()) for criterion in criteria)
+        return any(bool(torch.as_tensor(one(row, None)).all()) for one in criteria)
 
     seed = int(torch.randint(1 << 62, ()))
     trace = engine.decode(prompt, room, Sampler.seeded(seed), ends)
@@ -241,7 +247,9 @@ def _joined(input_ids: Tensor, traces: Sequence[Trace], config: GenerationConfig
     pad = next(iter([*_ids(config, "_pad_token_tensor"), *_ids(config, "_eos_token_tensor"), 0]))
     longest = max(len(trace.tokens) for trace in traces)
     rows = [trace.tokens + [pad] * (longest - len(trace.tokens)) for trace in traces]
-    return torch.cat([input_ids, torch.tensor(rows, dtype=torch.long).to(input_ids)], 1)
+    return torch.cat(
+        [input_ids.long(), torch.tensor(rows, dtype=torch.long).to(input_ids.device)], 1
+    )
 
 
 def _ids(config: GenerationConfig, name: str) -> list[int]:

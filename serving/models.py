@@ -16,7 +16,6 @@ from decoding.models.draft_vocabulary import with_ends
 from decoding.models.identity import draft_fingerprint, model_fingerprint
 from decoding.models.kv_cache import ATTENTION
 from decoding.models.loading import ModelPair, draft_tokens, has_plain_attention, load_draft
-from decoding.models.packing import PackedLinear, pack_linears
 from decoding.pair import SETTINGS
 from runtime.errors import UserError
 
@@ -47,8 +46,8 @@ class SpeculativePair:
 def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
     """Make them ready, or take what an earlier call made ready, where the weights are as they were.
 
-    On a CPU the linear layers are packed, as `decoding.pair.open_pair` packs them: same numbers up
-    to rounding, a second copy of the weights, faster for `generate` too.
+    The models' layers stay as they are: those of `decoding.pair.open_pair` are packed, which is
+    faster on a CPU.
 
     Raises UserError for models that do not go together or that our engines cannot run."""
     if isinstance(draft, ModelPair):
@@ -100,10 +99,6 @@ def _cached(key: str, model: PreTrainedModel) -> CachedLM:
             f"{key}: {type(model).__name__} keeps other state than keys and values of full"
             " attention. Choose a Llama, Qwen2, Gemma, Mistral or similar model"
         )
-    for module in model.modules():
-        if isinstance(module, PackedLinear):  # from before the weights changed
-            module.pack()
-    pack_linears(model)
     return CachedLM(model)
 
 

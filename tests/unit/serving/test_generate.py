@@ -244,6 +244,7 @@ def other_draft() -> Iterator:
 
 
 REFUSED = {
+    "max_new_tokens": {"max_new_tokens": 120},
     "num_beams": {"num_beams": 2},
     "RepetitionPenaltyLogitsProcessor": {"repetition_penalty": 1.2},
     "MinPLogitsWarper": {"do_sample": True, "min_p": 0.1},
