@@ -30,17 +30,16 @@ from transformers.generation import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from decoding.engines.request import Ends
+from decoding.engines.request import Ends, Prompt
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, StopRule, Verifier
-from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
-from serving.models import SpeculativePair, opened, with_our_attention
+from serving.models import Draft, SpeculativePair, opened, our_attention
 from serving.rules import rule_of
 
 GAMMA = 8  # longest draft where nothing says another
@@ -50,11 +49,7 @@ class Engine(Protocol):
     """Our engines."""
 
     def decode(
-        self,
-        prompt_ids: Sequence[int] | Tensor,
-        max_new_tokens: int,
-        sampler: Sampler,
-        ends: Ends | None = None,
+        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace: ...
 
 
@@ -75,7 +70,7 @@ class Speculation:
         here: transformers keeps it to itself)
     """
 
-    draft: PreTrainedModel | str | Path | ModelPair
+    draft: Draft
     predictor: str | Path | None = None
     threshold: float | None = None
     stop: StopRule | None = None
@@ -104,8 +99,10 @@ def speculate(
     own = {name: given.pop(name) for name in OWN if name in given}
     if "draft" not in own:
         raise UserError("draft: expected a model, a folder or a hub id, got none. Give one")
+    refuse_other_kinds(own)
     asked, config = Speculation(**own), given["generation_config"]
     refuse_unsupported(model, input_ids, config, given)
+    prompts = prompts_of(input_ids, given.get("attention_mask"))
     warp = warp_of(config, given.get("logits_processor") or ())
     pair = opened(model, asked.draft)
     context = min(pair.target.max_length, pair.draft.max_length)
@@ -114,11 +111,11 @@ def speculate(
             f"max_new_tokens: expected at most {context} tokens with the prompt, which the contexts"
             f" and windows of model and draft hold, got {config.max_length}. Ask for fewer"
         )
-    with with_our_attention(pair):
+    with our_attention(pair.plain):
         engine = engine_of(asked, pair, warp, config)
         traces = [
-            _decoded(engine, prompt, asked, given, input_ids.shape[1])
-            for prompt in prompts_of(input_ids, given.get("attention_mask"))
+            _decoded(engine, row, prompt, asked, given)
+            for row, prompt in zip(input_ids.cpu(), prompts, strict=True)
         ]
     sequences = _joined(input_ids, traces, config)
     if config.return_dict_in_generate:
@@ -186,6 +183,30 @@ def _setting(processor: Any) -> dict[str, float]:
     return {"top_p": processor.top_p}
 
 
+KINDS: dict[str, tuple[str, str]] = {
+    "stop": ("should_stop", "a stop rule, such as Confidence(0.4)"),
+    "structure": ("grow", "a structure, such as Chain(8)"),
+    "verifier": ("distribution", "a verifier, such as TokenVerifier()"),
+    "engine": ("__call__", "the class of an engine, such as SerialEngine"),
+    "draft_warp": ("probs", "a warp, such as Warp(temperature=0.5)"),
+    "stream": ("put", "a streamer, such as TextStreamer(tokenizer)"),
+}
+"""What each argument has to offer, and what to write."""
+
+
+def refuse_other_kinds(own: Mapping[str, Any]) -> None:
+    """Raises UserError naming the first argument that is something else than expected."""
+    expected = [
+        (name, hasattr(own[name], does), what)
+        for name, (does, what) in KINDS.items()
+        if own.get(name) is not None
+    ]
+    expected.append(("draft", isinstance(own["draft"], Draft), "a model, its folder or hub id"))
+    for name, known, what in expected:
+        if not known:
+            raise UserError(f"{name}: expected {what}, got {own[name]!r}. Give one")
+
+
 def refuse_unsupported(
     model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, given: Mapping[str, Any]
 ) -> None:
@@ -193,6 +214,7 @@ def refuse_unsupported(
     cache = given.get("past_key_values")
     misfits = {
         "num_beams": (config.num_beams or 1) > 1,
+        "penalty_alpha": config.penalty_alpha,
         "token_healing": config.token_healing,
         "inputs_embeds": given.get("inputs_embeds") is not None,
         "input_ids": not input_ids.shape[1],
@@ -222,18 +244,18 @@ def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[Tensor]:
 
 
 def _decoded(
-    engine: Engine, prompt: Tensor, asked: Speculation, given: Mapping[str, Any], width: int
+    engine: Engine, row: Tensor, prompt: Tensor, asked: Speculation, given: Mapping[str, Any]
 ) -> Trace:
-    """width: of the padded prompts, which `generate` counts."""
-    room = given["generation_config"].max_length - width
-    padding = prompt.new_zeros(width - len(prompt))
+    """row: the padded prompt, whose length `generate` counts and whose tokens criteria see."""
+    room = given["generation_config"].max_length - len(row)
+    padding = row[: len(row) - len(prompt)]
     criteria = given.get("stopping_criteria") or ()
 
     def ends(text: Tensor) -> bool:
         if asked.stream is not None:
             asked.stream.put(text[-1:].clone())
-        row = torch.cat([padding, text])[None]
-        return any(bool(torch.as_tensor(one(row, None)).all()) for one in criteria)
+        seen = torch.cat([padding, text])[None]
+        return any(bool(torch.as_tensor(one(seen, None)).all()) for one in criteria)
 
     seed = int(torch.randint(1 << 62, ()))
     trace = engine.decode(prompt, room, Sampler.seeded(seed), ends)

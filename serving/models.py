@@ -1,8 +1,8 @@
 """A model of plain transformers code and a draft for it, made ready for our engines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from os.path import expanduser
 from pathlib import Path
@@ -26,12 +26,12 @@ Draft = PreTrainedModel | str | Path | ModelPair
 @dataclass
 class SpeculativePair:
     """Target and draft as engines have them. source: the draft as it was given; weights: of both
-    models, as they were when this was made; attention: of the models that plain code has, too."""
+    models, as they were when this was made; plain: the models that plain code has, too."""
 
     target: CachedLM
     draft: CachedLM
     source: Draft
-    attention: list[tuple[PreTrainedModel, str]] = field(default_factory=list)
+    plain: Sequence[PreTrainedModel] = ()
     weights: tuple[tuple[int, int], ...] = ()
 
     @cached_property
@@ -60,13 +60,10 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
     known: SpeculativePair | None = vars(model).get(SLOT)
     if known is not None and _same(known.source, draft) and known.weights == _weights(known):
         return known
-    models = [model, draft] if isinstance(draft, PreTrainedModel) else [model]
-    attention = [(one, attention_of(one)) for one in models]
-    try:
+    plain = [model, draft] if isinstance(draft, PreTrainedModel) else [model]
+    with our_attention(plain):
         made = _made(model, draft)
-    finally:
-        restore(attention)
-    made.attention = attention
+    made.plain = plain
     vars(model)[SLOT] = made
     return made
 
@@ -119,25 +116,18 @@ def _loaded(source: Any, target: CachedLM) -> CachedLM:
     return load_draft(cfg, target, tokens)
 
 
-def attention_of(model: PreTrainedModel) -> str:
-    return str(model.config._attn_implementation)
-
-
 @contextmanager
-def with_our_attention(pair: SpeculativePair) -> Iterator[None]:
+def our_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
     """Inside, the models attend as `CachedLM` needs it; afterwards, and if anything fails, as
     before."""
-    for model, _ in pair.attention:
+    before = [(model, str(model.config._attn_implementation)) for model in models]
+    for model in models:
         model.set_attn_implementation(ATTENTION)
     try:
         yield
     finally:
-        restore(pair.attention)
-
-
-def restore(attention: list[tuple[PreTrainedModel, str]]) -> None:
-    for model, name in attention:
-        model.set_attn_implementation(name)
+        for model, name in before:
+            model.set_attn_implementation(name)
 
 
 def _weights(pair: SpeculativePair) -> tuple[tuple[int, int], ...]:

@@ -44,12 +44,9 @@ class PackedLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.rows = ROWS[linear.weight.dtype]
-        self.packed: torch.Tensor | None = None
-        self.pack()
-
-    def pack(self) -> None:
-        """Arrange the weight as it is now; a change of it afterwards is not seen."""
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), PACKED_FOR)
+        self.packed: torch.Tensor | None = torch.ops.mkldnn._reorder_linear_weight(
+            linear.weight.detach(), PACKED_FOR
+        )
 
     def unpack(self) -> None:
         """Give up the packed copy: someone else has one, or nobody will multiply a few rows."""

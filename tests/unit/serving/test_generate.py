@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -5,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList
 from transformers.generation import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -108,8 +110,7 @@ def small() -> Models:
     return target.eval(), draft.eval()
 
 
-@pytest.mark.parametrize("warp", WARPS)
-@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(("warp", "tree"), [*((warp, False) for warp in WARPS), (WARPS[-1], True)])
 def test_the_distribution_is_that_of_generate(
     warp: dict, tree: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,23 @@ def test_a_model_attends_afterwards_as_before(models: Models) -> None:
     assert target.config._attn_implementation == before != ATTENTION
 
 
+def test_an_attention_set_between_calls_stays(models: Models) -> None:
+    ours(*models)
+    models[0].set_attn_implementation("eager")
+    ours(*models)
+    assert models[0].config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, lambda model: model.double()])
+def test_a_model_in_plain_code_stays_a_plain_model(change, models: Models) -> None:
+    target, draft = (model.float() for model in models)
+    expected = ours(target, draft)
+    assert {type(module) for module in target.modules() if isinstance(module, nn.Linear)} == {
+        nn.Linear
+    }
+    assert torch.equal(plain(change(target)), expected)
+
+
 def test_changed_weights_are_seen(models: Models) -> None:
     target, draft = (model.float() for model in models)
     ours(target, draft)
@@ -251,6 +269,13 @@ REFUSED = {
     "function": {"logits_processor": LogitsProcessorList([lambda ids, scores: scores])},
     "output_scores": {"output_scores": True, "return_dict_in_generate": True},
     "threshold": {"threshold": 0.5},
+    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4, "trust_remote_code": True},
+    "stop: expected a stop rule": {"stop": 0.4},
+    "structure: expected": {"structure": 3},
+    "verifier: expected": {"verifier": 3},
+    "engine: expected": {"engine": 3},
+    "draft_warp: expected": {"draft_warp": 0.5},
+    "stream: expected": {"stream": 5},
     "stop, predictor": {"stop": Fixed(2), "predictor": "x"},
     "predictor: no checkpoint": {"predictor": "nowhere/at/all"},
     "attention_mask": {"attention_mask": torch.tensor([[1, 1, 1, 0, 0]])},
@@ -275,6 +300,8 @@ def test_a_draft_of_other_tokens_is_refused(models: Models) -> None:
         ours(models[0], tiny_pair())
     with pytest.raises(UserError, match="draft: expected a model"):
         plain(models[0], custom_generate=speculate)
+    with pytest.raises(UserError, match="draft: expected a model"):
+        ours(models[0], 123)
 
 
 def test_a_predictor_of_another_pair_or_warp_is_refused(models: Models, tmp_path: Path) -> None:
