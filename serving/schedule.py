@@ -71,7 +71,7 @@ class ScheduleFile(Form):
 
 def read_schedule(path: str | Path, key: str = "schedule") -> Schedule:
     """Raises UserError naming `key` where the file is missing, damaged or holds no schedule."""
-    remedy = 'Make it with tune.py, or write e.g. {"ranges": [[1,4,5],[5,8,2]]}'
+    remedy = 'Write e.g. {"ranges": [[1,4,5],[5,8,2]]}'
     found = read_json(Path(path), ScheduleFile, key, remedy, KIND)
     return Schedule(tuple(Range(*one) for one in found["ranges"]))
 
