@@ -1,7 +1,9 @@
 """How a trained predictor is shown: the table of scores and the model card."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predictors.calibration import Calibration
@@ -31,6 +33,7 @@ SURVIVAL_LEGEND = (
     " paired; below 0 it is better. 95 % intervals: bootstrap over prompts."
 )
 STAGES = ("as trained", "calibrated", "survival")
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # owner/name on a hub
 DECISION = "priors divided out"
 ACROSS = ("class", "token", "prefix 2", "prefix 4", "prefix all")  # compared between harvests
 
@@ -223,6 +226,7 @@ def model_card(
     """`README.md` of a checkpoint folder. caveat: what the calibration does not mend."""
     made = f"Made by `{config['provenance']['command']}` on {config['provenance']['date']}."
     parts = [
+        hub_header(config),
         f"# {config['predictor']} for {config['pair']['name']}",
         made,
         "\n".join(f"- {name}: {value}" for name, value in card_facts(config, metrics).items()),
@@ -242,6 +246,18 @@ def model_card(
         " for\nothers is refused.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def hub_header(config: Mapping[str, Any]) -> str:
+    """The lines from which a hub knows what a repository is; the models are named where they are
+    repositories themselves."""
+    pair = config["provenance"].get("config", {}).get("pair", {})
+    models = [str(pair.get(side)) for side in ("target", "draft")]
+    known = [it for it in models if REPOSITORY.fullmatch(it) and not Path(it).exists()]
+    tags = ["speculative-decoding", "calibration", config["predictor"]]
+    lines = ["---", "library_name: draftpredict", "tags:", *(f"- {tag}" for tag in tags)]
+    lines += ["base_model:", *(f"- {model}" for model in known)] if known else []
+    return "\n".join([*lines, "---"])
 
 
 def card_facts(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Trained predictors on the Hugging Face hub. A checkpoint folder is what a repository holds:
 safetensors, JSON and a model card, nothing else is fetched or sent."""
 
-import re
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
@@ -16,10 +15,11 @@ from predictors.base import (
     read_config,
     refuse_changed,
 )
+from predictors.card import REPOSITORY
 from runtime.errors import UserError
 
 HELD = [*FILES, CARD, "config.json"]
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+PLOT = "reliability.png"  # shown in the card of `scripts/publish.py`; sent, never fetched
 REFUSALS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError)
 
 
@@ -50,6 +50,7 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
     """Make the repository, if need be, and put the checkpoint there; returns its address.
 
     Raises UserError for a folder that is not as it was written, and where the hub refuses."""
+    refuse_no_repository(repository)
     checkpoint, api = Path(folder).expanduser(), HfApi()
     config = read_config(checkpoint, "folder")
     try:
@@ -61,7 +62,7 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
         api.upload_folder(
             repo_id=repository,
             folder_path=checkpoint,
-            allow_patterns=HELD,
+            allow_patterns=[*HELD, PLOT],
             commit_message=f"A predictor: {config['predictor']}",
         )
     except REFUSALS as error:
@@ -70,6 +71,14 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
             " `hf auth login`"
         ) from error
     return str(address)
+
+
+def refuse_no_repository(repository: str) -> None:
+    """Raises UserError for what is no id."""
+    if not REPOSITORY.fullmatch(repository):
+        raise UserError(
+            f"repository: expected owner/name, got {repository!r}. Write e.g. me/hrad-for-my-pair"
+        )
 
 
 def _line(error: Exception) -> str:

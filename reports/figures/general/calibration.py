@@ -53,7 +53,7 @@ def diagrams(found: Sequence[Predicted]) -> Figure:
         interval=f"{METHOD} in every bin",
         columns=columns,
         rows=rows,
-        draw=partial(_draw_diagrams, records(columns, rows)),
+        draw=partial(draw_diagrams, records(columns, rows)),
         how_to_read=f"Here: the probability of {what}.",
     )
 
@@ -67,7 +67,9 @@ def _bin_rows(one: Predicted, stage: str) -> Iterator[list[Cell]]:
         yield [*about, *mean(outcome[rows], one.group[rows])]
 
 
-def _draw_diagrams(found: Sequence[Record], canvas: Canvas) -> None:
+def draw_diagrams(found: Sequence[Record], canvas: Canvas) -> None:
+    """A panel for each of "prompts of", a line for each of "probabilities", with the intervals of
+    "outcome" where there are any."""
     names = distinct(found, "prompts of")
     for name, axes in zip(names, panels(canvas, names, most=3, size=(3.4, 3.2)), strict=True):
         axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)

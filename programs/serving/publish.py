@@ -1,0 +1,118 @@
+"""A checkpoint as a hub shows it: with a reliability plot and the thresholds chosen for it."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure as Canvas
+from omegaconf import DictConfig
+
+from decoding.models.machine import in_words
+from evaluation.replay import thresholds
+from evaluation.replay.tuning import span
+from predictors.base import CARD, FILES, load_predictor, read_config, read_metrics
+from predictors.hub import PLOT, push_to_hub, refuse_no_repository
+from reports.drawing import Record
+from reports.figures.general.calibration import STAGES, draw_diagrams
+from runtime.errors import UserError
+from runtime.files import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder
+from runtime.json_files import write_checksummed
+from runtime.text import printable
+
+MARKER = "metrics.json"  # what a checkpoint folder is known by
+ADDED = "<!-- added when it was published -->"  # what follows is made anew
+PROBABILITIES = ("token", "class")  # of the head; a predictor has one of them
+
+
+def main(cfg: DictConfig) -> None:
+    """Checkpoint in, folder of the hub out, and to the hub where it is named."""
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
+    if cfg.repository is not None:
+        refuse_no_repository(cfg.repository)
+    checkpoint = Path(cfg.checkpoint).expanduser()
+    load_predictor(checkpoint, key="checkpoint")
+    config, metrics = read_config(checkpoint, "checkpoint"), read_metrics(checkpoint, "checkpoint")
+    tuned = None if cfg.thresholds is None else thresholds_part(checkpoint, cfg.thresholds)
+    with only_writer(out), replaced_folder(out, MARKER) as folder:
+        for name in FILES:
+            shutil.copyfile(checkpoint / name, folder / name)
+        points = list(observed(metrics))
+        if points:
+            draw(points, folder / PLOT)
+        card = card_of(checkpoint, plot=bool(points), tuned=tuned)
+        (folder / CARD).write_text(card, encoding="utf-8")
+        sums = {name: file_hash(folder / name) for name in (*FILES, CARD)}
+        write_checksummed(folder / "config.json", {**config, "sha256": sums})
+    print(f"saved {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    if cfg.repository is not None:
+        print(f"sent to {push_to_hub(out, cfg.repository, private=cfg.private)}")
+
+
+def card_of(checkpoint: Path, *, plot: bool, tuned: str | None) -> str:
+    """The checkpoint's own card and what is added to it."""
+    path = checkpoint / CARD
+    own = path.read_text(encoding="utf-8").split(ADDED)[0] if path.is_file() else ""
+    parts = [own.rstrip(), ADDED]
+    if plot:
+        parts += ["## Reliability", f"![Predicted against observed, in bins of equal mass]({PLOT})"]
+    if tuned is not None:
+        parts += ["## Thresholds", tuned]
+    return "\n\n".join(parts) + "\n"
+
+
+def observed(metrics: Mapping[str, Any]) -> Iterator[Record]:
+    """A point for each harvest, stage and bin of the test rows."""
+    for data, found in metrics["reliability"].items():
+        stages = next((found[name] for name in PROBABILITIES if name in found), {})
+        for stage in STAGES:
+            for _, predicted, outcome in stages.get(stage, {}).get("bins", ()):
+                yield {
+                    "prompts of": data,
+                    "probabilities": stage,
+                    "mean prediction": predicted,
+                    "outcome": outcome,
+                }
+
+
+def draw(points: list[Record], path: Path) -> None:
+    canvas = Canvas(layout="constrained")
+    draw_diagrams(points, canvas)
+    canvas.savefig(path, dpi=120)
+
+
+def thresholds_part(checkpoint: Path, path: str) -> str:
+    """What tuning chose for this checkpoint, markdown. Raises UserError where it chose nothing."""
+    found = thresholds.read(Path(path))
+    mine = thresholds.checkpoint_hash(checkpoint, "checkpoint")
+    rules = {name: rule for name, rule in found["rules"].items() if rule["checkpoint"] == mine}
+    rows = list(_rows(found, rules))
+    if not rows:
+        raise UserError(
+            f"thresholds: {path} has none for {checkpoint}. Choose some with it: {found['command']}"
+        )
+    measured = found["measured_on"]
+    where = f", measured on {in_words(measured['hardware'])}" if measured else ""
+    data = printable(found["data"]["folder"])
+    about = (
+        f"Chosen by replay of {data}; costs: {found['cost']}{where}. Speed-ups over plain decoding"
+        " are modelled, with 95 % intervals over prompts."
+    )
+    header = "| costs | rule | setting | threshold | speed-up, modelled | does it pay |"
+    return "\n".join([about, "", header, "|---|---|---|---|---|---|", *rows])
+
+
+def _rows(found: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[str]:
+    for costs, result in found["results"].items():
+        for name in (name for name in rules if name in result["rules"]):
+            choice = result["rules"][name]
+            cells = [
+                found["cost"] if costs == "chosen" else costs,
+                name,
+                rules[name]["setting"],
+                f"{choice['threshold']:.3g}",
+                f"{choice['speedup']:.3f}x ({span(choice['interval'])})",
+                "yes" if choice["speculate"] else "no",
+            ]
+            yield f"| {' | '.join(cells)} |"
