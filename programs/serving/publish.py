@@ -65,7 +65,9 @@ def card_of(checkpoint: Path, *, plot: bool, tuned: str | None) -> str:
 def observed(metrics: Mapping[str, Any]) -> Iterator[Record]:
     """A point for each harvest, stage and bin of the test rows."""
     for data, found in metrics["reliability"].items():
-        stages = next((found[name] for name in PROBABILITIES if name in found), {})
+        stages: Mapping[str, Any] = next(
+            (found[name] for name in PROBABILITIES if name in found), {}
+        )
         for stage in STAGES:
             for _, predicted, outcome in stages.get(stage, {}).get("bins", ()):
                 yield {
