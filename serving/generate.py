@@ -14,6 +14,7 @@ are decoded one after another.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -39,6 +40,12 @@ from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
+from serving.arguments import (
+    prompts_of,
+    refuse_other_inputs,
+    refuse_other_kinds,
+    refuse_unsupported,
+)
 from serving.models import Draft, SpeculativePair, opened, our_attention
 from serving.rules import rule_of
 
@@ -66,8 +73,8 @@ class Speculation:
         `TokenVerifier()`
     engine: what decodes with them: the class of an engine, or a `partial` of it
     draft_warp: the distribution a draft is drawn from; None: the target's warp
-    stream: gets each token as soon as it is settled, then its `end`. (`streamer` never arrives
-        here: transformers keeps it to itself)
+    stream: of each row it gets the prompt, then each token as soon as it is settled, then its
+        `end`. (`streamer` never arrives here: transformers keeps it to itself)
     """
 
     draft: Draft
@@ -101,10 +108,11 @@ def speculate(
         raise UserError("draft: expected a model, a folder or a hub id, got none. Give one")
     refuse_other_kinds(own)
     asked, config = Speculation(**own), given["generation_config"]
-    refuse_unsupported(model, input_ids, config, given)
+    refuse_unsupported(input_ids, config, given)
     prompts = prompts_of(input_ids, given.get("attention_mask"))
     warp = warp_of(config, given.get("logits_processor") or ())
     pair = opened(model, asked.draft)
+    refuse_other_inputs(input_ids, given)
     context = min(pair.target.max_length, pair.draft.max_length)
     if config.max_length > context:
         raise UserError(
@@ -168,7 +176,8 @@ def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
         if not kinds:
             raise UserError(
                 f"logits_processor: {type(processor).__name__} is not supported by speculate, which"
-                " takes temperature, top_k and top_p. Leave away the setting that asks for it"
+                " takes temperature, top_k and top_p, each once and in this order. Leave away the"
+                " setting that asks for it"
             )
         found |= _setting(processor)
         kinds.pop(0)
@@ -176,71 +185,19 @@ def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
 
 
 def _setting(processor: Any) -> dict[str, float]:
+    """Raises UserError for a warper that does something else to what it drops."""
+    if getattr(processor, "filter_value", -math.inf) != -math.inf or (
+        isinstance(processor, TopPLogitsWarper) and processor.min_tokens_to_keep != 1
+    ):
+        raise UserError(
+            f"logits_processor: expected {type(processor).__name__} with filter_value=-inf and"
+            " min_tokens_to_keep=1, got another. Leave them away"
+        )
     if isinstance(processor, TemperatureLogitsWarper):
         return {"temperature": processor.temperature}
     if isinstance(processor, TopKLogitsWarper):
         return {"top_k": processor.top_k}
     return {"top_p": processor.top_p}
-
-
-KINDS: dict[str, tuple[str, str]] = {
-    "stop": ("should_stop", "a stop rule, such as Confidence(0.4)"),
-    "structure": ("grow", "a structure, such as Chain(8)"),
-    "verifier": ("distribution", "a verifier, such as TokenVerifier()"),
-    "engine": ("__call__", "the class of an engine, such as SerialEngine"),
-    "draft_warp": ("probs", "a warp, such as Warp(temperature=0.5)"),
-    "stream": ("put", "a streamer, such as TextStreamer(tokenizer)"),
-}
-"""What each argument has to offer, and what to write."""
-
-
-def refuse_other_kinds(own: Mapping[str, Any]) -> None:
-    """Raises UserError naming the first argument that is something else than expected."""
-    expected = [
-        (name, hasattr(own[name], does), what)
-        for name, (does, what) in KINDS.items()
-        if own.get(name) is not None
-    ]
-    expected.append(("draft", isinstance(own["draft"], Draft), "a model, its folder or hub id"))
-    for name, known, what in expected:
-        if not known:
-            raise UserError(f"{name}: expected {what}, got {own[name]!r}. Give one")
-
-
-def refuse_unsupported(
-    model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, given: Mapping[str, Any]
-) -> None:
-    """Raises UserError naming the first argument of `generate` that is not supported."""
-    cache = given.get("past_key_values")
-    misfits = {
-        "num_beams": (config.num_beams or 1) > 1,
-        "penalty_alpha": config.penalty_alpha,
-        "token_healing": config.token_healing,
-        "inputs_embeds": given.get("inputs_embeds") is not None,
-        "input_ids": not input_ids.shape[1],
-        "past_key_values": cache is not None and cache.get_seq_length() > 0,
-        **{
-            name: config.return_dict_in_generate and getattr(config, name)
-            for name in ("output_scores", "output_logits", "output_attentions")
-        },
-        "output_hidden_states": config.return_dict_in_generate and config.output_hidden_states,
-    }
-    for name, found in misfits.items():
-        if found:
-            raise UserError(f"{name}: not supported by speculate. Leave it away")
-
-
-def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """[n] of each row, without the padding on its left."""
-    if mask is None:
-        return list(input_ids.cpu())
-    rows = [(ids[seen], seen) for ids, seen in zip(input_ids.cpu(), mask.cpu().bool(), strict=True)]
-    if not all(bool(seen[len(seen) - len(ids) :].all()) for ids, seen in rows):
-        raise UserError(
-            "attention_mask: expected padding on the left alone. Set padding_side='left' in the"
-            " tokenizer"
-        )
-    return [ids for ids, _ in rows]
 
 
 def _decoded(
@@ -257,6 +214,8 @@ def _decoded(
         seen = torch.cat([padding, text])[None]
         return any(bool(torch.as_tensor(one(seen, None)).all()) for one in criteria)
 
+    if asked.stream is not None:
+        asked.stream.put(row[None].clone())
     seed = int(torch.randint(1 << 62, ()))
     trace = engine.decode(prompt, room, Sampler.seeded(seed), ends)
     if asked.stream is not None:

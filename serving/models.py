@@ -118,16 +118,20 @@ def _loaded(source: Any, target: CachedLM) -> CachedLM:
 
 @contextmanager
 def our_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Inside, the models attend as `CachedLM` needs it; afterwards, and if anything fails, as
-    before."""
+    """Inside, the models attend as `CachedLM` needs it, and nothing is dropped out; afterwards, and
+    if anything fails, they are as before."""
     before = [(model, str(model.config._attn_implementation)) for model in models]
+    trained = [part for model in models for part in model.modules() if part.training]
     for model in models:
         model.set_attn_implementation(ATTENTION)
+        model.eval()
     try:
         yield
     finally:
         for model, name in before:
             model.set_attn_implementation(name)
+        for part in trained:
+            part.training = True
 
 
 def _weights(pair: SpeculativePair) -> tuple[tuple[int, int], ...]:

@@ -7,12 +7,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList
-from transformers.generation import StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
+from transformers.generation import StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.streamers import BaseStreamer, TextStreamer
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import serving.generate
 from decoding.engines.overlapped import OverlappedEngine
+from decoding.models.cached_lm import CachedLM
 from decoding.models.identity import draft_fingerprint, model_fingerprint
 from decoding.models.kv_cache import ATTENTION
 from decoding.sampling import Warp
@@ -20,13 +29,15 @@ from decoding.stopping.confidence import Confidence
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
+from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
 from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from serving.generate import SpeculativeOutput, speculate
 from tests.checkpoints import columns, write_checkpoint
 from tests.contract.enumeration import distribution_of, largest_error
-from tests.tiny_pair import CONFIG, EOS, save_tiny_pair, tiny_models, tiny_pair
+from tests.tiny_pair import CONFIG, EOS, save_tiny_pair, tiny_models, tiny_pair, tiny_tokenizer
 
 PROMPT = torch.tensor([[3, 7, 1, 9, 4]])
 Models = tuple[LlamaForCausalLM, LlamaForCausalLM]
@@ -92,7 +103,6 @@ def test_the_seed_is_that_of_torch(models: Models) -> None:
     assert torch.equal(sampled(), sampled())
 
 
-FLOAT32 = 5e-7  # probabilities of a real model are of its float32 logits; tables have less
 WARPS = [
     {},
     {"temperature": 0.6},
@@ -110,11 +120,24 @@ def small() -> Models:
     return target.eval(), draft.eval()
 
 
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither our logits nor transformers' norms are rounded to float32, as they always are."""
+    as_they_are = lambda lm, logits, dtype: logits[..., : lm.vocab_size]  # noqa: E731
+    monkeypatch.setattr(CachedLM, "spread", as_they_are)
+
+    def norm(self: LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
+        variance = x.pow(2).mean(-1, keepdim=True)
+        return self.weight * x * torch.rsqrt(variance + self.variance_epsilon)
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
+
+
 @pytest.mark.parametrize(("warp", "tree"), [*((warp, False) for warp in WARPS), (WARPS[-1], True)])
 def test_the_distribution_is_that_of_generate(
     warp: dict, tree: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = small()
+    in_float64(monkeypatch)
     parts = (
         {"structure": DySpecHeap(3), "verifier": RrswVerifier(), "stop": Never()} if tree else {}
     )
@@ -125,7 +148,7 @@ def test_the_distribution_is_that_of_generate(
         asked = {"inputs": PROMPT % 5, "max_new_tokens": 3, "do_sample": True, **warp, **parts}
         return tuple(ours(target, draft, **asked)[0, 5:].tolist())
 
-    assert largest_error(distribution_of(decoded), generated(target, warp, 3)) < FLOAT32
+    assert largest_error(distribution_of(decoded), generated(target, warp, 3)) < 1e-9
 
 
 def generated(model: LlamaForCausalLM, warp: dict, length: int) -> dict[tuple[int, ...], float]:
@@ -155,17 +178,25 @@ class Heard(BaseStreamer):
         self.ended = False
 
     def put(self, value: torch.Tensor) -> None:
-        self.tokens += value.tolist()
+        self.tokens += value.flatten().tolist()
 
     def end(self) -> None:
         self.ended = True
 
 
-def test_a_stream_hears_every_token_and_the_end(models: Models) -> None:
-    heard = Heard()
-    found = ours(*models, stream=heard)
+def test_a_stream_hears_what_a_streamer_of_generate_hears(models: Models) -> None:
+    heard, theirs = Heard(), Heard()
+    ours(*models, stream=heard)
+    plain(models[0], streamer=theirs)
 
-    assert heard.tokens == found[0, 5:].tolist() and heard.ended
+    assert heard.tokens == theirs.tokens and heard.ended
+
+
+def test_a_stream_that_skips_the_prompt_says_the_first_token(
+    models: Models, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = ours(*models, stream=TextStreamer(tiny_tokenizer(), skip_prompt=True))
+    assert capsys.readouterr().out.split() == [f"w{token}" for token in found[0, 5:].tolist()]
 
 
 def test_stopping_criteria_end_where_they_end_generate(models: Models) -> None:
@@ -199,6 +230,13 @@ def test_a_model_attends_afterwards_as_before(models: Models) -> None:
     before = target.config._attn_implementation
     ours(target, draft)
     assert target.config._attn_implementation == before != ATTENTION
+
+
+def test_a_model_in_training_is_in_training_afterwards(models: Models) -> None:
+    target, draft = (model.train() for model in models)
+    target.model.norm.eval()
+    ours(target, draft)
+    assert target.training and draft.training and not target.model.norm.training
 
 
 def test_an_attention_set_between_calls_stays(models: Models) -> None:
@@ -261,6 +299,10 @@ def other_draft() -> Iterator:
     yield LlamaForCausalLM(CONFIG.__class__(**{**CONFIG.to_dict(), "vocab_size": 40}))
 
 
+def sampled(warper: LogitsProcessor) -> dict:
+    return {"do_sample": True, "top_k": 0, "logits_processor": LogitsProcessorList([warper])}
+
+
 REFUSED = {
     "max_new_tokens": {"max_new_tokens": 120},
     "num_beams": {"num_beams": 2},
@@ -276,9 +318,24 @@ REFUSED = {
     "engine: expected": {"engine": 3},
     "draft_warp: expected": {"draft_warp": 0.5},
     "stream: expected": {"stream": 5},
+    "stop: expected a stop rule, such": {"stop": Confidence},
+    "structure: expected a": {"structure": Chain},
+    "verifier: expected a": {"verifier": TokenVerifier},
+    "predictor: expected its": {"predictor": ""},
+    "predictor: expected": {"predictor": 3},
+    "threshold: expected": {"predictor": "x", "threshold": float("nan")},
+    "threshold: expected a number": {"predictor": "x", "threshold": "0.5"},
     "stop, predictor": {"stop": Fixed(2), "predictor": "x"},
     "predictor: no checkpoint": {"predictor": "nowhere/at/all"},
     "attention_mask": {"attention_mask": torch.tensor([[1, 1, 1, 0, 0]])},
+    "attention_mask: expected shape [1, 5]": {"attention_mask": torch.tensor([[0, 1, 1]])},
+    "holds the pad token": {"pad_token_id": 1},
+    "position_ids: expected": {"position_ids": torch.tensor([[5, 6, 7, 8, 9]])},
+    "position_ids: expected those": {"position_ids": torch.tensor([[0, 1, 2]])},
+    "input_ids: expected a prompt": {"inputs": torch.zeros(1, 0, dtype=torch.long)},
+    "prompt: empty": {"attention_mask": torch.zeros(1, 5, dtype=torch.long)},
+    "min_tokens_to_keep=1": sampled(TopPLogitsWarper(0.1, min_tokens_to_keep=5)),
+    "filter_value=-inf": sampled(TopKLogitsWarper(3, filter_value=-1.0)),
     "structure, verifier": {"structure": DySpecHeap(3)},
     "inputs_embeds": {"inputs": None, "inputs_embeds": torch.zeros(1, 2, 24, dtype=torch.float64)},
 }
@@ -290,6 +347,15 @@ def test_refusals_are_a_line(said: str, models: Models) -> None:
         ours(*models, **REFUSED[said])
     assert said in str(error.value) and "\n" not in str(error.value)
     assert models[0].config._attn_implementation != ATTENTION
+
+
+def test_inputs_that_our_engines_leave_out_are_refused(models: Models) -> None:
+    config = GPT2Config(vocab_size=32, n_embd=24, n_layer=2, n_head=2, n_positions=96)
+    target = GPT2LMHeadModel(config).double().eval()
+    asked = {"eos_token_id": EOS, "pad_token_id": EOS}
+    assert torch.equal(ours(target, models[1], **asked), plain(target, **asked))
+    with pytest.raises(UserError, match="token_type_ids: not supported"):
+        ours(target, models[1], token_type_ids=torch.zeros_like(PROMPT), **asked)
 
 
 def test_a_draft_of_other_tokens_is_refused(models: Models) -> None:

@@ -1,0 +1,109 @@
+"""What `speculate` takes of the arguments of `generate`, and what it refuses, each in a line."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from runtime.errors import UserError
+from serving.models import Draft
+
+KINDS: dict[str, tuple[str, str]] = {
+    "stop": ("should_stop", "a stop rule, such as Confidence(0.4)"),
+    "structure": ("grow", "a structure, such as Chain(8)"),
+    "verifier": ("distribution", "a verifier, such as TokenVerifier()"),
+    "draft_warp": ("probs", "a warp, such as Warp(temperature=0.5)"),
+    "stream": ("put", "a streamer, such as TextStreamer(tokenizer)"),
+}
+"""What each object has to offer, and what to write."""
+TAKEN = {"generation_config", "logits_processor", "stopping_criteria", "input_ids"} | {
+    *("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"),
+    *("labels", "output_attentions", "output_hidden_states", "return_dict"),
+}
+"""What `generate` hands over and is looked at elsewhere, or says nothing of the next token."""
+
+
+def refuse_other_kinds(own: Mapping[str, Any]) -> None:
+    """Raises UserError naming the first argument that is something else than expected."""
+    expected = [
+        (name, hasattr(own[name], does) and not isinstance(own[name], type), what)
+        for name, (does, what) in KINDS.items()
+        if own.get(name) is not None
+    ]
+    if (engine := own.get("engine")) is not None:
+        what = "the class of an engine, such as SerialEngine"
+        expected.append(("engine", callable(engine), what))
+    if (predictor := own.get("predictor")) is not None:
+        known = isinstance(predictor, str | Path) and predictor != ""
+        expected.append(("predictor", known, "its folder or hub id"))
+    if (threshold := own.get("threshold")) is not None:
+        known = isinstance(threshold, float | int) and 0 <= threshold <= 1
+        expected.append(("threshold", known, "a number from 0 to 1"))
+    expected.append(("draft", isinstance(own["draft"], Draft), "a model, its folder or hub id"))
+    for name, known, what in expected:
+        if not known:
+            raise UserError(f"{name}: expected {what}, got {own[name]!r}. Give one")
+
+
+def refuse_unsupported(
+    input_ids: Tensor, config: GenerationConfig, given: Mapping[str, Any]
+) -> None:
+    """Raises UserError naming the first argument of `generate` that is not supported."""
+    cache = given.get("past_key_values")
+    misfits = {
+        "num_beams": (config.num_beams or 1) > 1,
+        "penalty_alpha": config.penalty_alpha,
+        "token_healing": config.token_healing,
+        "inputs_embeds": given.get("inputs_embeds") is not None,
+        "past_key_values": cache is not None and cache.get_seq_length() > 0,
+        "cache_implementation": config.cache_implementation == "quantized",
+        **{
+            name: config.return_dict_in_generate and getattr(config, name)
+            for name in ("output_scores", "output_logits", "output_attentions")
+        },
+        "output_hidden_states": config.return_dict_in_generate and config.output_hidden_states,
+    }
+    for name, found in misfits.items():
+        if found:
+            raise UserError(f"{name}: not supported by speculate. Leave it away")
+    if not input_ids.shape[1]:
+        raise UserError("input_ids: expected a prompt of at least one token, got none. Give one")
+
+
+def refuse_other_inputs(input_ids: Tensor, given: Mapping[str, Any]) -> None:
+    """Raises UserError naming the first input of the model that our engines would leave out."""
+    for name, value in given.items():
+        if name not in TAKEN and value is not None:
+            raise UserError(f"{name}: not supported by speculate. Leave it away")
+    mask, positions = given.get("attention_mask"), given.get("position_ids")
+    if positions is None:
+        return
+    seen = torch.ones_like(input_ids).bool() if mask is None else mask.bool()
+    if positions.shape[-2:] != seen.shape or bool(
+        ((positions != seen.long().cumsum(-1) - 1) & seen).any()
+    ):
+        raise UserError(
+            "position_ids: expected those that follow from the attention mask, got others. Leave"
+            " them away"
+        )
+
+
+def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """[n] of each row, without the padding on its left."""
+    if mask is None:
+        return list(input_ids.cpu())
+    if mask.shape != input_ids.shape:
+        raise UserError(
+            f"attention_mask: expected shape {list(input_ids.shape)}, as of the prompts, got"
+            f" {list(mask.shape)}. Give the tokenizer's"
+        )
+    rows = [(ids[seen], seen) for ids, seen in zip(input_ids.cpu(), mask.cpu().bool(), strict=True)]
+    if not all(bool(seen[len(seen) - len(ids) :].all()) for ids, seen in rows):
+        raise UserError(
+            "attention_mask: expected padding on the left alone. Set padding_side='left' in the"
+            " tokenizer; where a prompt itself holds the pad token, give a mask that says so"
+        )
+    return [ids for ids, _ in rows]
