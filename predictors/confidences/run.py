@@ -101,7 +101,13 @@ def calibrate_imported(
 
 
 def refuse_other(data: str, rows: Confidences, other: str, found: Confidences) -> None:
-    """Raise UserError where `other` is of another gamma, pair or distribution, as far as known."""
+    """Raise UserError where `other` is the same folder, or of another gamma, pair or distribution,
+    as far as known."""
+    if Path(other).resolve() == Path(data).resolve():
+        raise UserError(
+            f"drift: expected other folders than data, got {other}, on which the maps are fitted."
+            " Leave it out"
+        )
     if found.gamma != rows.gamma:
         raise UserError(
             f"drift: expected proposals of {rows.gamma} tokens, as in {data}, got {found.gamma} in"

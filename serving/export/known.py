@@ -1,6 +1,7 @@
 """What an engine can be told, and what is made of it."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +25,10 @@ class Known:
     target: str
     draft: str
     folder: str
+
+    def file(self, name: str) -> str:
+        """A file that is written, as a shell reads it."""
+        return shlex.quote(f"{self.folder}/{name}")
 
     def draft_seconds(self) -> float | None:
         """Of a whole draft."""

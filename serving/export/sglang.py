@@ -1,6 +1,7 @@
 """SGLang: temperatures and costs for DSpark heads, lengths by batch size for EAGLE drafts."""
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Annotated, Any
 
 from decoding.cost import CostTable
@@ -67,12 +68,12 @@ class Sglang:
             return
         made.files[ADAPTIVE] = in_json(adaptive(known.schedule))
         made.launch.append(
-            f"python -m sglang.launch_server --model-path {known.target}"
-            f" --speculative-algorithm {self.algorithm}"
-            f" --speculative-draft-model-path {known.draft}"
+            f"python -m sglang.launch_server --model-path {quote(known.target)}"
+            f" --speculative-algorithm {quote(self.algorithm)}"
+            f" --speculative-draft-model-path {quote(known.draft)}"
             f" --speculative-eagle-topk 1 --speculative-num-steps {longest}"
             f" --speculative-num-draft-tokens {longest + 1} --speculative-adaptive"
-            f" --speculative-adaptive-config {known.folder}/{ADAPTIVE}"
+            f" --speculative-adaptive-config {known.file(ADAPTIVE)}"
         )
         made.left_out.append(
             "schedule: more requests than its last range draft as that one does; a batch is padded"
@@ -126,12 +127,12 @@ def adaptive(schedule: Schedule) -> dict[str, Any]:
 
 
 def _dspark(known: Known, made: Export) -> str:
-    sts_path = f" --speculative-dspark-confidence-sts-path {known.folder}/{STS}"
-    sps_path = f" --speculative-dspark-sps-table-path {known.folder}/{SPS}"
+    sts_path = f" --speculative-dspark-confidence-sts-path {known.file(STS)}"
+    sps_path = f" --speculative-dspark-sps-table-path {known.file(SPS)}"
     return (
         "SGLANG_RAGGED_VERIFY_MODE=cap-accept python -m sglang.launch_server"
-        f" --model-path {known.target} --speculative-algorithm DSPARK"
-        f" --speculative-draft-model-path {known.draft} --speculative-dspark-block-size"
+        f" --model-path {quote(known.target)} --speculative-algorithm DSPARK"
+        f" --speculative-draft-model-path {quote(known.draft)} --speculative-dspark-block-size"
         f" {known.gamma}{sts_path if STS in made.files else ''}"
         f"{sps_path if SPS in made.files else ''}"
     )

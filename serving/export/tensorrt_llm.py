@@ -1,10 +1,12 @@
 """TensorRT-LLM: lengths by batch size, and the acceptance below which it stops to speculate."""
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Annotated, Any
 
 import yaml
 
+from decoding.cost import CostTable
 from runtime.settings.kinds import Count, Text
 from serving.export.known import Export, Known, not_told
 from serving.schedule import Range, Schedule, joined
@@ -28,13 +30,15 @@ class TensorrtLlm:
         made.left_out += lines
         longest = max(lengths.values()) if lengths else known.gamma
         if longest and (known.schedule is None or lengths):
-            config = {**self._draft(known, longest), **self._floor(known, made)}
+            config = {**self._draft(known, longest), **self._floor(known.costs, longest, made)}
             schedule = {"draft_len_schedule": lengths} if lengths else {}
             made.files[CONFIG] = _yaml({**config, **schedule})
             made.launch.append(_serve(known, CONFIG))
             if len(lengths) == 1:
                 made.files[CUTOFF] = _yaml({**config, "max_concurrency": next(iter(lengths))})
                 made.left_out.append(f"schedule: {CUTOFF} says the same; give one of the two")
+        elif known.costs is not None and known.schedule is None:
+            made.left_out.append("costs: they take a draft's length. Write gamma=")
         made.left_out += not_told(
             known,
             calibration="TensorRT-LLM schedules by no confidences (pull request 17056 is open)",
@@ -49,17 +53,15 @@ class TensorrtLlm:
             "max_draft_len": longest,
         }
 
-    def _floor(self, known: Known, made: Export) -> dict[str, Any]:
-        """The share of drafted tokens below which plain decoding is faster."""
-        draft, costs = known.draft_seconds(), known.costs
-        if draft is None or costs is None or known.gamma is None:
+    def _floor(self, costs: CostTable | None, length: int, made: Export) -> dict[str, Any]:
+        """The share of drafted tokens below which plain decoding is faster than drafts of
+        `length`."""
+        if costs is None:
             return {}
-        step = costs.target(known.gamma + 1) + draft
-        share = (step / costs.autoregressive - 1) / known.gamma
+        step = costs.target(length + 1) + costs.draft * length
+        share = (step / costs.autoregressive - 1) / length
         if share > 1:
-            made.left_out.append(
-                f"costs: a draft of {known.gamma} tokens never pays. Serve without one"
-            )
+            made.left_out.append(f"costs: a draft of {length} tokens never pays. Serve without one")
         floor = round(min(max(share, 0.0), 1.0), 6)
         return {"acceptance_rate_window_size": self.window, "acceptance_rate_threshold": floor}
 
@@ -86,4 +88,4 @@ def _yaml(config: dict[str, Any]) -> str:
 
 
 def _serve(known: Known, name: str) -> str:
-    return f"trtllm-serve {known.target} --extra_llm_api_options {known.folder}/{name}"
+    return f"trtllm-serve {quote(known.target)} --extra_llm_api_options {known.file(name)}"

@@ -1,5 +1,6 @@
 """transformers: the draft's generation config."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -30,10 +31,12 @@ class Transformers:
             )
             made.launch += [
                 "from transformers import GenerationConfig",
-                f'settings = GenerationConfig.from_pretrained("{known.folder}")',
+                f"settings = GenerationConfig.from_pretrained({json.dumps(known.folder)})",
                 "draft.generation_config.update(**settings.to_diff_dict())",
                 "target.generate(**inputs, assistant_model=draft)",
             ]
+        if length is None and known.thresholds is not None:
+            made.left_out.insert(0, "thresholds: they take a draft's length. Write gamma=")
         if length == 0:
             made.left_out.append("schedule: nothing is drafted for one request")
         made.left_out += not_told(

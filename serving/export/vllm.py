@@ -1,6 +1,7 @@
 """vLLM: lengths by batch size, and acceptance rates for its synthetic sampler."""
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Annotated, Any
 
 from runtime.settings.kinds import Text
@@ -52,7 +53,7 @@ class Vllm:
 
 
 def _serve(known: Known, name: str) -> str:
-    return f'vllm serve {known.target} --speculative-config "$(cat {known.folder}/{name})"'
+    return f'vllm serve {quote(known.target)} --speculative-config "$(cat {known.file(name)})"'
 
 
 def _left_out(known: Known, longest: int | None) -> list[str]:
@@ -63,8 +64,8 @@ def _left_out(known: Known, longest: int | None) -> list[str]:
         costs="vLLM profiles its own at start-up (enable_adaptive_verification)",
         thresholds="vLLM has no threshold on confidences",
     )
+    if longest == 0:
+        return ["schedule: nothing is drafted at any batch size. Serve without a draft", *lines]
     if known.schedule is not None:
         lines.append("schedule: more requests than its last range draft as that one does")
-    if longest == 0:
-        lines.append("schedule: nothing is drafted at any batch size. Serve without a draft")
     return lines

@@ -39,7 +39,9 @@ class DeepspecRecords:
         gamma = max(len(row.logits) for rows in parts.values() for row in rows)
         return joined(
             [
-                of_rows(f"source.files: {path}", rows, self.domain or path.parent.name, gamma)
+                of_rows(
+                    f"source.files: {path}", rows, self.domain or path.absolute().parent.name, gamma
+                )
                 for path, rows in parts.items()
             ],
             "source.files",

@@ -7,8 +7,11 @@ from runtime.errors import UserError
 
 
 def matching(pattern: str | Path) -> list[Path]:
-    """In the order of their names, numbers by value. Raises UserError for none."""
-    found = [Path(name) for name in glob(str(pattern)) if Path(name).is_file()]
+    """In the order of their names, numbers by value; a file of that very name is meant first.
+    Raises UserError for none."""
+    exact = Path(pattern).expanduser()
+    names = [exact] if exact.is_file() else [Path(name) for name in glob(str(exact))]
+    found = [path for path in names if path.is_file()]
     if not found:
         raise UserError(
             f"source.files: no file matches {pattern}. Write e.g. source.files='logs/sts.*.pt'"

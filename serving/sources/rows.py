@@ -39,8 +39,15 @@ def of_rows(where: str, rows: Sequence[Row], domain: str, gamma: int | None = No
             )
         logits[number, : len(row.logits)] = torch.tensor(row.logits, dtype=torch.float64)
         labels[number, : len(row.labels)] = torch.tensor(row.labels, dtype=torch.float64)
+    refuse_unsettled(where, labels)
     length = torch.tensor([len(row.logits) for row in rows])
     return table(where, domain, logits, labels, length, _groups(rows))
+
+
+def refuse_unsettled(where: str, labels: torch.Tensor) -> None:
+    """Raise UserError for a label that is neither 0 nor 1: an engine knows what it accepted."""
+    if not ((labels == 0) | (labels == 1)).all():
+        raise UserError(f"{where}: expected labels of 0 and 1, got others. Give an engine's log")
 
 
 def _groups(rows: Sequence[Row]) -> torch.Tensor:

@@ -3,13 +3,13 @@
 import math
 import pathlib
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field as PydanticField
 
 from predictors.confidences.table import Confidences, Labels, joined
 from runtime.errors import UserError
-from runtime.json_files import OpenForm, fitting, read_object
+from runtime.json_files import OpenForm, Size, fitting, read_object
 from runtime.settings.kinds import Path, Text
 from serving.sources.files import matching
 from serving.sources.rows import Row, of_rows
@@ -21,9 +21,9 @@ Probability = Annotated[float, PydanticField(ge=0, le=1)]
 
 
 class Request(OpenForm):
-    verify_len: int
-    correct_drafts: int
-    cap_trim: int = 0
+    verify_len: Size
+    correct_drafts: Size
+    cap_trim: Size = 0
     rid: str | None = None
     confidence: list[Probability] | None = None
 
@@ -36,10 +36,21 @@ class Records(OpenForm):
     records: list[Step]
 
 
+class Rank(OpenForm):
+    dspark_info_record: Records
+
+
+class ServerInfo(OpenForm):
+    """internal_states: of every data-parallel rank."""
+
+    internal_states: Annotated[list[Rank], PydanticField(min_length=1)]
+
+
 @dataclass(frozen=True)
 class SglangRecords:
-    """A JSON file with the key `dspark_info_record` (of /server_info), or its value. Confidences
-    are those after the engine's own temperatures. Only tokens that were verified count."""
+    """A JSON file: what /server_info says, where `internal_states` have the key
+    `dspark_info_record` of every rank, one of those states, or that key's value. Confidences are
+    those after the engine's own temperatures. Only tokens that were verified count."""
 
     labels: ClassVar[Labels] = "realised"
     files: Annotated[Path, "file, or a pattern such as 'logs/info-*.json'"]
@@ -52,15 +63,22 @@ class SglangRecords:
     def _file(self, path: pathlib.Path) -> Confidences:
         found = read_object(path, "source.files", REMEDY)
         try:
-            records = fitting(lambda: Records.model_validate(found.get(RECORD, found)))
+            steps = fitting(lambda: _steps(found))
         except ValueError as error:
             raise UserError(
                 f"source.files: {path} holds no debug records ({error}). {REMEDY}"
             ) from error
-        requests = [one for step in records.records for one in step.reqs if one.confidence]
+        requests = [one for step in steps for one in step.reqs if one.confidence]
         gamma = max((len(one.confidence or ()) for one in requests), default=0)
         rows = [_row(one) for one in requests]
         return of_rows(f"source.files: {path}", rows, self.domain, gamma or None)
+
+
+def _steps(found: dict[str, Any]) -> list[Step]:
+    if "internal_states" in found:
+        ranks = ServerInfo.model_validate(found).internal_states
+        return [step for rank in ranks for step in rank.dspark_info_record.records]
+    return Records.model_validate(found.get(RECORD, found)).records
 
 
 def _row(one: Request) -> Row:

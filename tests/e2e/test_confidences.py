@@ -111,6 +111,7 @@ def test_bad_input_is_one_line(
     sequential = line(train, "data=harvest", "calibration=sts")
     assert sequential.startswith("error: calibration: sequential temperatures are for imported")
     assert "drift:" in line(train, "data=served", "drift=[harvest]")
+    assert "drift: expected other folders" in line(train, "data=served", "drift=[./served]")
     facts = json.loads(Path("served/confidences.json").read_text())
     Path("served/confidences.json").write_text(json.dumps({**facts, "gamma": 2}))
     assert "data: served" in line(train, "data=served")

@@ -2,6 +2,8 @@
 
 To write the golden files anew: python tests/unit/serving/test_export.py"""
 
+import ast
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from serving.export.tensorrt_llm import TensorrtLlm
 from serving.export.transformers import Transformers
 from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule
-from tests.exports import CURVES, calibration, known, thresholds
+from tests.exports import COSTS, CURVES, calibration, known, thresholds
 
 GOLDEN = Path(__file__).with_name("golden")
 ENGINES: dict[str, Engine] = {
@@ -64,6 +66,38 @@ def test_a_schedule_that_never_drafts(name: str) -> None:
 def tensorrt(schedule: Schedule | None, **more: Any) -> tuple[dict[str, Any], Export]:
     made = ENGINES["tensorrt_llm"].export(known(schedule=schedule, **more))
     return yaml.safe_load(made.files["speculative_config.yaml"])["speculative_config"], made
+
+
+def test_lines_to_paste_hold_any_path() -> None:
+    odd = {"folder": "my runs/it's", "target": "a b", "draft": "c;d"}
+    for name in ("sglang", "vllm", "tensorrt_llm"):
+        for line in ENGINES[name].export(known(**odd)).launch:
+            kept, folder = line.replace('"$(cat ', "").replace(')"', ""), odd["folder"]
+            words = shlex.split(kept)
+            assert odd["target"] in words and "c" not in words
+            assert any(word.startswith(f"{folder}/") for word in words)
+    said = ENGINES["transformers"].export(known(folder='a"b')).launch[1]
+    assert ast.literal_eval(said.split("from_pretrained")[1]) == 'a"b'
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("tensorrt_llm", "costs"), ("sglang", "costs"), ("transformers", "thresholds")],
+)
+def test_what_lacks_a_length_says_so(name: str, given: str) -> None:
+    others = {"calibration", "costs", "schedule", "thresholds", "gamma"} - {given}
+    made = ENGINES[name].export(known(**dict.fromkeys(others)))
+    assert (
+        not made.files and made.left_out[0] == f"{given}: they take a draft's length. Write gamma="
+    )
+
+
+def test_tensorrt_floor_is_of_the_longest_draft() -> None:
+    schedule = Schedule((Range(1, 4, 5), Range(5, 8, 2)))
+    config, _ = tensorrt(schedule, gamma=None, calibration=None)
+    step = COSTS.target(6) + 5 * COSTS.draft
+    floor = (step / COSTS.autoregressive - 1) / 5
+    assert config["acceptance_rate_threshold"] == round(floor, 6)
 
 
 def test_tensorrt_takes_no_later_length_above_the_first() -> None:

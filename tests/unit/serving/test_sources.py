@@ -52,7 +52,11 @@ def test_shards_are_read_in_order(tmp_path: Path) -> None:
         ({"logits": torch.zeros(100, 4)}, "same shape"),
         ({"logits": torch.zeros(100, 3) + float("nan")}, "finite logits"),
         ({"prefix_mask": logged(100).labels.flip(1)}, "one that rises"),
-        ({"prefix_mask": None}, "expected a dict of the tensors"),
+        ({"prefix_mask": None}, "expected a dict of the dense tensors"),
+        ({"logits": torch.tensor(1.0), "prefix_mask": torch.tensor(1.0)}, "dense tensors"),
+        ({"logits": torch.zeros(100, 3).to_sparse()}, "dense tensors"),
+        ({"logits": torch.zeros(100, 3, dtype=torch.complex64)}, "dense tensors"),
+        ({"prefix_mask": torch.full((100, 3), 0.5)}, "labels of 0 and 1"),
         ({"prefix_mask": torch.zeros(3), "logits": torch.zeros(3)}, "same shape"),
     ],
 )
@@ -120,6 +124,16 @@ def records(folder: Path, *lines: str) -> Path:
     return path
 
 
+def test_a_file_of_that_very_name_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    records(tmp_path / "a[1]", '{"logits": [1], "labels": [1]}')
+    for name in (tmp_path / "a[1]/confidence_records.jsonl", "~/a[[]1]/*.jsonl"):
+        assert DeepspecRecords(str(name), None).read().domains == ("a[1]",)
+    monkeypatch.chdir(tmp_path / "a[1]")
+    assert DeepspecRecords("confidence_records.jsonl", None).read().domains == ("a[1]",)
+
+
 def test_records_may_be_shorter_than_gamma(tmp_path: Path) -> None:
     records(tmp_path / "gsm8k", '{"logits": [1.5, -2], "labels": [1, 0]}')
     line = '{"logits": [0.5, 1, 2], "labels": [1, 1, 0], "extra": 3}'
@@ -171,6 +185,20 @@ def request(verify_len: int, correct: int, rid: str | None = "a", **more: Any) -
 def dumped(path: Path, *steps: dict[str, Any]) -> Path:
     path.write_text(json.dumps({"dspark_info_record": {"records": steps}, "version": "x"}))
     return path
+
+
+def test_what_server_info_says_is_read_of_every_rank(tmp_path: Path) -> None:
+    states = [
+        {"dspark_info_record": {"records": [step(request(4, n)), {"forward_ct": 3}]}}
+        for n in (0, 2)
+    ]
+    path = tmp_path / "info.json"
+    path.write_text(json.dumps({"internal_states": states, "version": "0.5.23"}))
+    found = SglangRecords(str(path), "chat").read()
+    assert found.labels.tolist() == [[0, 0, 0], [1, 1, 0]]
+    for damaged in ([], [{}], 3):
+        path.write_text(json.dumps({"internal_states": damaged}))
+        assert "holds no debug records" in said(SglangRecords(str(path), "chat").read)
 
 
 def test_only_verified_tokens_of_debug_records_count(tmp_path: Path) -> None:
