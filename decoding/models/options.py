@@ -33,7 +33,7 @@ def load_config(side: str, cfg: DictConfig) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(
             source, trust_remote_code=cfg.trust_remote_code, **where_of(side, cfg)
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file makes it raise anything
         raise UserError(
             f"pair.{side}: cannot read a model from {source} ({first_line(error)}). {REMEDY}"
         ) from error

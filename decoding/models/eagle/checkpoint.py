@@ -44,8 +44,10 @@ def find_checkpoint(cfg: DictConfig) -> Checkpoint | None:
         return None
     try:
         config, _ = PreTrainedConfig.get_config_dict(source, **where)
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return None  # what is wrong there is said where any draft is loaded
+    if not isinstance(config, dict):
+        return None
     said = _says(config, source)
     weights = _weights(source, where)
     if weights is None:
@@ -72,8 +74,7 @@ def _says(config: Mapping[str, Any], source: str) -> bool:
             f"pair.draft: expected a speculator of kind eagle3, got {kind!r} in {source}. Give an"
             " EAGLE-3 draft"
         )
-    names = config.get("architectures") or []
-    return KIND in config or any("eagle3" in str(name).lower() for name in names)
+    return KIND in config or "eagle3" in str(config.get("architectures")).lower()
 
 
 def _weights(source: str, where: Mapping[str, Any]) -> Path | None:
@@ -108,7 +109,7 @@ def _names(weights: Path, said: bool) -> set[str]:
         if weights.suffix == ".safetensors":
             with safe_open(weights, "pt") as file:
                 return set(file.keys())
-        return set(torch.load(weights, "cpu", weights_only=True, mmap=True))
+        return set(_state(weights, mmap=True))
     except UNREADABLE as error:
         if said:
             raise damaged(weights, error) from error
@@ -120,11 +121,20 @@ def read_tensors(weights: Path) -> dict[str, Tensor]:
     try:
         if weights.suffix == ".safetensors":
             return load_file(weights)
-        found = torch.load(weights, "cpu", weights_only=True)
+        return _state(weights)
     except UNREADABLE as error:
         raise damaged(weights, error) from error
-    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise damaged(weights, TypeError("it holds other things than tensors"))
+
+
+def _state(weights: Path, mmap: bool = False) -> dict[str, Tensor]:
+    """Of a pickled file. mmap: read what is looked at, where the file is of a kind for it."""
+    with open(weights, "rb") as file:
+        zipped = file.read(2) == b"PK"
+    found = torch.load(weights, "cpu", weights_only=True, mmap=mmap and zipped)
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(x, Tensor) for name, x in found.items()
+    ):
+        raise TypeError("it holds other things than tensors")
     return found
 
 

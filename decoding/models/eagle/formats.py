@@ -28,7 +28,7 @@ def flavour_of(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], depth: int
     config = checkpoint.config
     if checkpoint.format == "eagle1":
         return Flavour(final_norm=False, fc_bias="fc.bias" in tensors)
-    flags = {name: bool(config.get(name, False)) for name in FLAGS}
+    flags = {name: _flag(config, name, False) for name in FLAGS}
     if flags["norm_before_fc"] and flags["fc_norm"]:
         raise UserError(
             "pair.draft: expected norm_before_fc or fc_norm in its config.json, got both. Give"
@@ -38,22 +38,46 @@ def flavour_of(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], depth: int
     if checkpoint.format == "speculators":
         return Flavour(layers, **flags)
     # SpecForge feeds back what comes before the norm, which `norm_output` leaves out if false.
-    final_norm = bool(config.get("norm_output", True))
+    final_norm = _flag(config, "norm_output", True)
     return Flavour(layers, **(flags | {"norm_output": False}), final_norm=final_norm)
+
+
+def _flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = config.get(name)
+    if not isinstance(value, bool | None):
+        raise UserError(
+            f"pair.draft: expected {name} to be true or false in its config.json, got {value!r}."
+            " Give another draft"
+        )
+    return default if value is None else value
 
 
 def _layers(config: Mapping[str, Any], depth: int) -> tuple[int, ...]:
     """The target's hidden states that are joined: those that enter these layers. SpecForge names
     the layers that give them, one before."""
-    nested = (config.get("eagle_config") or {}).get(IDS)
-    given = config.get(IDS) or (None if nested is None else [layer + 1 for layer in nested])
-    layers = [2, depth // 2, depth - 3] if given is None else given
-    if not all(isinstance(layer, int) and 0 <= layer < depth for layer in layers):
+    below = config.get("eagle_config")
+    nested = below.get(IDS) if isinstance(below, Mapping) else None
+    layers, first = config.get(IDS) or nested, 0 if config.get(IDS) else 1
+    if layers is None:
+        layers, first = [2, depth // 2, depth - 3], 0
+    known = range(-first, depth - first)
+    if not isinstance(layers, list) or not all(type(x) is int and x in known for x in layers):
         raise UserError(
-            f"pair.draft: expected {IDS} from 0 to {depth - 1}, as pair.target has layers, got"
-            f" {layers}. Give a draft for this target"
+            f"pair.draft: expected {IDS} from {known[0]} to {known[-1]}, as pair.target has layers,"
+            f" got {layers}. Give a draft for this target"
         )
-    return tuple(layers)
+    return tuple(layer + first for layer in layers)
+
+
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads") + (
+    *("head_dim", "max_position_embeddings"),
+)
+
+
+def no_llama(reason: str) -> UserError:
+    return UserError(
+        f"pair.draft: its config.json is none of a Llama's ({reason[:160]}). Give another draft"
+    )
 
 
 def layer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Any:
@@ -73,11 +97,10 @@ def layer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Any:
     count = len({name.split(".")[1] for name in tensors if name.startswith("layers.")})
     try:
         found = kind(**values, num_hidden_layers=count, tie_word_embeddings=False)
-    except (TypeError, ValueError, LookupError) as error:
-        raise UserError(
-            f"pair.draft: its config.json is none of a Llama's ({str(error)[:100]}). Give another"
-            " draft"
-        ) from error
+    except Exception as error:  # a damaged file makes it raise anything
+        raise no_llama(" ".join(str(error).split())) from error
+    if small := [name for name in SIZES if not (getattr(found, name) or 1) > 0]:
+        raise no_llama(f"{small[0]} {getattr(found, small[0])}")
     if found.hidden_act != "silu":
         raise UserError(
             f"pair.draft: expected hidden_act silu in its config.json, got {found.hidden_act}. Give"

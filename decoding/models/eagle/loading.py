@@ -11,9 +11,16 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import FIXED_ROTATIONS
 from decoding.models.eagle.checkpoint import Checkpoint, read_tensors
-from decoding.models.eagle.formats import flavour_of, layer_config, renamed
-from decoding.models.eagle.published import PublishedDraft, PublishedModel
-from decoding.models.options import device_map_of, on_cpu, options_of, resolve_dtype, where_of
+from decoding.models.eagle.formats import flavour_of, layer_config, no_llama, renamed
+from decoding.models.eagle.published import Flavour, PublishedDraft, PublishedModel
+from decoding.models.options import (
+    device_map_of,
+    first_line,
+    on_cpu,
+    options_of,
+    resolve_dtype,
+    where_of,
+)
 from decoding.models.packing import pack_linears
 from runtime.errors import UserError
 
@@ -30,6 +37,7 @@ def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) ->
             f"pair.draft_options: expected none for an EAGLE draft, got {more[0]}. Leave it away"
         )
     tensors = renamed(read_tensors(checkpoint.weights))
+    _refuse_packed(tensors, checkpoint)
     depth = target.hidden_states - 1
     flavour, config = flavour_of(checkpoint, tensors, depth), layer_config(checkpoint, tensors)
     if config.rope_parameters["rope_type"] not in FIXED_ROTATIONS:
@@ -40,8 +48,7 @@ def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) ->
     _add_shared(tensors, config, target)
     vocabulary = _vocabulary(tensors, config.vocab_size)
     width = target.model.config.get_text_config().hidden_size
-    with torch.device("meta"):
-        model = PublishedModel(config, flavour, len(tensors["lm_head.weight"]), width)
+    model = _unfilled(config, flavour, len(tensors["lm_head.weight"]), width)
     _check(model, tensors, checkpoint)
     device, dtype = _place(cfg, target, tensors)
     model.load_state_dict({n: x.to(device, dtype) for n, x in tensors.items()}, assign=True)
@@ -49,6 +56,21 @@ def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) ->
     pack_linears(model.requires_grad_(False))
     sizes = {"vocab_size": target.vocab_size, "max_length": cfg.max_length}
     return PublishedDraft(model, target, **sizes, vocabulary=vocabulary)
+
+
+WHOLE = (torch.int64, torch.int32, torch.int16)
+PLAIN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def _refuse_packed(tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Raises UserError for weights that are not numbers as they are (quantised, say)."""
+    for name, tensor in tensors.items():
+        if name != "d2t" and (tensor.dtype not in PLAIN or not tensor.ndim):
+            raise UserError(
+                f"pair.draft: expected {name} in bfloat16, float16 or float32, got"
+                f" {str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)} in"
+                f" {checkpoint.weights}. Give a draft that is not quantised"
+            )
 
 
 def _add_shared(tensors: dict[str, Tensor], config: Any, target: CachedLM) -> None:
@@ -75,6 +97,15 @@ def _add_shared(tensors: dict[str, Tensor], config: Any, target: CachedLM) -> No
         tensors[name] = weight
 
 
+def _unfilled(config: Any, flavour: Flavour, says: int, width: int) -> PublishedModel:
+    """The model, without memory. Raises UserError for a configuration of which none can be made."""
+    try:
+        with torch.device("meta"):
+            return PublishedModel(config, flavour, says, width)
+    except (RuntimeError, ValueError, ArithmeticError, TypeError) as error:
+        raise no_llama(first_line(error)) from error
+
+
 def _vocabulary(tensors: dict[str, Tensor], size: int) -> Tensor | None:
     """[k], the target's tokens that the output layer is about; None: all. Takes d2t away.
 
@@ -87,7 +118,7 @@ def _vocabulary(tensors: dict[str, Tensor], size: int) -> Tensor | None:
                 f" {size}, got none. Give another draft"
             )
         return None
-    if offsets.shape != (says,) or offsets.is_floating_point():
+    if offsets.shape != (says,) or offsets.dtype not in WHOLE:
         raise UserError(
             f"pair.draft: expected d2t with {says} whole numbers, got {offsets.dtype} of shape"
             f" {list(offsets.shape)}. Give another draft"

@@ -136,6 +136,33 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: inner(f, vocab_size=40),
         "expected vocab_size 32, as of pair.target, got 40",
     ),
+    "layers that are no list": (
+        lambda f: change(f, eagle_aux_hidden_state_layer_ids=3),
+        "expected eagle_aux_hidden_state_layer_ids from 0 to 3, .* got 3",
+    ),
+    "a flag that is none": (
+        lambda f: change(f, norm_output="yes"),
+        "expected norm_output to be true or false in its config.json, got 'yes'",
+    ),
+    "a size that is none": (
+        lambda f: inner(f, hidden_size="big"),
+        "its config.json is none of a Llama's .*expected int, got str",
+    ),
+    "no heads": (lambda f: inner(f, num_attention_heads=0), "its config.json is none of a Llama's"),
+    "less than no heads": (
+        lambda f: inner(f, num_attention_heads=-1),
+        r"is none of a Llama's \(num_attention_heads -1\)",
+    ),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "cannot read a model from"),
+    "nothing": (lambda f: (f / "config.json").write_text("null"), "cannot read a model from"),
+    "quantised": (
+        lambda f: reshape(f, "fc.weight", torch.zeros(24, 72, dtype=torch.int8)),
+        r"expected fc.weight in bfloat16, float16 or float32, got int8 of shape \[24, 72\]",
+    ),
+    "a number": (
+        lambda f: reshape(f, "lm_head.weight", torch.tensor(1.0)),
+        r"expected lm_head.weight in bfloat16, float16 or float32, got float32 of shape \[\]",
+    ),
     "another size": (
         lambda f: reshape(f, "fc.weight", torch.zeros(24, 96)),
         r"expected fc.weight of shape \[24, 72\] for pair.target, got \[24, 96\]",
@@ -148,6 +175,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a short d2t": (
         lambda f: reshape(f, "d2t", torch.zeros(3).long()),
         r"expected d2t with 16 whole numbers, got torch.int64 of shape \[3\]",
+    ),
+    "a d2t of bits": (
+        lambda f: reshape(f, "d2t", torch.ones(16, dtype=torch.bool)),
+        r"expected d2t with 16 whole numbers, got torch.bool of shape \[16\]",
     ),
     "a foreign d2t": (
         lambda f: reshape(f, "d2t", torch.full((16,), 30)),
@@ -165,6 +196,26 @@ def test_what_is_damaged_or_of_another_target_is_one_line(
     with pytest.raises(UserError, match=rf"^pair\.draft: .*{message}") as error:
         opened(tiny_pair_dir, folder)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "whole", [torch.ones(3), [torch.ones(2)], {1: torch.ones(2)}, {"midlayer.a": {}}]
+)
+def test_a_pickle_of_something_else_is_a_line(
+    whole: object, tiny_pair_dir: Path, tmp_path: Path
+) -> None:
+    folder = written(tmp_path / "draft", "usual", "safeailab")
+    change(folder, architectures=["LlamaForCausalLMEagle3"])
+    torch.save(whole, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"^pair\.draft: .*it holds other things than tensors"):
+        opened(tiny_pair_dir, folder)
+
+
+def test_a_pickle_of_the_older_kind_is_read(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / "draft", "usual", "safeailab")
+    path = folder / "pytorch_model.bin"
+    torch.save(torch.load(path, weights_only=True), path, _use_new_zipfile_serialization=False)
+    assert opened(tiny_pair_dir, folder).draft.reads_target
 
 
 class Evil:
