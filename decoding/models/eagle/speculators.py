@@ -67,6 +67,7 @@ def write_published(
 def configuration(model: PublishedModel, says: int, proposal: Proposal) -> dict[str, Any]:
     """`config.json` of an EAGLE-3 draft with `says` tokens."""
     values, flavour = model.config.to_dict(), model.flavour
+    layer = {key: values[key] for key in KEPT if key in values}
     assert flavour.layers and flavour.final_norm, "speculators has no other EAGLE-3"
     return {
         "architectures": ["Eagle3Speculator"],
@@ -78,7 +79,7 @@ def configuration(model: PublishedModel, says: int, proposal: Proposal) -> dict[
         "eagle_aux_hidden_state_layer_ids": list(flavour.layers),
         "target_hidden_size": None,
         "embed_requires_grad": False,
-        "transformer_layer_config": {key: values[key] for key in KEPT if key in values},
+        "transformer_layer_config": {**layer, "num_aux_hidden_states": len(flavour.layers)},
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",

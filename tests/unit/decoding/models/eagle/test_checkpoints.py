@@ -74,6 +74,12 @@ def test_what_is_read_has_the_logits_of_what_was_written(
     assert found.draft.model.flavour == FLAVOURS[name]
 
 
+def test_how_many_states_are_joined_is_said_where_engines_look(tmp_path: Path) -> None:
+    folder = written(tmp_path / "draft", "before_fc", "speculators")
+    layer = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    assert layer["num_aux_hidden_states"] == len(FLAVOURS["before_fc"].layers) == 2
+
+
 def test_each_flag_is_another_draft(tiny_pair_dir: Path, tmp_path: Path) -> None:
     """Another fingerprint, too: harvests belong to one of them."""
     folder = written(tmp_path / "draft", "plain", "speculators")
