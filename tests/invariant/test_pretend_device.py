@@ -1,0 +1,165 @@
+"""The pretend device refuses and counts what CUDA would, and decodes as the host does."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from decoding.models.cached_lm import CachedLM
+from decoding.sampling import Warp
+from tests.device_report import ENGINES, GAMMA, WARPS, PerRound, decoded, pair_on, per_round
+from tests.pretend_device import pretend
+
+ROW = 32 * 4  # bytes of the logits of a row
+BEFORE = {  # per round, as they are today: upper bounds
+    "autoregressive": PerRound(ROW, 10, 0, 3.2, 0),
+    "chain x token": PerRound((2 * GAMMA + 1) * ROW, 650, 0, 19, 5),
+}
+
+
+def on_device(device: str = "cuda:0") -> Tensor:
+    return torch.arange(12.0).view(3, 4).to(device)
+
+
+MIXED: dict[str, Callable[[Tensor], object]] = {
+    "a sum": lambda x: x + torch.ones(3, 4),
+    "a sum in place": lambda x: x.add_(torch.ones(3, 4)),
+    "into the host": lambda x: torch.ones(3, 4).add_(x),
+    "a product": lambda x: x @ torch.ones(4, 3),
+    "a product with two devices": lambda x: x @ x.to("cuda:1").T,
+    "joined": lambda x: torch.cat([x, torch.ones(3, 4)]),
+    "joined with a number": lambda x: torch.stack([x[0, 0], torch.tensor(1.0)]),
+    "an index": lambda x: x.gather(1, torch.zeros(3, 1).long()),
+    "embedded": lambda x: torch.nn.functional.embedding(torch.tensor([1]), x),
+    "a mask": lambda x: x.masked_fill(torch.ones(3, 4) > 0, 0.0),
+    "a mask of attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
+        *[x[None, None]] * 3, attn_mask=torch.zeros(3, 3)
+    ),
+    "values by index": lambda x: x.__setitem__(torch.tensor([0, 1]), torch.ones(2, 4)),
+    "the host by index": lambda x: torch.ones(3)[torch.tensor([0], device="cuda:0")],
+    "its number with the host": lambda x: x.sum() * torch.ones(3),
+    "a generator": lambda x: torch.rand(2, device="cuda:0", generator=torch.Generator()),
+    "another device by index": lambda x: x[torch.tensor([0], device="cuda:1")],
+}
+MODES = [torch.no_grad, torch.inference_mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MIXED)
+def test_what_cuda_refuses_is_refused(name: str, mode: Callable) -> None:
+    with pretend(), mode(), pytest.raises(RuntimeError, match="device|'cuda'"):
+        MIXED[name](on_device())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_numpy_needs_a_copy_to_the_host(mode: Callable) -> None:
+    with pretend(), mode():
+        for convert in (Tensor.numpy, lambda x: x.__array__()):
+            with pytest.raises(TypeError, match=r"can't convert cuda:0 .* to numpy"):
+                convert(on_device())
+        assert on_device().cpu().numpy().sum() == 66
+
+
+COUNTED: dict[str, tuple[Callable[[Tensor], object], dict[str, int]]] = {
+    "a number of the host": (lambda x: x * torch.tensor(2.0), {}),
+    "arithmetic": (lambda x: (x + x).softmax(-1).argmax(-1).view(-1).contiguous(), {}),
+    "written in place": (lambda x: x.narrow(0, 1, 1).copy_(x[:1]).T.contiguous(), {}),
+    "factories": (lambda x: (torch.zeros(3, device="cuda:0"), torch.empty_like(x)), {}),
+    "item": (lambda x: x.sum().item(), {"item": 1}),
+    "int, float, bool, format": (
+        lambda x: (int(x[0, 0]), float(x[0, 0]), bool(x.any()), f"{x.sum():.1f}"),
+        {"item": 4},
+    ),
+    "tolist": (lambda x: x.tolist(), {"tolist": 1}),
+    "to the host": (lambda x: (x.cpu(), x.to("cpu", torch.float64)), {"copy": 2}),
+    "to the device": (lambda x: torch.ones(4).to(x), {"copy": 1}),
+    "between devices": (lambda x: x.to("cuda:1"), {}),
+    "made of a list": (lambda x: torch.tensor([1, 2], device="cuda:0"), {"tensor": 1}),
+    "indices of the host": (lambda x: x[torch.tensor([0, 2])], {"indices of the host": 1}),
+    "indices of a device": (lambda x: x[torch.arange(2, device="cuda:0")], {}),
+    "a mask as index": (lambda x: x[x > 3], {"mask as index": 1}),
+    "nonzero": (lambda x: x.nonzero(), {"nonzero": 1}),
+    "equal": (lambda x: torch.equal(x, x), {"equal": 1}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_the_host_waits_for_is_counted(name: str, mode: Callable) -> None:
+    run, expected = COUNTED[name]
+    with pretend() as counts, mode():
+        x = on_device()
+        before = counts.copy()
+        run(x)
+        assert counts.since(before).synchronisations == expected
+
+
+def test_bytes_are_those_of_what_is_copied() -> None:
+    with pretend() as counts, torch.no_grad():
+        x = on_device()
+        x.cpu(), x[0].tolist(), x.to("cuda:1")
+        assert counts.bytes == {"to device": 48, "to host": 64, "between": 48}
+        assert counts.transfers == {"to device": 1, "to host": 2, "between": 1}
+
+
+def test_a_layer_moves_as_on_cuda() -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(4, 2).requires_grad_(False), torch.ones(3, 4)
+    expected = layer(x)
+    with pretend():
+        found = layer.to("cuda:1")(x.to("cuda:1"))
+        assert found.device == layer.weight.device == torch.device("cuda:1")
+        assert torch.equal(found.cpu(), expected)
+
+
+# Decodes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("second", ["cuda:0", "cuda:1"])
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tokens_are_the_hosts_within_bounds(engine: str, warp: str, second: str) -> None:
+    expected, _ = decoded(pair_on("cpu", "cpu"), engine, WARPS[warp])
+    with pretend():
+        trace, counts = decoded(pair_on("cuda:0", second), engine, WARPS[warp])
+    assert trace.tokens == expected.tokens
+    assert [each.accepted for each in trace.rounds] == [each.accepted for each in expected.rounds]
+    assert all(held(per_round(trace, counts), BEFORE[engine]))
+
+
+def held(found: PerRound, bounds: PerRound) -> tuple[bool, ...]:
+    return tuple(value <= bound for value, bound in zip(found, bounds, strict=True))
+
+
+def planted(fault: Callable[[CachedLM], object]) -> tuple[bool, ...]:
+    """Which bounds of `PerRound` hold with a fault in the target."""
+    with pretend():
+        pair = pair_on("cuda:0", "cuda:0")
+        fault(pair.target)
+        trace, counts = decoded(pair, "chain x token", Warp())
+    return held(per_round(trace, counts), BEFORE["chain x token"])
+
+
+def test_a_host_tensor_mixed_in_is_caught() -> None:
+    def fault(target: CachedLM) -> None:
+        target._additive = lambda visible: torch.zeros(1, 1, *visible.shape)
+
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        planted(fault)
+
+
+def test_an_item_per_vocabulary_row_is_caught() -> None:
+    def look(_: object, __: object, logits: Tensor) -> None:
+        [row.amax().item() for row in logits[0]]
+
+    hooked = planted(lambda target: target.model.lm_head.register_forward_hook(look))
+    assert hooked[:3] == (True, True, True) and not any(hooked[3:]), "waits"
+
+
+def test_a_hidden_state_copied_to_the_host_is_caught() -> None:
+    def look(_: object, __: object, states: Tensor) -> None:
+        states.cpu()
+
+    hooked = planted(lambda target: target.model.model.norm.register_forward_hook(look))
+    assert not hooked[0], "bytes to the host"
