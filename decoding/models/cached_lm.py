@@ -1,9 +1,7 @@
 """A Hugging Face causal model with a cache we control.
 
-Supported: decoder-only models whose attention goes through the transformers attention interface and
-whose layers all keep a full key/value cache (Llama, Qwen2, Gemma, Mistral, Phi, ...).
-Sliding-window layers are exact as long as the context stays within the window: ``max_length`` is
-clamped to it. State-space and attention-sink models are refused."""
+Supported: decoder-only models whose attention, full, in sliding windows or in chunks, goes through
+the transformers attention interface. Classes that were tried: docs/guides/own-pair.md."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +22,7 @@ from decoding.models.forward import (
     picked,
 )
 from decoding.models.kv_cache import ATTENTION, BufferCache, written
+from decoding.models.layers.windows import windows_of
 from decoding.models.options import context_limit
 from runtime.errors import UserError
 
@@ -51,16 +50,14 @@ class CachedLM:
         self.model.set_attn_implementation(ATTENTION)
         self.device: torch.device = model.device
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
-        self.max_length = context_limit(model.config, max_length)
+        self.max_length = context_limit(model, max_length)
         self.vocabulary = vocabulary
         self.output_device = torch.device("cpu")
         self.length = 0
         self.forwards = 0
         self.seconds = 0.0
         self._block_start = 0
-        self._tree: RowTree | None = (
-            None  # of the rows from _block_start on; None: they are a chain
-        )
+        self._tree: RowTree | None = None  # of the rows from _block_start on; None: a chain
         self._positions = torch.arange(self.max_length, device=self.device)
         self._cache = BufferCache()
         self.hidden_states: int = model.config.get_text_config().num_hidden_layers + 1
@@ -70,7 +67,10 @@ class CachedLM:
         self.network: Forward = self._network_of(model)
 
     def _network_of(self, model: PreTrainedModel) -> Forward:
-        return LlamaForward(model, self.max_length) if fits(model) else TransformersForward(model)
+        self._windows = windows_of(model, self.max_length)
+        if self._windows is None and fits(model):
+            return LlamaForward(model, self.max_length)
+        return TransformersForward(model, self._windows)
 
     def forward(
         self,
@@ -215,7 +215,8 @@ class CachedLM:
 
     @property
     def cached_layers(self) -> int:
-        return self.hidden_states - 1
+        """Keys and values of each layer, and the positions where there are windows."""
+        return self.hidden_states - 1 + (self._windows is not None)
 
     @property
     def row_bytes(self) -> int:

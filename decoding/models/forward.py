@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 
 from decoding.interfaces import RowsWanted
 from decoding.models.kv_cache import BufferCache
+from decoding.models.layers.temperature import OPTION, has_temperature
+from decoding.models.layers.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,10 @@ class Forward(Protocol):
 class TransformersForward:
     """The `Forward` of any model, by its own modules."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, windows: Windows | None = None) -> None:
+        """windows: of those layers that do not see everything."""
+        self._model, self._windows = model, windows
+        self._tempered = has_temperature(model.config.get_text_config())
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
@@ -59,9 +63,12 @@ class TransformersForward:
         if rows.added is not None:
             embedding = self._model.get_input_embeddings()
             inputs = {"inputs_embeds": embedding(rows.tokens) + rows.added}
+        if self._tempered:
+            inputs[OPTION] = rows.positions
+        windows = self._windows
         result = self._model(
             **inputs,
-            attention_mask=rows.mask,
+            attention_mask=rows.mask if windows is None else windows.masks(rows, cache),
             position_ids=rows.positions,
             past_key_values=cache,
             use_cache=True,

@@ -8,6 +8,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from decoding.models.layers.temperature import OPTION, at_positions
 from runtime.errors import UserError
 
 ATTENTION = "grouped_heads"
@@ -154,11 +155,18 @@ def written(buffer: torch.Tensor, start: int, rows: torch.Tensor) -> torch.Tenso
 
 class Scores(NamedTuple):
     """How scores of attention are computed. scaling: factor of the products, None: 1 / sqrt(d);
-    softcap: bound of their size, None: none; dropout: share of the weights that is dropped."""
+    softcap: bound of their size, None: none; dropout: share of the weights that is dropped; sinks:
+    [heads], the score of a row of zeros that each row sees besides, None: there is none."""
 
     scaling: float | None = None
     softcap: float | None = None
     dropout: float = 0.0
+    sinks: torch.Tensor | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether torch's attention cannot compute them."""
+        return self.softcap is not None or self.sinks is not None
 
 
 PLAIN = Scores()
@@ -179,14 +187,17 @@ def grouped_sdpa(
     (additive or boolean) or None: one row sees everything, several rows start at an empty cache and
     are causal. options: as transformers gives them, ``scaling``, ``softcap`` and ``dropout`` among
     them. Returns ``[B, n, heads, d]``."""
-    if options.get("s_aux") is not None or options.get("position_bias") is not None:
+    if options.get("position_bias") is not None:
         raise UserError(
-            "pair: attention sinks and position biases are not supported. Choose a Llama, Qwen2 or"
-            " Gemma"
+            "pair: expected attention without position biases, got a model that has some. Choose"
+            " another, see docs/guides/own-pair.md"
         )
-    scores = Scores(options.get("scaling"), options.get("softcap"), options.get("dropout") or 0.0)
+    sinks, dropout = options.get("s_aux"), options.get("dropout") or 0.0
+    scores = Scores(options.get("scaling"), options.get("softcap"), dropout, sinks)
+    if (positions := options.get(OPTION)) is not None:
+        query = at_positions(module, query, key.shape[2] - query.shape[2], positions)
     groups = query.shape[1] // key.shape[1]
-    if attention_mask is None and query.shape[2] > 1 and scores.softcap is not None:
+    if attention_mask is None and query.shape[2] > 1 and scores.own:
         shape = 1, 1, query.shape[2], key.shape[2]
         attention_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
     mask = None if attention_mask is None else folded(attention_mask, groups)
@@ -223,8 +234,8 @@ def attend(
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * n, dim)
     scaling = scores.scaling or dim**-0.5
-    if scores.softcap is not None:
-        out = _softcapped(query, key, value, mask, scaling, scores.softcap)
+    if scores.own:
+        out = _by_hand(query, key, value, mask, scores)
     elif mask is not None and not scores.dropout and _in_two_products(query, mask, n):
         raw = torch.baddbmm(mask[0], query[0], key[0].transpose(1, 2), alpha=scaling)
         out = torch.bmm(torch.softmax(raw, dim=-1), value[0])
@@ -242,20 +253,29 @@ def _in_two_products(query: torch.Tensor, mask: torch.Tensor, n: int) -> bool:
     return many and query.dtype == mask.dtype == torch.bfloat16
 
 
-def _softcapped(
+def _by_hand(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    scaling: float,
-    softcap: float,
+    scores: Scores,
 ) -> torch.Tensor:
-    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scaling / softcap)
+    """query: [B, kv_heads, groups * n, d], a group's rows one after another."""
+    found = query @ key.transpose(2, 3) * (scores.scaling or query.shape[-1] ** -0.5)
+    if scores.softcap is not None:
+        found = scores.softcap * torch.tanh(found / scores.softcap)
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        found = found.masked_fill(~mask, torch.finfo(found.dtype).min)
     elif mask is not None:
-        scores = scores + mask
-    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype) @ value
+        found = found + mask
+    found = found.to(torch.promote_types(found.dtype, torch.float32))
+    if scores.sinks is None:
+        return torch.softmax(found, dim=-1).to(value.dtype) @ value
+    batch, heads, rows, _ = found.shape
+    each = scores.sinks.view(heads, -1, 1)  # [kv_heads, groups, 1]
+    sinks = each.expand(-1, -1, rows // each.shape[1]).reshape(1, heads, rows, 1).to(found)
+    weights = torch.softmax(torch.cat([found, sinks.expand(batch, -1, -1, -1)], -1), dim=-1)
+    return weights[..., :-1].to(value.dtype) @ value
 
 
 AttentionInterface.register(ATTENTION, grouped_sdpa)

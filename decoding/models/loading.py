@@ -25,6 +25,7 @@ from decoding.models.eagle.draft import EagleDraft
 from decoding.models.eagle.loading import load_published
 from decoding.models.eagle.maps import read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
+from decoding.models.layers.windows import CHUNKED, FULL, SLIDING
 from decoding.models.mixed import mix_in
 from decoding.models.options import (
     REMEDY,
@@ -215,10 +216,10 @@ def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether every layer is attention behind the transformers interface, full or with a sliding
-    window."""
+    """Whether every layer is attention behind the transformers interface, full, with a sliding
+    window or in chunks."""
     layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    known = layer_types <= {"full_attention", "sliding_attention"}
+    known = layer_types <= {FULL, SLIDING, CHUNKED}
     return known and model._supports_attention_backend and not model._is_stateful
 
 

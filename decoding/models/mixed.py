@@ -76,7 +76,7 @@ class MixedForward:
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`. Logits are of all tokens of the pair, in float32 or float64."""
         found, states = self._draft(rows, cache, hidden, logits)
-        second = cache.part(self._layers, self._target.hidden_states - 1)
+        second = cache.part(self._layers, self._target.cached_layers)
         said, _ = self._target.network(self._for_target(rows), second, (), logits)
         if self.vocabulary is not None:
             self.vocabulary = self.vocabulary.to(found.device)

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from decoding.models.layers.windows import longest_text
 from decoding.models.packing import fast_bfloat16
 from runtime.errors import UserError
 
@@ -137,18 +138,12 @@ def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
 
 
-def context_limit(config: PreTrainedConfig, asked: int | None) -> int:
+def context_limit(model: PreTrainedModel, asked: int | None) -> int:
+    """Tokens a context may have."""
     if asked is not None and asked < 2:
         raise UserError(
             f"pair.max_length: {asked} has no room for a prompt and a response. Raise it"
         )
-    text = config.get_text_config()
-    window = text.sliding_window if _has_sliding_layers(text) else None
-    return min(limit for limit in (text.max_position_embeddings, window, asked) if limit)
-
-
-def _has_sliding_layers(text: PreTrainedConfig) -> bool:
-    if getattr(text, "sliding_window", None) is None:
-        return False
-    layer_types = getattr(text, "layer_types", None)
-    return layer_types is None or "sliding_attention" in layer_types
+    window = longest_text(model)
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return min(limit for limit in (longest, window, asked) if limit)

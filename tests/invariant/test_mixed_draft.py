@@ -49,9 +49,9 @@ def narrow_lm(kinds: tuple[str, str]) -> CachedLM:
     """A draft of some tokens mixed with a target of another size, of a padded vocabulary."""
     tokens, models = torch.tensor([3, 1, 40, 7, 22]), [build(kind) for kind in kinds]
     del models[0].model.layers[2:]
+    models[0].config.num_hidden_layers = 2
     keep_rows(models[0], tokens)
     draft = CachedLM(models[0], vocab_size=60, vocabulary=tokens)
-    draft.hidden_states = 3
     mix_in(draft, CachedLM(models[1], vocab_size=60), MIX)
     return draft
 
