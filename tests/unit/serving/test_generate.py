@@ -370,6 +370,14 @@ def test_a_draft_of_other_tokens_is_refused(models: Models) -> None:
         ours(models[0], 123)
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "calibration.json", "config.json"])
+def test_a_damaged_predictor_is_refused(file: str, models: Models, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "value", models, "value")
+    (folder / file).write_bytes(b"no")
+    with pytest.raises(UserError, match=r"^predictor: .* damaged"):
+        ours(*models, predictor=folder)
+
+
 def test_a_predictor_of_another_pair_or_warp_is_refused(models: Models, tmp_path: Path) -> None:
     other = checkpoint(tmp_path / "a", (small()[0], models[1]), "value")
     with pytest.raises(UserError, match="pair.target"):
