@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from data_gen.harvest import Progress, label_chunk, outputs_on
+from data_gen.settings import HarvestSettings
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
 from decoding.models.cached_lm import CachedLM
@@ -16,6 +18,7 @@ from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
+from tests.invariant.test_harvest import GREEDY, RECIPE, some_requests
 from tests.pretend_device import Counts, Pretend, pretend
 from tests.tiny_pair import EOS, tiny_models, tiny_tokenizer
 
@@ -62,6 +65,23 @@ def per_round(trace: Trace, counts: Counts) -> PerRound:
     return PerRound(*moved, syncs / rounds, syncs / drafted if drafted else 0.0)
 
 
+def harvested(pair: ModelPair, recipe: HarvestSettings) -> tuple[dict[str, list], Counts]:
+    """Records of a chunk of the tests' prompts, and what they cost."""
+    before = Counts() if Pretend.counts is None else Pretend.counts.copy()
+    with outputs_on(pair, pair.target.device):
+        rows = label_chunk(pair, some_requests(), recipe, Progress())
+    return rows, Counts() if Pretend.counts is None else Pretend.counts.since(before)
+
+
+def per_label(rows: dict[str, list], counts: Counts) -> tuple[float, float, float]:
+    """Bytes to the host and to the device, and waits, for each token of a rollout that is
+    labelled."""
+    labelled = sum(row["accept_prob"].numel() for row in rows["rounds"])
+    waits = counts.synchronisations.total()
+    to_host, to_device = counts.bytes["to host"], counts.bytes["to device"]
+    return to_host / labelled, to_device / labelled, waits / labelled
+
+
 def main() -> None:
     print(
         "devices | engine | warp | bytes to host | to device | between | syncs | per drafted token"
@@ -74,6 +94,9 @@ def main() -> None:
                     found = per_round(*decoded(pair, engine, warp))
                     shown = " | ".join(f"{value:.1f}" for value in found)
                     print(f"cuda:0, {second} | {engine} | {name} | {shown}")
+            for name, recipe in (("sampled", RECIPE), ("greedy", GREEDY)):
+                shown = " | ".join(f"{x:.1f}" for x in per_label(*harvested(pair, recipe)))
+                print(f"cuda:0, {second} | harvest, per labelled token | {name} | {shown}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 DEVICES = (torch.device("cuda:0"), torch.device("cuda:1"))
@@ -367,6 +368,17 @@ def concerns_device(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     return func is Tensor.cuda or args_on_device((args, kwargs))
 
 
+class Operations(TorchDispatchMode):
+    """What an operation makes for itself on the way, such as a mask."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if args_on_device((args, kwargs)) or "cuda" in str((kwargs or {}).get("device")):
+            return dispatched(func, args, dict(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
 class Stream:
     def __init__(self, device: Any = None) -> None: ...
 
@@ -384,4 +396,5 @@ def pretend() -> Iterator[Counts]:
         stack.enter_context(patch("torch.cuda.current_stream", Stream))
         stack.enter_context(patch("torch.cuda.synchronize", lambda _=None: Stream().synchronize()))
         stack.enter_context(Functions())
+        stack.enter_context(Operations())
         yield counts

@@ -141,12 +141,15 @@ def limited_table(table: Table, tokens: list[int]) -> Table:
     return distribution
 
 
-def stop_rule(name: str, folder: Path, values: dict, gamma: int = 3) -> StopRule:
-    """From its YAML; a learned rule gets an untrained predictor for the toy model."""
+def stop_rule(
+    name: str, folder: Path, values: dict, gamma: int = 3, width: int | None = None
+) -> StopRule:
+    """From its YAML; a learned rule gets an untrained predictor for models of `width`, else for the
+    toy model."""
     config = OmegaConf.merge(OmegaConf.load(CONF / "stop" / f"{name}.yaml"), values)
     if "checkpoint" in config:
         predictor = Path(config.checkpoint).name
-        width = TableLM(random_table(2, 0)).shape[1]
+        width = width or TableLM(random_table(2, 0)).shape[1]
         dim = columns(predictor, width)
         config.checkpoint = str(write_checkpoint(folder / predictor, predictor, dim, gamma=gamma))
     if OmegaConf.is_missing(config, "cost"):
