@@ -22,6 +22,7 @@ from evaluation.replay.candidates import (
     check_sizes,
     given_cost,
     refuse_foreign_checkpoint,
+    refuse_other_warps,
     replayer,
 )
 from evaluation.replay.check import check_replay, excused, in_lines
@@ -39,6 +40,7 @@ from evaluation.replay.tuning import (
     picks,
 )
 from evaluation.tables import simulated
+from programs.serving import batch as by_batch
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file, write_json
 
@@ -53,7 +55,11 @@ NOT_REPLAYED = {
 
 
 def main(cfg: DictConfig) -> None:
-    """Harvest and costs in, thresholds out; with check=true, whether replay is decode."""
+    """Harvest and costs in, thresholds out; with check=true, whether replay is decode;
+    with batch=[...], lengths by requests."""
+    if cfg.batch is not None:
+        by_batch.main(cfg, read_manifest(cfg.data))
+        return
     out, manifest = out_file(cfg), read_manifest(cfg.data)
     check(cfg, manifest)
     refuse_foreign_file(out, MARK)
@@ -165,12 +171,7 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     check_sizes(cfg, manifest)
     if "_target_" not in cfg.cost:
         refuse_foreign_file(Path(cfg.cost.file), MARK, "cost.file")
-    for key in ("warp", "draft_warp"):
-        if instantiate(cfg[key]).to_dict() != manifest[key]:
-            raise UserError(
-                f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another"
-                " data="
-            )
+    refuse_other_warps(cfg, manifest)
     gamma_max = cfg.gamma_max or manifest["gamma"]
     for name in cfg.methods:
         group = "rules" if name in cfg.rules else "structures"

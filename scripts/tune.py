@@ -11,6 +11,9 @@ forwards cost here; with any other `cost` no model runs. Thresholds are chosen o
 judged on another. Writes `out`: evaluate.py takes the thresholds of measured costs by itself, those
 of other costs where `thresholds` names the file.
 
+batch=[1,8,64] asks which fixed length pays with so many requests decoded together, under the costs
+of `batch_cost`, and writes to `out` a schedule that scripts/export.py reads; no model runs.
+
 check=true chooses nothing: it decodes the prompts of a greedy harvest with some settings of every
 rule and compares the counts with those of the replay, one by one. A difference is excused where two
 numbers within rounding of each other decided it; exits with 1 where one is not.
@@ -59,6 +62,12 @@ class Tune(Replay):
         Paths, "more harvests of the same pair and distributions; judged on all prompts of each"
     ]
     splits: Splits
+    batch: Annotated[
+        Counts | None,
+        "requests decoded together, in rising order: the best fixed length for each; null:"
+        " thresholds, for one request",
+    ]
+    batch_cost: Annotated[Part, "with batch, what forwards of many requests cost"]
     seed: Annotated[Seed, "of the draws of cost=measure"]
     check: Annotated[
         bool,
@@ -72,7 +81,8 @@ class Tune(Replay):
     out: Annotated[
         Output | None,
         "file; null: runs/<pair>-thresholds-T<temperature>.json, which evaluate.py reads, or"
-        " ...-<cost>.json for costs of another machine",
+        " ...-<cost>.json for costs of another machine; with batch,"
+        " runs/<pair>-schedule-<batch_cost>.json",
     ]
 
     @staticmethod
@@ -81,6 +91,8 @@ class Tune(Replay):
         unknown = among("methods", methods, {**rules, **values["structures"]})
         if not unknown and not set(methods) & set(rules):
             unknown = {"methods": f"one of {', '.join(rules)} besides, to compare with"}
+        if (batch := values["batch"]) and batch != sorted(batch):
+            unknown = {"batch": f"numbers in rising order, such as {sorted(batch)}"}
         return {**Replay.misfits(values), **unknown}
 
 

@@ -32,6 +32,16 @@ def check_sizes(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_other_warps(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
+    """The distributions of the settings must be those of the harvest."""
+    for key in ("warp", "draft_warp"):
+        if instantiate(cfg[key]).to_dict() != manifest[key]:
+            raise UserError(
+                f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another"
+                " data="
+            )
+
+
 def refuse_foreign_checkpoint(
     folder: Path, manifest: Mapping[str, Any], key: str, gamma_max: int
 ) -> None:

@@ -1,0 +1,1 @@
+"""Speculation where many requests are decoded together, by replay of a harvest."""

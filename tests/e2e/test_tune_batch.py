@@ -1,0 +1,62 @@
+"""scripts/tune.py batch=[...] on a tiny harvest, and what scripts/export.py makes of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts import export, tune
+from serving.schedule import read_schedule
+from tests.programs import refused, run
+
+FILE = "runs/schedule.json"
+COST = ["batch_cost=per_row", "batch_cost.first_draft=0.001", "batch_cost.draft_row=0"]
+FREE = [*COST, "batch_cost.target_row=0"]
+FILES = {
+    "sglang": "adaptive.json",
+    "vllm": "speculative_config.json",
+    "tensorrt_llm": "speculative_config.yaml",
+}
+
+
+def test_a_schedule_is_written_and_exported(
+    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tune, monkeypatch, *replaying, *FREE, "batch=[1,4]", f"out={FILE}")
+    printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
+    assert "Costs per_row (given), test prompts" in printed and f"saved {FILE}" in printed
+    sizes = found["details"]["sizes"]
+    assert [one["requests"] for one in sizes] == [1, 4]
+    assert sizes[1]["tokens_per_second"] == pytest.approx(4 * sizes[0]["tokens_per_second"])
+    assert read_schedule(FILE).longest == max(one["length"] for one in sizes) > 0
+    for engine, file in FILES.items():
+        run(export, monkeypatch, f"serving={engine}", f"schedule={FILE}", f"out=exported/{engine}")
+        assert Path(f"exported/{engine}/{file}").is_file()
+
+
+def test_nothing_is_drafted_where_rows_are_dear(
+    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dear = [*COST, "batch_cost.target_row=10"]
+    run(tune, monkeypatch, *replaying, *dear, "batch=[8]", f"out={FILE}")
+    assert read_schedule(FILE).longest == 0
+    assert "| 8 | do not speculate | " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["batch=[0]"], "batch"),
+        (["batch=[]"], "batch"),
+        (["batch=[4,1]"], "batch: expected numbers in rising order, such as [1, 4]"),
+        (["batch=[1]", *COST, "batch_cost.first_target=0"], "batch_cost.first_target"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str],
+    line: str,
+    replaying: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert line in refused(tune, monkeypatch, capsys, *replaying, *arguments)
