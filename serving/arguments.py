@@ -76,7 +76,8 @@ def refuse_unsupported(
 def refuse_other_inputs(input_ids: Tensor, given: Mapping[str, Any]) -> None:
     """Raises UserError naming the first input of the model that our engines would leave out."""
     for name, value in given.items():
-        if name not in TAKEN and value is not None:
+        nothing = value is None or (isinstance(value, dict) and not value)
+        if name not in TAKEN and not nothing:
             raise UserError(f"{name}: not supported by speculate. Leave it away")
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     if positions is None:

@@ -25,6 +25,7 @@ from decoding.models.eagle.draft import EagleDraft
 from decoding.models.eagle.loading import load_published
 from decoding.models.eagle.maps import read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
+from decoding.models.layers.text_part import auto_class, text_part
 from decoding.models.layers.windows import CHUNKED, FULL, SLIDING
 from decoding.models.mixed import mix_in
 from decoding.models.options import (
@@ -169,7 +170,7 @@ def _load_model(
     side: str, cfg: DictConfig, vocabulary: torch.Tensor | None = None
 ) -> PreTrainedModel:
     """vocabulary: tokens its output layer is left with; None: all."""
-    model = load_plain(side, cfg)
+    model = text_part(f"pair.{side}", load_plain(side, cfg))
     if not has_plain_attention(model):
         raise UserError(
             f"pair.{side}: {type(model).__name__} keeps other state than keys and values of full"
@@ -194,7 +195,7 @@ def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
     try:
         if isinstance(quantization := options.get("quantization_config"), dict):
             options["quantization_config"] = AutoQuantizationConfig.from_dict(quantization)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class(load_config(side, cfg)).from_pretrained(
             source,
             dtype=dtype_of(side, cfg, device),
             device_map=device_map,
@@ -229,7 +230,7 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
     found: set[int] = set()
     for value in (
         model.generation_config.eos_token_id,
-        model.config.eos_token_id,
+        getattr(model.config, "eos_token_id", None),
         tokenizer.eos_token_id,
     ):
         found.update(value if isinstance(value, list) else [] if value is None else [value])
