@@ -13,8 +13,8 @@ changes), and the budget of the same step is one of all draws. It is exact in sa
 where a position competes with the survival through the position *before* it (`before`), and the
 budget was settled without this step's draws (`lag` of a step or more): positions that follow in the
 same draft rank below it, so nothing that its token decides can push it out, and other requests are
-independent. Simulated tokens per second of other settings are therefore those of a text that is not
-the target's.
+independent. The tests enumerate two requests of two drafted tokens. Simulated tokens per second of
+other settings are those of a text that is not the target's.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """The simulated scheduler, against budgets by hand and against fixed lengths."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -57,32 +58,63 @@ def test_a_stale_budget_is_that_of_two_steps_ago() -> None:
 
 P = np.array([0.6, 0.4])
 Q = np.array([0.5, 0.5])
-SAID = (0.9, 0.2)
+SAID = np.array([0.9, 0.2])  # of a drawn token, by what it is
+REJECTED = np.array([1.0, 0.0])  # norm([P - Q]+)
 
 
-def first_token(policy_of: "type[Budget]", before: bool, lag: int) -> np.ndarray:
-    """The law of the first token of one request whose only drafted token is x, of what is said of
-    x being verified or not."""
-    law = np.zeros(2)
-    for x in range(2):
-        policy = policy_of(np.array([1.0, 1.5]), lag, before)
-        for _ in range(lag):
-            policy.lengths(np.array([[0.9]]))
-        verified = int(policy.lengths(np.array([[SAID[x]]]))[0])
-        if not verified:
-            law += Q[x] * P
-            continue
-        accepted = min(1.0, P[x] / Q[x])
-        residual = np.maximum(P - Q, 0)
-        law[x] += Q[x] * accepted
-        law += Q[x] * (1 - accepted) * residual / residual.sum()
+def two_tokens(draft: tuple[int, int], verified: int) -> np.ndarray:
+    """[2, 2], the law of the next two tokens when so many of `draft` are verified token-wise."""
+    law = np.outer(P, P) if verified == 0 else np.zeros((2, 2))
+    if verified:
+        accepted = np.minimum(1, P / Q)
+        second = P
+        if verified == 2:
+            second = (1 - accepted[draft[1]]) * REJECTED
+            second[draft[1]] += accepted[draft[1]]
+        law[draft[0]] += accepted[draft[0]] * second
+        law += (1 - accepted[draft[0]]) * np.outer(REJECTED, P)
+    return law
+
+
+SMOOTH, STEPPED = (1.0, 1.1, 1.2, 1.3, 4.0), (1.0, 1.1, 1.9, 1.95, 1.95)  # seconds by budget
+
+
+def joint_law(before: bool, lag: int, seconds: tuple[float, ...] = SMOOTH) -> np.ndarray:
+    """[2, 2, 2, 2], of the next two tokens of two requests that share a budget."""
+    law = np.zeros((2, 2, 2, 2))
+    for first in product(range(2), repeat=2):
+        for second in product(range(2), repeat=2):
+            policy = Budget(np.array(seconds), lag, before)
+            for _ in range(lag):
+                policy.lengths(np.array([[0.9, 0.8], [0.9, 0.8]]))
+            lengths = policy.lengths(SAID[np.array([first, second])].cumprod(1))
+            chance = Q[list(first + second)].prod()
+            laws = [
+                two_tokens(draft, int(length))
+                for draft, length in zip((first, second), lengths, strict=True)
+            ]
+            law += chance * np.multiply.outer(*laws)
     return law
 
 
 def test_it_is_exact_with_survival_before_and_a_settled_budget_alone() -> None:
-    laws = {(b, lag): first_token(Budget, b, lag) for b, lag in product((False, True), (0, 1))}
-    assert laws[True, 1] == pytest.approx(P, abs=1e-12)
-    assert abs(laws[False, 0] - P).max() > 0.01
+    exact = np.multiply.outer(np.outer(P, P), np.outer(P, P))
+    far = {
+        (before, lag): abs(joint_law(before, lag) - exact).max()
+        for before, lag in product((False, True), (0, 1))
+    }
+    assert far[True, 1] < 1e-12
+    assert min(far[False, 0], far[False, 1]) > 1e-3
+    assert abs(joint_law(True, 0, STEPPED) - exact).max() > 1e-3  # the budget is one of all draws
+    assert abs(joint_law(True, 1, STEPPED) - exact).max() < 1e-12
+
+
+def test_what_is_not_drafted_is_not_verified() -> None:
+    one = replace(texts(0.5), most=np.ones((3, 20), np.int64))
+    seconds = step_seconds(PerRow(1.0, 0.5, 0.1, 0.0), 2, 3, 1)
+    asked = [serve(one, FixedLength(length), seconds, 2, 4) for length in (1, 3)]
+    assert (asked[0].tokens == asked[1].tokens).all()
+    assert (asked[0].seconds == asked[1].seconds).all()
 
 
 def texts(accept: float, prompts: int = 3, gamma: int = 3) -> Texts:
