@@ -34,6 +34,8 @@ def local_folder(source: str | Path, key: str = "predictor") -> Path:
     huggingface_hub, where it is looked for first.
 
     key: named in errors. Raises UserError where there is neither."""
+    if not isinstance(source, str | Path) or not str(source).strip():
+        raise UserError(f"{key}: expected a folder or owner/name on the hub, got {source!r}")
     folder = Path(source).expanduser()
     if folder.is_dir() or not REPOSITORY.fullmatch(str(source)):
         return folder

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,12 @@ def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path: Path) ->
 def test_a_folder_is_what_it_is(tmp_path: Path) -> None:
     assert local_folder(tmp_path) == tmp_path
     assert local_folder("/nowhere/at/all") == Path("/nowhere/at/all")
+
+
+@pytest.mark.parametrize("source", ["", " ", None, 3])
+def test_what_is_no_folder_is_refused(source: Any) -> None:
+    with pytest.raises(UserError, match="predictor: expected a folder or owner/name"):
+        local_folder(source)
 
 
 def test_a_changed_checkpoint_is_not_pushed(tmp_path: Path) -> None:
