@@ -51,6 +51,12 @@ def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path: Path) ->
     assert "UserError: predictor: no folder me/x" in missing.stderr
 
 
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
+    pushed = said(PUSH.format(folder=str(folder)), "http://127.0.0.1:9", tmp_path / "a")
+    assert "UserError: repository: me/value was not written" in pushed.stderr
+
+
 def test_a_folder_is_what_it_is(tmp_path: Path) -> None:
     assert local_folder(tmp_path) == tmp_path
     assert local_folder("/nowhere/at/all") == Path("/nowhere/at/all")
