@@ -20,11 +20,12 @@ from runtime.errors import UserError
 
 HELD = [*FILES, CARD, "config.json"]
 PLOT = "reliability.png"  # shown in the card of `scripts/publish.py`; sent, never fetched
-# The bases of its error are those of the HTTP library, raised where there is no answer at all.
-NO_ANSWER = (base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
 REFUSALS: tuple[type[Exception], ...] = (
-    *(HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError),
-    *NO_ANSWER,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OSError,
+    # The bases of its error are those of the HTTP library, raised where there is no answer at all.
+    *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)),
 )
 
 

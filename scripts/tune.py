@@ -93,6 +93,8 @@ class Tune(Replay):
             unknown = {"methods": f"one of {', '.join(rules)} besides, to compare with"}
         if (batch := values["batch"]) and batch != sorted(batch):
             unknown = {"batch": f"numbers in rising order, such as {sorted(batch)}"}
+        if batch and values["check"]:
+            unknown = {"check": "false with batch, which decodes nothing"}
         return {**Replay.misfits(values), **unknown}
 
 

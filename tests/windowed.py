@@ -8,20 +8,10 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-VOCAB = 61
+from tests.invariant.test_cached_lm import SMALL as BASE
+
 SMALL: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=400,
-    initializer_range=0.3,
-    pad_token_id=0,
-    bos_token_id=None,
-    eos_token_id=None,
+    BASE, max_position_embeddings=400, pad_token_id=0, bos_token_id=None, eos_token_id=None
 )
 SLIDE, FULL = "sliding_attention", "full_attention"
 MIXED = {"layer_types": [SLIDE, FULL, SLIDE]}

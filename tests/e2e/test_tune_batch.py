@@ -49,6 +49,10 @@ def test_nothing_is_drafted_where_rows_are_dear(
         (["batch=[0]"], "batch"),
         (["batch=[]"], "batch"),
         (["batch=[4,1]"], "batch: expected numbers in rising order, such as [1, 4]"),
+        (
+            ["batch=[1]", "check=true"],
+            "check: expected false with batch, which decodes nothing, got true",
+        ),
         (["batch=[1]", *COST, "batch_cost.first_target=0"], "batch_cost.first_target"),
     ],
 )

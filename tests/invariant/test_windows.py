@@ -21,10 +21,10 @@ from decoding.verifiers.token import TokenVerifier
 from evaluation.baselines.plain_harvest import Coins, OneByOne
 from programs.benchmark import COMPARED, Agreement, all_positions
 from runtime.errors import UserError
-from tests.invariant.test_cached_lm import path_to, random_parents, random_tokens
+from tests.invariant.test_cached_lm import VOCAB, path_to, random_parents, random_tokens
 from tests.invariant.test_plain_harvest import SAMPLED, requests
 from tests.tiny_pair import tiny_tokenizer
-from tests.windowed import KINDS, VOCAB, uncached, windowed
+from tests.windowed import KINDS, uncached, windowed
 
 FEW = ("Gemma3", "Mistral", "GptOss", "Llama4")
 

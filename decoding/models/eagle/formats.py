@@ -69,8 +69,13 @@ def _layers(config: Mapping[str, Any], depth: int) -> tuple[int, ...]:
     return tuple(layer + first for layer in layers)
 
 
-SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads") + (
-    *("head_dim", "max_position_embeddings"),
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
 )
 
 
