@@ -111,9 +111,11 @@ class Locks:
         return not alone
 
     @contextmanager
-    def chunk(self, index: int) -> Iterator[bool]:
-        """Whether it could be taken; freed when the block ends."""
-        taken = self._lock(_FIRST_CHUNK + index, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def chunk(self, index: int, *, wait: bool = False) -> Iterator[bool]:
+        """Whether it could be taken, which it always is after a `wait`; freed when the block
+        ends."""
+        mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+        taken = self._lock(_FIRST_CHUNK + index, mode)
         try:
             yield taken
         finally:
@@ -257,10 +259,12 @@ def open_chunks(
 
 def _checked(folder: Path, index: int, plan: str, locks: Locks) -> Marker | None:
     """The marker of a chunk every byte of which is right. A marker that is not is removed, so that
-    some process makes the chunk again."""
-    if (marker := chunks.marker_of(folder, index, plan)) and not chunks.faults(folder, index, plan):
+    some process makes the chunk again: whoever has locked a chunk with a marker is looking at it,
+    and frees it at once."""
+    marker = chunks.marker_of(folder, index, plan)
+    if marker is None or not chunks.faults(folder, index, plan):
         return marker
-    with locks.chunk(index) as taken:
-        if taken and chunks.faults(folder, index, plan):
+    with locks.chunk(index, wait=True):
+        if chunks.faults(folder, index, plan):
             chunks.remove_marker(folder, index)
     return None

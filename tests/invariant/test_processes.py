@@ -132,6 +132,27 @@ def test_a_damaged_chunk_is_found_by_the_first_process_and_made_by_any(
     assert_same(folder, original)
 
 
+def test_a_damaged_chunk_that_another_process_looks_at_is_found(
+    pair: ModelPair, tmp_path: Path
+) -> None:
+    make_dataset(pair, tmp_path, 3)
+    (shard,) = tmp_path.glob("rounds-*")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    with Locks(tmp_path) as locks:
+
+        def check() -> None:
+            settings = chunks.read_json(tmp_path / chunks.PLAN, chunks.Plan, "out", "")
+            found = open_chunks(tmp_path, settings, ALONE, lambda marker: None, lambda marker: None)
+            assert list(found) == [0]
+
+        with locks.chunk(0) as taken:
+            assert taken
+            child = forked(check)
+            time.sleep(0.3)
+    assert child.wait() == 0
+
+
 def test_a_locked_chunk_is_left_to_its_owner(tmp_path: Path) -> None:
     settings = {"prompts": {"count": 2}, "batch_size": 1}
     rows: dict[str, list] = {kind: [] for kind in shards.SCHEMAS}
