@@ -4,6 +4,7 @@ built."""
 from typing import cast
 
 from decoding.interfaces import (
+    LM,
     BranchingStructure,
     CandidateVerifier,
     DraftStructure,
@@ -75,3 +76,13 @@ def check_overlap_fit(
             " verifier@engine.branch_verifier to another one"
         )
     return found, cast(PathVerifier, verifier), cast(CandidateVerifier, branch_verifier)
+
+
+def check_runs_beside(draft: LM) -> None:
+    """Raises UserError for a draft that cannot run while its target does."""
+    if draft.reads_target:
+        raise UserError(
+            "engine, pair.draft: this is an EAGLE-style draft that reads its target's hidden"
+            " states, and here the two run side by side. Use engine=serial, or an ordinary"
+            " draft: pair=smollm2"
+        )

@@ -17,8 +17,9 @@ from decoding.engines.branching import (
     classes_of,
     tokens_after_candidate,
 )
-from decoding.engines.fit import check_overlap_fit
+from decoding.engines.fit import check_overlap_fit, check_runs_beside
 from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
+from decoding.engines.pipeline import check_pipeline, pipelined
 from decoding.engines.request import Ends, Prompt, RequestState, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
@@ -28,7 +29,6 @@ from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows
 from decoding.verifiers.path import DraftPath
 from decoding.verifiers.tree_walk import run_trials
-from runtime.errors import UserError
 
 
 @dataclass(eq=False)
@@ -76,20 +76,21 @@ class OverlappedEngine:
         Annotated[int, Field(ge=1, le=4096)] | None,
         "where both models are on the CPU: the draft's of its threads; null: a quarter",
     ] = None
+    pipeline: Annotated[
+        Annotated[float, Field(ge=0, le=10)] | None,
+        "target in two halves on two CPU cores, the draft on the idle one: seconds of a hand-over",
+    ] = None
     eos_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.branching, self.chain_rule, self.branch_rule = check_overlap_fit(
             self.structure, self.verifier, self.branch_verifier
         )
-        if self.pair.draft.reads_target:
-            raise UserError(
-                "engine, pair.draft: this is an EAGLE-style draft that reads its target's hidden"
-                " states, and here the two run side by side. Use engine=serial, or an ordinary"
-                " draft: pair=smollm2"
-            )
+        check_runs_beside(self.pair.draft)
         self.classes = classes_of(self.stop, self.branching.gamma_max, self.a_priori)
         self.draft_threads = threads_of_draft(self.pair, self.draft_threads)
+        if self.pipeline is not None:
+            check_pipeline(self.pair)
         self._workers: Workers | None = None
 
     @torch.inference_mode()
@@ -107,7 +108,7 @@ class OverlappedEngine:
         )
         prompt_tokens = len(request.committed)
         self._workers = Workers(target, draft, begin, self.overlap, self.draft_threads)
-        with self._workers as workers:
+        with self._workers as workers, pipelined(self.pair, self.pipeline):
             session = _Session(self, request, workers, sampler)
             session.prefill()
             prefill_seconds = perf_counter() - begin

@@ -5,7 +5,8 @@ than what surrounds them: wrappers, hooks, masks, norms in six steps. Here the p
 are one (queries, keys and values; gate and up), a norm is three steps and a rotation three. Numbers
 are those of transformers up to rounding: in bfloat16 it rounds in between where this does not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +40,16 @@ class LlamaForward:
         self._norm = RMSNorm(body.norm)
         self._layers = [DecoderLayer(layer) for layer in body.layers]
         self._rotation = rotations(body.rotary_emb, max_length, model.dtype)
+        self._half, self._pause = -1, nothing
+
+    @contextmanager
+    def pausing(self, pause: Callable[[], None]) -> Iterator[None]:
+        """Call `pause` between the first and the second half of the layers."""
+        self._half, self._pause = len(self._layers) // 2, pause
+        try:
+            yield
+        finally:
+            self._half, self._pause = -1, nothing
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
@@ -54,12 +65,18 @@ class LlamaForward:
         for index, layer in enumerate(self._layers):
             if index in wanted:
                 found[index] = x
+            if index == self._half:
+                self._pause()
             x = layer(x, cos, sin, cache.layer(index), mask)
         if last in wanted:
             x = found[last] = self._norm(x)
         x = picked(x, logits)
         x = x if last in wanted else self._norm(x)
         return self._model.lm_head(x), [found[index] for index in wanted]
+
+
+def nothing() -> None:
+    pass
 
 
 class DecoderLayer:
