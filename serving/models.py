@@ -15,8 +15,9 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import with_ends
 from decoding.models.identity import draft_fingerprint, model_fingerprint
 from decoding.models.kv_cache import ATTENTION
+from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import text_part
-from decoding.models.loading import ModelPair, draft_tokens, has_plain_attention, load_draft
+from decoding.models.loading import ModelPair, draft_tokens, load_draft
 from decoding.pair import SETTINGS
 from runtime.errors import UserError
 
@@ -93,11 +94,7 @@ def _made(model: PreTrainedModel, draft: Any) -> SpeculativePair:
 
 def _cached(key: str, model: PreTrainedModel) -> CachedLM:
     model = text_part(key, model)
-    if not has_plain_attention(model):
-        raise UserError(
-            f"{key}: {type(model).__name__} keeps other state than keys and values of full"
-            " attention. Choose a Llama, Qwen2, Gemma, Mistral or similar model"
-        )
+    refuse_other_layers(key, model)
     return CachedLM(model)
 
 

@@ -9,6 +9,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from tests.invariant.test_cached_lm import SMALL as BASE
+from tests.invariant.test_cached_lm import VOCAB
 
 SMALL: dict[str, Any] = dict(
     BASE, max_position_embeddings=400, pad_token_id=0, bos_token_id=None, eos_token_id=None
@@ -16,6 +17,12 @@ SMALL: dict[str, Any] = dict(
 SLIDE, FULL = "sliding_attention", "full_attention"
 MIXED = {"layer_types": [SLIDE, FULL, SLIDE]}
 GEMMA = {"query_pre_attn_scalar": 8, **MIXED}
+SHARED = {  # the last layer reads the keys and values of the first
+    "layer_types": [FULL, SLIDE, FULL],
+    "num_kv_shared_layers": 1,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LLAMA4 = {
     **EXPERTS,
@@ -25,9 +32,12 @@ LLAMA4 = {
     "moe_layers": [1],
     "floor_scale": 7,  # the temperature of layers without rotation changes within the tests
 }
+TEXTS = ("Gemma3", "Gemma3n", "Gemma4", "Llama4")  # configs are those of a text part
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "Gemma2": GEMMA,
     "Gemma3": GEMMA,
+    "Gemma3n": {**SHARED, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 3},
+    "Gemma4": {**SHARED, "global_head_dim": 8},
     "Mistral": {},
     "Mixtral": EXPERTS,
     "Ministral": MIXED,
@@ -51,7 +61,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 def windowed(kind: str, window: int, **more: Any) -> PreTrainedModel:
     """Random weights. window: tokens of a sliding window or of a chunk."""
     torch.manual_seed(3)
-    name = f"{kind}Text" if kind in ("Gemma3", "Llama4") else kind
+    name = f"{kind}Text" if kind in TEXTS else kind
     size = {"attention_chunk_size" if kind == "Llama4" else "sliding_window": window}
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **KINDS[kind], **size, **more})
     model: PreTrainedModel = getattr(transformers, f"{kind}ForCausalLM")(config)

@@ -22,7 +22,7 @@ from decoding.models.forward import (
     picked,
 )
 from decoding.models.kv_cache import ATTENTION, BufferCache, written
-from decoding.models.layers.windows import windows_of
+from decoding.models.layers.windows import kept_layers, windows_of
 from decoding.models.options import context_limit
 from runtime.errors import UserError
 
@@ -216,7 +216,7 @@ class CachedLM:
     @property
     def cached_layers(self) -> int:
         """Keys and values of each layer, and the positions where there are windows."""
-        return self.hidden_states - 1 + (self._windows is not None)
+        return kept_layers(self.model) + (self._windows is not None)
 
     @property
     def row_bytes(self) -> int:

@@ -187,10 +187,11 @@ def grouped_sdpa(
     (additive or boolean) or None: one row sees everything, several rows start at an empty cache and
     are causal. options: as transformers gives them, ``scaling``, ``softcap`` and ``dropout`` among
     them. Returns ``[B, n, heads, d]``."""
-    if options.get("position_bias") is not None:
+    many = attention_mask is not None and attention_mask.shape[1] != 1
+    if many or options.get("position_bias") is not None:
         raise UserError(
-            "pair: expected attention without position biases, got a model that has some. Choose"
-            " another, see docs/guides/own-pair.md"
+            "pair: expected attention without position biases or masks of single heads, got a model"
+            " that has some. Choose another, see docs/guides/own-pair.md"
         )
     sinks, dropout = options.get("s_aux"), options.get("dropout") or 0.0
     scores = Scores(options.get("scaling"), options.get("softcap"), dropout, sinks)

@@ -25,8 +25,8 @@ from decoding.models.eagle.draft import EagleDraft
 from decoding.models.eagle.loading import load_published
 from decoding.models.eagle.maps import read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
+from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import auto_class, text_part
-from decoding.models.layers.windows import CHUNKED, FULL, SLIDING
 from decoding.models.mixed import mix_in
 from decoding.models.options import (
     REMEDY,
@@ -171,11 +171,7 @@ def _load_model(
 ) -> PreTrainedModel:
     """vocabulary: tokens its output layer is left with; None: all."""
     model = text_part(f"pair.{side}", load_plain(side, cfg))
-    if not has_plain_attention(model):
-        raise UserError(
-            f"pair.{side}: {type(model).__name__} keeps other state than keys and values of full"
-            " attention. Choose a Llama, Qwen2, Gemma, Mistral or similar model."
-        )
+    refuse_other_layers(f"pair.{side}", model)
     if vocabulary is not None:
         keep_rows(model, vocabulary)
     pack_linears(model)
@@ -214,14 +210,6 @@ def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
             f"pair.{side}: {source} lacks {len(lost)} weights, {lost[0]} among them. {REMEDY}"
         )
     return model
-
-
-def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether every layer is attention behind the transformers interface, full, with a sliding
-    window or in chunks."""
-    layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    known = layer_types <= {FULL, SLIDING, CHUNKED}
-    return known and model._supports_attention_backend and not model._is_stateful
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

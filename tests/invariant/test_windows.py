@@ -26,7 +26,7 @@ from tests.invariant.test_plain_harvest import SAMPLED, requests
 from tests.tiny_pair import tiny_tokenizer
 from tests.windowed import KINDS, uncached, windowed
 
-FEW = ("Gemma3", "Mistral", "GptOss", "Llama4")
+FEW = ("Gemma3", "Gemma4", "Mistral", "GptOss", "Llama4")
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -138,19 +138,22 @@ def test_a_harvest_labels_as_one_round_at_a_time_does(
     assert agreement.difference < 1e-4
 
 
-def test_a_cut_cache_holds_afterwards_what_it_held() -> None:
-    lm, text = CachedLM(windowed("Gemma3", 4)), random_tokens(20, 0)
+@pytest.mark.parametrize("kind", ["Gemma3", "Gemma4"])
+def test_a_cut_cache_holds_afterwards_what_it_held(kind: str) -> None:
+    lm, text = CachedLM(windowed(kind, 4)), random_tokens(20, 0)
     lm.forward(text[:12])
     with lm.cut_to(6):
         lm.forward(random_tokens(9, 1))
-    close(lm.forward(text[12:]).logits, uncached("Gemma3", 4, text)[12:])
+    close(lm.forward(text[12:]).logits, uncached(kind, 4, text)[12:])
+    assert lm.row_bytes == 8 + 2 * 8 * 16 * (3 if kind == "Gemma3" else 2)
 
 
-def test_windows_of_a_target_hold_for_what_is_mixed_with_it() -> None:
+@pytest.mark.parametrize("kind", ["Gemma3", "Gemma4"])
+def test_windows_of_a_target_hold_for_what_is_mixed_with_it(kind: str) -> None:
     """One network reads the draft's windows and the target's from the same rows."""
     text = random_tokens(20, 0)
-    target, draft = (CachedLM(windowed("Gemma3", window)) for window in (3, 7))
-    p, q = (uncached("Gemma3", window, text).softmax(-1) for window in (3, 7))
+    target, draft = (CachedLM(windowed(kind, window)) for window in (3, 7))
+    p, q = (uncached(kind, window, text).softmax(-1) for window in (3, 7))
     mix_in(draft, target, 0.5)
     draft.forward(text[:9])
     draft.crop(8)
@@ -173,3 +176,26 @@ def test_a_window_that_the_class_does_not_apply_is_the_longest_text() -> None:
     model.config.attention_chunk_size = 7
     assert CachedLM(model).max_length == 7
     assert VOCAB == model.config.vocab_size
+
+
+@pytest.mark.parametrize("types", ["full_attention", "sliding_attention"])
+@pytest.mark.parametrize("kind", ["Mistral", "Mixtral", "Qwen3Moe", "Phi3", "Starcoder2"])
+def test_types_of_layers_that_the_class_does_not_know_are_none(kind: str, types: str) -> None:
+    """A config file may hold them: the window is that of every layer all the same."""
+    model, text = windowed(kind, 5), random_tokens(20, 0)
+    model.config.layer_types = ["sliding_attention", types, types]
+    close(CachedLM(model).forward(text).logits, uncached(kind, 5, text))
+    model.config.layer_types = [types] * 3
+    lm = CachedLM(model)
+    lm.forward(text[:9], logits="none")
+    close(lm.forward(text[9:]).logits, uncached(kind, 5, text)[9:])
+
+
+def test_a_window_of_none_is_none() -> None:
+    for more in ({"sliding_window": None}, {"use_sliding_window": False}):
+        model = windowed("Qwen2", 5, **{"layer_types": None, **more})
+        lm, text = CachedLM(model), random_tokens(20, 0)
+        assert lm._windows is None and lm.max_length == 400
+        lm.forward(text[:9], logits="none")
+        expected = model(input_ids=text[None], use_cache=False).logits[0, 9:]
+        close(lm.forward(text[9:]).logits, expected.detach().float())

@@ -7,8 +7,9 @@ everything still there, whatever had left the window in between."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +31,8 @@ Masks = Tensor | dict[str, Tensor | None] | None
 @dataclass(frozen=True)
 class Windows:
     """sizes: of each windowed type of layer, in tokens: of a sliding window, the row's own
-    included, or of a chunk; types: all types of layers; layers: how many there are."""
+    included, or of a chunk; types: all types of layers; layers: how many keep
+    keys and values."""
 
     sizes: Mapping[str, int]
     types: frozenset[str]
@@ -64,18 +66,31 @@ class Windows:
 
 def windows_of(model: PreTrainedModel, max_length: int) -> Windows | None:
     """Those that texts of `max_length` tokens outgrow; None: there are none."""
-    config = model.config.get_text_config()
     sizes = {kind: size for kind, size in window_sizes(model).items() if size < max_length}
     if not sizes:
         return None
-    types = getattr(config, "layer_types", None) or sizes
-    return Windows(sizes, frozenset(types), config.num_hidden_layers)
+    return Windows(sizes, frozenset(layer_types(model) or sizes), kept_layers(model))
+
+
+def layer_types(model: PreTrainedModel) -> Sequence[str] | None:
+    """Of each layer; None of a class that knows one type, whatever a config file says besides."""
+    config = model.config.get_text_config()
+    found: Sequence[str] | None = getattr(config, "layer_types", None)
+    declared = hasattr(type(config), "layer_types")
+    return found if declared or "layer_types" in signature(type(config)).parameters else None
+
+
+def kept_layers(model: PreTrainedModel) -> int:
+    """Layers with keys and values of their own: Gemma 3n and 4 share those of earlier ones in their
+    last layers."""
+    config = model.config.get_text_config()
+    return int(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0))
 
 
 def window_sizes(model: PreTrainedModel) -> dict[str, int]:
     """Of each windowed type of layer that the model has."""
     config = model.config.get_text_config()
-    types = getattr(config, "layer_types", None)
+    types = layer_types(model)
     kinds = SIZES if types is None else set(SIZES) & set(types)
     found = {kind: getattr(config, SIZES[kind], None) for kind in kinds}
     return {kind: size for kind, size in found.items() if size}

@@ -9,24 +9,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
 
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import write_vocabulary
-from decoding.models.loading import (
-    check_same_vocabulary,
-    has_plain_attention,
-    load_pair,
-    pair_identity,
-)
+from decoding.models.loading import check_same_vocabulary, load_pair, pair_identity
 from decoding.models.machine import dtypes
 from decoding.models.options import resolve_dtype
 from runtime.errors import UserError
@@ -154,13 +141,6 @@ def test_vocabularies_are_compared_token_by_token() -> None:
         check_same_vocabulary(
             tokenizer(words), tokenizer(words), 3
         )  # beyond the smaller model's vocabulary
-
-
-def test_models_with_other_state_are_recognised() -> None:
-    small = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1}
-    assert not has_plain_attention(MambaForCausalLM(MambaConfig(**small)))
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 8}
-    assert has_plain_attention(LlamaForCausalLM(LlamaConfig(**small, **heads)))
 
 
 def test_identity_follows_content_not_place_or_dtype(tiny_pair_dir: Path, tmp_path: Path) -> None:
