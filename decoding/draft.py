@@ -1,9 +1,10 @@
 """What a round works on: the draft, its verdict, and the facts known before drafting."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 Shape = Literal["chain", "branch_point", "paths", "tree"]
@@ -32,6 +33,12 @@ class Draft:
         """One path. q: [n, V], the distribution each token was drawn from."""
         leaf = q.new_zeros(q.shape[-1])
         return cls(list(range(len(tokens))), list(tokens), [*q, leaf])
+
+    def on(self, device: torch.device) -> "Draft":
+        """The same where `device` is the target's: of q, what is read there goes there."""
+        if all(row.device == device for row in self.q):
+            return self
+        return replace(self, q=_Moved(self.q, device))
 
     def __len__(self) -> int:
         return len(self.token)
@@ -63,6 +70,22 @@ class Draft:
     def path(self, row: int) -> list[int]:
         """The drafted tokens from the root to `row`, both ends included except the root itself."""
         return [self.token[step - 1] for step in self.rows_to(row)]
+
+
+class _Moved(Sequence[Tensor]):
+    """Rows of another device, each moved when it is first read."""
+
+    def __init__(self, rows: Sequence[Tensor], device: torch.device) -> None:
+        self._rows, self._device = rows, device
+        self._there: dict[int, Tensor] = {}
+
+    def __getitem__(self, row: Any) -> Any:
+        if row not in self._there:
+            self._there[row] = self._rows[row].to(self._device)
+        return self._there[row]
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 @dataclass(frozen=True)

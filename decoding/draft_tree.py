@@ -14,6 +14,7 @@ from decoding.sampling import Warp
 from decoding.trace import Stopwatch
 
 PLAIN = Warp()
+ANYWHERE = torch.zeros(0)  # of the dtype and on the device of what no model has said
 
 
 class DraftTree:
@@ -62,7 +63,7 @@ class DraftTree:
     def copy(self, row: int, token: int) -> int:
         """Keep `token`, which nobody drew, as the only child of `row`: a point mass, so its q is
         one-hot."""
-        distribution = torch.zeros(self._lm.vocab_size, dtype=self.zero_q().dtype)
+        distribution = self.zero_q().new_zeros(self._lm.vocab_size)
         distribution[token] = 1
         self.set_q(row, distribution)
         return self.add(row, token)
@@ -120,14 +121,8 @@ class DraftTree:
 
     def zero_q(self) -> Tensor:
         """[V] zeros, the distribution of a row without children, which nobody may write to."""
-        return zeros(
-            self._lm.vocab_size,
-            (
-                next(iter(self._distributions.values())).dtype
-                if self._distributions
-                else torch.float32
-            ),
-        )
+        known = next(iter(self._distributions.values()), ANYWHERE)
+        return zeros(self._lm.vocab_size, known.dtype, known.device)
 
     def unwarped_q(self, row: int) -> Tensor:
         """[V], what the draft thinks follows `row`, at temperature 1, unfiltered. Equal to `q` for
@@ -244,9 +239,9 @@ def _rename(facts: dict[int, Any], names: Mapping[int, int]) -> None:
 
 
 @cache
-def zeros(count: int, dtype: torch.dtype) -> Tensor:
+def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[count], one number seen as many."""
-    return torch.zeros(1, dtype=dtype).expand(count)
+    return torch.zeros(1, dtype=dtype, device=device).expand(count)
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:

@@ -37,6 +37,10 @@ class WarpedRows:
         self._warp = warp
         self._distributions: dict[int, Tensor] = {}
 
+    @property
+    def device(self) -> torch.device:
+        return self._logits.device
+
     def __getitem__(self, row: int) -> Tensor:
         if row not in self._distributions:
             self._distributions[row] = self._warp.probs(self._logits[row])

@@ -188,12 +188,12 @@ def _of_rounds(inputs: Inputs, records: Mapping[str, Tensor]) -> Facts:
 
 def live(inputs: Inputs, context: LiveRound, drawn: LiveToken | None = None) -> Tensor:
     """[1, D] float32: the row that `recorded` holds for a round that starts now (`drawn` None), or
-    for a drawn token of it. What is not read is not worked out."""
+    for a drawn token of it, on the CPU. What is not read is not worked out."""
     states, numbers = list[Tensor](), list[float]()
     for name in inputs.names:
         part = CATALOGUE[name].live(context, drawn)
         if isinstance(part, Tensor):
-            states.append(part.float())
+            states.append(part.float().cpu())
         else:
             numbers += part
     row = torch.tensor(numbers, dtype=torch.float32)

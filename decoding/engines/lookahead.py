@@ -85,7 +85,7 @@ class LookaheadEngine:
             logits, ahead = self._run_target(last, draft, tokens, parents, newest)
         with watch.stage("verify"):
             p = WarpedRows(logits, self.warp)
-            verdict = self.verifier.verify(draft, p, sampler)
+            verdict = self.verifier.verify(draft.on(p.device), p, sampler)
         committed = request.commit(verdict.emitted)
         self._roll_back(draft, verdict, len(request.committed))
         with watch.stage("sample"):

@@ -199,7 +199,7 @@ class _Session:
     def _verify(self, pending: Pending, branches: Branches, p: WarpedRows) -> Outcome:
         """The pending tokens by the chain rule, an unsure one with them; then the branches' first
         tokens."""
-        chain, sampler = pending.chain(), self.sampler
+        chain, sampler = pending.chain().on(p.device), self.sampler
         path = DraftPath(chain, p, range(len(chain) + 1), p[0])
         accepted, left = self.engine.chain_rule.walk(path, sampler)
         if left is None:
@@ -211,9 +211,9 @@ class _Session:
         first = int(pending.unsure)
         candidates = [pending.tree.token[rows[0] - 1] for rows in branches.paths[first:]]
         if candidates:
-            branch, rest = run_trials(
-                self.engine.branch_rule.trials(left, branches.distribution, candidates), sampler
-            )
+            q = branches.distribution.to(p.device)
+            trials = self.engine.branch_rule.trials(left, q, candidates)
+            branch, rest = run_trials(trials, sampler)
             if rest is None:
                 return Outcome(accepted, first + branch, None)
             left = rest

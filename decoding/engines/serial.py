@@ -107,7 +107,7 @@ class SerialEngine:
         draft = tree.draft()
         with watch.stage("target"):
             output = self._run_target(context, draft)
-        return tree, draft, output
+        return tree, draft.on(output.logits.device), output
 
     def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> DraftTree:
         with watch.stage("stop"):

@@ -52,7 +52,7 @@ class CachedLM:
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
         self.max_length = context_limit(model, max_length)
         self.vocabulary = vocabulary
-        self.output_device = torch.device("cpu")
+        self.output_device = self.device
         self.length = 0
         self.forwards = 0
         self.seconds = 0.0
