@@ -12,6 +12,7 @@ from decoding.draft_step import DraftStep as DraftStep
 from decoding.interfaces import LM, LMOutput
 from decoding.sampling import Warp
 from decoding.trace import Stopwatch
+from decoding.verification import numbers
 
 PLAIN = Warp()
 ANYWHERE = torch.zeros(0)  # of the dtype and on the device of what no model has said
@@ -24,8 +25,8 @@ class DraftTree:
     Row 0 is the last committed token, node i is row i + 1 in the order of `add`. Whatever needs the
     draft model at a row runs it there, once; `run` does several rows in one forward.
 
-    token, parent: of each node, as in `Draft`; drawn: q of each node under the distribution it was
-    drawn from; depth: of each row; open: how many of the last nodes are open leaves"""
+    token, parent: of each node, as in `Draft`; depth: of each row; open: how many of the last nodes
+    are open leaves"""
 
     def __init__(
         self, lm: LM, committed: Tensor, warp: Warp, watch: Stopwatch, layers: Sequence[int] = ()
@@ -33,7 +34,8 @@ class DraftTree:
         """layers: of the draft, whose hidden states the stop rule reads."""
         self.token: list[int] = []
         self.parent: list[int] = []
-        self.drawn: list[float] = []
+        self._drawn: list[float] = []
+        self._unread: list[Tensor] = []  # of the last nodes, on a GPU
         self.depth: list[int] = [0]
         self.open = 0
         self.forwards = 0
@@ -52,13 +54,28 @@ class DraftTree:
     def add(self, row: int, token: int) -> int:
         """Keep `token`, drawn from `q(row)` (or given by `set_q`), as a child of `row`; returns its
         row."""
-        q = self._distributions[row][token].item()
-        assert q > 0, "a drawn token has q > 0"
+        q = self._distributions[row][token]
         self.token.append(token)
         self.parent.append(row)
-        self.drawn.append(q)
+        if q.device.type == "cpu":
+            self._drawn += self._checked([q.item()])
+        else:  # asked for when somebody wants to know
+            self._unread.append(q)
         self.depth.append(self.depth[row] + 1)
         return len(self.token)
+
+    @property
+    def drawn(self) -> list[float]:
+        """q of each node under the distribution it was drawn from."""
+        if self._unread:
+            self._drawn += self._checked(numbers(self._unread))
+            self._unread.clear()
+        return self._drawn
+
+    @staticmethod
+    def _checked(q: list[float]) -> list[float]:
+        assert all(each > 0 for each in q), "a drawn token has q > 0"
+        return q
 
     def copy(self, row: int, token: int) -> int:
         """Keep `token`, which nobody drew, as the only child of `row`: a point mass, so its q is
@@ -176,7 +193,8 @@ class DraftTree:
 
     def drawn_q(self) -> list[float]:
         """q of each node of `draft()`, under the distribution it was drawn from."""
-        return [self.drawn[row - 1] for row in self.order[1:]]
+        drawn = self.drawn
+        return [drawn[row - 1] for row in self.order[1:]]
 
     def settle(self, rows: Sequence[int], committed: int) -> None:
         """Wind the draft's cache back to `committed` - 1 tokens along the accepted path `rows` (of
@@ -199,7 +217,7 @@ class DraftTree:
         names = {old: new for new, old in enumerate([0, *rows])}
         self.parent = [names[self.parent[row - 1]] for row in rows]
         self.token = [self.token[row - 1] for row in rows]
-        self.drawn = [self.drawn[row - 1] for row in rows]
+        self._drawn = [self.drawn[row - 1] for row in rows]
         self.depth = [self.depth[row] for row in names]
         for facts in self._known():
             _rename(facts, names)
@@ -214,7 +232,7 @@ class DraftTree:
         for new, old in enumerate([path[-1], *kept]):
             if new:
                 tree.token.append(self.token[old - 1])
-                tree.drawn.append(self.drawn[old - 1])
+                tree._drawn.append(self.drawn[old - 1])
                 tree.parent.append(new - 1)
                 tree.depth.append(new)
             for theirs, ours in zip(tree._known(), self._known(), strict=True):

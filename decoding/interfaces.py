@@ -51,8 +51,12 @@ class LM(Protocol):
     vocab_size: int
     max_length: int
     forwards: int  # calls so far
-    seconds: float  # time spent in them
     reads_target: bool  # whether it must be run after the target, whose hidden states it reads
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in `forwards`."""
+        ...
 
     @property
     def length(self) -> int:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from runtime.errors import UserError
+
 BLOCK = 256  # tokens: about the square root of a vocabulary
 BELOW_ONE = 1 - 2.0**-52  # keeps a draw strictly below the total mass, whatever rounding does
 
@@ -55,6 +57,52 @@ def _blocks(rows: Tensor, fill: float) -> Tensor:
 def _block(parts: Tensor, index: Tensor) -> Tensor:
     """Of [..., n, BLOCK] the block `index` [..., 1]: [..., BLOCK]."""
     return parts.take_along_dim(index[..., None], -2).squeeze(-2)
+
+
+def pool_of(probs: Tensor) -> "Pool | DevicePool":
+    """A pool where `probs` [V] are."""
+    return Pool(probs) if probs.device.type == "cpu" else DevicePool(probs)
+
+
+class DevicePool:
+    """`Pool` for a distribution on a GPU, where a wait costs more than the vocabulary: a draw looks
+    at all of it and sends two numbers to the host."""
+
+    def __init__(self, probs: Tensor) -> None:
+        self._left = probs
+        self._copied = False
+
+    def pick(self, uniform: float) -> int:
+        """See `Pool`. Raises UserError where the distribution is none: the host learns of it
+        here."""
+        cumulative = self._left.cumsum(-1, dtype=torch.float64)
+        mass = cumulative[-1:]
+        point = (mass * (uniform * BELOW_ONE)).minimum(mass.nextafter(mass.new_zeros(())))
+        token = torch.searchsorted(cumulative, point, right=True)
+        found, total = torch.cat([token.double(), mass]).tolist()
+        refuse_unless_finite(total)
+        return int(found)
+
+    def take(self, token: int) -> None:
+        """Out of the pool for good."""
+        self._left = self._left if self._copied else self._left.clone()
+        self._left[token], self._copied = 0, True
+
+    @property
+    def empty(self) -> bool:
+        return not self._left.any().item()
+
+    def distribution(self) -> Tensor:
+        """What is left, [V], not normalised."""
+        return self._left.clone()
+
+
+def refuse_unless_finite(number: float) -> None:
+    """Raises UserError for a sum of probabilities, or a logit, that is none."""
+    if not math.isfinite(number):
+        raise UserError(
+            "pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32"
+        )
 
 
 class Pool:

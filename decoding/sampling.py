@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from decoding.picking import Pool, largest
+from decoding.picking import DevicePool, Pool, largest, pool_of, refuse_unless_finite
 from runtime.errors import UserError
 from runtime.settings.kinds import Size, Temperature, TopP
 
@@ -43,7 +43,8 @@ class Warp:
         """Distribution of the next token, [..., V]: float32, or float64 where the logits are (exact
         tests).
 
-        Raises UserError when a row holds NaN, +inf, or nothing but -inf.
+        Raises UserError when a row holds NaN, +inf, or nothing but -inf; on a GPU the row is NaN,
+        and drawing from it raises.
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self.temperature == 0:
@@ -68,6 +69,8 @@ def _one_hot(logits: Tensor) -> Tensor:
     """All mass of each row of `logits` [..., V] on its largest; a single row has a way of its own,
     twice as fast."""
     peak = largest(logits)
+    if logits.device.type != "cpu":
+        return _one_hot_there(logits, peak[..., None])
     if logits.dim() == 1:
         token = int(peak)
         _refuse_unless_finite(logits[token])
@@ -78,11 +81,17 @@ def _one_hot(logits: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter_(-1, peak[..., None], 1.0)
 
 
+def _one_hot_there(logits: Tensor, peak: Tensor) -> Tensor:
+    """On a GPU, without a wait: NaN in the place of 1 where the largest logit is no number."""
+    highest = logits.gather(-1, peak)
+    one = torch.where(highest.isfinite(), 1.0, math.nan).to(logits.dtype)
+    return torch.zeros_like(logits).scatter_(-1, peak, one)
+
+
 def _refuse_unless_finite(numbers: Tensor) -> None:
-    if not math.isfinite((numbers.sum() if numbers.dim() else numbers).item()):
-        raise UserError(
-            "pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32"
-        )
+    """On the CPU; on a GPU the draw does, so that nobody waits for this alone."""
+    if numbers.device.type == "cpu":
+        refuse_unless_finite((numbers.sum() if numbers.dim() else numbers).item())
 
 
 def _keep_from(logits: Tensor, smallest: Tensor) -> Tensor:
@@ -92,11 +101,12 @@ def _keep_from(logits: Tensor, smallest: Tensor) -> Tensor:
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     """Keep the most probable tokens until they hold `top_p` of the mass, and renormalise."""
     vocab = probs.shape[-1]
-    ranked = probs.topk(min(TOP_P_CANDIDATES, vocab)).values
-    if bool((ranked.sum(-1) < top_p).any()):
+    there = probs.device.type != "cpu"  # a GPU sorts all of them while the host would wait
+    ranked = probs if there else probs.topk(min(TOP_P_CANDIDATES, vocab)).values
+    if there or bool((ranked.sum(-1) < top_p).any()):
         ranked = probs.sort(dim=-1, descending=True).values
     before = ranked.cumsum(-1) - ranked
-    kept = (before < top_p).sum(-1, keepdim=True)
+    kept = (before < top_p).sum(-1, keepdim=True).clamp_min_(1)
     cut = probs * (probs >= ranked.gather(-1, kept - 1))
     return cut / cut.sum(-1, keepdim=True)
 
@@ -121,9 +131,9 @@ class Sampler:
         draw."""
         return Sampler.seeded(int(torch.randint(1 << 62, (), generator=self.generator)))
 
-    def draw(self, distribution: Tensor | Pool) -> int:
+    def draw(self, distribution: Tensor | Pool | DevicePool) -> int:
         """One index from `distribution` [n], which need not sum to exactly one."""
-        pool = distribution if isinstance(distribution, Pool) else Pool(distribution)
+        pool = pool_of(distribution) if isinstance(distribution, Tensor) else distribution
         return pool.pick(self._uniform())
 
     def accept(self, p: float, q: float) -> bool:
@@ -150,7 +160,7 @@ many candidates are taken may depend on what is known before the draw and on ear
 
 def iid(q: Tensor, sampler: Sampler) -> Iterator[int]:
     """Independent draws without end, duplicates kept."""
-    pool = Pool(q)
+    pool = pool_of(q)
     while True:
         yield sampler.draw(pool)
 
@@ -158,7 +168,7 @@ def iid(q: Tensor, sampler: Sampler) -> Iterator[int]:
 def without_replacement(q: Tensor, sampler: Sampler) -> Iterator[int]:
     """Distinct draws: each from q without the earlier ones, renormalised. Ends with the support of
     q."""
-    pool = Pool(q)
+    pool = pool_of(q)
     while not pool.empty:
         token = sampler.draw(pool)
         yield token
@@ -171,7 +181,7 @@ def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
 
     One candidate where q is a point mass. Taking the first alone is a plain draw from q; whether
     the second one is taken must not depend on the first."""
-    pool = Pool(q)
+    pool = pool_of(q)
     first = sampler.draw(pool)
     yield first
     hub = int(q.argmax())

@@ -43,17 +43,32 @@ class WarpedRows:
 
     def __getitem__(self, row: int) -> Tensor:
         if row not in self._distributions:
-            self._distributions[row] = self._warp.probs(self._logits[row])
+            if self.device.type != "cpu":  # a GPU warps all of them as fast as one
+                rows = self._warp.probs(self._logits)
+                self._distributions = dict(enumerate(rows.unbind()))
+            else:
+                self._distributions[row] = self._warp.probs(self._logits[row])
         return self._distributions[row]
 
     def drawn(self, parents: Sequence[int], tokens: Sequence[int]) -> list[float | None]:
         """p of each token after its parent's row; None where that row was not read: nothing is
         warped for the record alone."""
-        distributions = [self._distributions.get(row) for row in parents]
-        return [
-            distribution if distribution is None else distribution[token].item()
-            for distribution, token in zip(distributions, tokens, strict=True)
+        known = [
+            (place, self._distributions[row][token])
+            for place, (row, token) in enumerate(zip(parents, tokens, strict=True))
+            if row in self._distributions
         ]
+        found: list[float | None] = [None] * len(tokens)
+        for (place, _), p in zip(known, numbers([p for _, p in known]), strict=True):
+            found[place] = p
+        return found
+
+
+def numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Tensors [] as numbers: of a GPU all at once."""
+    if not scalars or scalars[0].device.type == "cpu":
+        return [scalar.item() for scalar in scalars]
+    return torch.stack(list(scalars)).tolist()
 
 
 Rows = Tensor | WarpedRows
@@ -79,5 +94,8 @@ def residual_distribution(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
     short = torch.sub(q, p, alpha=scale).clamp_(
         max=0
     )  # fused: p * scale alone may be subnormal, which is slow
+    if p.device.type != "cpu":  # nobody waits
+        total = -short.sum()
+        return torch.where(total > 0, short.div_(-total), p)
     mass = -short.sum().item()  # all of one sign, so nothing cancels
     return short.div_(-mass) if mass > 0 else p

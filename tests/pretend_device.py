@@ -386,6 +386,20 @@ class Stream:
         counting().synchronisations["synchronize"] += 1
 
 
+class Event:
+    """Nothing is asynchronous here: whatever was recorded is done."""
+
+    def __init__(self, enable_timing: bool = False) -> None: ...
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None:
+        counting().synchronisations["synchronize"] += 1
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 0.0
+
+
 @contextmanager
 def pretend() -> Iterator[Counts]:
     """Inside, there are two devices. Not to be nested."""
@@ -394,6 +408,7 @@ def pretend() -> Iterator[Counts]:
     with ExitStack() as stack:
         stack.callback(setattr, Pretend, "counts", None)
         stack.enter_context(patch("torch.cuda.current_stream", Stream))
+        stack.enter_context(patch("torch.cuda.Event", Event))
         stack.enter_context(patch("torch.cuda.synchronize", lambda _=None: Stream().synchronize()))
         stack.enter_context(Functions())
         stack.enter_context(Operations())

@@ -3,7 +3,6 @@
 Supported: decoder-only models whose attention, full, in sliding windows or in chunks, goes through
 the transformers attention interface. Classes that were tried: docs/guides/own-pair.md."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,10 +17,14 @@ from decoding.models.forward import (
     Rows,
     RowTree,
     TransformersForward,
+    additive_mask,
     at_most_float32,
+    causal,
+    ids_on,
     picked,
 )
 from decoding.models.kv_cache import ATTENTION, BufferCache, written
+from decoding.models.layers.clock import Clock
 from decoding.models.layers.windows import kept_layers, windows_of
 from decoding.models.options import context_limit
 from runtime.errors import UserError
@@ -30,9 +33,8 @@ from runtime.errors import UserError
 class CachedLM:
     """One sequence, one key/value cache, three verbs: ``forward``, ``crop``, ``keep_path``.
 
-    Outputs arrive on ``output_device`` (the CPU unless changed: all sampling and verification
-    happen there, so a seed means the same on every machine). ``forwards`` and ``seconds`` count the
-    calls and the time spent in them."""
+    Outputs arrive on ``output_device``, the model's unless changed: they are warped, drawn from and
+    verified where they are. ``forwards``, ``seconds``: calls, and the time spent in them."""
 
     reads_target = False
 
@@ -55,7 +57,7 @@ class CachedLM:
         self.output_device = self.device
         self.length = 0
         self.forwards = 0
-        self.seconds = 0.0
+        self._clock = Clock(self.device)
         self._block_start = 0
         self._tree: RowTree | None = None  # of the rows from _block_start on; None: a chain
         self._positions = torch.arange(self.max_length, device=self.device)
@@ -98,7 +100,7 @@ class CachedLM:
         self._check_room(self.length + n)
         positions = self._positions[self.length : self.length + n]
         plain = n == 1 or self.length == 0  # attention is complete, or causal without a mask
-        visible = None if plain else torch.ones(n, n, dtype=torch.bool).tril()
+        visible = None if plain else causal(n, self.device)
         return self._run(tokens, positions, visible, wanted)
 
     def _forward_tree(
@@ -113,7 +115,12 @@ class CachedLM:
         self._check_room(max(positions) + 1)
         straight = len(tokens) == 1 and tree.depth[-1] == known  # the whole cache is its past
         visible = None if straight else tree.visible(known)
-        output = self._run(tokens, torch.tensor(positions, device=self.device), visible, wanted)
+        where = (
+            self._positions[positions[0] : positions[0] + 1]
+            if straight
+            else torch.tensor(positions, device=self.device)
+        )
+        output = self._run(tokens, where, visible, wanted)
         self._block_start, self._tree = start, tree
         return output
 
@@ -231,7 +238,11 @@ class CachedLM:
         """Empty the cache (buffers are kept) and zero the counters."""
         self.crop(0)
         self.forwards = 0
-        self.seconds = 0.0
+        self._clock.reset()
+
+    @property
+    def seconds(self) -> float:
+        return self._clock.seconds
 
     def spread(self, logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """What the model gives, [..., k], as logits [..., V] on `output_device`: -inf for tokens it
@@ -243,7 +254,7 @@ class CachedLM:
 
     def embed(self, token: int) -> torch.Tensor:
         """Input embedding of one token, [H] float32."""
-        index = torch.tensor([token], device=self.device)
+        index = ids_on(torch.tensor([token]), self.device)
         with torch.no_grad():
             return self.model.get_input_embeddings()(index)[0].float().to(self.output_device)
 
@@ -258,10 +269,9 @@ class CachedLM:
         """visible: [n, m] bool, which of the last m rows each of the n sees, itself included; all
         see those before."""
         n = len(tokens)
-        start = time.perf_counter()
-        with torch.no_grad():
+        with self._clock, torch.no_grad():
             mask = None if visible is None else self._additive(visible)
-            rows = Rows(tokens.to(self.device)[None], positions[None], mask, self._added)
+            rows = Rows(ids_on(tokens, self.device)[None], positions[None], mask, self._added)
             found, states, kept = self.compute(rows, self._cache, wanted.hidden, wanted.logits)
             if kept is not None:
                 self.states = written(self.states, self.length, kept[0])
@@ -274,22 +284,12 @@ class CachedLM:
         self._block_start, self._tree = self.length, None
         self.length += n
         self.forwards += 1
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(
-                self.device
-            ).synchronize()  # not the device: the other model may be running
-        self.seconds += time.perf_counter() - start
         return output
 
     def _additive(self, visible: torch.Tensor) -> torch.Tensor:
         """[n, m] bool -> [1, 1, n, L] in the model's dtype: 0 where visible, the lowest finite
         number elsewhere."""
-        n, m = visible.shape
-        mask = torch.zeros(n, self.length + n, dtype=self.model.dtype)
-        mask.narrow(1, self.length + n - m, m).masked_fill_(
-            ~visible.cpu(), torch.finfo(mask.dtype).min
-        )
-        return mask[None, None].to(self.device)
+        return additive_mask(visible, self.length, self.model.dtype, self.device)
 
     def _check_room(self, context: int) -> None:
         if context > self.max_length:

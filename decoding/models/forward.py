@@ -96,6 +96,28 @@ def picked(x: Tensor, rows: RowsWanted) -> Tensor:
     return x[:, :0] if rows == "none" else x[:, list(rows)]
 
 
+def causal(n: int, device: torch.device) -> Tensor:
+    """[n, n] bool: each row sees itself and those before."""
+    return torch.ones(n, n, dtype=torch.bool, device=device).tril()
+
+
+def additive_mask(visible: Tensor, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[n, m] bool, which of the last m of length + n rows are seen -> [1, 1, n, length + n]: 0
+    where visible, the lowest finite number elsewhere; made on `device`."""
+    n, m = visible.shape
+    mask = torch.zeros(n, length + n, dtype=dtype, device=device)
+    mask.narrow(1, length + n - m, m).masked_fill_(~visible.to(device), torch.finfo(dtype).min)
+    return mask[None, None]
+
+
+def ids_on(tokens: Tensor, device: torch.device) -> Tensor:
+    """Tokens [n] there. A single one from the host is written by the device, which nobody waits
+    for."""
+    if device.type == "cpu" or len(tokens) > 1 or tokens.device.type != "cpu":
+        return tokens.to(device)
+    return torch.full((1,), int(tokens), device=device)
+
+
 @dataclass(frozen=True)
 class RowTree:
     """Rows after a cache. parents: an earlier row of the tree, or -1, of each; depth: 0 for a row

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decoding.draft import Draft
-from decoding.verification import Rows
+from decoding.verification import Rows, numbers
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,13 @@ class DraftPath:
 
     def drawn(self) -> Iterator[tuple[float, float]]:
         """p and q of each token, one after another: what is not asked for is not looked at."""
-        for t, row in enumerate(self.rows[1:]):
-            token = self.draft.token[row - 1]
+        tokens = [self.draft.token[row - 1] for row in self.rows[1:]]
+        if self.first.device.type != "cpu":  # one wait for all of them
+            scalars = [side(t)[x] for side in (self.target, self.q) for t, x in enumerate(tokens)]
+            found = numbers(scalars)
+            yield from zip(found[: len(tokens)], found[len(tokens) :], strict=True)
+            return
+        for t, token in enumerate(tokens):
             p, q = self.target(t)[token].item(), self.q(t)[token].item()
             assert q > 0, "a drawn token has q > 0"
             yield p, q

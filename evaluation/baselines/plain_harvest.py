@@ -21,7 +21,7 @@ from decoding.draft_tree import DraftTree
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair
-from decoding.picking import Pool
+from decoding.picking import DevicePool, Pool, pool_of
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
@@ -56,8 +56,8 @@ class RecordedDraws(Sampler):
         super().__init__(torch.Generator())
         self._draws, self._accepts = iter(draws.tolist()), iter(accepts.tolist())
 
-    def draw(self, distribution: Tensor | Pool) -> int:
-        pool = distribution if isinstance(distribution, Pool) else Pool(distribution)
+    def draw(self, distribution: Tensor | Pool | DevicePool) -> int:
+        pool = pool_of(distribution) if isinstance(distribution, Tensor) else distribution
         return pool.pick(next(self._draws, 0.5))
 
     def accept(self, p: float, q: float) -> bool:

@@ -12,9 +12,9 @@ from tests.device_report import ENGINES, GAMMA, WARPS, PerRound, decoded, pair_o
 from tests.pretend_device import pretend
 
 ROW = 32 * 4  # bytes of the logits of a row
-BEFORE = {  # per round, as they are today: upper bounds
-    "autoregressive": PerRound(ROW, 10, 0, 3.2, 0),
-    "chain x token": PerRound((2 * GAMMA + 1) * ROW, 650, 0, 19, 5),
+AT_MOST = {  # per round; between two devices, q of the drafted tokens
+    "autoregressive": PerRound(17, 1, 0, 1.1, 0),
+    "chain x token": PerRound(140, 120, GAMMA * ROW, 10, 2.8),
 }
 
 
@@ -125,7 +125,7 @@ def test_tokens_are_the_hosts_within_bounds(engine: str, warp: str, second: str)
         trace, counts = decoded(pair_on("cuda:0", second), engine, WARPS[warp])
     assert trace.tokens == expected.tokens
     assert [each.accepted for each in trace.rounds] == [each.accepted for each in expected.rounds]
-    assert all(held(per_round(trace, counts), BEFORE[engine]))
+    assert all(held(per_round(trace, counts), AT_MOST[engine])), per_round(trace, counts)
 
 
 def held(found: PerRound, bounds: PerRound) -> tuple[bool, ...]:
@@ -138,7 +138,7 @@ def planted(fault: Callable[[CachedLM], object]) -> tuple[bool, ...]:
         pair = pair_on("cuda:0", "cuda:0")
         fault(pair.target)
         trace, counts = decoded(pair, "chain x token", Warp())
-    return held(per_round(trace, counts), BEFORE["chain x token"])
+    return held(per_round(trace, counts), AT_MOST["chain x token"])
 
 
 def test_a_host_tensor_mixed_in_is_caught() -> None:
@@ -154,7 +154,7 @@ def test_an_item_per_vocabulary_row_is_caught() -> None:
         [row.amax().item() for row in logits[0]]
 
     hooked = planted(lambda target: target.model.lm_head.register_forward_hook(look))
-    assert hooked[:3] == (True, True, True) and not any(hooked[3:]), "waits"
+    assert hooked[1:3] == (True, True) and not any(hooked[3:]), "waits"
 
 
 def test_a_hidden_state_copied_to_the_host_is_caught() -> None:
