@@ -283,7 +283,7 @@ class Pruning:
         ]  # a parent is worth more than its children
         tree.parent = [kept.index(tree.parent[row - 1]) for row in kept if row]
         tree.token = [tree.token[row - 1] for row in kept if row]
-        tree.drawn = [tree.drawn[row - 1] for row in kept if row]
+        tree._drawn = [tree.drawn[row - 1] for row in kept if row]
         tree._distributions = {
             new: tree._distributions[old]
             for new, old in enumerate(kept)
