@@ -69,6 +69,8 @@ def refuse_unsupported(
     for name, found in misfits.items():
         if found:
             raise UserError(f"{name}: not supported by speculate. Leave it away")
+    if input_ids.is_meta:
+        raise UserError("input_ids: expected tokens, got a tensor on the meta device. Give some")
     if not input_ids.shape[1]:
         raise UserError("input_ids: expected a prompt of at least one token, got none. Give one")
 

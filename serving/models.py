@@ -93,6 +93,11 @@ def _made(model: PreTrainedModel, draft: Any) -> SpeculativePair:
 
 
 def _cached(key: str, model: PreTrainedModel) -> CachedLM:
+    if not hasattr(model, "hf_device_map") and any(part.is_meta for part in model.parameters()):
+        raise UserError(
+            f"{key}: expected weights, got {type(model).__name__} on the meta device, where there"
+            " are none. Load it with from_pretrained"
+        )
     model = text_part(key, model)
     refuse_other_layers(key, model)
     return CachedLM(model)
