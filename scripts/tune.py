@@ -95,6 +95,8 @@ class Tune(Replay):
             unknown = {"batch": f"numbers in rising order, such as {sorted(batch)}"}
         if batch and values["check"]:
             unknown = {"check": "false with batch, which decodes nothing"}
+        if batch and values["judge_data"]:
+            unknown = {"judge_data": "[] with batch, which judges on one harvest"}
         return {**Replay.misfits(values), **unknown}
 
 

@@ -28,11 +28,13 @@ from decoding.batch_cost import BatchCost
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 LEAST = 1e-6  # survival below which the engines verify nothing
+NOTHING = -1.0  # in place of a survival, where nothing is drafted
 
 
 class Policy(Protocol):
     def lengths(self, survival: Array) -> Ints:
-        """[R], tokens verified of each draft. survival: [R, gamma], what is said of them."""
+        """[R], tokens verified of each draft. survival: [R, gamma], what is said of them, `NOTHING`
+        beyond what is drafted."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Budget:
     def lengths(self, survival: Array) -> Ints:
         if self.before:
             ahead = np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], 1)
-            survival = np.where(survival > 0, ahead, 0.0)  # nothing beyond what is drafted
+            survival = np.where(survival == NOTHING, NOTHING, ahead)
         self._past = [*self._past, survival][-self.lag - 1 :]
         known = self._past[0] if len(self._past) > self.lag else np.ones_like(survival)
         return filled(survival, best_budget(known, self.seconds))
@@ -127,7 +129,7 @@ def serve(
         prompt = answer % count
         most = texts.most[prompt, place]
         can = column < most[:, None]
-        survival = np.where(can, texts.said[prompt, place], 0.0).cumprod(1)
+        survival = np.where(can, texts.said[prompt, place].cumprod(1), NOTHING)
         length = np.minimum(policy.lengths(survival), most)
         right = coins[answer, place] < texts.accept[prompt, place]
         accepted = (right & (column < length[:, None])).cumprod(1).sum(1)

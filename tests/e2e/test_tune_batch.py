@@ -53,6 +53,8 @@ def test_nothing_is_drafted_where_rows_are_dear(
             ["batch=[1]", "check=true"],
             "check: expected false with batch, which decodes nothing, got true",
         ),
+        (["batch=[4,4]"], "batch: expected a list of different whole numbers"),
+        (["batch=[1]", "judge_data=[data/other]"], "judge_data: expected [] with batch"),
         (["batch=[1]", *COST, "batch_cost.first_target=0"], "batch_cost.first_target"),
     ],
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from decoding.batch_cost import PerRow
 from evaluation.batched.scheduler import (
+    NOTHING,
     Budget,
     FixedLength,
     Texts,
@@ -79,7 +80,9 @@ def two_tokens(draft: tuple[int, int], verified: int) -> np.ndarray:
 SMOOTH, STEPPED = (1.0, 1.1, 1.2, 1.3, 4.0), (1.0, 1.1, 1.9, 1.95, 1.95)  # seconds by budget
 
 
-def joint_law(before: bool, lag: int, seconds: tuple[float, ...] = SMOOTH) -> np.ndarray:
+def joint_law(
+    before: bool, lag: int, seconds: tuple[float, ...] = SMOOTH, said: np.ndarray = SAID
+) -> np.ndarray:
     """[2, 2, 2, 2], of the next two tokens of two requests that share a budget."""
     law = np.zeros((2, 2, 2, 2))
     for first in product(range(2), repeat=2):
@@ -87,7 +90,7 @@ def joint_law(before: bool, lag: int, seconds: tuple[float, ...] = SMOOTH) -> np
             policy = Budget(np.array(seconds), lag, before)
             for _ in range(lag):
                 policy.lengths(np.array([[0.9, 0.8], [0.9, 0.8]]))
-            lengths = policy.lengths(SAID[np.array([first, second])].cumprod(1))
+            lengths = policy.lengths(said[np.array([first, second])].cumprod(1))
             chance = Q[list(first + second)].prod()
             laws = [
                 two_tokens(draft, int(length))
@@ -107,6 +110,16 @@ def test_it_is_exact_with_survival_before_and_a_settled_budget_alone() -> None:
     assert min(far[False, 0], far[False, 1]) > 1e-3
     assert abs(joint_law(True, 0, STEPPED) - exact).max() > 1e-3  # the budget is one of all draws
     assert abs(joint_law(True, 1, STEPPED) - exact).max() < 1e-12
+
+
+def test_a_token_that_is_said_to_be_rejected_for_sure_is_a_draft_token_all_the_same() -> None:
+    """Isotonic maps say 0. Whether it is verified must not depend on that."""
+    exact = np.multiply.outer(np.outer(P, P), np.outer(P, P))
+    law = joint_law(before=True, lag=1, said=np.array([0.9, 0.0]))
+    assert abs(law - exact).max() < 1e-12
+    survival = np.array([[0.0, 0.0], [0.5, NOTHING]])
+    policy = Budget(np.ones(5), before=True)
+    assert policy.lengths(survival).tolist() == [1, 1]
 
 
 def test_what_is_not_drafted_is_not_verified() -> None:
