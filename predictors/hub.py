@@ -1,7 +1,10 @@
 """Trained predictors on the Hugging Face hub. A checkpoint folder is what a repository holds:
 safetensors, JSON and a model card, nothing else is fetched or sent."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -17,6 +20,7 @@ from predictors.base import (
 )
 from predictors.card import REPOSITORY
 from runtime.errors import UserError
+from runtime.private import Cleaner
 
 HELD = [*FILES, CARD, "config.json"]
 PLOT = "reliability.png"  # shown in the card of `scripts/publish.py`; sent, never fetched
@@ -57,7 +61,8 @@ def local_folder(source: str | Path, key: str = "predictor") -> Path:
 def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -> str:
     """Make the repository, if need be, and put the checkpoint there; returns its address.
 
-    Raises UserError for a folder that is not as it was written, and where the hub refuses."""
+    Raises UserError for a folder that is not as it was written, or says where files lie on this
+    machine or how doors are opened, and where the hub refuses."""
     refuse_no_repository(repository)
     checkpoint, api = Path(folder).expanduser(), HfApi()
     config = read_config(checkpoint, "folder")
@@ -65,6 +70,7 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
         refuse_changed(checkpoint, config)
     except (OSError, ValueError) as error:
         raise damaged(checkpoint, "folder", config["predictor"], error) from error
+    refuse_private(checkpoint, config)
     try:
         address = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(
@@ -79,6 +85,24 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
             " `hf auth login`"
         ) from error
     return str(address)
+
+
+def refuse_private(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises UserError naming the file that is not what `scripts/publish.py` makes of it."""
+    metrics, card = json.loads((folder / "metrics.json").read_bytes()), folder / CARD
+    clean = Cleaner(config, metrics)
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    kept = {
+        "config.json": clean.value(config) == config,
+        "metrics.json": clean.value(metrics) == metrics,
+        CARD: clean.text(text) == text,
+    }
+    for name, same in kept.items():
+        if not same:
+            raise UserError(
+                f"folder: {folder / name} holds paths of this machine or keys, which are not sent."
+                f" Send what this makes: python scripts/publish.py checkpoint={folder}"
+            )
 
 
 def refuse_no_repository(repository: str) -> None:

@@ -5,7 +5,8 @@
     python scripts/publish.py checkpoint=checkpoints/hrad repository=me/hrad-for-my-pair
 
 The folder `out` is the checkpoint with a model card that also has a reliability plot and the
-thresholds that tune.py chose for it. With `repository` it is sent to the Hugging Face hub (log in
+thresholds that tune.py chose for it; where files lie on this machine, and keys among the settings,
+are left out. With `repository` it is sent to the Hugging Face hub (log in
 with `hf auth login`); what is sent is that folder, so look at it first. Loaded by
 predictors.hub.from_pretrained and by `predictor=` inside generate."""
 

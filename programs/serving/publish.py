@@ -11,13 +11,30 @@ from omegaconf import DictConfig
 from decoding.models.machine import in_words
 from evaluation.replay import thresholds
 from evaluation.replay.tuning import span
-from predictors.base import CARD, FILES, load_predictor, read_config, read_metrics
+from predictors.base import (
+    CARD,
+    FILES,
+    UNREADABLE,
+    Predictor,
+    load_predictor,
+    read_config,
+    read_metrics,
+)
+from predictors.card import model_card
 from predictors.hub import PLOT, push_to_hub, refuse_no_repository
 from reports.drawing import Record
 from reports.figures.general.calibration import STAGES, draw_diagrams
 from runtime.errors import UserError
-from runtime.files import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder
+from runtime.files import (
+    checked_folder,
+    file_hash,
+    only_writer,
+    refuse_foreign,
+    replaced_folder,
+    write_json,
+)
 from runtime.json_files import write_checksummed
+from runtime.private import Cleaner
 from runtime.text import printable
 
 MARKER = "metrics.json"  # what a checkpoint folder is known by
@@ -32,17 +49,22 @@ def main(cfg: DictConfig) -> None:
     if cfg.repository is not None:
         refuse_no_repository(cfg.repository)
     checkpoint = Path(cfg.checkpoint).expanduser()
-    load_predictor(checkpoint, key="checkpoint")
+    predictor = load_predictor(checkpoint, key="checkpoint")
     config, metrics = read_config(checkpoint, "checkpoint"), read_metrics(checkpoint, "checkpoint")
+    clean = Cleaner(config, metrics)
+    config, metrics = clean.value(config), clean.value(metrics)
     tuned = None if cfg.thresholds is None else thresholds_part(checkpoint, cfg.thresholds)
     with only_writer(out), replaced_folder(out, MARKER) as folder:
-        for name in FILES:
+        for name in FILES[:2]:
             shutil.copyfile(checkpoint / name, folder / name)
+        write_json(folder / FILES[2], metrics)
         points = list(observed(metrics))
         if points:
             draw(points, folder / PLOT)
-        card = card_of(checkpoint, plot=bool(points), tuned=tuned)
-        (folder / CARD).write_text(card, encoding="utf-8")
+        own = own_card(checkpoint)
+        own = card_again(checkpoint, predictor, config, metrics) if own is None else own
+        card = card_of(own, plot=bool(points), tuned=tuned)
+        (folder / CARD).write_text(clean.text(card), encoding="utf-8")
         sums = {name: file_hash(folder / name) for name in (*FILES, CARD)}
         write_checksummed(folder / "config.json", {**config, "sha256": sums})
     print(f"saved {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
@@ -50,10 +72,32 @@ def main(cfg: DictConfig) -> None:
         print(f"sent to {push_to_hub(out, cfg.repository, private=cfg.private)}")
 
 
-def card_of(checkpoint: Path, *, plot: bool, tuned: str | None) -> str:
-    """The checkpoint's own card and what is added to it."""
+def own_card(checkpoint: Path) -> str | None:
+    """None where there is none. Raises UserError for one that is no text."""
     path = checkpoint / CARD
-    own = path.read_text(encoding="utf-8").split(ADDED)[0] if path.is_file() else ""
+    try:
+        return path.read_text(encoding="utf-8").split(ADDED)[0] if path.is_file() else None
+    except ValueError as error:
+        raise UserError(
+            f"checkpoint: {path} is not UTF-8. Write it so, or delete it, and it is made again"
+        ) from error
+
+
+def card_again(
+    checkpoint: Path, predictor: Predictor, config: Mapping[str, Any], metrics: Mapping[str, Any]
+) -> str:
+    """As training writes it. Raises UserError where the checkpoint does not say enough."""
+    try:
+        return model_card(config, metrics, predictor.calibration, predictor.caveat)
+    except UNREADABLE as error:
+        raise UserError(
+            f"checkpoint: {checkpoint} has no {CARD}, and too little is known to write one. Write"
+            " one, or train it again: python train.py"
+        ) from error
+
+
+def card_of(own: str, *, plot: bool, tuned: str | None) -> str:
+    """The checkpoint's own card and what is added to it."""
     parts = [own.rstrip(), ADDED]
     if plot:
         parts += ["## Reliability", f"![Predicted against observed, in bins of equal mass]({PLOT})"]
@@ -86,7 +130,7 @@ def draw(points: list[Record], path: Path) -> None:
 
 def thresholds_part(checkpoint: Path, path: str) -> str:
     """What tuning chose for this checkpoint, markdown. Raises UserError where it chose nothing."""
-    found = thresholds.read(Path(path))
+    found = thresholds.read(Path(path).expanduser())
     mine = thresholds.checkpoint_hash(checkpoint, "checkpoint")
     rules = {name: rule for name, rule in found["rules"].items() if rule["checkpoint"] == mine}
     rows = list(_rows(found, rules))
@@ -96,7 +140,8 @@ def thresholds_part(checkpoint: Path, path: str) -> str:
         )
     measured = found["measured_on"]
     where = f", measured on {in_words(measured['hardware'])}" if measured else ""
-    data = printable(found["data"]["folder"])
+    folder = found["data"]["folder"]
+    data = printable(Cleaner(folder).text(folder))
     about = (
         f"Chosen by replay of {data}; costs: {found['cost']}{where}. Speed-ups over plain decoding"
         " are modelled, with 95 % intervals over prompts."

@@ -8,8 +8,12 @@ import pytest
 import yaml
 
 from evaluation.replay import thresholds
-from predictors.base import CARD, FILES, load_predictor, read_metrics
+from predictors.base import CARD, FILES, load_predictor, read_config, read_metrics
+from predictors.hub import push_to_hub, refuse_private
 from programs.serving.publish import ADDED
+from runtime.errors import UserError
+from runtime.files import file_hash, write_json
+from runtime.json_files import write_checksummed
 from scripts import publish
 from tests.checkpoints import write_checkpoint
 from tests.hostile import ROOT
@@ -83,6 +87,66 @@ def test_scores_without_bins_have_no_plot(monkeypatch: pytest.MonkeyPatch) -> No
     run(publish, monkeypatch, "checkpoint=bare", "out=x")
     assert not Path("x/reliability.png").exists()
     assert "reliability.png" not in Path("x", CARD).read_text()
+
+
+KEY = "hf_" + 24 * "k"
+
+
+def private(checkpoint: Path) -> None:
+    """As if it had been trained with absolute paths and a key among the pair's options."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    metrics = json.loads((checkpoint / "metrics.json").read_text())
+    card = (checkpoint / CARD).read_text()
+    made, data = config["provenance"], "/home/somebody/my data/train-T1"
+    for name, text in (("command", made["command"]), ("card", card)):
+        text = text.replace("data/train-T1", data).replace(
+            "logger=none", f"+pair.target_options.token={KEY}"
+        )
+        made, card = ({**made, name: text}, card) if name == "command" else (made, text)
+    made["data"]["folder"] = made["config"]["data"] = data
+    made["config"]["pair"]["target_options"] = {"token": KEY}
+    made["config"]["pair"]["target"] = "/home/somebody/models/target"
+    first = next(iter(metrics["reliability"]))
+    renamed = {name.replace(first, f"{data} (test split)"): found for name, found in
+               metrics["reliability"].items()}  # fmt: skip
+    (checkpoint / CARD).write_text(card)
+    write_json(checkpoint / "metrics.json", {**metrics, "reliability": renamed})
+    sums = {name: file_hash(checkpoint / name) for name in (*FILES, CARD)}
+    write_checksummed(checkpoint / "config.json", {**config, "provenance": made, "sha256": sums})
+
+
+def test_no_path_of_the_machine_and_no_key_is_published(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private(checkpoint)
+    tune(checkpoint)
+    found = json.loads(Path("thresholds.json").read_text())
+    found["data"]["folder"] = "/home/somebody/my data/tuned"
+    thresholds.write(Path("thresholds.json"), found)
+    with pytest.raises(UserError, match=r"^folder: value/config\.json holds paths of this machine"):
+        push_to_hub("value", "me/value")
+    run(publish, monkeypatch, "checkpoint=value", "thresholds=thresholds.json", "out=x")
+    for name in ("config.json", "metrics.json", CARD):
+        text = Path("x", name).read_text()
+        assert "somebody" not in text and KEY not in text and "my data" not in text, name
+    assert "Data: train-T1 (manifest" in Path("x", CARD).read_text()
+    assert next(iter(read_metrics(Path("x"), "x")["reliability"])) == "train-T1 (test split)"
+    assert load_predictor(Path("x")).name == "value"
+    refuse_private(Path("x"), read_config(Path("x"), "x"))
+
+
+def test_a_card_that_is_gone_is_made_again_and_one_that_is_no_text_is_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / CARD).unlink()
+    run(publish, monkeypatch, "checkpoint=value", "out=x")
+    assert Path("x", CARD).read_text().startswith("---\nlibrary_name: draftpredict")
+    (checkpoint / CARD).write_bytes(b"# caf\xe9")
+    assert "README.md is not UTF-8" in refused(publish, monkeypatch, capsys, "checkpoint=value")
+    write_checkpoint(Path("bare"), "specdecpp", 4)
+    Path("bare", CARD).unlink()
+    line = refused(publish, monkeypatch, capsys, "checkpoint=bare")
+    assert "bare has no README.md, and too little is known" in line
 
 
 def test_bad_input_is_one_line(

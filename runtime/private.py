@@ -1,0 +1,71 @@
+"""What stays at home when something is published: where files lie on the machine, and what opens
+doors."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+HIDDEN = "(hidden)"
+_SECRET = re.compile(
+    r"(?:^|[._+-])(?:\w*(?:token|secret|passwd|password|auth)|(?:\w+_)?key)$", re.I
+)
+_GIVEN = re.compile(r"([\w.+@/-]+)=(?!true\b|false\b|null\b)[^\s'\"`,;{}\[\]]+")  # in a command
+_DOOR = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_)\w{16,}")  # keys of services, by their form
+_BEFORE, _AFTER = r"(?:^|(?<=[\s='\"`(\[{,|<>:]))", r"(?![\w./-])"
+_PLACE = re.compile(_BEFORE + r"(?:file://)?(?:~[\w.-]*)?/(?=[\w.~])[^\s'\"`,;:|<>\[\](){}]*")
+_WHOLE = re.compile(r"(?:~[\w.-]*)?/[\w.~].*")  # a text that is a path and nothing else
+
+
+class Cleaner:
+    """Texts with the last name of each path alone, and without keys of hubs and services.
+
+    Two paths never get one name."""
+
+    def __init__(self, *known: Any) -> None:
+        """known: JSON values, whose texts that are paths as a whole may have spaces in them."""
+        self._names: dict[str, str] = {}
+        self._whole = sorted(
+            {text for value in known for text in _texts(value) if _WHOLE.fullmatch(text)},
+            key=lambda text: (-len(text), text),
+        )
+
+    def text(self, text: str) -> str:
+        for path in self._whole:
+            whole = _BEFORE + re.escape(path) + _AFTER
+            text = re.sub(whole, lambda found: self._named(found[0]), text)
+        text = _PLACE.sub(lambda found: self._named(found[0]), text)
+        return _GIVEN.sub(_kept, _DOOR.sub(HIDDEN, text))
+
+    def value(self, value: Any, key: str = "") -> Any:
+        """The same of a JSON value and of the keys in it. key: the one it stands under."""
+        if isinstance(value, str):
+            return HIDDEN if value and _SECRET.search(key) else self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(name): self.value(part, name) for name, part in value.items()}
+        return [self.value(part, key) for part in value] if isinstance(value, list) else value
+
+    def _named(self, path: str) -> str:
+        if path not in self._names:
+            name = short = PurePath(path).name or "folder"
+            count = 1
+            while short in self._names.values():
+                count += 1
+                short = f"{name}-{count}"
+            self._names[path] = short
+        return self._names[path]
+
+
+def _kept(found: re.Match[str]) -> str:
+    return f"{found[1]}={HIDDEN}" if _SECRET.search(found[1]) else found[0]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from (key, *_texts(part))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
