@@ -15,21 +15,9 @@ result as one, up to rounding."""
 from typing import Annotated
 
 from decoding.settings import Pair
-from programs.groups import Logger
+from programs.groups import Calibration, Logger
 from runtime.cli import Program
 from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
-
-
-class Calibration(Group):
-    fit: Annotated[Part | None, "the map that is fitted; null: the head as trained"]
-    sequential: Annotated[
-        Part | None, "temperatures fitted one position after the other; imported confidences only"
-    ]
-    survival: Annotated[
-        bool,
-        "calibrate the survival of prefixes too, where the predictor has one and it helps on"
-        " prompts that it was not fitted on",
-    ]
 
 
 class Train(Group):

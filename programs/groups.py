@@ -49,6 +49,18 @@ class Inputs(Group):
     ]
 
 
+class Calibration(Group):
+    fit: Annotated[Part | None, "the map that is fitted; null: the head as trained"]
+    sequential: Annotated[
+        Part | None, "temperatures fitted one position after the other; imported confidences only"
+    ]
+    survival: Annotated[
+        bool,
+        "calibrate the survival of prefixes too, where the predictor has one and it helps on"
+        " prompts that it was not fitted on",
+    ]
+
+
 class Harvest(Group):
     """What decides the records of a harvest, wherever its rounds begin."""
 

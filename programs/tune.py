@@ -11,7 +11,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.samples import refuse_other_distributions
 from data_gen.storage.dataset import read_manifest
 from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
@@ -22,6 +21,7 @@ from evaluation.replay.candidates import (
     check_sizes,
     given_cost,
     refuse_foreign_checkpoint,
+    refuse_other_harvests,
     refuse_other_warps,
     replayer,
 )
@@ -178,13 +178,7 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
         if "checkpoint" in cfg[group][name]:
             folder = Path(cfg[group][name].checkpoint)
             refuse_foreign_checkpoint(folder, manifest, f"{group}.{name}.checkpoint", gamma_max)
-    for folder in cfg.judge_data:
-        refuse_other_distributions(folder, manifest, "judge_data", str(cfg.data))
-        if (gamma := read_manifest(folder)["gamma"]) < gamma_max:
-            raise UserError(
-                f"judge_data: expected rounds of {gamma_max} tokens or more, got {gamma} in"
-                f" {folder}. Lower gamma_max, or harvest longer rounds"
-            )
+    refuse_other_harvests(cfg, manifest)
 
 
 def about(

@@ -12,7 +12,9 @@ judged on another. Writes `out`: evaluate.py takes the thresholds of measured co
 of other costs where `thresholds` names the file.
 
 batch=[1,8,64] asks which fixed length pays with so many requests decoded together, under the costs
-of `batch_cost`, and writes to `out` a schedule that scripts/export.py reads; no model runs.
+of `batch_cost`, and writes to `out` a schedule that scripts/export.py reads; no model runs. With
+scheduler=true, also what the scheduler of serving engines is worth over one length for all, by the
+calibration of the confidences it is told, and by their age.
 
 check=true chooses nothing: it decodes the prompts of a greedy harvest with some settings of every
 rule and compares the counts with those of the replay, one by one. A difference is excused where two
@@ -28,7 +30,17 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from decoding.settings import Pair
-from programs.groups import Dataset, DraftWarp, Limit, Replay, SomeNames, Splits, Warp, among
+from programs.groups import (
+    Calibration,
+    Dataset,
+    DraftWarp,
+    Limit,
+    Replay,
+    SomeNames,
+    Splits,
+    Warp,
+    among,
+)
 from runtime.cli import Program
 from runtime.settings.kinds import Count, Counts, Group, Output, Part, Path, Paths, Seed
 
@@ -68,6 +80,15 @@ class Tune(Replay):
         " thresholds, for one request",
     ]
     batch_cost: Annotated[Part, "with batch, what forwards of many requests cost"]
+    scheduler: Annotated[
+        bool,
+        "with batch, simulate a budget of rows that all requests share, filled by survival, on"
+        " `judge` prompts and judge_data, too",
+    ]
+    calibrations: Annotated[
+        dict[str, Calibration],
+        "with scheduler=true, of the draft's probabilities, by name; fitted on `choose` prompts",
+    ]
     seed: Annotated[Seed, "of the draws of cost=measure"]
     check: Annotated[
         bool,
@@ -93,10 +114,14 @@ class Tune(Replay):
             unknown = {"methods": f"one of {', '.join(rules)} besides, to compare with"}
         if (batch := values["batch"]) and batch != sorted(batch):
             unknown = {"batch": f"numbers in rising order, such as {sorted(batch)}"}
+        if values["scheduler"] and not batch:
+            unknown = {"scheduler": "false without batch, the requests that it has"}
         if batch and values["check"]:
             unknown = {"check": "false with batch, which decodes nothing"}
-        if batch and values["judge_data"]:
-            unknown = {"judge_data": "[] with batch, which judges on one harvest"}
+        if batch and values["judge_data"] and not values["scheduler"]:
+            unknown = {
+                "judge_data": "[] with batch, which judges on one harvest, or scheduler=true"
+            }
         return {**Replay.misfits(values), **unknown}
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from data_gen.samples import refuse_other_distributions
+from data_gen.storage.dataset import read_manifest
 from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
 from evaluation.replay.read import Asks, read_table
@@ -39,6 +41,18 @@ def refuse_other_warps(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another"
                 " data="
+            )
+
+
+def refuse_other_harvests(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
+    """Those of `judge_data` must be of the same pair and distributions, and as long."""
+    gamma_max = cfg.gamma_max or manifest["gamma"]
+    for folder in cfg.judge_data:
+        refuse_other_distributions(folder, manifest, "judge_data", str(cfg.data))
+        if (gamma := read_manifest(folder)["gamma"]) < gamma_max:
+            raise UserError(
+                f"judge_data: expected rounds of {gamma_max} tokens or more, got {gamma} in"
+                f" {folder}. Lower gamma_max, or harvest longer rounds"
             )
 
 

@@ -12,8 +12,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from evaluation.batched.lengths import BatchChoice, best_lengths
-from evaluation.replay.candidates import candidates_of, check_sizes, refuse_other_warps, replayer
+from evaluation.replay.candidates import (
+    candidates_of,
+    check_sizes,
+    refuse_other_harvests,
+    refuse_other_warps,
+    replayer,
+)
 from evaluation.replay.tuning import Candidate, span
+from programs.serving import scheduler
 from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file
 from serving.schedule import Schedule, write_schedule
 
@@ -24,6 +31,7 @@ def main(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     """Harvest and costs in, schedule out."""
     check_sizes(cfg, manifest)
     refuse_other_warps(cfg, manifest)
+    refuse_other_harvests(cfg, manifest)
     name = str(HydraConfig.get().runtime.choices["batch_cost"])
     default = f"runs/{file_name(cfg.pair.name)}-schedule-{name}.json"
     out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
@@ -31,6 +39,7 @@ def main(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     cost, gamma = instantiate(cfg.batch_cost), cfg.gamma_max or manifest["gamma"]
     chosen_on, judged_on = (_fixed(cfg, gamma, split) for split in (cfg.choose, cfg.judge))
     choices = best_lengths(chosen_on, judged_on, cost, cfg.batch, gamma)
+    found = scheduler.simulated(cfg, cost, gamma) if cfg.scheduler else {}
     details = {
         **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
         "data": {"folder": str(cfg.data), "sha256": file_hash(Path(cfg.data) / "manifest.json")},
@@ -38,11 +47,13 @@ def main(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
         "judged_on": cfg.judge,
         "cost": {"name": name, "made": cost.made},
         "sizes": [asdict(choice) for choice in choices],
+        "scheduler": scheduler.facts(found),
     }
     schedule = Schedule.at({choice.requests: choice.length for choice in choices})
     command = shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
     write_schedule(out, schedule, command, details)
-    print(f"\nCosts {name} ({cost.made}), {cfg.judge} prompts\n\n{page(choices)}\n\nsaved {out}")
+    about = f"\nCosts {name} ({cost.made}), {cfg.judge} prompts"
+    print(about, page(choices), *scheduler.pages(found), f"saved {out}", sep="\n\n")
 
 
 def _fixed(cfg: DictConfig, gamma: int, split: str) -> list[Candidate]:

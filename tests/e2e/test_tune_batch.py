@@ -43,6 +43,23 @@ def test_nothing_is_drafted_where_rows_are_dear(
     assert "| 8 | do not speculate | " in capsys.readouterr().out
 
 
+def test_the_scheduler_is_simulated(
+    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["batch=[1,4]", "scheduler=true", f"out={FILE}"]
+    run(tune, monkeypatch, *replaying, *FREE, *sizes, "judge_data=[data/greedy]")
+    printed = capsys.readouterr().out
+    found = json.loads(Path(FILE).read_text())["details"]["scheduler"]
+    assert list(found) == ["data/greedy, test prompts", "data/greedy"]
+    for name, rows in found.items():
+        assert f"Scheduler, judged on {name}\n" in printed
+        assert [one["requests"] for one in rows] == [1] * 10 + [4] * 10
+        assert {one["confidences"] for one in rows} == {"", "as logged", "sts", "platt", "oracle"}
+        plain, fixed = (row["tokens_per_second"]["value"] for row in rows[:2])
+        assert fixed >= plain > 0
+    assert "| 4 | budget, platt, 2 steps old | " in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -55,6 +72,7 @@ def test_nothing_is_drafted_where_rows_are_dear(
         ),
         (["batch=[4,4]"], "batch: expected a list of different whole numbers"),
         (["batch=[1]", "judge_data=[data/other]"], "judge_data: expected [] with batch"),
+        (["scheduler=true"], "scheduler: expected false without batch"),
         (["batch=[1]", *COST, "batch_cost.first_target=0"], "batch_cost.first_target"),
     ],
 )
