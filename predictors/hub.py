@@ -24,7 +24,9 @@ from runtime.private import Cleaner
 
 HELD = [*FILES, CARD, "config.json"]
 PLOT = "reliability.png"  # shown in the card of `scripts/publish.py`; sent, never fetched
+NO_HUB = (ValueError, LookupError, TypeError, AttributeError)  # where an answer is not a hub's
 REFUSALS: tuple[type[Exception], ...] = (
+    *NO_HUB,
     HFValidationError,
     LocalEntryNotFoundError,
     OSError,
@@ -114,4 +116,6 @@ def refuse_no_repository(repository: str) -> None:
 
 
 def _line(error: Exception) -> str:
+    if type(error).__module__ != HFValidationError.__module__ and isinstance(error, NO_HUB):
+        return f"what answers there is no hub: {type(error).__name__}"
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -84,7 +84,33 @@ def hub(root: Path) -> Iterator[str]:
                 return self.say_json({"commitUrl": self.path, "commitOid": COMMIT, "success": True})
             self.say_json({"ok": True})
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with _served(Handler) as address:
+        yield address
+
+
+@contextmanager
+def no_hub(body: bytes) -> Iterator[str]:
+    """The address of a server that answers everything with `body`, as the page of a login does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args: object) -> None: ...
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+    with _served(Handler) as address:
+        yield address
+
+
+@contextmanager
+def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

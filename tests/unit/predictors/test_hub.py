@@ -12,7 +12,7 @@ import pytest
 from predictors.hub import local_folder, push_to_hub
 from runtime.errors import UserError
 from tests.checkpoints import write_checkpoint
-from tests.hub_stub import hub
+from tests.hub_stub import hub, no_hub
 
 PUSH = "from predictors.hub import push_to_hub; print(push_to_hub({folder!r}, 'me/value'))"
 FETCH = """
@@ -55,6 +55,17 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
     pushed = said(PUSH.format(folder=str(folder)), "http://127.0.0.1:9", tmp_path / "a")
     assert "UserError: repository: me/value was not written" in pushed.stderr
+
+
+@pytest.mark.parametrize("body", [b"<html>log in</html>", b"{}", b"null"])
+def test_what_is_no_hub_is_one_line(body: bytes, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
+    with no_hub(body) as address:
+        pushed = said(PUSH.format(folder=str(folder)), address, tmp_path / "a")
+        fetched = said("from predictors.hub import *; local_folder('me/x')", address, tmp_path)
+    lines = [found.stderr.strip().splitlines()[-1] for found in (pushed, fetched)]
+    assert "UserError: repository: me/value was not written (what answers there is no" in lines[0]
+    assert "UserError: predictor: no folder me/x, and no such repository" in lines[1]
 
 
 def test_a_folder_is_what_it_is(tmp_path: Path) -> None:
