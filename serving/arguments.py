@@ -57,6 +57,7 @@ def refuse_unsupported(
         "num_beams": (config.num_beams or 1) > 1,
         "penalty_alpha": config.penalty_alpha,
         "token_healing": config.token_healing,
+        "dola_layers": getattr(config, "dola_layers", None) is not None,
         "inputs_embeds": given.get("inputs_embeds") is not None,
         "past_key_values": cache is not None and cache.get_seq_length() > 0,
         "cache_implementation": config.cache_implementation == "quantized",
@@ -71,12 +72,20 @@ def refuse_unsupported(
             raise UserError(f"{name}: not supported by speculate. Leave it away")
     if input_ids.is_meta:
         raise UserError("input_ids: expected tokens, got a tensor on the meta device. Give some")
+    if not input_ids.shape[0]:
+        raise UserError("input_ids: expected at least one prompt, got a batch of none. Give one")
     if not input_ids.shape[1]:
         raise UserError("input_ids: expected a prompt of at least one token, got none. Give one")
 
 
-def refuse_other_inputs(input_ids: Tensor, given: Mapping[str, Any]) -> None:
-    """Raises UserError naming the first input of the model that our engines would leave out."""
+def refuse_other_inputs(input_ids: Tensor, given: Mapping[str, Any], vocab_size: int) -> None:
+    """Raises UserError naming the first input of the model that our engines would leave out, or
+    prompts with tokens that it does not have."""
+    if not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocab_size:
+        raise UserError(
+            f"input_ids: expected tokens from 0 to {vocab_size - 1}, got {int(input_ids.min())} to"
+            f" {int(input_ids.max())}. Take the tokenizer of the model"
+        )
     for name, value in given.items():
         nothing = value is None or (isinstance(value, dict) and not value)
         if name not in TAKEN and not nothing:

@@ -112,7 +112,7 @@ def speculate(
     prompts = prompts_of(input_ids, given.get("attention_mask"))
     warp = warp_of(config, given.get("logits_processor") or ())
     pair = opened(model, asked.draft)
-    refuse_other_inputs(input_ids, given)
+    refuse_other_inputs(input_ids, given, pair.target.vocab_size)
     context = min(pair.target.max_length, pair.draft.max_length)
     if config.max_length > context:
         raise UserError(

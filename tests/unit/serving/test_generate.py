@@ -358,18 +358,6 @@ def test_inputs_that_our_engines_leave_out_are_refused(models: Models) -> None:
         ours(target, models[1], token_type_ids=torch.zeros_like(PROMPT), **asked)
 
 
-def test_models_and_prompts_without_data_are_refused(models: Models) -> None:
-    with torch.device("meta"):
-        empty = LlamaForCausalLM(models[0].config)
-    with pytest.raises(UserError, match=r"^draft: expected weights, got LlamaForCausalLM on"):
-        ours(models[0], empty)
-    with pytest.raises(UserError, match=r"^model: expected weights, got LlamaForCausalLM on"):
-        ours(empty, models[1])
-    with pytest.raises(UserError, match=r"^input_ids: expected tokens, got a tensor on the meta"):
-        config = GenerationConfig(max_length=9)
-        speculate(empty, PROMPT.to("meta"), draft=models[1], generation_config=config)
-
-
 def test_a_draft_of_other_tokens_is_refused(models: Models) -> None:
     for draft in other_draft():
         with pytest.raises(UserError, match="draft: expected a vocabulary of 32"):
