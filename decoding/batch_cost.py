@@ -1,16 +1,26 @@
 """What a step costs when many requests are decoded together."""
 
+import pathlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from pydantic import PositiveFloat, with_config
 
 from decoding.cost import CostTable, MeasuredCost
-from runtime.settings.kinds import Count, NotNegative, Positive
+from runtime.errors import UserError
+from runtime.json_files import STRICT, Form, Length, MeasuredChecksum, read_json, write_checksummed
+from runtime.settings.kinds import Count, NotNegative, Path, Positive
+
+KIND = "batch costs"  # in checksums: the file may be renamed
 
 
 class BatchCost(Protocol):
-    """Seconds of forwards. made: where they come from, "modelled" or "given"."""
+    """Seconds of forwards. made: where they come from, "modelled", "given" or "measured"."""
 
-    made: str
+    @property
+    def made(self) -> str: ...
 
     def target(self, requests: int, rows: int) -> float:
         """Of one target forward with `rows` rows of all requests together."""
@@ -74,3 +84,83 @@ class PerRow:
 
     def draft(self, requests: int) -> float:
         return self.first_draft + self.draft_row * (requests - 1)
+
+
+@with_config(STRICT)
+@dataclass(frozen=True)
+class BatchTable:
+    """Seconds of forwards, linear in between; beyond them nothing is known.
+
+    requests: rising; rows: of each request, rising from 1; target_seconds: by requests, then rows;
+    draft_seconds: by requests"""
+
+    made: Literal["measured", "modelled", "given"]
+    requests: list[Length]
+    rows: list[Length]
+    target_seconds: list[list[PositiveFloat]]
+    draft_seconds: list[PositiveFloat]
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.requests)}, {len(self.rows)}
+        rising = all(list(one) == sorted(set(one)) for one in (self.requests, self.rows))
+        shapes = (
+            {len(self.target_seconds), len(self.draft_seconds)},
+            {len(line) for line in self.target_seconds},
+        )
+        if not (rising and self.requests and self.rows[:1] == [1] and shapes == sizes):
+            raise ValueError("no table of rising requests and rows from 1 on")
+
+    def target(self, requests: int, rows: int) -> float:
+        self._refuse_more("batch", requests, self.requests[-1])
+        each = -(-rows // requests)
+        self._refuse_more("gamma_max", each - 1, self.rows[-1] - 1)
+        by_size = [np.interp(rows / requests, self.rows, line) for line in self.target_seconds]
+        return float(np.interp(requests, self.requests, by_size))
+
+    def draft(self, requests: int) -> float:
+        self._refuse_more("batch", requests, self.requests[-1])
+        return float(np.interp(requests, self.requests, self.draft_seconds))
+
+    def _refuse_more(self, key: str, wanted: int, known: int) -> None:
+        if wanted > known:
+            raise UserError(
+                f"{key}: expected at most {known}, which is as far as batch_cost goes, got"
+                f" {wanted}. Lower it, or measure more"
+            )
+
+
+def tabled(cost: BatchCost, sizes: Sequence[int], gamma: int) -> BatchTable:
+    """Any costs, of so many requests with 1 to gamma + 1 rows each."""
+    rows = list(range(1, gamma + 2))
+    made: Any = cost.made
+    return BatchTable(
+        made,
+        list(sizes),
+        rows,
+        [[cost.target(size, size * each) for each in rows] for size in sizes],
+        [cost.draft(size) for size in sizes],
+    )
+
+
+class BatchCostFile(Form):
+    """Of batch_cost=measure, with how it was measured; one of a person needs `seconds` alone."""
+
+    seconds: BatchTable
+    context: Length | None = None
+    pair: dict[str, Any] | None = None
+    measured_on: dict[str, Any] | None = None
+    command: str | None = None
+    checksum: MeasuredChecksum = None
+
+
+def read_batch_cost(
+    file: Annotated[Path, "what batch_cost=measure has saved"], key: str = "batch_cost.file"
+) -> BatchTable:
+    """Raises UserError naming `key` where there is none."""
+    remedy = "Measure it: python scripts/tune.py batch=[1,2,4] batch_cost=measure"
+    found = read_json(pathlib.Path(file), BatchCostFile, key, remedy, KIND)
+    return BatchTable(**found["seconds"])
+
+
+def write_batch_cost(file: pathlib.Path, facts: Mapping[str, Any]) -> None:
+    write_checksummed(file, facts, KIND, "batch_cost.file")

@@ -12,9 +12,10 @@ judged on another. Writes `out`: evaluate.py takes the thresholds of measured co
 of other costs where `thresholds` names the file.
 
 batch=[1,8,64] asks which fixed length pays with so many requests decoded together, under the costs
-of `batch_cost`, and writes to `out` a schedule that scripts/export.py reads; no model runs. With
-scheduler=true, also what the scheduler of serving engines is worth over one length for all, by the
-calibration of the confidences it is told, and by their age.
+of `batch_cost`, and writes to `out` a schedule that scripts/export.py reads; no model runs, but
+with batch_cost=measure, which times batched forwards. With scheduler=true, also what the scheduler
+of serving engines is worth over one length for all, by the calibration of the confidences it is
+told, and by their age.
 
 check=true chooses nothing: it decodes the prompts of a greedy harvest with some settings of every
 rule and compares the counts with those of the replay, one by one. A difference is excused where two
@@ -54,6 +55,25 @@ class Measuring(Group):
     max_new_tokens: Annotated[Count, "tokens of each response"]
 
 
+class BatchMeasuring(Group):
+    """batch_cost=measure"""
+
+    file: Annotated[Path, "what is measured is saved here; batch_cost=measured reads it again"]
+    rows: Annotated[
+        Counts,
+        "target rows of each request, in rising order from 1 to one more than the longest draft;"
+        " in between is interpolated",
+    ]
+    context: Annotated[Count, "tokens of each request's text"]
+    repeats: Annotated[Count, "forwards of each size, whose median counts"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        rows = values["rows"]
+        rising = sorted({1, *rows})
+        return {} if rows == rising else {"rows": f"rising numbers from 1 on, such as {rising}"}
+
+
 class Tune(Replay):
     pair: Pair
     dataset: Dataset
@@ -79,7 +99,9 @@ class Tune(Replay):
         "requests decoded together, in rising order: the best fixed length for each; null:"
         " thresholds, for one request",
     ]
-    batch_cost: Annotated[Part, "with batch, what forwards of many requests cost"]
+    batch_cost: Annotated[
+        Part | BatchMeasuring, "with batch, what forwards of many requests cost, or measured here"
+    ]
     scheduler: Annotated[
         bool,
         "with batch, simulate a budget of rows that all requests share, filled by survival, on"

@@ -1,11 +1,12 @@
 """Draft lengths by how many requests are decoded together: what serving engines are told."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from decoding.batch_cost import BatchTable
 from runtime.errors import UserError
 from runtime.json_files import Form, Length, MeasuredChecksum, Size, read_json, write_checksummed
 
@@ -23,9 +24,11 @@ class Range(NamedTuple):
 @dataclass(frozen=True)
 class Schedule:
     """ranges: the first begins at one request, each at the end of the one before. Of more requests
-    than the last range has nothing is said. Raises UserError for other ranges."""
+    than the last range has nothing is said. costs: that it was chosen by, where they are known.
+    Raises UserError for other ranges."""
 
     ranges: tuple[Range, ...]
+    costs: BatchTable | None = None
 
     def __post_init__(self) -> None:
         lows = [1, *(one.high + 1 for one in self.ranges)]
@@ -39,11 +42,11 @@ class Schedule:
             )
 
     @classmethod
-    def at(cls, lengths: Mapping[int, int]) -> "Schedule":
+    def at(cls, lengths: Mapping[int, int], costs: BatchTable | None = None) -> "Schedule":
         """Batch size -> length; sizes in between draft as the next larger one does."""
         sizes = sorted(lengths)
         ranges = [Range(below + 1, size, lengths[size]) for below, size in pairwise([0, *sizes])]
-        return cls(tuple(joined(ranges)))
+        return cls(tuple(joined(ranges)), costs)
 
     @property
     def longest(self) -> int:
@@ -64,6 +67,7 @@ class ScheduleFile(Form):
     """Of a program, with its command and a checksum; one of a person needs `ranges` alone."""
 
     ranges: list[tuple[Length, Length, Size]]
+    costs: BatchTable | None = None
     command: str | None = None
     details: dict[str, Any] | None = None
     checksum: MeasuredChecksum = None
@@ -73,12 +77,19 @@ def read_schedule(path: str | Path, key: str = "schedule") -> Schedule:
     """Raises UserError naming `key` where the file is missing, damaged or holds no schedule."""
     remedy = 'Write e.g. {"ranges": [[1,4,5],[5,8,2]]}'
     found = read_json(Path(path), ScheduleFile, key, remedy, KIND)
-    return Schedule(tuple(Range(*one) for one in found["ranges"]))
+    costs = found.get("costs")
+    ranges = tuple(Range(*one) for one in found["ranges"])
+    return Schedule(ranges, BatchTable(**costs) if costs else None)
 
 
 def write_schedule(
     path: Path, schedule: Schedule, command: str, details: Mapping[str, Any] | None = None
 ) -> None:
     """details: whatever else is known of it (speeds, costs), as JSON holds it."""
-    ranges = [list(one) for one in schedule.ranges]
-    write_checksummed(path, {"ranges": ranges, "command": command, "details": details}, KIND)
+    facts = {
+        "ranges": [list(one) for one in schedule.ranges],
+        "costs": schedule.costs and asdict(schedule.costs),
+        "command": command,
+        "details": details,
+    }
+    write_checksummed(path, facts, KIND)

@@ -11,7 +11,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from decoding.batch_cost import BatchCost, tabled, write_batch_cost
+from decoding.models.loading import load_pair, pair_identity
+from decoding.models.machine import setup_facts
 from evaluation.batched.lengths import BatchChoice, best_lengths
+from evaluation.batched.measuring import measured
 from evaluation.replay.candidates import (
     candidates_of,
     check_sizes,
@@ -21,6 +25,7 @@ from evaluation.replay.candidates import (
 )
 from evaluation.replay.tuning import Candidate, span
 from programs.serving import scheduler
+from runtime.errors import UserError
 from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file
 from serving.schedule import Schedule, write_schedule
 
@@ -36,7 +41,9 @@ def main(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
     default = f"runs/{file_name(cfg.pair.name)}-schedule-{name}.json"
     out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
     refuse_foreign_file(out, MARK)
-    cost, gamma = instantiate(cfg.batch_cost), cfg.gamma_max or manifest["gamma"]
+    gamma = cfg.gamma_max or manifest["gamma"]
+    cost = priced(cfg, gamma)
+    costs = tabled(cost, cfg.batch, gamma)
     chosen_on, judged_on = (_fixed(cfg, gamma, split) for split in (cfg.choose, cfg.judge))
     choices = best_lengths(chosen_on, judged_on, cost, cfg.batch, gamma)
     found = scheduler.simulated(cfg, cost, gamma) if cfg.scheduler else {}
@@ -49,11 +56,40 @@ def main(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
         "sizes": [asdict(choice) for choice in choices],
         "scheduler": scheduler.facts(found),
     }
-    schedule = Schedule.at({choice.requests: choice.length for choice in choices})
-    command = shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
-    write_schedule(out, schedule, command, details)
-    about = f"\nCosts {name} ({cost.made}), {cfg.judge} prompts"
+    schedule = Schedule.at({choice.requests: choice.length for choice in choices}, costs)
+    write_schedule(out, schedule, command(), details)
+    about = f"\nCosts {name} ({cost.made}), speeds modelled, {cfg.judge} prompts"
     print(about, page(choices), *scheduler.pages(found), f"saved {out}", sep="\n\n")
+
+
+def command() -> str:
+    return shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
+
+
+def priced(cfg: DictConfig, gamma: int) -> BatchCost:
+    """The costs of the config, measured here where it says so. Raises UserError for fewer rows than
+    drafts of `gamma` tokens have."""
+    if "_target_" in cfg.batch_cost:
+        cost: BatchCost = instantiate(cfg.batch_cost)
+        return cost
+    asked, file = cfg.batch_cost, Path(cfg.batch_cost.file)
+    if (most := max(asked.rows)) <= gamma:
+        raise UserError(
+            f"batch_cost.rows: expected rows up to {gamma + 1}, one more than the tokens of the"
+            f" longest draft, got {most} at most. Add them, or lower gamma_max"
+        )
+    refuse_foreign_file(file, MARK, "batch_cost.file")
+    pair = load_pair(cfg.pair)
+    found = measured(pair, cfg.batch, asked.rows, asked.context, asked.repeats)
+    facts = {
+        "seconds": asdict(found),
+        "context": asked.context,
+        "pair": pair_identity(pair),
+        "measured_on": setup_facts(pair),
+        "command": command(),
+    }
+    write_batch_cost(file, facts)
+    return found
 
 
 def _fixed(cfg: DictConfig, gamma: int, split: str) -> list[Candidate]:

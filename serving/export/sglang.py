@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from decoding.cost import CostTable
 from runtime.settings.kinds import NotNegative, Text
+from serving.export import sglang_costs as by_batch
 from serving.export.known import Export, Known, in_json, not_told, temperatures
 from serving.schedule import Schedule
 
@@ -24,7 +25,8 @@ class Sglang:
     def export(self, known: Known) -> Export:
         made = Export("sglang 0.5.23")
         self._confidences(known, made)
-        self._costs(known, made)
+        if not self._costs_by_batch(known, made):
+            self._costs(known, made)
         if STS in made.files or SPS in made.files:
             made.launch.append(_dspark(known, made))
         self._schedule(known, made)
@@ -39,6 +41,28 @@ class Sglang:
         found, lines = temperatures(known)
         made.files[STS] = in_json(sts(known, found))
         made.left_out += lines
+
+    def _costs_by_batch(self, known: Known, made: Export) -> bool:
+        """Whether the schedule says what steps cost by the number of requests."""
+        costs = known.schedule and known.schedule.costs
+        if not costs or len(costs.requests) < 2:
+            return False
+        gamma = known.gamma or costs.rows[-1] - 1
+        if gamma + 1 > costs.rows[-1]:
+            made.left_out.append(
+                f"schedule: its costs end at {costs.rows[-1]} rows of a request, gamma is {gamma}."
+                " Make it from a harvest of longer rounds"
+            )
+            return False
+        table, error = by_batch.additive(costs, gamma, self.overhead)
+        made.files[SPS] = in_json(by_batch.steps(costs, gamma, self.overhead))
+        made.files[ADDITIVE] = in_json(table)
+        made.left_out.append(
+            f"costs: those of the schedule ({costs.made}), by requests. {SPS} knows rows alone: at"
+            f" each size all {gamma} tokens are verified. {ADDITIVE} is a sum of requests and rows,"
+            f" at most {error:.1%} from them. Give one of the two"
+        )
+        return True
 
     def _costs(self, known: Known, made: Export) -> None:
         draft = known.draft_seconds()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from decoding.batch_cost import read_batch_cost
 from scripts import export, tune
 from serving.schedule import read_schedule
 from tests.programs import refused, run
@@ -24,7 +25,10 @@ def test_a_schedule_is_written_and_exported(
 ) -> None:
     run(tune, monkeypatch, *replaying, *FREE, "batch=[1,4]", f"out={FILE}")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
-    assert "Costs per_row (given), test prompts" in printed and f"saved {FILE}" in printed
+    assert (
+        "Costs per_row (given), speeds modelled, test prompts" in printed
+        and f"saved {FILE}" in printed
+    )
     sizes = found["details"]["sizes"]
     assert [one["requests"] for one in sizes] == [1, 4]
     assert sizes[1]["tokens_per_second"] == pytest.approx(4 * sizes[0]["tokens_per_second"])
@@ -60,6 +64,22 @@ def test_the_scheduler_is_simulated(
     assert "| 4 | budget, platt, 2 steps old | " in printed
 
 
+def test_costs_are_measured_and_read_again(
+    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, more = "runs/tiny-batch-cost.json", ["batch=[1,3]", "batch_cost.file=runs/costs.json"]
+    measure = ["batch_cost=measure", "batch_cost.context=5", "batch_cost.repeats=2"]
+    run(tune, monkeypatch, *replaying, *measure, *more, f"out={FILE}")
+    assert "Costs measure (measured)" in capsys.readouterr().out and not Path(file).exists()
+    measured, found = read_batch_cost("runs/costs.json"), read_schedule(FILE).costs
+    assert found and measured.requests == found.requests == [1, 3]
+    assert found.draft_seconds == measured.draft_seconds and min(found.draft_seconds) > 0
+    run(tune, monkeypatch, *replaying, "batch_cost=measured", *more, "out=runs/again.json")
+    assert read_schedule("runs/again.json") == read_schedule(FILE)
+    run(export, monkeypatch, "serving=sglang", f"schedule={FILE}", "out=exported/measured")
+    assert Path("exported/measured/sps_additive.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -74,6 +94,19 @@ def test_the_scheduler_is_simulated(
         (["batch=[1]", "judge_data=[data/other]"], "judge_data: expected [] with batch"),
         (["scheduler=true"], "scheduler: expected false without batch"),
         (["batch=[1]", *COST, "batch_cost.first_target=0"], "batch_cost.first_target"),
+        (["batch=[1]", "batch_cost=measured"], "batch_cost.file: runs/"),
+        (
+            ["batch=[1]", "batch_cost=measure", "batch_cost.rows=[1,2]"],
+            "batch_cost.rows: expected rows up to",
+        ),
+        (
+            ["batch=[1]", "batch_cost=measure", "batch_cost.rows=[2,1]"],
+            "batch_cost.rows: expected rising numbers from 1 on, such as [1, 2]",
+        ),
+        (
+            ["batch=[1]", "batch_cost=measure", "batch_cost.context=100000"],
+            "batch_cost.context: expected at most",
+        ),
     ],
 )
 def test_bad_input(

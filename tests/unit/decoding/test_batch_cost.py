@@ -1,13 +1,16 @@
 """Costs of many requests, against sums by hand."""
 
+import json
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from safetensors import safe_open
 
-from decoding.batch_cost import PerRow, Roofline, share
+from decoding.batch_cost import BatchTable, PerRow, Roofline, read_batch_cost, share, tabled
+from runtime.errors import UserError
 from tests.hostile import ROOT
 
 
@@ -52,3 +55,63 @@ def test_the_roofline_of_the_embedded_pair_has_the_sizes_of_its_draft() -> None:
     assert cost["draft_state"] == 2 * sum(kept)
     weights = sum(map(prod, sizes.values())) + 8192 * sizes["model.norm.weight"][0]
     assert cost["draft_weights"] == pytest.approx(weights / 1e9, abs=1e-4)
+
+
+TABLE = BatchTable("measured", [1, 4], [1, 3], [[1.0, 2.0], [4.0, 8.0]], [0.1, 0.2])
+
+
+def test_a_table_is_linear_in_between() -> None:
+    assert (TABLE.target(1, 1), TABLE.target(4, 12), TABLE.draft(4)) == (1, 8, 0.2)
+    assert TABLE.target(1, 2) == pytest.approx(1.5)
+    assert TABLE.target(4, 6) == pytest.approx(5)  # a row and a half of each
+    assert TABLE.target(2, 4) == pytest.approx(1.5 + (6 - 1.5) / 3)
+    assert TABLE.draft(2) == pytest.approx(0.1 + 0.1 / 3)
+
+
+def test_beyond_a_table_nothing_is_known() -> None:
+    with pytest.raises(UserError, match="^batch: expected at most 4"):
+        TABLE.draft(5)
+    with pytest.raises(UserError, match="^batch: expected at most 4"):
+        TABLE.target(5, 5)
+    with pytest.raises(UserError, match="^gamma_max: expected at most 2.* got 3"):
+        TABLE.target(1, 4)
+
+
+def test_any_costs_fit_a_table() -> None:
+    cost = roofline()
+    found = tabled(cost, [1, 10, 40], 3)
+    assert found.made == "modelled"
+    for size in found.requests:
+        assert found.draft(size) == cost.draft(size)
+        assert all(found.target(size, size * n) == cost.target(size, size * n) for n in range(1, 5))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"requests": [4, 1]},
+        {"rows": [2, 3]},
+        {"draft_seconds": [0.1]},
+        {"target_seconds": [[1.0, 2.0]]},
+        {"target_seconds": [[1.0, 2.0], [4.0]]},
+        {"target_seconds": [[1.0, 2.0], [4.0, 0.0]]},
+        {"made": "guessed"},
+    ],
+)
+def test_a_damaged_table_is_refused_in_one_line(changed: dict[str, object], tmp_path: Path) -> None:
+    path, whole = (
+        tmp_path / "costs.json",
+        {
+            "made": "given",
+            "requests": [1, 4],
+            "rows": [1, 3],
+            "target_seconds": [[1.0, 2.0], [4.0, 8.0]],
+            "draft_seconds": [0.1, 0.2],
+        },
+    )
+    path.write_text(json.dumps({"seconds": whole}))
+    assert read_batch_cost(path).target(4, 12) == 8
+    path.write_text(json.dumps({"seconds": {**whole, **changed}}))
+    with pytest.raises(UserError, match="^batch_cost.file: .*is damaged") as error:
+        read_batch_cost(path)
+    assert "\n" not in str(error.value)
