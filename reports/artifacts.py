@@ -79,13 +79,15 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Artifacts:
     """All that is reported on. thresholds: files of scripts/tune.py; costs: what cost=measure
-    wrote, each with its `file`; left_alone: what was found besides, and why it is not read."""
+    wrote; schedules: of tune.py with batch, each with its `file`; left_alone: what was found
+    besides, and why it is not read."""
 
     evaluations: Sequence[Evaluation] = ()
     harvests: Sequence[Harvest] = ()
     checkpoints: Sequence[Checkpoint] = ()
     thresholds: Sequence[Json] = ()
     costs: Sequence[Json] = ()
+    schedules: Sequence[Json] = ()
     left_alone: Mapping[Path, str] = field(default_factory=dict)
     _read: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

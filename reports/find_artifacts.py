@@ -26,6 +26,7 @@ from predictors.base import FORMAT_VERSION, read_config, read_metrics
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Harvest, Json
 from runtime.errors import UserError
 from runtime.json_files import CHECKSUM, OpenForm, read_json, read_object
+from serving.schedule import read_schedule
 
 KEY = "run"
 RESULTS, WEIGHTS, REPORT = "results.json", "model.safetensors", "report.json"
@@ -35,6 +36,7 @@ OF_EVALUATION = {
 OF_METRICS = {field.name for field in fields(ByDataset)}
 OF_RUN = {"command", "config", "pair", "date", "versions", *DECIDES_COSTS}
 OF_TUNING = {"format_version", "results", "frontier", "rules"}
+OF_SCHEDULE = {"ranges", "costs", "command", "details"}
 OF_COSTS = {"seconds", "regression", "pair", "measured_on", "command"}
 
 
@@ -84,7 +86,7 @@ def gather(folders: Sequence[Path]) -> Artifacts:
     Raises UserError for a folder that is not there, for what is damaged, and where there is nothing
     to report on."""
     found: dict[str, list[Any]] = {kind: [] for kind in ("evaluations", "harvests", "checkpoints")}
-    found |= {kind: [] for kind in ("thresholds", "costs")}
+    found |= {kind: [] for kind in ("thresholds", "costs", "schedules")}
     left: dict[Path, str] = {}
     for path in _markers(folders):
         try:
@@ -213,7 +215,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read_file(path: Path) -> tuple[str, Json]:
-    """A file of scripts/tune.py: thresholds or costs."""
+    """A file of scripts/tune.py: thresholds, costs or a schedule."""
     try:
         found = read_object(path, KEY, "")
     except UserError:
@@ -224,6 +226,9 @@ def _read_file(path: Path) -> tuple[str, Json]:
         if found.keys() >= OF_COSTS:
             read_cost(path)
             return "costs", {**found, "file": str(path)}
+        if found.keys() >= OF_SCHEDULE and "scheduler" in (found["details"] or ()):
+            read_schedule(path)
+            return "schedules", {**found, "file": str(path)}
     except UserError as error:
         raise UserError(f"{KEY}: {str(error).partition(': ')[2]}") from error
     raise Foreign("nothing a report reads")

@@ -13,6 +13,7 @@ from reports.figure import Figure, Missing, save
 from reports.figure_registry import builders, figure_registry
 from tests import harvests
 from tests.harvests import PAIR, PROMPTS, write_harvest
+from tests.unit.reports.figures.test_batch import SCHEDULE
 from tests.unit.reports.figures.test_theory import COST, FOUND
 from tests.unit.reports.test_figure_data import checkpoint, harvest
 from tests.unit.reports.test_figure_registry import WITHOUT_INPUT
@@ -49,7 +50,13 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest
     known = [Checkpoint(one.folder, {**one.config, **more}) for one in heads]
     cost: dict[str, Any] = {**COST, "pair": PAIR}
     figures, lacking = built(
-        Artifacts(harvests=[home], checkpoints=known, costs=[cost], thresholds=[FOUND])
+        Artifacts(
+            harvests=[home],
+            checkpoints=known,
+            costs=[cost],
+            thresholds=[FOUND],
+            schedules=[SCHEDULE, {**SCHEDULE, "details": {"scheduler": {}}}],
+        )
     )
     assert {title: len(found) for title, found in figures.items()} == {
         "Draft probability of accepted and rejected tokens": 1,
@@ -62,6 +69,7 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest
         "Forward times by regression": 1,
         "Frontiers of discarded tokens and target calls": 1,
         "Best threshold of every rule": 1,
+        "A budget of rows shared by all requests": 1,
         "Reliability before and after calibration": 2,
         "Drift across datasets": 2,
         "What H-RAD makes of what it reads": 1,
