@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from decoding.stopping.rollout_table import Array, RolloutTable
-from predictors.calibration import Fit
+from predictors.calibration import Calibration, Fit
 from predictors.confidences.maps import PositionMaps, fit_maps
 from predictors.confidences.sts import Sts
 from predictors.confidences.table import Confidences, table
 
-LOGGED, ORACLE = "as logged", "oracle"
+LOGGED, POSITION, ORACLE = "as logged", "position alone", "oracle"
 
 
 def confidences(rounds: RolloutTable, gamma: int) -> Confidences:
@@ -31,6 +31,17 @@ def fitted(
 ) -> PositionMaps | None:
     """As train.py fits the calibrations of imported confidences; None where nothing is fitted."""
     return None if fit is None and sts is None else fit_maps(rows, fit, sts, survival)
+
+
+def by_position(rows: Confidences) -> PositionMaps:
+    """Maps that look at no confidence: how many of the tokens that are reached are accepted, at
+    each position. What is gained beyond them is what confidences know of single drafts; not that a
+    budget, unlike one length, need not be a multiple of the requests."""
+    inside = torch.arange(rows.gamma) < rows.length[:, None]
+    accepted, came = ((each * inside).sum(0) for each in (rows.labels, rows.before()))
+    odds = torch.logit(accepted / came.clamp_min(1e-9), 1e-7).tolist()
+    constants = (Calibration("constant", scale=(0.0, 0.0), bias=(0.0, one)) for one in odds)
+    return PositionMaps(tuple(constants))
 
 
 def said(

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from decoding.batch_cost import BatchCost
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.batched.compared import Scheduled, chosen, judged
-from evaluation.batched.confidences import confidences, fitted
+from evaluation.batched.confidences import POSITION, by_position, confidences, fitted
 from evaluation.replay.candidates import replayer
 from evaluation.replay.tuning import span
 from predictors.confidences.maps import PositionMaps
@@ -34,7 +34,7 @@ def calibrated(
     cfg: DictConfig, rounds: RolloutTable, gamma: int
 ) -> Mapping[str, PositionMaps | None]:
     rows = confidences(rounds, gamma)
-    return {
+    return {POSITION: by_position(rows)} | {
         str(name): fitted(rows, instantiate(one.fit), instantiate(one.sequential), one.survival)
         for name, one in cfg.calibrations.items()
     }

@@ -57,8 +57,9 @@ def test_the_scheduler_is_simulated(
     assert list(found) == ["data/greedy, test prompts", "data/greedy"]
     for name, rows in found.items():
         assert f"Scheduler, judged on {name}\n" in printed
-        assert [one["requests"] for one in rows] == [1] * 10 + [4] * 10
-        assert {one["confidences"] for one in rows} == {"", "as logged", "sts", "platt", "oracle"}
+        assert [one["requests"] for one in rows] == [1] * 12 + [4] * 12
+        said = {"", "as logged", "position alone", "sts", "platt", "oracle"}
+        assert {one["confidences"] for one in rows} == said
         plain, fixed = (row["tokens_per_second"]["value"] for row in rows[:2])
         assert fixed >= plain > 0
     assert "| 4 | budget, platt, 2 steps old | " in printed

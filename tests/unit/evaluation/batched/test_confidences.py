@@ -6,7 +6,15 @@ import torch
 from numpy.typing import NDArray
 
 from decoding.stopping.rollout_table import RolloutTable
-from evaluation.batched.confidences import LOGGED, ORACLE, conditional, confidences, fitted, said
+from evaluation.batched.confidences import (
+    LOGGED,
+    ORACLE,
+    by_position,
+    conditional,
+    confidences,
+    fitted,
+    said,
+)
 from predictors.calibration import fit_platt
 from predictors.confidences.maps import of_temperatures
 
@@ -54,6 +62,16 @@ def test_a_fit_says_what_happens() -> None:
     found = said(table, 2, {"platt": fitted(rows, fit_platt, None, True)})
     far = {name: np.abs(found[name] - found[ORACLE]).mean() for name in (LOGGED, "platt")}
     assert far["platt"] < far[LOGGED] / 3
+
+
+def test_a_constant_for_each_position() -> None:
+    draws = np.random.default_rng(0).random((3, 20, 2))
+    table = rounds(np.where(draws < 0.3, 0.9, 0.2), draws)
+    found = by_position(confidences(table, 2)).conditional(torch.randn(5, 2).double())
+    first, second = (table.accept[:, :end, i] for i, end in enumerate((19, 18)))
+    assert found[:, 0].tolist() == pytest.approx([first.mean()] * 5)
+    reached = table.accept[:, :18, 0]
+    assert found[:, 1].tolist() == pytest.approx([(second * reached).sum() / reached.sum()] * 5)
 
 
 def test_conditional_of_survival() -> None:
