@@ -1,0 +1,162 @@
+"""Decode and harvest on a device and on the host, and say whether they agree."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from tqdm import tqdm
+
+from data_gen.prompts import load_prompts
+from data_gen.requests import Request, make_requests
+from data_gen.settings import HarvestSettings
+from decoding.models.loading import ModelPair, load_pair, load_plain
+from decoding.models.machine import setup_facts
+from decoding.sampling import Warp
+from evaluation.baselines.generate_engine import GenerateEngine
+from evaluation.device import agreement, speeds
+from evaluation.device.page import page, verdict
+from programs.gen_data import harvest_settings
+from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign
+from runtime.json_files import write_checksummed
+
+NAME, PAGE = "device.json", "device.md"
+LACKS = "{}: this machine has no {}"
+
+
+def main(cfg: DictConfig) -> None:
+    """Write `out`/device.json and device.md. Raises UserError where there is no such device, or
+    where it differs from the host."""
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, NAME)
+    device, second = chosen(cfg.device, cfg.second)
+    settings = harvest_settings(cfg.harvest, cfg, stride=1)
+    places = {"in float32": (device, device)} | (
+        {"in float32, on two devices": (device, second)} if second else {}
+    )
+    host = load_pair(on(cfg.pair, "cpu", "cpu", "float32"))
+    room = max(settings.max_new_tokens + settings.gamma, cfg.max_new_tokens + agreement.NODES)
+    requests = make_requests(load_prompts(cfg.dataset), host, room, 0.1, 0.1)
+    found: dict[str, Any] = {}
+    for name, (first, other) in places.items():
+        there = load_pair(on(cfg.pair, first, other, "float32"))
+        found |= agreed(host, there, requests, settings, cfg.max_new_tokens, name)
+        del there
+    del host
+    fast = load_pair(on(cfg.pair, device, second or device, cfg.pair.dtype))
+    plain = load_plain("target", on(cfg.pair, device, device, cfg.pair.dtype))
+    generate = GenerateEngine(plain, None, Warp(0.0), frozenset(fast.eos_ids), {})
+    measured, memory = taken(fast, generate, requests, settings, cfg)
+    report(out, {
+        "device": named(device),
+        "command": shlex.join(["python", "scripts/check_device.py", *sys.argv[1:]]),
+        "setup": {name: fact for name, fact in setup_facts(fast).items() if name != "machine"},
+        "agreement": found,
+        "speeds": measured,
+        "memory": memory,
+        "skipped": skipped(fast, device, second),
+    })  # fmt: skip
+
+
+def chosen(device: str | None, second: str | None) -> tuple[str, str | None]:
+    """The device to check and another one, or None. Raises UserError where they are not there."""
+    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if device is None and not there:
+        raise UserError(
+            "device: torch sees no GPU here. Install its build for yours, or give the device:"
+            " device=cpu checks the host against itself"
+        )
+    first = device or there[0]
+    for key, name in (("device", first), ("second", second)):
+        if name is not None and name.startswith("cuda") and name not in there:
+            raise UserError(f"{key}: expected {' or '.join([*there, 'cpu'])}, got {name}. Give one")
+    return first, second or next((name for name in there if name != first), None)
+
+
+def on(pair: DictConfig, target: str, draft: str, dtype: str) -> DictConfig:
+    """The pair on these devices."""
+    where = {"target_device": target, "draft_device": draft}
+    dtypes = {"dtype": dtype, "target_dtype": dtype, "draft_dtype": dtype}
+    settings: DictConfig = OmegaConf.merge(pair, where, dtypes)  # type: ignore[assignment]
+    return settings
+
+
+def agreed(
+    host: ModelPair,
+    there: ModelPair,
+    requests: Sequence[Request],
+    settings: HarvestSettings,
+    tokens: int,
+    name: str,
+) -> dict[str, dict[str, Any]]:
+    """Every engine and a harvest on both, by what was compared."""
+    prompts = [request.tokens for request in requests]
+    found = {}
+    for engine, make in tqdm(agreement.engines_for(host).items(), desc=name, unit=" engines"):
+        compared = agreement.decodes(host, there, make, prompts, tokens)
+        found[f"{engine}, {name}"] = asdict(compared)
+    for kind, recipe in (("sampled", settings), ("greedy", greedy(settings))):
+        compared = agreement.harvests(host, there, requests, recipe)
+        found[f"harvest, {kind}, {name}"] = asdict(compared)
+    return found
+
+
+def greedy(settings: HarvestSettings) -> HarvestSettings:
+    return replace(settings, warp=Warp(0.0), draft_warp=Warp(0.0))
+
+
+def taken(
+    pair: ModelPair,
+    generate: GenerateEngine | None,
+    requests: Sequence[Request],
+    settings: HarvestSettings,
+    cfg: DictConfig,
+) -> tuple[dict[str, dict[str, float | None]], Mapping[str, int]]:
+    """Speeds by what was timed, greedy, and the peak of memory."""
+    prompts: list[Tensor] = [request.tokens for request in requests]
+    found: dict[str, speeds.Speed] = {}
+
+    def work() -> None:
+        tokens, repeats = cfg.max_new_tokens, cfg.repeats
+        found.update(speeds.decoding_speeds(pair, generate, prompts, tokens, repeats, Warp(0.0)))
+        found["harvest, labels"] = speeds.harvest_speed(pair, requests, settings, repeats)
+
+    memory = speeds.peak_memory([pair.target.device, pair.draft.device], work)
+    return {name: speed.to_dict() for name, speed in found.items()}, memory
+
+
+def skipped(pair: ModelPair, device: str, second: str | None) -> list[str]:
+    """What could not be checked, and why."""
+    lines = []
+    if second is None:
+        lines.append(LACKS.format("two devices", "second GPU"))
+    if pair.draft.reads_target:
+        lines.append("side by side: this draft reads its target's states. Give pair=smollm2")
+    if not device.startswith("cuda"):
+        lines.append(f"memory: torch keeps no account of it on {device}")
+    return lines
+
+
+def named(device: str) -> str:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "the host"
+    return f"{device} ({name})"
+
+
+def report(out: Path, found: dict[str, Any]) -> None:
+    """Print and write. Raises UserError where there are faults."""
+    found["verdict"] = verdict(found["agreement"])
+    out.mkdir(parents=True, exist_ok=True)
+    write_checksummed(out / NAME, found)
+    text = page(found)
+    (out / PAGE).write_text(text, encoding="utf-8")
+    print(f"\n{text}\nsaved {out / NAME} and {out / PAGE}")
+    if any(each["faults"] for each in found["agreement"].values()):
+        raise UserError(
+            f"device: it differs from the host. See {out / PAGE}, and attach both files to a report"
+        )

@@ -1,0 +1,80 @@
+"""scripts/check_device.py from its command line, the host checked against itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from programs import check_device as program
+from scripts import check_device
+
+SMALL = (
+    "device=cpu",
+    "dataset=jsonl",
+    "dataset.chat=false",
+    "dataset.path=prompts.jsonl",
+    "max_new_tokens=6",
+    "repeats=1",
+    "harvest.max_new_tokens=6",
+    "harvest.gamma=3",
+)
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2}"}) for n in range(3)]
+    Path("prompts.jsonl").write_text("\n".join(lines))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, pair: Path, *arguments: str) -> None:
+    GlobalHydra.instance().clear()
+    given = (f"pair.target={pair / 'target'}", f"pair.draft={pair / 'draft'}")
+    monkeypatch.setattr("sys.argv", ["scripts/check_device.py", *SMALL, *given, *arguments])
+    check_device.main()
+
+
+def test_the_host_agrees_with_itself(
+    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, tiny_pair_dir)
+    printed = capsys.readouterr().out
+    assert "Equal to the host." in printed and "side by side" in printed
+    found = json.loads(Path("runs/device/device.json").read_text())
+    assert found["agreement"] and not any(e["faults"] for e in found["agreement"].values())
+    assert set(found["speeds"]) >= {"generate", "plain", "side by side", "harvest, labels"}
+    assert Path("runs/device/device.md").read_text() in printed
+    assert "machine" not in found["setup"], "a page that is sent around names no machine"
+
+
+def test_a_difference_ends_in_one_line(
+    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = {"plain": {"equal": 0, "of": 1, "near_ties": [], "faults": ["another token"]}}
+    monkeypatch.setattr(program, "agreed", lambda *_: fault)
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, tiny_pair_dir)
+    assert end.value.code == 2
+    assert "error: device: it differs from the host. See runs/device" in capsys.readouterr().err
+    assert "another token" in Path("runs/device/device.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("device=null", "device: torch sees no GPU here"),
+        ("device=tpu", "device: expected"),
+        ("second=cuda:9", "second: expected cpu, got cuda:9"),
+    ],
+)
+def test_bad_input_is_one_line(
+    argument: str,
+    message: str,
+    tiny_pair_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, tiny_pair_dir, argument)
+    assert end.value.code == 2 and message in capsys.readouterr().err
