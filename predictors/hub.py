@@ -23,7 +23,7 @@ from runtime.errors import UserError
 from runtime.private import Cleaner
 
 HELD = [*FILES, CARD, "config.json"]
-PLOT = "reliability.png"  # shown in the card of `scripts/publish.py`; sent, never fetched
+PLOT = "reliability.png"  # in the card that `serving=hub` writes; sent, never fetched
 NO_HUB = (ValueError, LookupError, TypeError, AttributeError)  # where an answer is not a hub's
 REFUSALS: tuple[type[Exception], ...] = (
     *NO_HUB,

@@ -5,10 +5,17 @@
     python scripts/export.py serving=tensorrt_llm schedule=runs/schedule.json costs=runs/costs.json
     python scripts/export.py serving=deepspec confidences=checkpoints/confidences
     python scripts/export.py serving=transformers thresholds=runs/thresholds.json gamma=8
+    python scripts/export.py serving=hub serving.checkpoint=checkpoints/hrad out=runs/published
 
 Give what there is of `confidences`, `costs`, `schedule` and `thresholds`. Writes to `out` the files
 of the engine, the command to paste, the versions it was checked for, and what could not be carried
-over (README.md and export.json). No model runs."""
+over (README.md and export.json). No model runs.
+
+`serving=hub` makes of a checkpoint the folder that the Hugging Face hub shows: with a model card, a
+reliability plot and the `thresholds` that tune.py chose for it, without the paths of this machine
+and keys among the settings. With `serving.repository` it is sent there (log in with `hf auth
+login`); what is sent is that folder, so look at it first. Loaded by predictors.hub.from_pretrained
+and by `predictor=` inside generate."""
 
 from typing import Annotated
 

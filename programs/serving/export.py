@@ -11,10 +11,12 @@ from omegaconf import DictConfig
 from decoding.cost import read_cost
 from evaluation.replay import thresholds
 from predictors.confidences.maps import read_maps
+from programs.serving.publish import publish
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder
 from runtime.json_files import write_checksummed
 from runtime.text import printable
+from serving.export.hub import Hub
 from serving.export.known import Engine, Export, Known
 from serving.schedule import read_schedule
 
@@ -24,8 +26,11 @@ MARKER = "export.json"
 def main(cfg: DictConfig) -> None:
     """Files in, files of an engine out."""
     out = checked_folder("out", cfg.out)
+    engine: Engine | Hub = instantiate(cfg.serving)
+    if isinstance(engine, Hub):
+        publish(engine, out, cfg.thresholds)
+        return
     refuse_foreign(out, MARKER)
-    engine: Engine = instantiate(cfg.serving)
     name = str(HydraConfig.get().runtime.choices["serving"])
     command = shlex.join(["python", "scripts/export.py", *HydraConfig.get().overrides.task])
     made = engine.export(known(cfg))

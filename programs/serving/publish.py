@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
-from omegaconf import DictConfig
 
 from decoding.models.machine import in_words
 from evaluation.replay import thresholds
@@ -25,35 +24,30 @@ from predictors.hub import PLOT, push_to_hub, refuse_no_repository
 from reports.drawing import Record
 from reports.figures.general.calibration import STAGES, draw_diagrams
 from runtime.errors import UserError
-from runtime.files import (
-    checked_folder,
-    file_hash,
-    only_writer,
-    refuse_foreign,
-    replaced_folder,
-    write_json,
-)
+from runtime.files import file_hash, only_writer, refuse_foreign, replaced_folder, write_json
 from runtime.json_files import write_checksummed
 from runtime.private import Cleaner
 from runtime.text import printable
+from serving.export.hub import Hub
 
+KEY = "serving.checkpoint"
 MARKER = "metrics.json"  # what a checkpoint folder is known by
 ADDED = "<!-- added when it was published -->"  # what follows is made anew
 PROBABILITIES = ("token", "class")  # of the head; a predictor has one of them
 
 
-def main(cfg: DictConfig) -> None:
-    """Checkpoint in, folder of the hub out, and to the hub where it is named."""
-    out = checked_folder("out", cfg.out)
+def publish(hub: Hub, out: Path, chosen: str | None) -> None:
+    """Checkpoint in, folder of the hub out, and to the hub where it is named. chosen: what
+    tune.py has written."""
     refuse_foreign(out, MARKER)
-    if cfg.repository is not None:
-        refuse_no_repository(cfg.repository)
-    checkpoint = Path(cfg.checkpoint).expanduser()
-    predictor = load_predictor(checkpoint, key="checkpoint")
-    config, metrics = read_config(checkpoint, "checkpoint"), read_metrics(checkpoint, "checkpoint")
+    if hub.repository is not None:
+        refuse_no_repository(hub.repository)
+    checkpoint = Path(hub.checkpoint).expanduser()
+    predictor = load_predictor(checkpoint, key=KEY)
+    config, metrics = read_config(checkpoint, KEY), read_metrics(checkpoint, KEY)
     clean = Cleaner(config, metrics)
     config, metrics = clean.value(config), clean.value(metrics)
-    tuned = None if cfg.thresholds is None else thresholds_part(checkpoint, cfg.thresholds)
+    tuned = None if chosen is None else thresholds_part(checkpoint, chosen)
     with only_writer(out), replaced_folder(out, MARKER) as folder:
         for name in FILES[:2]:
             shutil.copyfile(checkpoint / name, folder / name)
@@ -68,8 +62,8 @@ def main(cfg: DictConfig) -> None:
         sums = {name: file_hash(folder / name) for name in (*FILES, CARD)}
         write_checksummed(folder / "config.json", {**config, "sha256": sums})
     print(f"saved {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
-    if cfg.repository is not None:
-        print(f"sent to {push_to_hub(out, cfg.repository, private=cfg.private)}")
+    if hub.repository is not None:
+        print(f"sent to {push_to_hub(out, hub.repository, private=hub.private)}")
 
 
 def own_card(checkpoint: Path) -> str | None:
@@ -79,7 +73,7 @@ def own_card(checkpoint: Path) -> str | None:
         return path.read_text(encoding="utf-8").split(ADDED)[0] if path.is_file() else None
     except ValueError as error:
         raise UserError(
-            f"checkpoint: {path} is not UTF-8. Write it so, or delete it, and it is made again"
+            f"{KEY}: {path} is not UTF-8. Write it so, or delete it, and it is made again"
         ) from error
 
 
@@ -91,7 +85,7 @@ def card_again(
         return model_card(config, metrics, predictor.calibration, predictor.caveat)
     except UNREADABLE as error:
         raise UserError(
-            f"checkpoint: {checkpoint} has no {CARD}, and too little is known to write one. Write"
+            f"{KEY}: {checkpoint} has no {CARD}, and too little is known to write one. Write"
             " one, or train it again: python train.py"
         ) from error
 
@@ -131,7 +125,7 @@ def draw(points: list[Record], path: Path) -> None:
 def thresholds_part(checkpoint: Path, path: str) -> str:
     """What tuning chose for this checkpoint, markdown. Raises UserError where it chose nothing."""
     found = thresholds.read(Path(path).expanduser())
-    mine = thresholds.checkpoint_hash(checkpoint, "checkpoint")
+    mine = thresholds.checkpoint_hash(checkpoint, KEY)
     rules = {name: rule for name, rule in found["rules"].items() if rule["checkpoint"] == mine}
     rows = list(_rows(found, rules))
     if not rows:

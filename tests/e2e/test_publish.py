@@ -14,7 +14,7 @@ from programs.serving.publish import ADDED
 from runtime.errors import UserError
 from runtime.files import file_hash, write_json
 from runtime.json_files import write_checksummed
-from scripts import publish
+from scripts import export
 from tests.checkpoints import write_checkpoint
 from tests.hostile import ROOT
 from tests.programs import refused, run
@@ -53,11 +53,15 @@ def tune(folder: Path) -> None:
     thresholds.write(Path("thresholds.json"), found)
 
 
+def made(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    run(export, monkeypatch, "serving=hub", *arguments)
+
+
 def test_the_folder_has_a_plot_and_thresholds(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tune(checkpoint)
-    run(publish, monkeypatch, "checkpoint=value", "thresholds=thresholds.json", "out=x")
+    made(monkeypatch, "serving.checkpoint=value", "thresholds=thresholds.json", "out=x")
     names = {path.name for path in Path("x").iterdir()}
     assert names == {*FILES, CARD, "config.json", "reliability.png"}
     assert Path("x/reliability.png").read_bytes()[:4] == b"\x89PNG"
@@ -75,16 +79,16 @@ def test_the_folder_has_a_plot_and_thresholds(
 def test_published_again_nothing_is_there_twice(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(publish, monkeypatch, "checkpoint=value", "out=x")
+    made(monkeypatch, "serving.checkpoint=value", "out=x")
     once = Path("x", CARD).read_text()
-    run(publish, monkeypatch, "checkpoint=x", "out=y")
+    made(monkeypatch, "serving.checkpoint=x", "out=y")
     assert Path("y", CARD).read_text() == once and once.count(ADDED) == 1
     assert "## Thresholds" not in once
 
 
 def test_scores_without_bins_have_no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(Path("bare"), "specdecpp", 4)
-    run(publish, monkeypatch, "checkpoint=bare", "out=x")
+    made(monkeypatch, "serving.checkpoint=bare", "out=x")
     assert not Path("x/reliability.png").exists()
     assert "reliability.png" not in Path("x", CARD).read_text()
 
@@ -125,7 +129,7 @@ def test_no_path_of_the_machine_and_no_key_is_published(
     thresholds.write(Path("thresholds.json"), found)
     with pytest.raises(UserError, match=r"^folder: value/config\.json holds paths of this machine"):
         push_to_hub("value", "me/value")
-    run(publish, monkeypatch, "checkpoint=value", "thresholds=thresholds.json", "out=x")
+    made(monkeypatch, "serving.checkpoint=value", "thresholds=thresholds.json", "out=x")
     for name in ("config.json", "metrics.json", CARD):
         text = Path("x", name).read_text()
         assert "somebody" not in text and KEY not in text and "my data" not in text, name
@@ -139,13 +143,15 @@ def test_a_card_that_is_gone_is_made_again_and_one_that_is_no_text_is_refused(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (checkpoint / CARD).unlink()
-    run(publish, monkeypatch, "checkpoint=value", "out=x")
+    made(monkeypatch, "serving.checkpoint=value", "out=x")
     assert Path("x", CARD).read_text().startswith("---\nlibrary_name: draftpredict")
     (checkpoint / CARD).write_bytes(b"# caf\xe9")
-    assert "README.md is not UTF-8" in refused(publish, monkeypatch, capsys, "checkpoint=value")
+    assert "README.md is not UTF-8" in refused(
+        export, monkeypatch, capsys, "serving=hub", "serving.checkpoint=value"
+    )
     write_checkpoint(Path("bare"), "specdecpp", 4)
     Path("bare", CARD).unlink()
-    line = refused(publish, monkeypatch, capsys, "checkpoint=bare")
+    line = refused(export, monkeypatch, capsys, "serving=hub", "serving.checkpoint=bare")
     assert "bare has no README.md, and too little is known" in line
 
 
@@ -158,17 +164,17 @@ def test_bad_input_is_one_line(
     Path("full/letter.txt").write_text("mine")
 
     def line(*overrides: str) -> str:
-        return refused(publish, monkeypatch, capsys, *overrides)
+        return refused(export, monkeypatch, capsys, "serving=hub", *overrides)
 
-    assert "checkpoint: no checkpoint in nowhere" in line("checkpoint=nowhere")
-    wrong = line("checkpoint=other", "thresholds=thresholds.json")
+    assert "checkpoint: no checkpoint in nowhere" in line("serving.checkpoint=nowhere")
+    wrong = line("serving.checkpoint=other", "thresholds=thresholds.json")
     assert "thresholds: thresholds.json has none for other" in wrong
-    assert "thresholds:" in line("checkpoint=value", "thresholds=nowhere.json")
+    assert "thresholds:" in line("serving.checkpoint=value", "thresholds=nowhere.json")
     assert "repository: expected owner/name, got 'mine'" in line(
-        "checkpoint=value", "repository=mine"
+        "serving.checkpoint=value", "serving.repository=mine"
     )
-    assert "out: full holds something else" in line("checkpoint=value", "out=full")
+    assert "out: full holds something else" in line("serving.checkpoint=value", "out=full")
     found = json.loads(Path("value/metrics.json").read_text())
     Path("value/metrics.json").write_text(json.dumps({**found, "seconds": 0}))
-    assert "metrics.json is not as it was written" in line("checkpoint=value")
-    assert not Path("runs/published").exists()
+    assert "metrics.json is not as it was written" in line("serving.checkpoint=value")
+    assert not Path("runs/export").exists()

@@ -39,6 +39,11 @@ MADE_OF = {
     "evaluation/baselines/side_by_side.py": {
         *("BranchPoint", "ConfidenceBefore", "PointMassVerifier")
     },
+    # one of every kind, to be compared between a device and the host
+    "evaluation/device/agreement.py": {
+        *("BlockVerifier", "BranchPoint", "Chain", "Confidence", "DySpecHeap", "Never"),
+        *("RrswVerifier", "TokenVerifier"),
+    },
     "evaluation/replay/decoding.py": {"Chain", "Never", "TokenVerifier"},
     # what is taken where nobody chose
     "decoding/stopping/hrad.py": {"Confidence"},
