@@ -20,8 +20,8 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 """What each object has to offer, and what to write."""
 TAKEN = {"generation_config", "logits_processor", "stopping_criteria", "input_ids"} | {
-    *("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"),
-    *("labels", "output_attentions", "output_hidden_states", "return_dict"),
+    *("attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache"),
+    *("logits_to_keep", "labels", "output_attentions", "output_hidden_states", "return_dict"),
 }
 """What `generate` hands over and is looked at elsewhere, or says nothing of the next token."""
 
@@ -52,7 +52,7 @@ def refuse_unsupported(
     input_ids: Tensor, config: GenerationConfig, given: Mapping[str, Any]
 ) -> None:
     """Raises UserError naming the first argument of `generate` that is not supported."""
-    cache = given.get("past_key_values")
+    cache, states = given.get("past_key_values"), given.get("cache_params")
     misfits = {
         "num_beams": (config.num_beams or 1) > 1,
         "penalty_alpha": config.penalty_alpha,
@@ -60,6 +60,7 @@ def refuse_unsupported(
         "dola_layers": getattr(config, "dola_layers", None) is not None,
         "inputs_embeds": given.get("inputs_embeds") is not None,
         "past_key_values": cache is not None and cache.get_seq_length() > 0,
+        "cache_params": states is not None and states.has_previous_state(),
         "cache_implementation": config.cache_implementation == "quantized",
         **{
             name: config.return_dict_in_generate and getattr(config, name)

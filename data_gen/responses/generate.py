@@ -20,8 +20,8 @@ from torch import Tensor
 
 from data_gen.labels import acceptance, overlap
 from data_gen.siblings import Siblings, siblings, top_tokens
-from decoding.models.batched_lm import BatchedLM
 from decoding.models.cached_lm import CachedLM
+from decoding.models.layers.batches import batch_of
 from decoding.picking import largest, pick
 from decoding.sampling import Warp
 from predictors.features.draft_statistics import q_stats
@@ -154,8 +154,8 @@ class _Batch:
         self._hidden: list[Tensor] = []  # [B, L * H] each, one per multiple of the stride
         self._draft_first: list[Tensor] = []
         known, room = [prompt[:-2] for prompt in prompts], settings.max_new + 1
-        self._target = BatchedLM(target, known, room)
-        self._draft = BatchedLM(draft, known, room, self._target)
+        self._target = batch_of(target, known, room)
+        self._draft = batch_of(draft, known, room, self._target)
         before_last, self._tokens = (
             torch.stack([prompt[index] for prompt in prompts]) for index in (-2, -1)
         )

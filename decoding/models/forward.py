@@ -3,7 +3,8 @@ model has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from inspect import signature
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -54,15 +55,17 @@ class TransformersForward:
         """windows: of those layers that do not see everything."""
         self._model, self._windows = model, windows
         self._tempered = has_temperature(model.config.get_text_config())
+        pure = "cache_params" in signature(model.forward).parameters  # without attention
+        self._cache_name = "cache_params" if pure else "past_key_values"
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`."""
-        inputs = {"input_ids": rows.tokens}
+        inputs: dict[str, Any] = {"input_ids": rows.tokens, self._cache_name: cache}
         if rows.added is not None:
             embedding = self._model.get_input_embeddings()
-            inputs = {"inputs_embeds": embedding(rows.tokens) + rows.added}
+            inputs["inputs_embeds"] = embedding(inputs.pop("input_ids")) + rows.added
         if self._tempered:
             inputs[OPTION] = rows.positions
         windows = self._windows
@@ -70,7 +73,6 @@ class TransformersForward:
             **inputs,
             attention_mask=rows.mask if windows is None else windows.masks(rows, cache),
             position_ids=rows.positions,
-            past_key_values=cache,
             use_cache=True,
             output_hidden_states=bool(hidden),
             logits_to_keep=rows_to_keep(logits),

@@ -25,6 +25,7 @@ from decoding.models.eagle.draft import EagleDraft
 from decoding.models.eagle.loading import load_published
 from decoding.models.eagle.maps import read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
+from decoding.models.layers.recurrent import cached
 from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import auto_class, text_part
 from decoding.models.mixed import mix_in
@@ -70,7 +71,7 @@ def load_pair(cfg: DictConfig) -> ModelPair:
     check_same_vocabulary(tokenizers["target"], tokenizers[sides[-1]], vocab_size)
     tokens = draft_tokens(cfg, vocab_size)
     model = _load_model("target", cfg)
-    target = CachedLM(model, vocab_size=vocab_size, max_length=cfg.max_length)
+    target = cached(model, vocab_size=vocab_size, max_length=cfg.max_length)
     eos_ids = _eos_ids(model, tokenizers["target"])
     draft = load_draft(cfg, target, None if tokens is None else with_ends(tokens, eos_ids))
     mix_in(draft, target, cfg.get("draft_mix", 1))
@@ -95,7 +96,7 @@ def load_draft(cfg: DictConfig, target: CachedLM, vocabulary: torch.Tensor | Non
         "vocabulary": vocabulary,
     }
     if maps is None:
-        return CachedLM(model, **options)
+        return cached(model, **options)
     return EagleDraft(model, target, maps, **options)
 
 

@@ -19,6 +19,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import among_all
 from decoding.models.forward import Rows
 from decoding.models.kv_cache import BufferCache
+from decoding.models.layers.recurrent import RecurrentLM
 from runtime.errors import UserError
 
 KEY = "pair.draft_mix"
@@ -35,6 +36,11 @@ def mix_in(draft: CachedLM, target: CachedLM, mix: float) -> None:
         )
     if mix == 1:
         return
+    if isinstance(target, RecurrentLM) or isinstance(draft, RecurrentLM):
+        raise UserError(
+            f"{KEY}: expected 1, for a model with recurrent layers is mixed with no other, got"
+            f" {mix}. Write {KEY}=1"
+        )
     assert not isinstance(draft.network, MixedForward), "a draft is mixed once"
     draft.network = MixedForward(draft, target, mix)
     draft.vocabulary = None  # a mixture may say whatever the target says

@@ -16,7 +16,7 @@ REMEDY = (
     "Run `python scripts/build_pair.py` with the same pair= and pair.bits= for an embedded pair, or"
     " give a hub id or an existing folder."
 )
-
+UNLIMITED = 1 << 17  # tokens of a context where neither the model nor the user names a limit
 
 OWN_KEYS = {
     "device_map": "Set pair.{side}_device",
@@ -146,4 +146,4 @@ def context_limit(model: PreTrainedModel, asked: int | None) -> int:
         )
     window = longest_text(model)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return min(limit for limit in (longest, window, asked) if limit)
+    return min((limit for limit in (longest, window, asked) if limit), default=UNLIMITED)

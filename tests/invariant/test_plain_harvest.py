@@ -7,6 +7,7 @@ import torch
 
 from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
+from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from evaluation.baselines.plain_harvest import Coins, OneByOne
 from predictors.features.draft_statistics import Q_STATS
@@ -43,6 +44,20 @@ def requests() -> list[Request]:
     ]
 
 
+def with_one_by_one(pair: ModelPair, recipe: HarvestSettings) -> Agreement:
+    """Of a harvest, with the serial engine."""
+    harvested, agreement = all_positions(pair, requests(), recipe), Agreement()
+    engine = OneByOne(pair, recipe)
+    for request in requests():
+        ours = harvested[request.prompt_id]
+        response = ours["response_tokens"]
+        plain = list(engine.rounds(request, response, Coins.of(request, recipe, len(response))))
+        assert len(plain) == len(ours["anchor"])
+        for place, theirs in enumerate(plain):
+            agreement.add({name: ours[name][place] for name in COMPARED}, theirs)
+    return agreement
+
+
 @pytest.mark.parametrize(
     ("warp", "draft_warp"),
     [
@@ -55,16 +70,7 @@ def requests() -> list[Request]:
 def test_all_positions_at_once_give_the_labels_of_one_at_a_time(
     warp: Warp, draft_warp: Warp
 ) -> None:
-    pair, recipe = tiny_pair(), replace(SAMPLED, warp=warp, draft_warp=draft_warp)
-    harvested, agreement = all_positions(pair, requests(), recipe), Agreement()
-    engine = OneByOne(pair, recipe)
-    for request in requests():
-        ours = harvested[request.prompt_id]
-        response = ours["response_tokens"]
-        plain = list(engine.rounds(request, response, Coins.of(request, recipe, len(response))))
-        assert len(plain) == len(ours["anchor"])
-        for place, theirs in enumerate(plain):
-            agreement.add({name: ours[name][place] for name in COMPARED}, theirs)
+    agreement = with_one_by_one(tiny_pair(), replace(SAMPLED, warp=warp, draft_warp=draft_warp))
     assert agreement.rounds == agreement.same_tokens == agreement.same_accepted >= 30
     assert agreement.difference < 1e-5
 

@@ -18,11 +18,9 @@ from decoding.structures.chain import Chain
 from decoding.structures.static_tree import StaticTree
 from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.token import TokenVerifier
-from evaluation.baselines.plain_harvest import Coins, OneByOne
-from programs.benchmark import COMPARED, Agreement, all_positions
 from runtime.errors import UserError
 from tests.invariant.test_cached_lm import VOCAB, path_to, random_parents, random_tokens
-from tests.invariant.test_plain_harvest import SAMPLED, requests
+from tests.invariant.test_plain_harvest import SAMPLED, with_one_by_one
 from tests.tiny_pair import tiny_tokenizer
 from tests.windowed import KINDS, uncached, windowed
 
@@ -125,15 +123,8 @@ def windowed_pair(kind: str) -> ModelPair:
 def test_a_harvest_labels_as_one_round_at_a_time_does(
     kind: str, warp: Warp, draft_warp: Warp
 ) -> None:
-    pair, recipe = windowed_pair(kind), replace(SAMPLED, warp=warp, draft_warp=draft_warp)
-    harvested, agreement = all_positions(pair, requests(), recipe), Agreement()
-    engine = OneByOne(pair, recipe)
-    for request in requests():
-        ours = harvested[request.prompt_id]
-        response = ours["response_tokens"]
-        coins = Coins.of(request, recipe, len(response))
-        for place, theirs in enumerate(engine.rounds(request, response, coins)):
-            agreement.add({name: ours[name][place] for name in COMPARED}, theirs)
+    recipe = replace(SAMPLED, warp=warp, draft_warp=draft_warp)
+    agreement = with_one_by_one(windowed_pair(kind), recipe)
     assert agreement.rounds == agreement.same_tokens == agreement.same_accepted >= 30
     assert agreement.difference < 1e-4
 

@@ -3,6 +3,7 @@ full, with a sliding window or in chunks, each row of which sees rows before it 
 
 from transformers import PreTrainedModel
 
+from decoding.models.layers.states import keeps_states
 from decoding.models.layers.windows import CHUNKED, FULL, SLIDING
 from runtime.errors import UserError
 
@@ -14,7 +15,8 @@ def refuse_other_layers(key: str, model: PreTrainedModel) -> None:
     name, remedy = type(model).__name__, "Choose a Llama, Qwen2, Gemma, Mistral or similar model"
     types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     known = types <= {FULL, SLIDING, CHUNKED}
-    if not known or not model._supports_attention_backend or model._is_stateful:
+    known = known and model._supports_attention_backend and not model._is_stateful
+    if not known and not keeps_states(model):
         raise UserError(
             f"{key}: {name} keeps other state than keys and values of full attention. {remedy}"
         )

@@ -11,8 +11,19 @@ from decoding.models.layers.support import refuse_other_layers
 from runtime.errors import UserError
 from tests.invariant.test_cached_lm import SMALL, random_tokens
 
+ZAMBA2 = {"layers_block_type": ["mamba", "hybrid", "mamba"], "num_mem_blocks": 1}
+LIMITED = {"time_step_limit": (0.0, 0.1), "mamba_n_heads": 4}  # that of one row is not
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("Mamba", "MambaForCausalLM", {}, "keeps other state"),
+    ("FalconMamba", "FalconMambaForCausalLM", {}, "keeps other state"),
+    ("Jamba", "JambaForCausalLM", {}, "keeps other state"),
+    ("MiniMax", "MiniMaxForCausalLM", {}, "keeps other state"),
+    ("NemotronH", "NemotronHForCausalLM", {}, "keeps other state"),
+    ("RecurrentGemma", "RecurrentGemmaForCausalLM", {}, "keeps other state"),
+    ("Rwkv", "RwkvForCausalLM", {}, "keeps other state"),
+    ("Zamba2", "Zamba2ForCausalLM", ZAMBA2, "keeps other state"),
+    ("xLSTM", "xLSTMForCausalLM", {}, "keeps other state"),
+    ("Bamba", "BambaForCausalLM", LIMITED, "keeps other state"),
     ("Bert", "BertLMHeadModel", {}, "tokens that see those after them"),
     ("Roberta", "RobertaForCausalLM", {}, "tokens that see those after them"),
     ("Roberta", "RobertaForCausalLM", {"is_decoder": True}, "begin behind the pad token"),
