@@ -15,7 +15,6 @@ from decoding.trace import Stopwatch
 from decoding.verification import numbers
 
 PLAIN = Warp()
-ANYWHERE = torch.zeros(0)  # of the dtype and on the device of what no model has said
 
 
 class DraftTree:
@@ -41,6 +40,8 @@ class DraftTree:
         self.forwards = 0
         self.watch = watch
         self._lm = lm
+        place = getattr(lm, "output_device", None)
+        self._nothing = torch.zeros(0, device=place)  # of the dtype and place of what is not known
         self._committed = committed
         self._warp = warp
         self._layers = layers
@@ -138,7 +139,7 @@ class DraftTree:
 
     def zero_q(self) -> Tensor:
         """[V] zeros, the distribution of a row without children, which nobody may write to."""
-        known = next(iter(self._distributions.values()), ANYWHERE)
+        known = next(iter(self._distributions.values()), self._nothing)
         return zeros(self._lm.vocab_size, known.dtype, known.device)
 
     def unwarped_q(self, row: int) -> Tensor:
@@ -256,10 +257,16 @@ def _rename(facts: dict[int, Any], names: Mapping[int, int]) -> None:
     facts.update(kept)
 
 
-@cache
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[count], one number seen as many."""
-    return torch.zeros(1, dtype=dtype, device=device).expand(count)
+    if device.type != "cpu":
+        return torch.zeros(1, dtype=dtype, device=device).expand(count)
+    return _zeros_here(count, dtype)
+
+
+@cache
+def _zeros_here(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(1, dtype=dtype).expand(count)
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:

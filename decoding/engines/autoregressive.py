@@ -5,7 +5,7 @@ from typing import Annotated
 
 import torch
 
-from decoding.engines.request import Ends, Prompt, RequestState, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -25,6 +25,7 @@ class AutoregressiveEngine:
         self.eos_ids = eos_ids
 
     @torch.inference_mode()
+    @on_own_devices
     def decode(
         self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace:

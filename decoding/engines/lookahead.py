@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
-from decoding.engines.request import Ends, Prompt, RequestState, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -48,6 +48,7 @@ class LookaheadEngine:
         self.verifier = PointMassVerifier()
 
     @torch.inference_mode()
+    @on_own_devices
     def decode(
         self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace:

@@ -20,7 +20,7 @@ from decoding.engines.branching import (
 from decoding.engines.fit import check_overlap_fit, check_runs_beside
 from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
 from decoding.engines.pipeline import check_pipeline, pipelined
-from decoding.engines.request import Ends, Prompt, RequestState, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
@@ -54,7 +54,6 @@ class OverlappedEngine:
     draws them
     overlap: on two threads, a model on a GPU with a stream of its own; either way a seed gives the
         same tokens, but for logits that round differently with another number of CPU threads
-    draft_threads: the target has the others of torch's
     Raises UserError when these do not go together.
     """
 
@@ -94,6 +93,7 @@ class OverlappedEngine:
         self._workers: Workers | None = None
 
     @torch.inference_mode()
+    @on_own_devices
     def decode(
         self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -84,6 +86,30 @@ class RequestState:
                 self.ended = True
                 break
         return appended
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def on_own_devices(decode: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A method of an engine inside of which the outputs of both models of its `pair` stay on the
+    devices that made them."""
+
+    @wraps(decode)
+    def run(self: Any, *arguments: P.args, **options: P.kwargs) -> T:
+        both: list[Any] = [getattr(self.pair, side, None) for side in ("target", "draft")]
+        models = [lm for lm in both if hasattr(lm, "output_device")]  # tables have none
+        before = [lm.output_device for lm in models]
+        for lm in models:
+            lm.output_device = lm.device
+        try:
+            return decode(self, *arguments, **options)
+        finally:
+            for lm, device in zip(models, before, strict=True):
+                lm.output_device = device
+
+    return run
 
 
 def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from decoding.draft import Draft, RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
-from decoding.engines.request import Ends, Prompt, RequestState, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -50,6 +50,7 @@ class SerialEngine:
         self.target_layers = (*self.stop.target_layers, *self.structure.target_layers)
 
     @torch.inference_mode()
+    @on_own_devices
     def decode(
         self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
     ) -> Trace:

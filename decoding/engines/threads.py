@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -34,10 +33,10 @@ class Worker:
         self.name: Literal["target", "draft"] = name
         self.lm, self.begin = lm, begin
         self.spans: list[Span] = []
-        self._stream: Any = nullcontext()
+        self._stream: Any = None
         device = getattr(lm, "device", None)
         if threaded and device is not None and device.type == "cuda":
-            self._stream = torch.cuda.stream(torch.cuda.Stream(device))
+            self._stream = torch.cuda.Stream(device)
         self._pool = ThreadPoolExecutor(1, name, _divide, (threads,)) if threaded else None
 
     def submit(self, job: str, run: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -53,8 +52,10 @@ class Worker:
 
     def _timed(self, job: str, run: Callable[..., T], *arguments: Any) -> T:
         before, start = self.lm.length, perf_counter()
-        with torch.inference_mode(), self._stream:
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
             result = run(*arguments)
+        if self._stream is not None:  # values that are exchanged are finished
+            self._stream.synchronize()
         tokens = self.lm.length - before
         if tokens > 0:
             self.spans.append(

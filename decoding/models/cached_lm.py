@@ -33,8 +33,8 @@ from runtime.errors import UserError
 class CachedLM:
     """One sequence, one key/value cache, three verbs: ``forward``, ``crop``, ``keep_path``.
 
-    Outputs arrive on ``output_device``, the model's unless changed: they are warped, drawn from and
-    verified where they are. ``forwards``, ``seconds``: calls, and the time spent in them."""
+    Outputs arrive on ``output_device``: the CPU, or, inside an engine, the model's own, where they
+    are warped, drawn from and verified. ``forwards``, ``seconds``: calls, and the time in them."""
 
     reads_target = False
 
@@ -54,7 +54,7 @@ class CachedLM:
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
         self.max_length = context_limit(model, max_length)
         self.vocabulary = vocabulary
-        self.output_device = self.device
+        self.output_device = torch.device("cpu")
         self.length = 0
         self.forwards = 0
         self._clock = Clock(self.device)

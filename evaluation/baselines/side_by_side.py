@@ -135,7 +135,7 @@ def tensor_bytes() -> int:
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor) and not thing.is_mkldnn:
+        if type(thing) in (Tensor, torch.nn.Parameter) and not thing.is_mkldnn:
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
