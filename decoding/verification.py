@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Verdict
+from decoding.picking import refuse_unless_finite
 from decoding.sampling import Sampler, Warp
 
 
@@ -65,10 +66,12 @@ class WarpedRows:
 
 
 def numbers(scalars: Sequence[Tensor]) -> list[float]:
-    """Tensors [] as numbers: of a GPU all at once."""
+    """Probabilities [] as numbers: of a GPU all at once, and refused there where one is none."""
     if not scalars or scalars[0].device.type == "cpu":
         return [scalar.item() for scalar in scalars]
-    return torch.stack(list(scalars)).tolist()
+    found: list[float] = torch.stack(list(scalars)).tolist()
+    refuse_unless_finite(sum(found))
+    return found
 
 
 Rows = Tensor | WarpedRows

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding.engines.serial import SerialEngine
 from decoding.models.cached_lm import CachedLM
-from decoding.sampling import Warp
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.never import Never
+from decoding.structures.chain import Chain
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.token import TokenVerifier
+from runtime.errors import UserError
 from tests.device_report import ENGINES, GAMMA, WARPS, PerRound, decoded, pair_on, per_round
 from tests.pretend_device import pretend
 
@@ -163,3 +169,22 @@ def test_a_hidden_state_copied_to_the_host_is_caught() -> None:
 
     hooked = planted(lambda target: target.model.model.norm.register_forward_hook(look))
     assert not hooked[0], "bytes to the host"
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+@pytest.mark.parametrize("rule", [TokenVerifier(), BlockVerifier()])
+@pytest.mark.parametrize("warp", [Warp(), Warp(0.0)])
+def test_logits_that_are_no_numbers_are_refused(
+    side: str, rule: TokenVerifier | BlockVerifier, warp: Warp
+) -> None:
+    def spoil(_: object, __: object, logits: Tensor) -> Tensor:
+        calls.append(1)
+        return logits * float("nan") if len(calls) == 3 else logits
+
+    calls: list[int] = []
+    with pretend():
+        pair = pair_on("cuda:0", "cuda:0")
+        getattr(pair, side).model.lm_head.register_forward_hook(spoil)
+        engine = SerialEngine(pair, Chain(GAMMA), Never(), rule, warp, Warp())
+        with pytest.raises(UserError, match="NaN or infinite logits"):
+            engine.decode([3, 7, 1], 20, Sampler.seeded(1))
