@@ -73,15 +73,20 @@ class DevicePool:
         self._copied = False
 
     def pick(self, uniform: float) -> int:
-        """See `Pool`. Raises UserError where the distribution is none: the host learns of it
-        here."""
+        """See `Pool`, which draws where a sum made in parts, as a GPU makes it, rose or fell at a
+        token of probability 0. Raises UserError where the distribution is none: the host learns of
+        it here."""
         cumulative = self._left.cumsum(-1, dtype=torch.float64)
         mass = cumulative[-1:]
         point = (mass * (uniform * BELOW_ONE)).minimum(mass.nextafter(mass.new_zeros(())))
         token = torch.searchsorted(cumulative, point, right=True)
-        found, total = torch.cat([token.double(), mass]).tolist()
+        own = self._left.gather(-1, token.clamp_max(len(self._left) - 1))
+        known = torch.where(own > 0, token, -1).double()
+        found, total = torch.cat([known, mass]).tolist()
         refuse_unless_finite(total)
-        return int(found)
+        if found >= 0:
+            return int(found)
+        return Pool(self._left.cpu()).pick(uniform)
 
     def take(self, token: int) -> None:
         """Out of the pool for good."""

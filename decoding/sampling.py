@@ -82,10 +82,9 @@ def _one_hot(logits: Tensor) -> Tensor:
 
 
 def _one_hot_there(logits: Tensor, peak: Tensor) -> Tensor:
-    """On a GPU, without a wait: NaN in the place of 1 where the largest logit is no number."""
-    highest = logits.gather(-1, peak)
-    one = torch.where(highest.isfinite(), 1.0, math.nan).to(logits.dtype)
-    return torch.zeros_like(logits).scatter_(-1, peak, one)
+    """On a GPU, without a wait: all NaN, as a softmax is, where the largest logit is no number."""
+    unknown = ~logits.gather(-1, peak).isfinite()
+    return torch.zeros_like(logits).scatter_(-1, peak, 1.0).masked_fill_(unknown, math.nan)
 
 
 def _refuse_unless_finite(numbers: Tensor) -> None:
@@ -199,7 +198,9 @@ SETTLED_FIRST = (hub_pair,)
 
 def top_tokens(q: Tensor, sampler: Sampler) -> Iterator[int]:
     """The tokens of q from the most probable down (lowest id on ties), nothing drawn: verify them
-    as point masses."""
+    as point masses. Raises UserError where q is NaN."""
+    if q.device.type != "cpu":  # no draw notices
+        refuse_unless_finite(q.sum().item())
     left = q.clone()
     while bool(left.any()):
         token = int(left.argmax())

@@ -40,6 +40,8 @@ class Worker:
         self._pool = ThreadPoolExecutor(1, name, _divide, (threads,)) if threaded else None
 
     def submit(self, job: str, run: Callable[..., T], *arguments: Any) -> Future[T]:
+        if self._stream is not None:  # begins once what was asked for in this thread is done
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         if self._pool:
             return self._pool.submit(self._timed, job, run, *arguments)
         done = Future[T]()

@@ -1,5 +1,6 @@
 """Whether a device decodes and labels as the host does, near ties listed."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -118,9 +119,9 @@ def decodes(
         for number, (a, b) in enumerate(zip(*traces[SAMPLED], strict=True))
         if a.tokens != b.tokens
     ]
+    equal = 2 * len(prompts) - len(found) - len(other)
     if len(other) > len(prompts) // 2:  # rounding rarely turns a coin
         faults, other = faults + other, []
-    equal = 2 * len(prompts) - len(found) - len(other)
     return Agreement(equal, 2 * len(prompts), ties + other, faults)
 
 
@@ -170,10 +171,13 @@ def distance(ours: Any, theirs: Any) -> float:
             return float("inf")
         a, b = ours.detach().cpu().double(), theirs.detach().cpu().double()
         gaps = (a - b).abs() / b.abs().clamp(min=1)
-        return float(torch.nan_to_num(gaps, posinf=0.0).max()) if gaps.numel() else 0.0
+        same = (a == b) | (a.isnan() & b.isnan())  # also where both are the same infinity
+        gaps = gaps.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(same, 0.0)
+        return float(gaps.max()) if gaps.numel() else 0.0
     if hasattr(theirs, "dtype"):  # hidden states, the bits of bfloat16
         a, b = (torch.from_numpy(x).view(torch.bfloat16).double() for x in (ours, theirs))
         if a.shape != b.shape:
             return float("inf")
-        return float((a - b).norm() / b.norm().clamp(min=1e-9)) / 10  # rounded to 8 bits
+        gap = float((a - b).norm() / b.norm().clamp(min=1e-9)) / 10  # rounded to 8 bits
+        return gap if math.isfinite(gap) else math.inf
     return 0.0 if ours == theirs else float("inf")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from numpy import ndarray
 
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
@@ -17,6 +18,12 @@ from tests.pretend_device import pretend
 
 PROMPTS = [torch.tensor([3, 7, 1, 9, 4]), torch.tensor([5, 2])]
 TOKENS = 8
+NOUGHT = torch.zeros(1)
+
+
+def packed(value: float) -> ndarray:
+    """A hidden state as a harvest stores it."""
+    return torch.full((3,), value, dtype=torch.bfloat16).view(torch.int16).numpy()
 
 
 @pytest.mark.parametrize("name", agreement.ENGINES)
@@ -43,6 +50,14 @@ def test_a_device_that_computes_something_else_is_found() -> None:
     assert page.verdict({"x": asdict(found)}).startswith("**")
 
 
+def test_outputs_that_differ_are_not_counted_as_equal() -> None:
+    host, make = pair_on("cpu", "cpu"), agreement.ENGINES["plain"]
+    with pretend():
+        there = broken(pair_on("cuda:0", "cuda:0"))
+        found = agreement.decodes(host, there, make, PROMPTS, TOKENS)
+    assert found.equal == 4 - len(found.faults) == 0
+
+
 @pytest.mark.parametrize("recipe", [RECIPE, GREEDY])
 def test_records_are_compared(recipe: agreement.HarvestSettings) -> None:
     host, requests = pair_on("cpu", "cpu"), some_requests(3)
@@ -66,6 +81,12 @@ def test_other_records_are_found() -> None:
         (torch.tensor([1.0, 100.0]), torch.tensor([1.0, 101.0]), 1 / 101),
         (torch.zeros(2), torch.zeros(3), float("inf")),
         (torch.zeros(0), torch.zeros(0), 0.0),
+        (NOUGHT / 0, NOUGHT, float("inf")),
+        (NOUGHT, NOUGHT / 0, float("inf")),
+        (torch.tensor([float("inf")]), torch.ones(1), float("inf")),
+        (torch.full((2,), -float("inf")), torch.full((2,), -float("inf")), 0.0),
+        (NOUGHT / 0, NOUGHT / 0, 0.0),
+        (packed(float("nan")), packed(1.0), float("inf")),
         (3, 3, 0.0),
         ("a", "b", float("inf")),
     ],
