@@ -1,4 +1,4 @@
-"""A tiny greedy harvest that replay can be tried on."""
+"""A tiny greedy harvest that replay can be tried on, and a small evaluation."""
 
 import json
 from pathlib import Path
@@ -45,3 +45,32 @@ def replaying(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatc
         path.unlink()
     some = "methods=[fixed,confidence,product,confidence_before,adaedl,specdecpp,hrad]"
     return [*base(tiny_pair_dir), *GREEDY, "data=data/greedy", "points=10", *SPLITS, some]
+
+
+@pytest.fixture
+def evaluating(tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of a small evaluation in a folder of its own: a tiny pair, six prompts, few tokens."""
+    monkeypatch.chdir(tmp_path)
+    prompts = [
+        {"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 7)
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    return [
+        *(f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")),
+        *(
+            "pair.dtype=float64",
+            "dataset=jsonl",
+            "dataset.path=prompts.jsonl",
+            "dataset.chat=false",
+        ),
+        *(
+            "split=all",
+            "limit=4",
+            "max_new_tokens=14",
+            "repeats=2",
+            "tried.fixed.stop.gamma=[1,3]",
+            "tried_prompts=1",
+            "logger=none",
+            "out=runs/x",
+        ),
+    ]

@@ -7,7 +7,7 @@ import pytest
 
 from decoding.trace import read_traces
 from tests.checkpoints import write_checkpoint
-from tests.e2e.test_evaluate import GREEDY, base, identity, refused, run, somewhere_else  # noqa: F401
+from tests.evaluating import GREEDY, identity, refused, run
 
 NUMBERS = 8  # inputs of the predictor
 COSTS = {"seconds": {"draft": 1.0, "target": {"1": 4.0, "65": 5.0}}}
@@ -15,15 +15,15 @@ WARPS = {"greedy": 0.0, "sampled": 1.0}
 
 
 @pytest.fixture
-def given(base: list[str]) -> list[str]:  # noqa: F811
+def given(evaluating: list[str]) -> list[str]:
     """A predictor for either temperature, and costs."""
     for name, temperature in WARPS.items():
         warp = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-        context = {"pair": identity(base), "warp": warp, "draft_warp": warp}
+        context = {"pair": identity(evaluating), "warp": warp, "draft_warp": warp}
         write_checkpoint(Path(name), "value", NUMBERS, context=context)
     Path("costs.json").write_text(json.dumps(COSTS))
     methods = ("grown", "grown_greedy")
-    return [*base, *(f"method.{name}.structure.cost.file=costs.json" for name in methods)]
+    return [*evaluating, *(f"method.{name}.structure.cost.file=costs.json" for name in methods)]
 
 
 def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(

@@ -1,7 +1,6 @@
 """Asking a server for responses: what is asked, what is tried again, what is kept, and what is
 refused."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,56 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
-from omegaconf import OmegaConf
 
 from data_gen.prompts import Prompt
-from data_gen.responses.external import ExternalResponse
 from data_gen.responses.file import ResponseFile
-from data_gen.responses.log import NAME, open_log
-from data_gen.responses.server import Server, pause
-from data_gen.settings import HarvestSettings
-from decoding.sampling import Warp
+from data_gen.responses.log import NAME
+from data_gen.responses.server import pause
 from runtime.errors import UserError
 from tests.answer_stub import Behaviour, stub_server
+from tests.answering import NUCLEUS, PROMPTS, fetch, rows, server
 from tests.invariant.test_teacher_forcing import GREEDY, SAMPLED
-
-PROMPTS = [Prompt(f"p{number}", "toy", "", f"w{number + 1} w2", chat=False) for number in range(20)]
-NUCLEUS = HarvestSettings(**{**vars(SAMPLED), "warp": Warp(0.7, top_p=0.9)})
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_gen.responses.server.PAUSE", 0.01)
-
-
-def server(url: str, **changed: Any) -> Server:
-    settings = {
-        "concurrency": 4,
-        "timeout": 2.0,
-        "retries": 3,
-        "key_variable": None,
-        "extra": {},
-        **changed,
-    }
-    return Server(url, "tiny", **{**settings, "extra": OmegaConf.create(settings["extra"])})
-
-
-def fetch(
-    url: str,
-    out: Path,
-    recipe: HarvestSettings = NUCLEUS,
-    prompts: list[Prompt] = PROMPTS,
-    **changed: Any,
-) -> dict[str, ExternalResponse]:
-    return server(url, **changed).fetch(prompts, recipe, out, ask=True)
-
-
-def rows(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / NAME).read_text().splitlines()]
-
-
-def asked_as(line: str, asked: Any) -> str:
-    return json.dumps({**json.loads(line), "asked": asked})
 
 
 def test_what_is_asked_and_kept(tmp_path: Path) -> None:
@@ -258,86 +216,6 @@ def test_the_key_is_masked_wherever_it_is_said(
     with pytest.raises(UserError, match=r"in 4 tries \(Illegal header -*b'Bearer \*") as error:
         fetch("http://127.0.0.1:1/v1", tmp_path, key_variable="TINY_KEY", concurrency=1)
     assert "sesame" not in str(error.value)
-
-
-def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
-    with stub_server() as stub:
-        fetch(stub.url, tmp_path)
-    whole = (tmp_path / NAME).read_bytes()
-    lost = json.loads(whole.splitlines()[-1])["id"]
-    for torn in (whole[:-1], whole[:-40], whole[: whole[:-1].rfind(b"\n") + 2]):
-        (tmp_path / NAME).write_bytes(torn)
-        with stub_server() as stub:
-            fetch(stub.url, tmp_path)
-        assert len(stub.bodies) == 1
-        assert [row["id"] for row in rows(tmp_path)][-1] == lost and len(rows(tmp_path)) == len(
-            PROMPTS
-        )
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"id": "p0", "response": "mine"}', r"ends with what is none of its lines"),
-        ("notes of mine", r"ends with what is none of its lines"),
-        ('{"asked": {"model": "other"}, "id": "p0"', r"ends with what is none of its lines"),
-        ('{"id": "p0", "response": "mine"}\n{"id": "p1", "response": "last"}', r"answers\.jsonl "),
-    ],
-)
-def test_a_file_of_somebody_else_is_left_as_it_is(
-    content: str, message: str, tmp_path: Path
-) -> None:
-    (tmp_path / NAME).write_text(content)
-    with pytest.raises(UserError, match=message):
-        fetch("http://127.0.0.1:1/v1", tmp_path)
-    assert (tmp_path / NAME).read_text() == content
-
-
-@pytest.mark.parametrize(
-    "answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}]
-)
-def test_what_could_not_be_read_again_is_not_written(
-    answer: dict[str, Any], tmp_path: Path
-) -> None:
-    with open_log(tmp_path, {}) as log:
-        log.append(PROMPTS[0], {"response": "w5"})
-        with pytest.raises(UserError, match=r"^responses\.url: .*line 2 "):
-            log.append(PROMPTS[1], answer)
-    with open_log(tmp_path, {}) as log:
-        assert list(log.responses) == ["p0"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda lines: [*lines[:3], "{", *lines[4:]], r"^responses\.url: .*line 4 is not JSON"),
-        (lambda lines: [*lines, lines[0]], r"^responses\.url: .*line 21 answers p\d+ again"),
-        (
-            lambda lines: [*lines[:3], "[" * 100_000, *lines[4:]],
-            r"^responses\.url: .*line 4 is not JSON",
-        ),
-        (
-            lambda lines: [*lines[:3], asked_as(lines[3], ["model"])],
-            r"^responses\.url: .*line 4 is damaged",
-        ),
-        (
-            lambda lines: [*lines[:3], asked_as(lines[3], None)],
-            r"^responses\.url: .*line 4 is damaged",
-        ),
-        (
-            lambda lines: [*lines[:3], lines[3].replace("w5", "w6"), *lines[4:]],
-            r"^responses\.url: .*line 4 is damaged",
-        ),
-        (lambda lines: ["{}", *lines], r"^responses\.url: .*line 1 is no response"),
-    ],
-)
-def test_a_damaged_log_is_refused_by_line(change: Any, message: str, tmp_path: Path) -> None:
-    with stub_server() as stub:
-        fetch(stub.url, tmp_path)
-        content = change((tmp_path / NAME).read_text().splitlines())
-        (tmp_path / NAME).write_text("\n".join(content) + "\n")
-        with pytest.raises(UserError, match=message):
-            fetch(stub.url, tmp_path)
 
 
 def test_answers_to_other_questions_do_not_mix(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""scripts/evaluate.py from its command line on a tiny pair: what runs it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from decoding.models.loading import load_pair, pair_identity
+from scripts import evaluate
+from tests.checkpoints import write_checkpoint
+
+ROOT = Path(__file__).parents[1]
+GREEDY = ("warp=greedy", "draft_warp.temperature=0")
+LEARNED = ("specdecpp", "hrad")
+METHODS = ["autoregressive", "fixed", "confidence", "product", "adaedl", *LEARNED]
+ALL = f"methods=[{','.join(METHODS)}]"
+
+
+def identity(settings: list[str]) -> dict[str, Any]:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return pair_identity(load_pair(compose("evaluate", settings).pair))
+
+
+def write_checkpoints(settings: list[str], warp: dict[str, Any], **changes: Any) -> None:
+    context = {"pair": identity(settings), "warp": warp, "draft_warp": warp, **changes}
+    for name, dim in zip(LEARNED, (24, 48), strict=True):
+        write_checkpoint(Path("checkpoints") / name, name, dim, gamma=3, context=context)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr("sys.argv", ["evaluate.py", *arguments])
+    evaluate.main()
+
+
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    with pytest.raises(SystemExit) as exit_code:
+        run(monkeypatch, *arguments)
+    assert exit_code.value.code == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("error: ")
+    assert not Path("runs").exists()
+    return message
