@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-DEVICES = (torch.device("cuda:0"), torch.device("cuda:1"))
 HOST = torch.device("cpu")
 
 
@@ -58,6 +57,7 @@ class Pretend(Tensor):
 
     held: Tensor
     counts: Counts | None = None  # of the `pretend` we are in
+    kind = "cuda"
 
     @staticmethod
     def __new__(cls, held: Tensor, device: torch.device) -> "Pretend":
@@ -106,7 +106,8 @@ def moved(tensor: Tensor, device: torch.device, why: str = "copy") -> Tensor:
 
 
 def indexed(device: torch.device) -> torch.device:
-    return DEVICES[0] if device.type == "cuda" and device.index is None else device
+    whole = device.type == Pretend.kind and device.index is None
+    return torch.device(device.type, 0) if whole else device
 
 
 # Operations ---------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ def asked_for(args: Any, kwargs: Mapping[str, Any]) -> tuple[torch.device | None
 
 def cuda(tensor: Tensor, device: Any = None, *_: Any, **__: Any) -> Tensor:
     number = device if isinstance(device, int) else 0
-    return moved(tensor, torch.device(DEVICES[number] if device is None else device))
+    return moved(tensor, torch.device(Pretend.kind, number) if device is None else device)
 
 
 def tolist(tensor: Tensor) -> Any:
@@ -331,6 +332,8 @@ METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
 }
+DIFFERENTIABLE = (Tensor.__getitem__, Tensor.contiguous)
+"""Of these, left to themselves where torch knows who drives the device: gradients flow through."""
 FROM_HOST = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 
 
@@ -341,10 +344,11 @@ class Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func in METHODS and concerns_device(func, args, kwargs):
+        own = func in METHODS and not (Pretend.kind != "cuda" and func in DIFFERENTIABLE)
+        if own and concerns_device(func, args, kwargs):
             return METHODS[func](*args, **kwargs)
         device = kwargs.get("device")
-        if device is None or torch.device(device).type != "cuda":
+        if device is None or torch.device(device).type != Pretend.kind:
             return func(*args, **kwargs)
         if (generator := kwargs.get("generator")) is not None and generator.device == HOST:
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
@@ -363,7 +367,7 @@ def concerns_device(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     if func is Tensor.to:
         others = {name: value for name, value in kwargs.items() if name != "copy"}
         device, _ = asked_for(args[1:], others)
-        if device is not None and device.type == "cuda":
+        if device is not None and device.type == Pretend.kind:
             return True
     return func is Tensor.cuda or args_on_device((args, kwargs))
 
@@ -374,7 +378,7 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if args_on_device((args, kwargs)) or "cuda" in str((kwargs or {}).get("device")):
+        if args_on_device((args, kwargs)) or Pretend.kind in str((kwargs or {}).get("device")):
             return dispatched(func, args, dict(kwargs or {}))
         return func(*args, **(kwargs or {}))
 

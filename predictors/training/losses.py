@@ -11,9 +11,10 @@ Pairs = tuple[torch.Tensor, torch.Tensor]
 
 
 def mean_loss(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Scalar: the mean of sums / counts [K] over those that count anything."""
-    there = counts > 0
-    return (sums[there] / counts[there]).mean()
+    """Scalar: the mean of sums / counts [K] over those that count anything; the sums of the others
+    are 0."""
+    there = counts > 0  # no index, for which a GPU's host would wait
+    return (sums / counts.where(there, 1)).sum() / there.sum()
 
 
 def weighted_soft_bce(
