@@ -13,7 +13,8 @@ known here; nothing is asynchronous."""
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -383,11 +384,25 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Threads(ThreadPoolExecutor):
+    """Modes are those of a thread."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def run() -> Any:
+            with Functions(), Operations():
+                return work(*args, **kwargs)
+
+        return super().submit(run)
+
+
 class Stream:
-    def __init__(self, device: Any = None) -> None: ...
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
 
     def synchronize(self) -> None:
         counting().synchronisations["synchronize"] += 1
+
+    def wait_stream(self, other: Any) -> None: ...
 
 
 class Event:
@@ -413,6 +428,9 @@ def pretend() -> Iterator[Counts]:
         stack.callback(setattr, Pretend, "counts", None)
         stack.enter_context(patch("torch.cuda.current_stream", Stream))
         stack.enter_context(patch("torch.cuda.Event", Event))
+        stack.enter_context(patch("torch.cuda.Stream", Stream))
+        stack.enter_context(patch("torch.cuda.stream", nullcontext))
+        stack.enter_context(patch("decoding.engines.threads.ThreadPoolExecutor", Threads))
         stack.enter_context(patch("torch.cuda.synchronize", lambda _=None: Stream().synchronize()))
         stack.enter_context(Functions())
         stack.enter_context(Operations())

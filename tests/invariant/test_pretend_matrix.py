@@ -74,7 +74,14 @@ def test_every_stop_rule(stop: str, values: dict, places: tuple[str, str], tmp_p
 
 OTHERS: dict[str, Callable[[ModelPair], Engine]] = {
     "lookahead": lambda pair: LookaheadEngine(pair, 3, 3, 3, True, WARP),
-    "overlapped, in turn": lambda pair: OverlappedEngine(
+    "overlapped, in turn": lambda pair: overlapped(pair, False),
+    "overlapped, side by side": lambda pair: overlapped(pair, True),
+}
+
+
+def overlapped(pair: ModelPair, overlap: bool) -> OverlappedEngine:
+    """In turn, or each model in a thread and a stream of its own."""
+    return OverlappedEngine(
         pair=pair,
         structure=BranchPoint(3, 2),
         stop=Confidence(0.4),
@@ -82,9 +89,8 @@ OTHERS: dict[str, Callable[[ModelPair], Engine]] = {
         warp=WARP,
         draft_warp=WARP,
         branch_verifier=RrswVerifier(),
-        overlap=False,
-    ),
-}
+        overlap=overlap,
+    )
 
 
 @pytest.mark.parametrize("places", PLACES)
