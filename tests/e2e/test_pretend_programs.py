@@ -1,0 +1,106 @@
+"""Programs with both models on a pretend device print and write what they do on the host."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedModel
+
+from data_gen.storage.dataset import read_records
+from decoding.models import loading
+from decoding.trace import read_traces
+from scripts import gen_data
+from serving.generate import speculate
+from tests import evaluating as evaluation
+from tests import programs
+from tests.evaluating import GREEDY, write_checkpoints
+from tests.pretend_device import Counts, pretend
+from tests.tiny_pair import tiny_models
+
+DEVICES = ("pair.target_device=cuda:0", "pair.draft_device=cuda:0")
+WARPS = {"greedy": (0.0, GREEDY), "sampled": (1.0, ())}
+METHODS = ("autoregressive", "confidence", "specdecpp", "hrad")
+
+
+@pytest.fixture
+def counts() -> Iterator[Counts]:
+    """Of a device that `from_pretrained` loads models to."""
+    plain = loading.load_plain
+
+    def load(side: str, cfg: DictConfig) -> PreTrainedModel:
+        host = OmegaConf.merge(cfg, {f"{side}_device": "cpu"})
+        return plain(side, host).to(cfg[f"{side}_device"])  # type: ignore[arg-type]
+
+    with (
+        patch.object(loading, "load_plain", load),
+        patch("torch.cuda.get_device_name", lambda _: "a pretend device"),
+        pretend() as found,
+    ):
+        yield found
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_evaluation(
+    name: str,
+    evaluating: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    temperature, warp = WARPS[name]
+    write_checkpoints(evaluating, {"temperature": temperature, "top_k": 0, "top_p": 1.0})
+    small = (*evaluating, *warp, f"methods=[{','.join(METHODS)}]", "repeats=1", "split=test")
+    evaluation.run(monkeypatch, *small)
+    counts: Counts = request.getfixturevalue("counts")
+    evaluation.run(monkeypatch, *small, *DEVICES, "out=runs/there")
+    assert counts.bytes["to host"], "nothing was on the device"
+    assert "a pretend device" in Path("runs/there/results.json").read_text()
+    for method in METHODS:
+        theirs, ours = (
+            [trace.tokens for trace in read_traces(folder / f"traces-{method}.jsonl")]
+            for folder in (Path("runs/x"), Path("runs/there"))
+        )
+        assert ours == theirs and ours[0], method
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_harvest(
+    name: str,
+    tiny_pair_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 9)]
+    Path("prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    small = ("max_new_tokens=8", "gamma=3", "anchors.stride=1", "batch_size=3")
+    whole = (*programs.base(tiny_pair_dir), *WARPS[name][1], *small, *programs.SPLITS)
+    programs.run(gen_data, monkeypatch, *whole, "out=host")
+    counts: Counts = request.getfixturevalue("counts")
+    programs.run(gen_data, monkeypatch, *whole, *DEVICES, "out=there")
+    assert counts.bytes["to host"], "nothing was on the device"
+    for kind in ("rounds", "mixed"):
+        theirs, ours = (read_records(folder, kind, "all") for folder in ("host", "there"))
+        assert ours.keys() == theirs.keys() and len(ours["token"])
+        for column, values in theirs.items():
+            torch.testing.assert_close(ours[column], values, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_inside_generate(sampled: bool, request: pytest.FixtureRequest) -> None:
+    prompt = torch.tensor([[3, 7, 1, 9, 4]])
+    asked = {"max_new_tokens": 20, "do_sample": sampled, "custom_generate": speculate}
+
+    def output(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        target, draft = (model.to(device) for model in tiny_models())
+        found: torch.Tensor = target.generate(prompt.to(device), draft=draft, **asked)
+        return found.cpu()
+
+    expected = output("cpu")
+    request.getfixturevalue("counts")
+    assert torch.equal(output("cuda:0"), expected)
