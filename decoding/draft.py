@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+HOST = torch.device("cpu")
 Shape = Literal["chain", "branch_point", "paths", "tree"]
 """What a structure builds. chain: one path. branch_point: a chain whose last node has open leaves.
 paths: chains that only share the root. tree: anything else without open leaves."""
@@ -126,6 +128,7 @@ class RoundContext:
     max_new: tokens that may still be committed
     round: 0 for the first round of a request (adaptive rules start afresh there)
     eos_ids: tokens that end the output
+    device: where the draft's outputs are, and predictors that read states run
     """
 
     committed: Tensor
@@ -135,9 +138,39 @@ class RoundContext:
     embed: Callable[[int], Tensor] = no_embedding
     eos_ids: frozenset[int] = frozenset()
     verdicts: Sequence[bool] = ()
+    device: torch.device = HOST
 
     @property
     def max_depth(self) -> int:
         """Longest path a draft may have: one of `max_new` places is kept for the residual or bonus
         token."""
         return self.max_new - 1
+
+
+def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[count], one number seen as many."""
+    if device.type != "cpu":
+        return torch.zeros(1, dtype=dtype, device=device).expand(count)
+    return _zeros_here(count, dtype)
+
+
+@cache
+def _zeros_here(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(1, dtype=dtype).expand(count)
+
+
+def depth_first(parents: Sequence[int]) -> list[int]:
+    """Rows of a tree in pre-order, children as they were added. parents: of rows 1, 2, ...; row 0
+    comes first.
+
+    Close to the heavy-path order of DySpec, Appendix C: the accepted path and every subtree are
+    contiguous, which keeps the attention mask of the target call in few blocks."""
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for row, parent in enumerate(parents, 1):
+        children[parent].append(row)
+    order, waiting = list[int](), [0]
+    while waiting:
+        row = waiting.pop()
+        order.append(row)
+        waiting += reversed(children[row])
+    return order

@@ -45,6 +45,10 @@ class DrawnToken:
             row = self._tree.parent[row - 1]
         return found[::-1]
 
+    def q_stats(self) -> list[float]:
+        """`DraftTree.q_stats` of it: never a forward."""
+        return self._tree.q_stats(self._row)
+
     def unwarped_q(self) -> Tensor:
         """[V], `DraftTree.unwarped_q` where it was drawn: never a forward."""
         return self._tree.unwarped_q(self._tree.parent[self._row - 1])
@@ -86,7 +90,7 @@ class DraftStep:
     def drawn_unwarped_q(self) -> float:
         """`unwarped_q` in the last drawn token at the moment it was drawn; never a forward."""
         assert self.tokens, "no token drawn yet"
-        return self._tree.unwarped_q(self._before())[self.tokens[-1]].item()
+        return self._tree.drawn_unwarped(self.row)
 
     def hidden(self) -> Tensor:
         """[len(draft_layers), H], the draft's hidden states at the last drawn token (the last
@@ -115,9 +119,9 @@ class DraftStep:
 
     def draw(self, siblings: SiblingSampler, sampler: Sampler) -> int:
         """Draw the next token from `q()` as the verifier demands, and keep it."""
-        q = self.q()
+        candidates = self._tree.candidates(self.row, siblings, sampler)
         with self._tree.watch.stage("sample"):
-            token = next(siblings(q, sampler))
+            token = next(candidates)
         self.push(token)
         return token
 
@@ -125,7 +129,7 @@ class DraftStep:
         """Keep `token`, drawn from `q()`."""
         self.q()
         self.row = self._tree.add(self.row, token)
-        self.tokens.append(token)
+        self.tokens.append(self._tree.token[-1])
 
     def _before(self) -> int:
         return self._tree.parent[self.row - 1]

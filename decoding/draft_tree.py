@@ -1,18 +1,22 @@
 """The draft of one round while it is drawn."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, RoundContext
+from decoding.draft import Draft, RoundContext, zeros
+from decoding.draft import depth_first as depth_first
 from decoding.draft_step import DraftStep as DraftStep
 from decoding.interfaces import LM, LMOutput
-from decoding.sampling import Warp
+from decoding.picking import Drawn
+from decoding.sampling import Noting, Sampler, SiblingSampler, Warp
 from decoding.trace import Stopwatch
 from decoding.verification import numbers
+from predictors.features.draft_statistics import q_stats_of, q_stats_row
 
 PLAIN = Warp()
 
@@ -34,7 +38,8 @@ class DraftTree:
         self.token: list[int] = []
         self.parent: list[int] = []
         self._drawn: list[float] = []
-        self._unread: list[Tensor] = []  # of the last nodes, on a GPU
+        self._unread: dict[int, Tensor] = {}  # of nodes drawn on a GPU, where it was not sent along
+        self._noted: dict[int, list[float]] = {}  # q_stats of rows drawn there
         self.depth: list[int] = [0]
         self.open = 0
         self.forwards = 0
@@ -55,21 +60,34 @@ class DraftTree:
     def add(self, row: int, token: int) -> int:
         """Keep `token`, drawn from `q(row)` (or given by `set_q`), as a child of `row`; returns its
         row."""
-        q = self._distributions[row][token]
+        distribution = self._distributions[row]
+        if distribution.device.type == "cpu":
+            self._drawn += self._checked([distribution[token].item()])
+        else:
+            token = self._add_there(distribution, token)
         self.token.append(token)
         self.parent.append(row)
-        if q.device.type == "cpu":
-            self._drawn += self._checked([q.item()])
-        else:  # asked for when somebody wants to know
-            self._unread.append(q)
         self.depth.append(self.depth[row] + 1)
         return len(self.token)
+
+    def _add_there(self, distribution: Tensor, token: int) -> int:
+        """On a GPU: what was sent along is known, else it is asked for when somebody wants it."""
+        if isinstance(token, Drawn):
+            self._drawn += self._checked([token.q])
+            if token.noted:
+                self._noted[len(self._drawn)] = token.noted
+        else:
+            self._unread[len(self._drawn)] = distribution[token]
+            self._drawn.append(math.nan)
+        return int(token)
 
     @property
     def drawn(self) -> list[float]:
         """q of each node under the distribution it was drawn from."""
         if self._unread:
-            self._drawn += self._checked(numbers(self._unread))
+            found = self._checked(numbers(list(self._unread.values())))
+            for node, q in zip(self._unread, found, strict=True):
+                self._drawn[node] = q
             self._unread.clear()
         return self._drawn
 
@@ -85,6 +103,13 @@ class DraftTree:
         distribution[token] = 1
         self.set_q(row, distribution)
         return self.add(row, token)
+
+    def candidates(self, row: int, siblings: SiblingSampler, sampler: Sampler) -> Iterator[int]:
+        """Of `row`, by the sibling distribution. From a GPU each comes with its `q_stats`."""
+        q = self.q(row)
+        if q.device.type != "cpu":
+            sampler = Noting(sampler, partial(q_stats_row, self.unwarped_q(row)))
+        return siblings(q, sampler)
 
     def draw(self, row: int, candidates: Iterator[int]) -> int | None:
         """Keep the next of `candidates`, the sibling distribution of `q(row)`, as a child of `row`;
@@ -157,9 +182,17 @@ class DraftTree:
 
     def drawn_unwarped(self, row: int) -> float:
         """`unwarped_q` of the node `row`, where it was drawn."""
+        if row in self._noted:
+            return self._noted[row][0]
         if self._warp == PLAIN:
             return self.drawn[row - 1]
         return self.unwarped_q(self.parent[row - 1])[self.token[row - 1]].item()
+
+    def q_stats(self, row: int) -> list[float]:
+        """`features.draft_statistics.q_stats` of the node `row`, where it was drawn."""
+        if row not in self._noted:
+            return q_stats_of(self.unwarped_q(self.parent[row - 1]), self.token[row - 1])
+        return self._noted[row]
 
     def hidden(self, row: int) -> Tensor:
         """[len(layers), H], the draft's hidden states at `row`: those of the stop rule's
@@ -240,8 +273,8 @@ class DraftTree:
                 theirs |= {new: ours[old]} if old in ours else {}
         return tree
 
-    def _known(self) -> tuple[dict[int, Tensor], ...]:
-        return self._logits, self._hidden, self._unwarped, self._distributions
+    def _known(self) -> tuple[dict[int, Any], ...]:
+        return self._logits, self._hidden, self._unwarped, self._distributions, self._noted
 
     def _note(self, rows: Sequence[int], output: LMOutput) -> None:
         self._logits |= dict(zip(rows, output.logits, strict=True))
@@ -255,32 +288,3 @@ def _rename(facts: dict[int, Any], names: Mapping[int, int]) -> None:
     kept = {names[row]: found for row, found in facts.items() if row in names}
     facts.clear()
     facts.update(kept)
-
-
-def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[count], one number seen as many."""
-    if device.type != "cpu":
-        return torch.zeros(1, dtype=dtype, device=device).expand(count)
-    return _zeros_here(count, dtype)
-
-
-@cache
-def _zeros_here(count: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(1, dtype=dtype).expand(count)
-
-
-def depth_first(parents: Sequence[int]) -> list[int]:
-    """Rows of a tree in pre-order, children as they were added. parents: of rows 1, 2, ...; row 0
-    comes first.
-
-    Close to the heavy-path order of DySpec, Appendix C: the accepted path and every subtree are
-    contiguous, which keeps the attention mask of the target call in few blocks."""
-    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
-    for row, parent in enumerate(parents, 1):
-        children[parent].append(row)
-    order, waiting = list[int](), [0]
-    while waiting:
-        row = waiting.pop()
-        order.append(row)
-        waiting += reversed(children[row])
-    return order

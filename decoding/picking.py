@@ -1,7 +1,7 @@
 """Which token of a distribution a uniform number stands for, and which token is the largest."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -64,13 +64,32 @@ def pool_of(probs: Tensor) -> "Pool | DevicePool":
     return Pool(probs) if probs.device.type == "cpu" else DevicePool(probs)
 
 
+class Drawn(int):
+    """A token and what a GPU sent along with it. q: its probability in the distribution that it was
+    drawn from; noted: the numbers that `DevicePool.along` made of it."""
+
+    q: float
+    noted: list[float]
+
+    @classmethod
+    def of(cls, token: float, q: float, noted: list[float]) -> "Drawn":
+        drawn = cls(token)
+        drawn.q, drawn.noted = q, noted
+        return drawn
+
+
 class DevicePool:
     """`Pool` for a distribution on a GPU, where a wait costs more than the vocabulary: a draw looks
-    at all of it and sends two numbers to the host."""
+    at all of it and sends a few numbers to the host, once.
+
+    along: of a token [1] that is drawn, more numbers [k] that go with it"""
+
+    along: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, probs: Tensor) -> None:
         self._left = probs
         self._copied = False
+        self._tokens: float | None = None  # that have a probability
 
     def pick(self, uniform: float) -> int:
         """See `Pool`, which draws where a sum made in parts, as a GPU makes it, rose or fell at a
@@ -80,22 +99,28 @@ class DevicePool:
         mass = cumulative[-1:]
         point = (mass * (uniform * BELOW_ONE)).minimum(mass.nextafter(mass.new_zeros(())))
         token = torch.searchsorted(cumulative, point, right=True)
-        own = self._left.gather(-1, token.clamp_max(len(self._left) - 1))
-        known = torch.where(own > 0, token, -1).double()
-        found, total = torch.cat([known, mass]).tolist()
+        token = token.clamp_max(len(self._left) - 1)
+        own = self._left.gather(-1, token)
+        parts = [torch.where(own > 0, token, -1), mass, own, self._left.count_nonzero()[None]]
+        if self.along is not None:
+            parts.append(self.along(token))
+        sent = torch.cat([part.double() for part in parts])
+        found, total, q, self._tokens, *noted = sent.tolist()
         refuse_unless_finite(total)
         if found >= 0:
-            return int(found)
+            return Drawn.of(found, q, noted)
         return Pool(self._left.cpu()).pick(uniform)
 
     def take(self, token: int) -> None:
-        """Out of the pool for good."""
+        """Out of the pool for good: one that was drawn."""
         self._left = self._left if self._copied else self._left.clone()
         self._left[token], self._copied = 0, True
+        self._tokens = None if self._tokens is None else self._tokens - 1
 
     @property
     def empty(self) -> bool:
-        return not self._left.any().item()
+        """Before the first draw a distribution has at least one token, which nobody asks for."""
+        return self._tokens is not None and self._tokens <= 0
 
     def distribution(self) -> Tensor:
         """What is left, [V], not normalised."""

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from decoding.picking import DevicePool, Pool, largest, pool_of, refuse_unless_finite
+from decoding.picking import DevicePool, Drawn, Pool, largest, pool_of, refuse_unless_finite
 from runtime.errors import UserError
 from runtime.settings.kinds import Size, Temperature, TopP
 
 TOP_P_CANDIDATES = 1024  # tokens looked at before top-p falls back to sorting the whole vocabulary
 SMALLEST = 1e-30  # below it a probability is 0: products and quotients stay normal in float32
 AHEAD = 256  # uniform numbers made at once
+SENT = 16  # candidates that come from a GPU at once
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,22 @@ class Sampler:
         return self._ahead.pop()
 
 
+class Noting(Sampler):
+    """`sampler`, which sends `along` (of a token [1], numbers [k]) with what it draws on a GPU."""
+
+    def __init__(self, sampler: Sampler, along: Callable[[Tensor], Tensor]) -> None:
+        self._sampler, self._along = sampler, along
+
+    def draw(self, distribution: Tensor | Pool | DevicePool) -> int:
+        pool = pool_of(distribution) if isinstance(distribution, Tensor) else distribution
+        if isinstance(pool, DevicePool):
+            pool.along = self._along
+        return self._sampler.draw(pool)
+
+    def accept(self, p: float, q: float) -> bool:
+        return self._sampler.accept(p, q)
+
+
 SiblingSampler = Callable[[Tensor, Sampler], Iterator[int]]
 """(q [V], sampler) -> the candidates of one position in draw order, each drawn when it is asked
 for.
@@ -199,10 +216,26 @@ SETTLED_FIRST = (hub_pair,)
 def top_tokens(q: Tensor, sampler: Sampler) -> Iterator[int]:
     """The tokens of q from the most probable down (lowest id on ties), nothing drawn: verify them
     as point masses. Raises UserError where q is NaN."""
-    if q.device.type != "cpu":  # no draw notices
-        refuse_unless_finite(q.sum().item())
+    if q.device.type != "cpu":
+        yield from _top_tokens_there(q)
+        return
     left = q.clone()
     while bool(left.any()):
         token = int(left.argmax())
         left[token] = 0
         yield token
+
+
+def _top_tokens_there(q: Tensor) -> Iterator[int]:
+    """On a GPU: sorted once, and sent a few at a time."""
+    ranked = q.sort(descending=True, stable=True)
+    for first in range(0, len(q), SENT):
+        some = slice(first, first + SENT)
+        sent = torch.cat([q.sum()[None], ranked.values[some], ranked.indices[some]])
+        total, *both = sent.double().tolist()
+        refuse_unless_finite(total)  # no draw notices
+        half = len(both) // 2
+        for mass, token in zip(both[:half], both[half:], strict=True):
+            if mass <= 0:
+                return
+            yield Drawn.of(token, mass, [])

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from decoding.asking import said
 from decoding.draft import RoundContext
 from decoding.draft_step import DrawnToken
 from predictors.base import Predictor, load_predictor
-from predictors.inputs import live
 from predictors.outcomes import OUTCOMES
 from runtime.errors import UserError
 
@@ -57,4 +57,4 @@ class Said(NamedTuple):
 
 def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken) -> Said:
     """Of one drawn token."""
-    return Said.of(predictor.predict_proba(live(predictor.inputs, context, drawn))[0].tolist())
+    return Said.of(said(predictor, context, drawn)[0].tolist())

@@ -52,7 +52,8 @@ class Calibration:
     survival: Survival = field(default=Survival())
 
     def apply(self, logits: Tensor) -> Tensor:
-        """logits [n, C] -> probabilities [n, C]."""
+        """logits [n, C] -> probabilities [n, C], on the host, wherever the head is."""
+        logits = logits.cpu()
         if self.offset:
             logits = logits + logits.new_tensor(self.offset)
         if self.scale:
@@ -150,7 +151,7 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
 
 
 def _mapped(logits: Tensor, curves: tuple[Curve, ...]) -> Tensor:
-    odds = log_odds(logits.double()).cpu().numpy()
+    odds = log_odds(logits.double()).numpy()
     columns = range(len(curves)) if len(curves) > 1 else [1]
     values = np.stack(
         [np.interp(odds[:, c], *curve) for c, curve in zip(columns, curves, strict=True)], axis=-1

@@ -21,6 +21,7 @@ from predictors.features.draft_statistics import path_rows
 from predictors.features.layers import LAYERS, RecordedLayers, among, checked_layers, narrowed
 from runtime.errors import UserError, checked_switch
 
+HOST = torch.device("cpu")
 When = Literal["round", "token"]
 """When a predictor is asked: before a round is drafted, or after each drawn token."""
 
@@ -186,17 +187,21 @@ def _of_rounds(inputs: Inputs, records: Mapping[str, Tensor]) -> Facts:
     return found
 
 
-def live(inputs: Inputs, context: LiveRound, drawn: LiveToken | None = None) -> Tensor:
-    """[1, D] float32: the row that `recorded` holds for a round that starts now (`drawn` None), or
-    for a drawn token of it, on the CPU. What is not read is not worked out."""
+def live(
+    inputs: Inputs, context: LiveRound, drawn: LiveToken | None = None, device: torch.device = HOST
+) -> Tensor:
+    """[1, D] float32 on `device`: the row that `recorded` holds for a round that starts now
+    (`drawn` None), or for a drawn token of it. What is not read is not worked out."""
     states, numbers = list[Tensor](), list[float]()
     for name in inputs.names:
         part = CATALOGUE[name].live(context, drawn)
-        if isinstance(part, Tensor):
-            states.append(part.float().cpu())
+        if isinstance(part, Tensor):  # as bfloat16 where it crosses
+            states.append((part if part.device == device else part.to(device)).float())
         else:
             numbers += part
     row = torch.tensor(numbers, dtype=torch.float32)
+    if device.type != "cpu":
+        row = row.to(device) if numbers else row.new_zeros(0, device=device)
     return (torch.cat([*states, row]) if states else row)[None]
 
 

@@ -193,7 +193,7 @@ class Drafter:
                     path for path in growing if not DraftStep(tree, path[-1]).stopped_by(self.cut)
                 ]
             for path in growing:
-                path += _drawn(tree.draw(path[-1], iid(tree.q(path[-1]), self.sampler)))
+                path += _drawn(tree.draw(path[-1], tree.candidates(path[-1], iid, self.sampler)))
         return Branches(paths, distribution)
 
     def keep(
@@ -221,17 +221,17 @@ class Drafter:
 
         Point masses are the draft's most probable tokens before its warp, since a greedy
         distribution has but one."""
-        unwarped_q = tree.unwarped_q(tip)
-        distribution = unwarped_q if self.rule.siblings is top_tokens else tree.q(tip)
+        unwarped_q = self.rule.siblings is top_tokens
+        distribution = tree.unwarped_q(tip) if unwarped_q else tree.q(tip)
         rows = list[int]()
         if unsure:
             rows, distribution = [tip + 1], _without(distribution, tree.token[tip])
         tree.set_q(tip, distribution)
         if not bool(distribution.any()):
             return rows, distribution
-        drawn = self.rule.siblings(distribution, self.sampler)
+        drawn = tree.candidates(tip, self.rule.siblings, self.sampler)
         rows = rows or _drawn(tree.draw(tip, drawn))
-        width = self._width(unwarped_q[tree.token[rows[0] - 1]].item())
+        width = self._width(tree.drawn_unwarped(rows[0]))
         while len(rows) < width and (row := tree.draw(tip, drawn)) is not None:
             rows.append(row)
         return rows, distribution

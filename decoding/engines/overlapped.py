@@ -20,7 +20,7 @@ from decoding.engines.branching import (
 from decoding.engines.fit import check_overlap_fit, check_runs_beside
 from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
 from decoding.engines.pipeline import check_pipeline, pipelined
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, outputs_of, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
@@ -39,11 +39,10 @@ class OverlappedEngine:
     Draft stage: the class of the verified context says how many tokens become pending. Branch
     stage: the target runs on them; the draft spawns branches after them, of at most
     structure.gamma_max tokens each (one more where a predictor of classes is asked after the first)
-    and structure.candidates at most. If all pending tokens and then
-    the first token of a branch are accepted, the class of the new context says how much of that
-    branch is pending next (there is no bonus token). Anything rejected sends the engine back to the
-    draft stage. PEARL (Liu et al. 2024) is `pre_verify` (its draft stage draws nothing, so the
-    target never waits) with one branch, all of it kept.
+    and structure.candidates at most. If all pending tokens and then the first token of a branch are
+    accepted, the class of the new context says how much of that branch is pending next (there is no
+    bonus token). Anything rejected sends the engine back to the draft stage. PEARL (Liu et al.
+    2024) is `pre_verify` (nothing is drawn first, the target never waits), one branch, all kept.
 
     a_priori: the class of the context at the start of a branch stage, one target call older, says
         how far its branches go, and all of the accepted one is kept (appendix G.2): less is drawn
@@ -269,6 +268,7 @@ class _Session:
             self.engine.pair.target.embed,
             self.engine.eos_ids,
             self.request.verdicts,
+            outputs_of(self.engine.pair.draft),
         )
 
     def _trace(

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from decoding.draft import HOST
 from decoding.interfaces import LM
 from runtime.errors import UserError
 
@@ -110,6 +111,11 @@ def on_own_devices(decode: Callable[Concatenate[Any, P], T]) -> Callable[Concate
                 lm.output_device = device
 
     return run
+
+
+def outputs_of(lm: LM) -> torch.device:
+    """Where its outputs are; those of a table are on the host."""
+    return getattr(lm, "output_device", HOST)
 
 
 def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from decoding.draft import Draft, RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, outputs_of, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -135,6 +135,7 @@ class SerialEngine:
             self.pair.target.embed,
             self.eos_ids,
             request.verdicts,
+            outputs_of(self.pair.draft),
         )
 
     def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:

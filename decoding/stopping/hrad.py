@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from decoding.asking import said
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of, refuse_older
@@ -19,7 +20,7 @@ from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor, read_config
 from predictors.calibration import balanced
-from predictors.inputs import live, readable
+from predictors.inputs import readable
 from runtime.errors import UserError
 from runtime.settings.kinds import Path, Probability
 
@@ -128,11 +129,14 @@ class HRADStop(TunableRule):
         """The class of what is drafted after `context.committed`."""
         if not readable(self.predictor.inputs, context):
             return SOME
-        return int(self.decide(live(self.predictor.inputs, context)))
+        return int(self._of(said(self.predictor, context)))
 
     def decide(self, inputs: Tensor) -> Tensor:
         """[n] classes of inputs [n, D]."""
-        probs = self.predictor.predict_proba(inputs)
+        return self._of(self.predictor.predict_proba(inputs))
+
+    def _of(self, probs: Tensor) -> Tensor:
+        """[n] classes of what the predictor says [n, C]."""
         if self.none is not None:
             return torch.where(probs[:, NONE] > self.none, NONE, SOME)
         return balanced(probs, self.predictor.calibration.log_prior, self.balance).argmax(-1)

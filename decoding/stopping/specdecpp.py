@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from decoding.asking import said
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor
-from predictors.inputs import live
 from runtime.errors import UserError
 from runtime.settings.kinds import DraftLength, Path, Probability, Says
 
@@ -107,9 +107,7 @@ class SpecDecPPStop(TunableRule):
     def _acceptance(self, step: DraftStep) -> float:
         """f of the last drawn token ("paper") or of the one before it ("code")."""
         drawn = step.drawn(back=0 if self.order == "paper" else 1)
-        return self.predictor.predict_proba(
-            live(self.predictor.inputs, self._context, drawn)
-        ).item()
+        return said(self.predictor, self._context, drawn).item()
 
 
 RULE = SpecDecPPStop

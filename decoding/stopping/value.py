@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoding.asking import said
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of
@@ -15,7 +16,7 @@ from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.value import load_value
 from predictors.base import Records
-from predictors.inputs import live, readable
+from predictors.inputs import readable
 from predictors.outcomes import survival
 from runtime.settings.kinds import Path, Probability
 
@@ -65,8 +66,7 @@ class ValueStop(TunableRule):
             return False
         if not readable(self.predictor.inputs, self._context):
             return True
-        x = live(self.predictor.inputs, self._context, step.drawn())
-        *_, first, both = self.predictor.predict_proba(x)[0].tolist()
+        *_, first, both = said(self.predictor, self._context, step.drawn())[0].tolist()
         self._products.append(self._reach * both)
         self._reach *= first + both
         products = torch.tensor(self._products, dtype=torch.float64)

@@ -54,6 +54,6 @@ class BranchPoint:
             step, min(self.gamma_max, context.max_depth), context, stop, siblings, sampler
         ):
             return
-        drawn = siblings(step.q(), sampler)
+        drawn = tree.candidates(step.row, siblings, sampler)
         rows = (tree.draw(step.row, drawn) for _ in range(self.candidates))
         tree.open = sum(row is not None for row in rows)

@@ -79,7 +79,7 @@ class DySpecHeap(_DySpec):
         while waiting and len(tree.token) < self.budget:
             here = positions[heappop(waiting)[1]]
             if here.row not in candidates:
-                candidates[here.row] = siblings(tree.q(here.row), sampler)
+                candidates[here.row] = tree.candidates(here.row, siblings, sampler)
             child = tree.draw(here.row, candidates[here.row])
             if child is None:
                 continue
@@ -120,7 +120,8 @@ class DySpecLayers(_DySpec):
         while layer := self._worth_drawing(tree, layer, context):
             tree.run(here.row for here in layer)
             below = [
-                self._children(tree, here, siblings(tree.q(here.row), sampler)) for here in layer
+                self._children(tree, here, tree.candidates(here.row, siblings, sampler))
+                for here in layer
             ]
             layer = [position for positions in below for position in positions]
 

@@ -190,7 +190,7 @@ class _Growing:
             return
         settled = self.siblings in SETTLED_FIRST
         paired = settled and self._worth_a_pair(position)
-        position.candidates = self.siblings(self.tree.q(position.row), self.sampler)
+        position.candidates = self.tree.candidates(position.row, self.siblings, self.sampler)
         said = self._eldest(position)
         if said and not settled:
             position.chances = said.siblings(self.by.max_siblings - 1)

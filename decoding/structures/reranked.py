@@ -50,7 +50,7 @@ class Reranked:
             tree.run(layer)
             below = list[int]()
             for row in layer:
-                candidates = siblings(tree.q(row), sampler)
+                candidates = tree.candidates(row, siblings, sampler)
                 for _ in range(self.width):
                     child = tree.draw(row, candidates)
                     if child is None:

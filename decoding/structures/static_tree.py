@@ -64,7 +64,7 @@ class StaticTree:
         tree.run(row for row, _ in inner)
         below = list[PlannedRow]()
         for row, planned in inner:
-            candidates = siblings(tree.q(row), sampler)
+            candidates = tree.candidates(row, siblings, sampler)
             for child in self._children[planned]:
                 drawn = tree.draw(row, candidates)
                 if drawn is None:

@@ -7,14 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from predictors.features.draft_statistics import (
-    HISTORY,
-    PATH,
-    Q_STATS,
-    history_numbers,
-    path_row,
-    q_stats_of,
-)
+from predictors.features.draft_statistics import HISTORY, PATH, Q_STATS, history_numbers, path_row
 
 Facts = Mapping[str, Tensor]
 """Raw numbers by name, [...] or [..., d] each, for the same rows."""
@@ -53,7 +46,7 @@ class LiveToken(Protocol):
 
     def path_q(self) -> list[float]: ...
 
-    def unwarped_q(self) -> Tensor: ...
+    def q_stats(self) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -97,8 +90,7 @@ def _of_path(context: LiveRound, drawn: LiveToken | None) -> list[float]:
 
 
 def _of_q(context: LiveRound, drawn: LiveToken | None) -> list[float]:
-    drawn = _there(drawn)
-    return q_stats_of(drawn.unwarped_q(), drawn.token)
+    return _there(drawn).q_stats()
 
 
 def _of_depth(context: LiveRound, drawn: LiveToken | None) -> list[float]:

@@ -19,8 +19,8 @@ from tests.pretend_device import pretend
 
 ROW = 32 * 4  # bytes of the logits of a row
 AT_MOST = {  # per round; between two devices, q of the drafted tokens
-    "autoregressive": PerRound(17, 1, 0, 1.1, 0),
-    "chain x token": PerRound(140, 120, GAMMA * ROW, 10, 2.8),
+    "autoregressive": PerRound(33, 1, 0, 1.1, 0),
+    "chain x token": PerRound(330, 60, GAMMA * ROW, 8, 2.3),
 }
 
 

@@ -1,0 +1,46 @@
+"""Asking a predictor while a draft is drawn: it runs where the draft's outputs are."""
+
+from copy import copy, deepcopy
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from decoding.draft import RoundContext
+from decoding.draft_step import DrawnToken
+from predictors.base import Predictor
+from predictors.features.catalogue import FIXED
+from predictors.inputs import live
+
+_ELSEWHERE: WeakKeyDictionary[nn.Module, dict[torch.device, nn.Module]] = WeakKeyDictionary()
+"""Of heads on the host, their copies on devices."""
+
+
+def said(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = None) -> Tensor:
+    """What `predictor` says of a drawn token, or before a round: as `predict_proba` of one row, on
+    the host.
+
+    Its head runs on the draft's device if it reads states of a model; those of another device
+    cross, and what comes to the host are its few logits. One that reads numbers alone, which are on
+    the host, stays there, as one without weights does."""
+    if context.device.type == "cpu":
+        return predictor.predict_proba(live(predictor.inputs, context, drawn))
+    there = _on(predictor, context.device)
+    if there is None:
+        return predictor.predict_proba(live(predictor.inputs, context, drawn))
+    return there.predict_proba(live(there.inputs, context, drawn, context.device))
+
+
+def _on(predictor: Predictor, device: torch.device) -> Predictor | None:
+    """The same with its head on `device`; None where that stays on the host."""
+    head: nn.Module | None = getattr(predictor, "head", None)
+    states = any(name not in FIXED for name in predictor.inputs.names)
+    if head is None or not states or next(head.parameters(), None) is None:
+        return None
+    copies = _ELSEWHERE.setdefault(head, {})
+    if device not in copies:
+        with torch.inference_mode(False):
+            copies[device] = deepcopy(head).to(device)
+    there = copy(predictor)
+    there.head = copies[device]
+    return there
