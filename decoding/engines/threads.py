@@ -1,7 +1,8 @@
 """Who runs a model: a thread of its own, or, in turn, the thread that asks."""
 
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -38,6 +39,7 @@ class Worker:
         if threaded and device is not None and device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
         self._pool = ThreadPoolExecutor(1, name, _divide, (threads,)) if threaded else None
+        self._working, self._over = Lock(), False
 
     def submit(self, job: str, run: Callable[..., T], *arguments: Any) -> Future[T]:
         if self._stream is not None:  # begins once what was asked for in this thread is done
@@ -51,10 +53,15 @@ class Worker:
     def stop(self, wait: bool) -> None:
         if self._pool:
             self._pool.shutdown(wait=wait, cancel_futures=True)
+        if wait:  # the pool does not know of a thread whose start was interrupted
+            with self._working:
+                self._over = True
 
     def _timed(self, job: str, run: Callable[..., T], *arguments: Any) -> T:
         before, start = self.lm.length, perf_counter()
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        with self._working, torch.inference_mode(), torch.cuda.stream(self._stream):
+            if self._over:
+                raise CancelledError
             result = run(*arguments)
         if self._stream is not None:  # values that are exchanged are finished
             self._stream.synchronize()

@@ -21,7 +21,7 @@ from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
-from decoding.trace import Trace
+from decoding.trace import RoundTrace, Trace
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
@@ -93,8 +93,8 @@ def decodes(
 ) -> Agreement:
     """Greedy outputs of one engine on both, and sampled ones of the same seed. prompts: ids [n].
 
-    A sampled output may also leave the host's where a coin falls within rounding of a probability:
-    such are near ties only where the rounds before agree."""
+    A sampled output may also leave the host's where a coin falls within rounding of a probability.
+    p and q of what was drafted are the host's up to rounding all the same."""
     traces = {
         warp: [
             [
@@ -119,10 +119,37 @@ def decodes(
         for number, (a, b) in enumerate(zip(*traces[SAMPLED], strict=True))
         if a.tokens != b.tokens
     ]
+    faults += [
+        f"sampled, prompt {number}: {line}"
+        for number, (a, b) in enumerate(zip(*traces[SAMPLED], strict=True))
+        if (line := far_probabilities(b, a))
+    ]
     equal = 2 * len(prompts) - len(found) - len(other)
     if len(other) > len(prompts) // 2:  # rounding rarely turns a coin
         faults, other = faults + other, []
     return Agreement(equal, 2 * len(prompts), ties + other, faults)
+
+
+def far_probabilities(ours: Trace, theirs: Trace) -> str | None:
+    """The first p or q of a draft token that is not the host's, in the rounds up to the one where
+    the outputs part."""
+    for number, (a, b) in enumerate(zip(ours.rounds, theirs.rounds, strict=False)):
+        columns = zip(*(_drafted(each) for each in (a, b)), strict=False)
+        for place, ((node, *mine), (other, *others)) in enumerate(columns):
+            if node != other:
+                return None
+            for name, x, y in zip("qp", mine, others, strict=True):
+                if None not in (x, y) and not abs(x - y) <= CLOSE:
+                    return f"{name} of draft token {place} in round {number} is {x:.4f} for {y:.4f}"
+        if a.tokens != b.tokens or a.draft_tokens != b.draft_tokens:
+            return None
+    return None
+
+
+def _drafted(round_: RoundTrace) -> list[tuple[Any, ...]]:
+    """Of each draft token itself with its parent, q and p."""
+    nodes = zip(round_.draft_tokens, round_.draft_parents, strict=True)
+    return list(zip(nodes, round_.draft_q, round_.draft_p, strict=True))
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> str:

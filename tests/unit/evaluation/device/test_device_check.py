@@ -50,6 +50,20 @@ def test_a_device_that_computes_something_else_is_found() -> None:
     assert page.verdict({"x": asdict(found)}).startswith("**")
 
 
+@pytest.mark.parametrize(("side", "name"), [("draft", "q"), ("target", "p")])
+@pytest.mark.parametrize("engine", ["chain, block", "SpecBranch, in turn"])
+def test_probabilities_are_compared_where_tokens_may_be_equal(
+    engine: str, side: str, name: str
+) -> None:
+    """A little too sure, which turns few coins."""
+    host, make = pair_on("cpu", "cpu"), agreement.ENGINES[engine]
+    with pretend():
+        there = pair_on("cuda:0", "cuda:0")
+        getattr(there, side).model.lm_head.register_forward_hook(lambda *given: 1.05 * given[-1])
+        found = agreement.decodes(host, there, make, PROMPTS, TOKENS)
+    assert any(f"{name} of draft token" in fault for fault in found.faults)
+
+
 def test_outputs_that_differ_are_not_counted_as_equal() -> None:
     host, make = pair_on("cpu", "cpu"), agreement.ENGINES["plain"]
     with pretend():
@@ -114,6 +128,14 @@ def test_speeds_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     assert set(found) == set(speeds.TIMED) and memory == {"cuda:0": 5}
     assert all(each.rate > 0 and 0 <= each.outside <= 1 for each in found.values())
+
+
+def test_time_in_forwards_is_that_of_the_engine_alone() -> None:
+    """Plain decoding leaves the draft as an engine before it left it."""
+    pair = pair_on("cpu", "cpu")
+    pair.draft._clock._seconds = 1e6
+    found = speeds.decoding_speeds(pair, None, PROMPTS, TOKENS, 1, Warp(0.0))
+    assert 0 < found["plain"].outside < 1
 
 
 def test_a_host_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
