@@ -74,8 +74,10 @@ def outputs_on(pair: ModelPair, device: torch.device) -> Iterator[None]:
     """Let both models leave their outputs on one device."""
     before = pair.target.output_device, pair.draft.output_device
     pair.target.output_device = pair.draft.output_device = device
-    yield
-    pair.target.output_device, pair.draft.output_device = before
+    try:
+        yield
+    finally:
+        pair.target.output_device, pair.draft.output_device = before
 
 
 def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings) -> dict[str, Any]:

@@ -11,7 +11,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 _DEVICES = (
     "cpu|disk|mps|auto|balanced|balanced_low_0|sequential|(cuda|xpu|npu|hpu|mlu|musa)(:[0-9]+)?"
 )
-DeviceName = Annotated[str, Field(pattern=f"^({_DEVICES})$")]
+DeviceName = Annotated[
+    str, Field(pattern=f"^({_DEVICES})$"), Says("a device such as cpu or cuda:0")
+]
 PartsOfModel = dict[Text, DeviceName | Annotated[int, Field(ge=0)]]
 Device = Annotated[
     DeviceName | Annotated[PartsOfModel, Field(min_length=1)],

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
 from data_gen.settings import HarvestSettings
+from decoding.models.layers.recurrent import refuse_recurrent
 from decoding.models.loading import ModelPair, load_pair, load_plain
 from decoding.models.machine import setup_facts
 from decoding.sampling import Warp
@@ -41,6 +42,8 @@ def main(cfg: DictConfig) -> None:
         {"in float32, on two devices": (device, second)} if second else {}
     )
     host = load_pair(on(cfg.pair, "cpu", "cpu", "float32"))
+    for side, lm in (("target", host.target), ("draft", host.draft)):
+        refuse_recurrent(f"pair.{side}", lm, "trees and batches. Check with pair=smollm2")
     room = max(settings.max_new_tokens + settings.gamma, cfg.max_new_tokens + agreement.NODES)
     requests = make_requests(load_prompts(cfg.dataset), host, room, 0.1, 0.1)
     found: dict[str, Any] = {}
@@ -144,8 +147,9 @@ def skipped(pair: ModelPair, device: str, second: str | None) -> list[str]:
 
 
 def named(device: str) -> str:
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "the host"
-    return f"{device} ({name})"
+    if device == "cpu":
+        return f"{device} (the host)"
+    return f"{device} ({torch.cuda.get_device_name(device)})" if "cuda" in device else device
 
 
 def report(out: Path, found: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from decoding.interfaces import (
     StopRule,
     Verifier,
 )
+from decoding.models.layers.recurrent import refuse_recurrent
 from runtime.errors import UserError
 
 
@@ -78,8 +79,11 @@ def check_overlap_fit(
     return found, cast(PathVerifier, verifier), cast(CandidateVerifier, branch_verifier)
 
 
-def check_runs_beside(draft: LM) -> None:
-    """Raises UserError for a draft that cannot run while its target does."""
+def check_runs_beside(draft: LM, branches: int) -> None:
+    """Raises UserError for a draft that cannot run while its target does, or only one branch."""
+    if branches > 1:
+        key = "structure.candidates, pair.draft"
+        refuse_recurrent(key, draft, f"{branches} branches. Set structure.candidates=1")
     if draft.reads_target:
         raise UserError(
             "engine, pair.draft: this is an EAGLE-style draft that reads its target's hidden"

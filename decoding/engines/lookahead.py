@@ -13,6 +13,7 @@ from torch import Tensor
 from decoding.draft import Draft, Verdict
 from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.interfaces import Pair
+from decoding.models.layers.recurrent import refuse_recurrent
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows
@@ -46,6 +47,8 @@ class LookaheadEngine:
 
     def __post_init__(self) -> None:
         self.verifier = PointMassVerifier()
+        remedy = "Use engine=serial with structure=chain or lookup"
+        refuse_recurrent("engine, pair.target", self.pair.target, f"a window of guesses. {remedy}")
 
     @torch.inference_mode()
     @on_own_devices

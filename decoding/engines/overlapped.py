@@ -84,7 +84,7 @@ class OverlappedEngine:
         self.branching, self.chain_rule, self.branch_rule = check_overlap_fit(
             self.structure, self.verifier, self.branch_verifier
         )
-        check_runs_beside(self.pair.draft)
+        check_runs_beside(self.pair.draft, self.branching.candidates)
         self.classes = classes_of(self.stop, self.branching.gamma_max, self.a_priori)
         self.draft_threads = threads_of_draft(self.pair, self.draft_threads)
         if self.pipeline is not None:

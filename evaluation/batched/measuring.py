@@ -10,6 +10,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.forward import Rows, additive_mask, causal
 from decoding.models.kv_cache import BufferCache
 from decoding.models.layers.clock import Clock
+from decoding.models.layers.recurrent import refuse_recurrent
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 
@@ -21,6 +22,9 @@ def measured(
     """Medians of batched forwards of the two models, alone: drawing and verification are left out.
     All requests have `context` tokens. Sizes take turns, so that drift of the machine hits all of
     them alike; the first turn warms up."""
+    for side, lm in (("target", pair.target), ("draft", pair.draft)):
+        remedy = "Give a GPU's costs, such as batch_cost=h100_llama"
+        refuse_recurrent(f"batch_cost, pair.{side}", lm, f"a batch of texts. {remedy}")
     room = min(pair.target.max_length, pair.draft.max_length) - max(rows)
     if context > room:
         raise UserError(

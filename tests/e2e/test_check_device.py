@@ -8,6 +8,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from programs import check_device as program
 from scripts import check_device
+from tests.stateful import stateful
+from tests.tiny_pair import CONFIG, tiny_tokenizer
 
 SMALL = (
     "device=cpu",
@@ -64,7 +66,8 @@ def test_a_difference_ends_in_one_line(
     ("argument", "message"),
     [
         ("device=null", "device: torch sees no GPU here"),
-        ("device=tpu", "device: expected"),
+        ("device=tpu", "device: expected a device such as cpu or cuda:0"),
+        ("second=3", "second: expected a device such as cpu or cuda:0"),
         ("second=cuda:9", "second: expected cpu, got cuda:9"),
     ],
 )
@@ -78,3 +81,16 @@ def test_bad_input_is_one_line(
     with pytest.raises(SystemExit) as end:
         run(monkeypatch, tiny_pair_dir, argument)
     assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_pair_with_states_is_refused_in_one_line(
+    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first engine, some of which draft trees."""
+    model = stateful("Lfm2", vocab_size=CONFIG.vocab_size)
+    model.save_pretrained("recurrent")
+    tiny_tokenizer().save_pretrained("recurrent")
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, tiny_pair_dir, "pair.draft=recurrent")
+    assert end.value.code == 2
+    assert "error: pair.draft: expected one path of one text" in capsys.readouterr().err

@@ -25,6 +25,16 @@ def cached(model: PreTrainedModel, **options: Any) -> CachedLM:
     return (RecurrentLM if keeps_states(model) else CachedLM)(model, **options)
 
 
+def refuse_recurrent(key: str, lm: object, got: str) -> None:
+    """Raises UserError for a model that keeps states. got: what it would have to run, and a
+    remedy."""
+    if isinstance(lm, RecurrentLM):
+        name = type(lm.model).__name__
+        raise UserError(
+            f"{key}: expected one path of one text, of which {name} keeps states, got {got}"
+        )
+
+
 class RecurrentLM(CachedLM):
     """One text, one path. A rollback to a place before the snapshot runs the text from its
     beginning.
