@@ -52,8 +52,8 @@ def main(cfg: DictConfig) -> None:
         found |= agreed(host, there, requests, settings, cfg.max_new_tokens, name)
         del there
     del host
-    fast = load_pair(on(cfg.pair, device, second or device, cfg.pair.dtype))
-    plain = load_plain("target", on(cfg.pair, device, device, cfg.pair.dtype))
+    fast = load_pair(on(cfg.pair, device, second or device))
+    plain = load_plain("target", on(cfg.pair, device, device))
     generate = GenerateEngine(plain, None, Warp(0.0), frozenset(fast.eos_ids), {})
     measured, memory = taken(fast, generate, requests, settings, cfg)
     report(out, {
@@ -77,15 +77,15 @@ def chosen(device: str | None, second: str | None) -> tuple[str, str | None]:
         )
     first = device or there[0]
     for key, name in (("device", first), ("second", second)):
-        if name is not None and name.startswith("cuda") and name not in there:
+        if name is not None and name not in (*there, "cpu"):
             raise UserError(f"{key}: expected {' or '.join([*there, 'cpu'])}, got {name}. Give one")
     return first, second or next((name for name in there if name != first), None)
 
 
-def on(pair: DictConfig, target: str, draft: str, dtype: str) -> DictConfig:
-    """The pair on these devices."""
+def on(pair: DictConfig, target: str, draft: str, dtype: str | None = None) -> DictConfig:
+    """The pair on these devices. dtype: of both models; None: each in its own."""
     where = {"target_device": target, "draft_device": draft}
-    dtypes = {"dtype": dtype, "target_dtype": dtype, "draft_dtype": dtype}
+    dtypes = {name: dtype for name in ("dtype", "target_dtype", "draft_dtype") if dtype}
     settings: DictConfig = OmegaConf.merge(pair, where, dtypes)  # type: ignore[assignment]
     return settings
 
@@ -140,16 +140,16 @@ def skipped(pair: ModelPair, device: str, second: str | None) -> list[str]:
     if second is None:
         lines.append(LACKS.format("two devices", "second GPU"))
     if pair.draft.reads_target:
-        lines.append("side by side: this draft reads its target's states. Give pair=smollm2")
+        beside = "SpecBranch, in turn and side by side"
+        lines.append(f"{beside}: this draft reads its target's states. Give pair=smollm2")
     if not device.startswith("cuda"):
         lines.append(f"memory: torch keeps no account of it on {device}")
     return lines
 
 
 def named(device: str) -> str:
-    if device == "cpu":
-        return f"{device} (the host)"
-    return f"{device} ({torch.cuda.get_device_name(device)})" if "cuda" in device else device
+    name = "the host" if device == "cpu" else torch.cuda.get_device_name(device)
+    return f"{device} ({name})"
 
 
 def report(out: Path, found: dict[str, Any]) -> None:

@@ -119,6 +119,8 @@ WAITED_FOR = {
 }
 """Operations whose value, or size of the result, the host needs before it can go on."""
 NUMBER = 8  # bytes of it
+PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"}
+"""Not of integers."""
 COPIES = {"copy_", "_to_copy", "to"}
 WITH_HOST_INDICES = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
@@ -129,6 +131,8 @@ def dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return copied(func, name, args, kwargs)
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     device = common_device(func, name, tensors)
+    if name in PRODUCTS and device != HOST and not tensors[0].is_floating_point():
+        raise RuntimeError(f'"{name}_cuda" not implemented for {tensors[0].dtype}')
     if name in WAITED_FOR:
         counting().copied("to host", NUMBER, name)
     if name in WITH_HOST_INDICES:
@@ -330,6 +334,7 @@ METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.numpy: numpy,
     Tensor.__array__: numpy,
     Tensor.new_tensor: new_tensor,
+    torch.as_tensor: to,
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
 }

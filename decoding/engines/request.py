@@ -47,7 +47,7 @@ class RequestState:
 
         Raises UserError for an empty prompt, one that fills the context, or max_new_tokens < 1.
         """
-        prompt = torch.as_tensor(prompt_ids, dtype=torch.long)
+        prompt = torch.as_tensor(prompt_ids, dtype=torch.long).cpu()
         context = min(model.max_length for model in models)
         if not len(prompt):
             raise UserError("prompt: empty, there is nothing to continue. Give at least one token")

@@ -5,6 +5,7 @@ from typing import Any
 
 from evaluation.tables import markdown
 
+TWICE = "The target is there twice: `generate` has a copy of its own."
 FAULT = (
     "A fault? Attach this page and the JSON file beside it to the report, with the output of"
     " `python -m torch.utils.collect_env` and the command."
@@ -19,7 +20,7 @@ def page(found: Mapping[str, Any]) -> str:
     parts += ["## Speed, measured", _speeds(found["speeds"])]
     if found["memory"]:
         peaks = [[name, f"{size / 1e9:.2f}"] for name, size in found["memory"].items()]
-        parts += ["## Memory", markdown(["device", "GB of tensors at the peak"], peaks)]
+        parts += ["## Memory", markdown(["device", "GB of tensors at the peak"], peaks), TWICE]
     if found["skipped"]:
         parts += ["## Skipped", "\n".join(f"- {line}" for line in found["skipped"])]
     return "\n\n".join([*parts, found["verdict"], FAULT]) + "\n"

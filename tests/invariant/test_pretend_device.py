@@ -46,6 +46,7 @@ MIXED: dict[str, Callable[[Tensor], object]] = {
     "the host by index": lambda x: torch.ones(3)[torch.tensor([0], device="cuda:0")],
     "its number with the host": lambda x: x.sum() * torch.ones(3),
     "a generator": lambda x: torch.rand(2, device="cuda:0", generator=torch.Generator()),
+    "a product of integers": lambda x: x.long() @ x.long().T,
     "another device by index": lambda x: x[torch.tensor([0], device="cuda:1")],
 }
 MODES = [torch.no_grad, torch.inference_mode]
@@ -54,7 +55,7 @@ MODES = [torch.no_grad, torch.inference_mode]
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MIXED)
 def test_what_cuda_refuses_is_refused(name: str, mode: Callable) -> None:
-    with pretend(), mode(), pytest.raises(RuntimeError, match="device|'cuda'"):
+    with pretend(), mode(), pytest.raises(RuntimeError, match="device|'cuda'|_cuda"):
         MIXED[name](on_device())
 
 
@@ -132,6 +133,16 @@ def test_tokens_are_the_hosts_within_bounds(engine: str, warp: str, second: str)
     assert trace.tokens == expected.tokens
     assert [each.accepted for each in trace.rounds] == [each.accepted for each in expected.rounds]
     assert all(held(per_round(trace, counts), AT_MOST[engine])), per_round(trace, counts)
+
+
+def test_a_prompt_may_lie_on_the_device() -> None:
+    prompt = torch.tensor([3, 7, 1])
+    with pretend():
+        pair = pair_on("cuda:0", "cuda:0")
+        engine = SerialEngine(pair, Chain(GAMMA), Never(), TokenVerifier(), Warp(), Warp())
+        expected = engine.decode(prompt, 20, Sampler.seeded(1)).tokens
+        found = engine.decode(prompt.to("cuda:0"), 20, Sampler.seeded(1)).tokens
+    assert found == expected
 
 
 def held(found: PerRound, bounds: PerRound) -> tuple[bool, ...]:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from numpy import ndarray
+from omegaconf import OmegaConf
 
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from evaluation.device import agreement, page, speeds
-from programs.check_device import chosen, skipped
+from programs.check_device import chosen, on, skipped
 from runtime.errors import UserError
 from tests.device_report import pair_on
 from tests.invariant.test_harvest import GREEDY, RECIPE, some_requests
@@ -147,14 +148,26 @@ def test_a_host_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("cpu", None) == ("cpu", None)
     lines = skipped(pair_on("cpu", "cpu"), "cpu", None)
     assert [line.split(":")[0] for line in lines] == ["two devices", "memory"]
+    pair = pair_on("cpu", "cpu")
+    pair.draft.reads_target = True
+    assert skipped(pair, "cpu", "cpu")[0].startswith("SpecBranch, in turn and side by side: ")
 
 
 def test_the_devices_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert chosen(None, None) == ("cuda:0", "cuda:1")
     assert chosen("cuda:1", None) == ("cuda:1", "cuda:0")
-    with pytest.raises(UserError, match="device: expected cuda:0 or cuda:1 or cpu, got cuda:7"):
-        chosen("cuda:7", None)
+    for other in ("cuda:7", "mps", "auto", "disk"):
+        message = f"device: expected cuda:0 or cuda:1 or cpu, got {other}"
+        with pytest.raises(UserError, match=message):
+            chosen(other, None)
+
+
+def test_each_model_is_timed_in_its_own_dtype() -> None:
+    cfg = OmegaConf.create({"dtype": "auto", "target_dtype": "bfloat16", "draft_dtype": "float32"})
+    found = on(cfg, "cuda:0", "cuda:1")
+    assert found == {**cfg, "target_device": "cuda:0", "draft_device": "cuda:1"}
+    assert set(on(cfg, "cpu", "cpu", "float64").values()) == {"float64", "cpu"}
 
 
 def test_a_page_says_what_was_found(tmp_path: Path) -> None:
@@ -174,7 +187,7 @@ def test_a_page_says_what_was_found(tmp_path: Path) -> None:
     }
     found["verdict"] = page.verdict(found["agreement"])
     text = page.page(found)
-    for part in ("1 of 3", "- plain: a fault", "a tie", "25%", "3.00", "no second GPU",
+    for part in ("1 of 3", "- plain: a fault", "a tie", "25%", "3.00", "twice", "no second GPU",
                  "**1 faults**", "Attach this page"):  # fmt: skip
         assert part in text
     assert page.verdict({}) == "Equal to the host."
