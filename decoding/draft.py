@@ -23,12 +23,14 @@ class Draft:
     q:      n + 1 rows of [V], row r = the distribution the children of row r were drawn from (zeros
     where there are none)
     open:   how many of the last nodes are open leaves: candidates the target is not run on
+    drawn_q: q of each node's token, where a GPU sent it with the draw; () elsewhere
     """
 
     parent: list[int]
     token: list[int]
     q: Sequence[Tensor]
     open: int = 0
+    drawn_q: Sequence[float] = ()
 
     @classmethod
     def chain(cls, tokens: Sequence[int], q: Tensor) -> "Draft":
@@ -38,9 +40,10 @@ class Draft:
 
     def on(self, device: torch.device) -> "Draft":
         """The same where `device` is the target's: of q, what is read there goes there."""
-        if all(row.device == device for row in self.q):
+        rows = self.q.rows if isinstance(self.q, Placed) else self.q
+        if all(row.device == device for row in rows):
             return self
-        return replace(self, q=_Moved(self.q, device))
+        return replace(self, q=Placed(rows, device))
 
     def __len__(self) -> int:
         return len(self.token)
@@ -74,20 +77,40 @@ class Draft:
         return [self.token[step - 1] for step in self.rows_to(row)]
 
 
-class _Moved(Sequence[Tensor]):
-    """Rows of another device, each moved when it is first read."""
+@dataclass(frozen=True)
+class PointMass:
+    """The distribution [V] of a token that nobody drew. Its numbers are made where and when they
+    are read. like: of its size and dtype; device: where it is read first"""
 
-    def __init__(self, rows: Sequence[Tensor], device: torch.device) -> None:
-        self._rows, self._device = rows, device
+    token: int
+    like: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.like.device
+
+    def to(self, device: torch.device) -> Tensor:
+        found = torch.zeros(len(self.like), dtype=self.like.dtype, device=device)
+        found[self.token] = 1
+        return found
+
+
+class Placed(Sequence[Tensor]):
+    """Rows on `device`, each moved or made there when it is first read."""
+
+    def __init__(self, rows: Sequence[Tensor | PointMass], device: torch.device) -> None:
+        self.rows, self._device = rows, device
         self._there: dict[int, Tensor] = {}
 
     def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
         if row not in self._there:
-            self._there[row] = self._rows[row].to(self._device)
+            self._there[row] = self.rows[row].to(self._device)
         return self._there[row]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, RoundContext, zeros
+from decoding.draft import Draft, Placed, PointMass, RoundContext, zeros
 from decoding.draft import depth_first as depth_first
 from decoding.draft_step import DraftStep as DraftStep
 from decoding.interfaces import LM, LMOutput
@@ -54,6 +54,7 @@ class DraftTree:
         self._hidden: dict[int, Tensor] = {}
         self._unwarped: dict[int, Tensor] = {}
         self._distributions: dict[int, Tensor] = {}
+        self._copied: dict[int, PointMass] = {}  # what follows rows whose child nobody drew
         self._cached: dict[int, int] = {}  # node -> row among those added to the draft's cache
         self._order: list[int] = [0]
 
@@ -65,6 +66,9 @@ class DraftTree:
             self._drawn += self._checked([distribution[token].item()])
         else:
             token = self._add_there(distribution, token)
+        return self._append(row, token)
+
+    def _append(self, row: int, token: int) -> int:
         self.token.append(token)
         self.parent.append(row)
         self.depth.append(self.depth[row] + 1)
@@ -99,10 +103,9 @@ class DraftTree:
     def copy(self, row: int, token: int) -> int:
         """Keep `token`, which nobody drew, as the only child of `row`: a point mass, so its q is
         one-hot."""
-        distribution = self.zero_q().new_zeros(self._lm.vocab_size)
-        distribution[token] = 1
-        self.set_q(row, distribution)
-        return self.add(row, token)
+        self._copied[row] = PointMass(token, self.zero_q())
+        self._drawn.append(1.0)
+        return self._append(row, token)
 
     def candidates(self, row: int, siblings: SiblingSampler, sampler: Sampler) -> Iterator[int]:
         """Of `row`, by the sibling distribution. From a GPU each comes with its `q_stats`."""
@@ -152,6 +155,8 @@ class DraftTree:
         """[V], the distribution the children of `row` are drawn from: the draft after its warp. Ask
         for it right before drawing: one row of a large vocabulary fits a core's cache, a whole
         layer does not and takes more than twice the time."""
+        if row in self._copied:
+            return self._copied[row].to(self._copied[row].device)
         if row not in self._distributions:
             self.run([row])
             with self.watch.stage("sample"):
@@ -217,12 +222,15 @@ class DraftTree:
         nodes = order[1:]
         none = self.zero_q()
         drawn_from = set(self.parent)
-        q = [self._distributions[row] if row in drawn_from else none for row in order]
+        known: dict[int, Any] = {**self._distributions, **self._copied}
+        rows = [known[row] if row in drawn_from else none for row in order]
+        sent = none.device.type != "cpu" and not self._unread
         return Draft(
             [place[self.parent[row - 1]] for row in nodes],
             [self.token[row - 1] for row in nodes],
-            q,
+            Placed(rows, none.device) if self._copied else rows,
             self.open,
+            self.drawn_q() if sent else (),
         )
 
     def drawn_q(self) -> list[float]:
@@ -274,7 +282,8 @@ class DraftTree:
         return tree
 
     def _known(self) -> tuple[dict[int, Any], ...]:
-        return self._logits, self._hidden, self._unwarped, self._distributions, self._noted
+        models = self._logits, self._hidden, self._unwarped
+        return *models, self._distributions, self._copied, self._noted
 
     def _note(self, rows: Sequence[int], output: LMOutput) -> None:
         self._logits |= dict(zip(rows, output.logits, strict=True))

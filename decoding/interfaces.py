@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from decoding.sampling import Sampler, SiblingSampler
     from decoding.verification import Rows, VerdictDistribution
     from decoding.verifiers.path import DraftPath
-    from decoding.verifiers.tree_walk import Trials
+    from decoding.verifiers.tree_walk import Tokens, Trials
 
 # Models -------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class CandidateVerifier(Verifier, Protocol):
     """One that also chooses among the candidates of one position: what an overlapped engine asks
     about its branches."""
 
-    def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
+    def trials(self, p: Tensor, q: Tensor, tokens: Tokens) -> Trials:
         """p, q: [V], target and draft distribution there; tokens: the candidates in draw order."""
         ...
 

@@ -59,9 +59,9 @@ def _block(parts: Tensor, index: Tensor) -> Tensor:
     return parts.take_along_dim(index[..., None], -2).squeeze(-2)
 
 
-def pool_of(probs: Tensor) -> "Pool | DevicePool":
-    """A pool where `probs` [V] are."""
-    return Pool(probs) if probs.device.type == "cpu" else DevicePool(probs)
+def pool_of(probs: Tensor, peak: bool = False) -> "Pool | DevicePool":
+    """A pool where `probs` [V] are. peak: `DevicePool.peak` is wanted, too."""
+    return Pool(probs) if probs.device.type == "cpu" else DevicePool(probs, peak)
 
 
 class Drawn(int):
@@ -82,11 +82,14 @@ class DevicePool:
     """`Pool` for a distribution on a GPU, where a wait costs more than the vocabulary: a draw looks
     at all of it and sends a few numbers to the host, once.
 
-    along: of a token [1] that is drawn, more numbers [k] that go with it"""
+    along: of a token [1] that is drawn, more numbers [k] that go with it; peak: the most probable
+    token, where it was asked for, from the first draw on"""
 
     along: Callable[[Tensor], Tensor] | None = None
+    peak: Drawn | None = None
 
-    def __init__(self, probs: Tensor) -> None:
+    def __init__(self, probs: Tensor, peak: bool = False) -> None:
+        self._top = probs.max(-1, keepdim=True) if peak else None
         self._left = probs
         self._copied = False
         self._tokens: float | None = None  # that have a probability
@@ -102,11 +105,16 @@ class DevicePool:
         token = token.clamp_max(len(self._left) - 1)
         own = self._left.gather(-1, token)
         parts = [torch.where(own > 0, token, -1), mass, own, self._left.count_nonzero()[None]]
+        if self._top is not None:
+            parts += [self._top.indices, self._top.values]
         if self.along is not None:
             parts.append(self.along(token))
         sent = torch.cat([part.double() for part in parts])
         found, total, q, self._tokens, *noted = sent.tolist()
         refuse_unless_finite(total)
+        if self._top is not None:
+            peak, mass, *noted = noted
+            self.peak = Drawn.of(peak, mass, [])
         if found >= 0:
             return Drawn.of(found, q, noted)
         return Pool(self._left.cpu()).pick(uniform)

@@ -197,10 +197,11 @@ def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
 
     One candidate where q is a point mass. Taking the first alone is a plain draw from q; whether
     the second one is taken must not depend on the first."""
-    pool = pool_of(q)
+    pool = pool_of(q, peak=True)
     first = sampler.draw(pool)
     yield first
-    hub = int(q.argmax())
+    sent = pool.peak if isinstance(pool, DevicePool) else None
+    hub = int(q.argmax()) if sent is None else sent
     if first != hub:
         yield hub
         return

@@ -37,6 +37,11 @@ class WarpedRows:
         self._logits = logits
         self._warp = warp
         self._distributions: dict[int, Tensor] = {}
+        self._known: dict[tuple[int, int], float] = {}  # p of tokens, from a GPU
+
+    def note(self, row: int, token: int, p: float) -> None:
+        """`self[row][token]` is on the host already."""
+        self._known[row, token] = p
 
     @property
     def device(self) -> torch.device:
@@ -54,13 +59,14 @@ class WarpedRows:
     def drawn(self, parents: Sequence[int], tokens: Sequence[int]) -> list[float | None]:
         """p of each token after its parent's row; None where that row was not read: nothing is
         warped for the record alone."""
-        known = [
+        drawn = list(zip(parents, tokens, strict=True))
+        found: list[float | None] = [self._known.get(pair) for pair in drawn]
+        read = [
             (place, self._distributions[row][token])
-            for place, (row, token) in enumerate(zip(parents, tokens, strict=True))
-            if row in self._distributions
+            for place, (row, token) in enumerate(drawn)
+            if found[place] is None and row in self._distributions
         ]
-        found: list[float | None] = [None] * len(tokens)
-        for (place, _), p in zip(known, numbers([p for _, p in known]), strict=True):
+        for (place, _), p in zip(read, numbers([p for _, p in read]), strict=True):
             found[place] = p
         return found
 
@@ -91,14 +97,22 @@ def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler
     return Verdict(row, draft.path(row), token, draft.closed + bool(draft.open))
 
 
-def residual_distribution(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
-    """norm([scale * p - q]+), [V]. No mass left means the row is never reached: p itself stands
-    in."""
+def residual_distribution(p: Tensor, q: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+    """norm([scale * p - q]+), [V], or of many rows [m, V], with a scale [m] each. No mass left
+    means the row is never reached: p itself stands in."""
+    if isinstance(scale, Tensor):
+        short = torch.addcmul(q, p, scale.to(p)[:, None], value=-1).clamp_(max=0)
+        return _normalised_there(short, p)
     short = torch.sub(q, p, alpha=scale).clamp_(
         max=0
     )  # fused: p * scale alone may be subnormal, which is slow
-    if p.device.type != "cpu":  # nobody waits
-        total = -short.sum()
-        return torch.where(total > 0, short.div_(-total), p)
+    if p.device.type != "cpu" or p.dim() > 1:  # nobody waits
+        return _normalised_there(short, p)
     mass = -short.sum().item()  # all of one sign, so nothing cancels
     return short.div_(-mass) if mass > 0 else p
+
+
+def _normalised_there(short: Tensor, otherwise: Tensor) -> Tensor:
+    """norm(-short), by rows, without a look at its sums."""
+    total = -short.sum(-1, keepdim=True)
+    return torch.where(total > 0, short.div_(-total), otherwise)

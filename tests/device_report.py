@@ -3,6 +3,9 @@
 python -m tests.device_report"""
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import NamedTuple
 
 import torch
@@ -10,25 +13,94 @@ import torch
 from data_gen.harvest import Progress, label_chunk, outputs_on
 from data_gen.settings import HarvestSettings
 from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import StopRule
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.hrad import HRADStop
 from decoding.stopping.never import Never
+from decoding.stopping.specdecpp import SpecDecPPStop
+from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
+from decoding.structures.dyspec import DySpecHeap
+from decoding.structures.sources import Sources
+from decoding.structures.static_tree import ParallelPaths, WidthTree
 from decoding.trace import Trace
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.parallel import ParallelVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.token import TokenVerifier
+from tests.checkpoints import columns, write_checkpoint
 from tests.invariant.test_harvest import GREEDY, RECIPE, some_requests
 from tests.pretend_device import Counts, Pretend, pretend
-from tests.tiny_pair import EOS, tiny_models, tiny_tokenizer
+from tests.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
 
 PROMPT = [3, 7, 1, 9, 4]
 GAMMA = 4
-Make = Callable[[ModelPair, Warp], AutoregressiveEngine | SerialEngine]
+Engine = AutoregressiveEngine | SerialEngine | OverlappedEngine
+Make = Callable[[ModelPair, Warp], Engine]
+
+
+@cache
+def checkpoint(name: str) -> Path:
+    """An untrained predictor for the tiny pair."""
+    folder = Path(mkdtemp()) / name
+    return write_checkpoint(folder, name, columns(name, CONFIG.hidden_size), gamma=GAMMA)
+
+
+def head(order: str) -> StopRule:
+    return SpecDecPPStop(checkpoint("specdecpp"), 0.6, (1, 20), order)  # type: ignore[arg-type]
+
+
+def hrad() -> HRADStop:
+    return HRADStop(checkpoint("hrad"), Confidence(0.4))
+
+
+def chain(pair: ModelPair, warp: Warp, stop: StopRule) -> SerialEngine:
+    return SerialEngine(pair, Chain(GAMMA), stop, TokenVerifier(), warp, warp)
+
+
+def alone(pair: ModelPair, warp: Warp, structure: object, verifier: object) -> SerialEngine:
+    """Without a stop rule."""
+    return SerialEngine(pair, structure, Never(), verifier, warp, warp)  # type: ignore[arg-type]
+
+
+def specbranch(pair: ModelPair, warp: Warp) -> OverlappedEngine:
+    return OverlappedEngine(
+        pair=pair,
+        structure=BranchPoint(GAMMA, 2),
+        stop=hrad(),
+        verifier=TokenVerifier(),
+        branch_verifier=RrswVerifier(),
+        warp=warp,
+        draft_warp=warp,
+        overlap=False,
+    )
+
+
 ENGINES: dict[str, Make] = {
     "autoregressive": lambda pair, warp: AutoregressiveEngine(pair, warp),
-    "chain x token": lambda pair, warp: SerialEngine(
-        pair, Chain(GAMMA), Never(), TokenVerifier(), warp, warp
+    "chain x token": lambda pair, warp: chain(pair, warp, Never()),
+    "chain x block": lambda pair, warp: alone(pair, warp, Chain(GAMMA), BlockVerifier()),
+    "confidence": lambda pair, warp: chain(pair, warp, Confidence(0.3)),
+    "SpecDec++, order of the paper": lambda pair, warp: chain(pair, warp, head("paper")),
+    "SpecDec++, order of the code": lambda pair, warp: chain(pair, warp, head("code")),
+    "H-RAD": lambda pair, warp: chain(pair, warp, hrad()),
+    "SpecBranch, in turn": specbranch,
+    "DySpec tree of 8 x RRSw": lambda pair, warp: alone(pair, warp, DySpecHeap(8), RrswVerifier()),
+    "tree 2-2-1 x RRSw": lambda pair, warp: alone(pair, warp, WidthTree([2, 2, 1]), RrswVerifier()),
+    "tree 2-2 x SpecHub": lambda pair, warp: alone(
+        pair, warp, WidthTree([2, 2]), SpecHubVerifier()
+    ),
+    "sources": lambda pair, warp: SerialEngine(
+        pair, Sources(GAMMA, 3, 1, 2), Confidence(0.3), TokenVerifier(), warp, warp
+    ),
+    "2 paths of 3 x block": lambda pair, warp: alone(
+        pair, warp, ParallelPaths(2, 3), ParallelVerifier("block")
     ),
 }
 WARPS = {"greedy": Warp(0.0), "T = 1": Warp(), "T = .7, p = .9": Warp(0.7, 0, 0.9)}
@@ -52,9 +124,12 @@ def pair_on(target: str, draft: str) -> ModelPair:
 
 
 def decoded(pair: ModelPair, engine: str, warp: Warp, tokens: int = 40) -> tuple[Trace, Counts]:
-    """A decode, and what it cost; nothing where it is on the host."""
+    """A decode, and what it cost; nothing where it is on the host. A head has been asked before, so
+    that it is where it runs."""
+    made = ENGINES[engine](pair, warp)
+    made.decode(PROMPT, 6, Sampler.seeded(2))
     before = Counts() if Pretend.counts is None else Pretend.counts.copy()
-    trace = ENGINES[engine](pair, warp).decode(PROMPT, tokens, Sampler.seeded(1))
+    trace = made.decode(PROMPT, tokens, Sampler.seeded(1))
     return trace, Counts() if Pretend.counts is None else Pretend.counts.since(before)
 
 

@@ -119,8 +119,9 @@ class Pending:
         return Draft(
             list(range(count)),
             self.tree.token[:count],
-            [*self.q, self.tree.zero_q()],
+            [*self.q, (none := self.tree.zero_q())],
             int(self.unsure),
+            self.tree.drawn[:count] if none.device.type != "cpu" else (),
         )
 
 

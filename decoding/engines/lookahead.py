@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from decoding.draft import Draft, Verdict
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
+from decoding.draft import Draft, Verdict, zeros
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, outputs_of, prefill
 from decoding.interfaces import Pair
 from decoding.models.layers.recurrent import refuse_recurrent
 from decoding.sampling import Sampler, Warp
@@ -104,7 +104,7 @@ class LookaheadEngine:
         """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is
         no q to read."""
         parents, tokens = merged(ngrams, depth, self.eos_ids)
-        none = torch.zeros(self.pair.target.vocab_size)
+        none = zeros(self.pair.target.vocab_size, torch.float32, outputs_of(self.pair.target))
         return Draft(parents, tokens, [none] * (len(tokens) + 1))
 
     def _run_target(

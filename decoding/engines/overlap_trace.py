@@ -23,8 +23,8 @@ def drafted(pending: Pending, branches: Branches) -> tuple[list[int], list[int],
     tree, chain, first = pending.tree, pending.tokens, int(pending.unsure)
     candidates = [tree.token[rows[0] - 1] for rows in branches.paths]
     parents = [*range(len(chain)), *[len(chain)] * len(candidates)]
-    q = [row[token].item() for row, token in zip(pending.q, tree.token, strict=False)]
-    q += [branches.distribution[token].item() for token in candidates[first:]]
+    drawn = [*range(1, len(pending.q) + 1), *(rows[0] for rows in branches.paths[first:])]
+    q = [tree.drawn[row - 1] for row in drawn]
     return [*chain, *candidates], parents, q
 
 

@@ -28,7 +28,7 @@ from decoding.stopping.policy import ALL
 from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows
 from decoding.verifiers.path import DraftPath
-from decoding.verifiers.tree_walk import run_trials
+from decoding.verifiers.tree_walk import run_trials, trials_of
 
 
 @dataclass(eq=False)
@@ -211,7 +211,7 @@ class _Session:
         candidates = [pending.tree.token[rows[0] - 1] for rows in branches.paths[first:]]
         if candidates:
             q = branches.distribution.to(p.device)
-            trials = self.engine.branch_rule.trials(left, q, candidates)
+            trials = trials_of(self.engine.branch_rule, left, q, candidates)
             branch, rest = run_trials(trials, sampler)
             if rest is None:
                 return Outcome(accepted, first + branch, None)

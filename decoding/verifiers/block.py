@@ -5,6 +5,8 @@ HSD's Eqs. 16-20 give the same probabilities: its capped ratio min(1, r*(t)) is 
 contract tests hold the literal equations against this file. Among lossless rules with one target
 call it accepts the most tokens."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -48,29 +50,55 @@ def block_distribution(path: DraftPath) -> VerdictDistribution:
 def block_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
     """`block_distribution`, scanned lazily: tokens accepted, residual [V]. One pass over the
     vocabulary per coin thrown."""
-    joint, t = joint_ratios(path), len(path)
-    while t > 0 and not _throw(path, joint, t, sampler):
+    there = path.first.device.type != "cpu"
+    joint, masses = _known_there(path) if there else (joint_ratios(path), [])
+    t = len(path)
+    while t > 0 and not _throw(path, joint, t, sampler, masses):
         t -= 1
     return t, _residual(path, joint, t)
 
 
+def _known_there(path: DraftPath) -> tuple[list[float], list[float]]:
+    """P_0 .. P_g and Z_0 .. Z_{g-1} from a GPU, in one copy."""
+    tokens = [path.draft.token[row - 1] for row in path.rows[1:]]
+    ratio, masses = path.first.new_ones((), dtype=torch.float64), list[Tensor]()
+    for t, token in enumerate(tokens):
+        p, q = path.target(t), path.q(t)
+        short = torch.addcmul(q, p, ratio.to(p), value=-1).clamp_(max=0)
+        masses.append(-short.sum(dtype=torch.float64))
+        ratio = (ratio * p[token].double() / q[token].double()).clamp_max(1.0)
+    drawn, found = path.drawn_there(tokens, masses)
+    return _joint(drawn), found
+
+
 def joint_ratios(path: DraftPath) -> list[float]:
     """P_0 .. P_g, the capped joint ratios."""
+    return _joint(path.drawn())
+
+
+def _joint(drawn: Iterable[tuple[float, float]]) -> list[float]:
     joint = [1.0]
-    for p_token, q_token in path.drawn():
+    for p_token, q_token in drawn:
         joint.append(min(1.0, joint[-1] * p_token / q_token))
     return joint
 
 
-def _throw(path: DraftPath, joint: list[float], t: int, sampler: Sampler) -> bool:
+def _throw(
+    path: DraftPath, joint: list[float], t: int, sampler: Sampler, masses: list[float]
+) -> bool:
     if t == len(path) or joint[t] == 0:
         return sampler.accept(joint[t], 1.0)
+    mass = masses[t] if masses else _mass(path, joint, t)
+    total = mass + 1 - joint[t]
+    return total <= 0 or sampler.accept(mass, total)
+
+
+def _mass(path: DraftPath, joint: list[float], t: int) -> float:
+    """Z_t."""
     shortfall = torch.sub(path.q(t), path.target(t), alpha=joint[t]).clamp_(
         max=0
     )  # fused: a small P_t p is slow
-    mass = -shortfall.sum(dtype=torch.float64).item()
-    total = mass + 1 - joint[t]
-    return total <= 0 or sampler.accept(mass, total)
+    return -shortfall.sum(dtype=torch.float64).item()
 
 
 def _residual(path: DraftPath, joint: list[float], t: int) -> Tensor | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decoding.draft import Draft
-from decoding.verification import Rows, numbers
+from decoding.verification import Rows, WarpedRows, numbers
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,25 @@ class DraftPath:
     def drawn(self) -> Iterator[tuple[float, float]]:
         """p and q of each token, one after another: what is not asked for is not looked at."""
         tokens = [self.draft.token[row - 1] for row in self.rows[1:]]
-        if self.first.device.type != "cpu":  # one wait for all of them
-            scalars = [side(t)[x] for side in (self.target, self.q) for t, x in enumerate(tokens)]
-            found = numbers(scalars)
-            yield from zip(found[: len(tokens)], found[len(tokens) :], strict=True)
+        if self.first.device.type != "cpu":
+            yield from self.drawn_there(tokens, [])[0]
             return
         for t, token in enumerate(tokens):
             p, q = self.target(t)[token].item(), self.q(t)[token].item()
             assert q > 0, "a drawn token has q > 0"
             yield p, q
+
+    def drawn_there(
+        self, tokens: Sequence[int], more: Sequence[Tensor]
+    ) -> tuple[list[tuple[float, float]], list[float]]:
+        """On a GPU: p and q of `tokens`, its tokens, and `more` numbers [], in one copy."""
+        known = [self.draft.drawn_q[row - 1] for row in self.rows[1:]] if self.draft.drawn_q else []
+        sides = (self.target,) if known else (self.target, self.q)
+        drawn = [side(t)[x].double() for side in sides for t, x in enumerate(tokens)]
+        found, count = numbers([*drawn, *more]), len(tokens)
+        p, q = found[:count], known or found[count : 2 * count]
+        if isinstance(self.p, WarpedRows):
+            for t, token in enumerate(tokens):
+                if t or self.first is self.p[self.rows[0]]:
+                    self.p.note(self.rows[t], token, p[t])
+        return list(zip(p, q, strict=True)), found[len(drawn) :]

@@ -1,13 +1,18 @@
 """Candidates nobody drew: top-k tokens, n-grams, argmax. Each is a point mass, whatever probability
 a draft gave it."""
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from decoding.sampling import SiblingSampler, top_tokens
-from decoding.verifiers.tree_walk import TreeVerifier, Trials, normalised
+from decoding.verifiers.tree_walk import (
+    Tokens,
+    TreeVerifier,
+    Trials,
+    at,
+    mass_of,
+    normalised,
+    take_out,
+)
 
 
 class PointMassVerifier(TreeVerifier):
@@ -18,12 +23,13 @@ class PointMassVerifier(TreeVerifier):
     q instead, as released code does, is biased. `left` below is R times its mass."""
 
     siblings: SiblingSampler = staticmethod(top_tokens)
+    reads_q = False
 
-    def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
+    def trials(self, p: Tensor, q: Tensor, tokens: Tokens) -> Trials:
         if not tokens:
             return p
         left = p.clone()
         for number, token in enumerate(tokens):
-            yield number, left[token].item(), left.sum(dtype=torch.float64).item()
-            left[token] = 0
+            yield number, at(left, token), mass_of(left)
+            take_out(left, token)
         return normalised(left, p)

@@ -1,13 +1,11 @@
 """Recursive rejection sampling of i.i.d. candidates, the multi-step rule of SpecInfer
 (2305.09781)."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from decoding.sampling import SiblingSampler, iid
 from decoding.verification import residual_distribution
-from decoding.verifiers.tree_walk import TreeVerifier, Trials
+from decoding.verifiers.tree_walk import Tokens, TreeVerifier, Trials, at, certain
 
 
 class RrsVerifier(TreeVerifier):
@@ -19,11 +17,11 @@ class RrsVerifier(TreeVerifier):
 
     siblings: SiblingSampler = staticmethod(iid)
 
-    def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
+    def trials(self, p: Tensor, q: Tensor, tokens: Tokens) -> Trials:
         left = p
         for number, token in enumerate(tokens):
-            drawn = q[token].item()
-            assert drawn > 0, "a drawn token has q > 0"
-            yield number, left[token].item(), drawn
+            drawn = at(q, token)
+            assert certain(drawn), "a drawn token has q > 0"
+            yield number, at(left, token), drawn
             left = residual_distribution(left, q)
         return left

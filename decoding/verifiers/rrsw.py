@@ -1,14 +1,19 @@
 """Recursive rejection sampling of candidates drawn without replacement (DySpec, Algorithm 3;
 Sequoia, 2402.12374)."""
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from decoding.sampling import SiblingSampler, without_replacement
 from decoding.verification import residual_distribution
-from decoding.verifiers.tree_walk import TreeVerifier, Trials
+from decoding.verifiers.tree_walk import (
+    Tokens,
+    TreeVerifier,
+    Trials,
+    at,
+    certain,
+    mass_of,
+    take_out,
+)
 
 
 class RrswVerifier(TreeVerifier):
@@ -21,13 +26,13 @@ class RrswVerifier(TreeVerifier):
 
     siblings: SiblingSampler = staticmethod(without_replacement)
 
-    def trials(self, p: Tensor, q: Tensor, tokens: Sequence[int]) -> Trials:
+    def trials(self, p: Tensor, q: Tensor, tokens: Tokens) -> Trials:
         left, pool = p, q.clone() if len(tokens) > 1 else q
         for number, token in enumerate(tokens):
-            mass, drawn = pool.sum(dtype=torch.float64).item(), pool[token].item()
-            assert drawn > 0, "a token drawn without replacement is new and has q > 0"
-            yield number, left[token].item() * mass, drawn
+            mass, drawn = mass_of(pool), at(pool, token)
+            assert certain(drawn), "a token drawn without replacement is new and has q > 0"
+            yield number, at(left, token) * mass, drawn
             left = residual_distribution(left, pool, mass)
             if number + 1 < len(tokens):
-                pool[token] = 0
+                take_out(pool, token)
         return left
