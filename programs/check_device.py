@@ -11,17 +11,22 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
 from data_gen.settings import HarvestSettings
-from decoding.models.layers.recurrent import refuse_recurrent
+from decoding.models.eagle.checkpoint import find_checkpoint
+from decoding.models.eagle.maps import FILE as MAPS
+from decoding.models.layers.recurrent import cached, refuse_recurrent
+from decoding.models.layers.text_part import auto_class, text_part
 from decoding.models.loading import ModelPair, load_pair, load_plain
 from decoding.models.machine import setup_facts
+from decoding.models.options import context_limit, load_config, resolve_dtype, source_of
 from decoding.sampling import Warp
 from evaluation.baselines.generate_engine import GenerateEngine
-from evaluation.device import agreement, speeds
-from evaluation.device.page import page, verdict
+from evaluation.device import agreement, memory, speeds
+from evaluation.device.page import memory_page, page, verdict
 from programs.gen_data import harvest_settings
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign
@@ -32,8 +37,10 @@ LACKS = "{}: this machine has no {}"
 
 
 def main(cfg: DictConfig) -> None:
-    """Write `out`/device.json and device.md. Raises UserError where there is no such device, or
-    where it differs from the host."""
+    """Write `out`/device.json and device.md, or print how much memory is needed. Raises UserError
+    where there is no such device, or where it differs from the host."""
+    if cfg.memory is not None:
+        return needed(cfg)
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, NAME)
     device, second = chosen(cfg.device, cfg.second)
@@ -55,14 +62,14 @@ def main(cfg: DictConfig) -> None:
     fast = load_pair(on(cfg.pair, device, second or device))
     plain = load_plain("target", on(cfg.pair, device, device))
     generate = GenerateEngine(plain, None, Warp(0.0), frozenset(fast.eos_ids), {})
-    measured, memory = taken(fast, generate, requests, settings, cfg)
+    measured, held = taken(fast, generate, requests, settings, cfg)
     report(out, {
         "device": named(device),
         "command": shlex.join(["python", "scripts/check_device.py", *sys.argv[1:]]),
         "setup": {name: fact for name, fact in setup_facts(fast).items() if name != "machine"},
         "agreement": found,
         "speeds": measured,
-        "memory": memory,
+        "memory": held,
         "skipped": skipped(fast, device, second),
     })  # fmt: skip
 
@@ -130,8 +137,8 @@ def taken(
         found.update(speeds.decoding_speeds(pair, generate, prompts, tokens, repeats, Warp(0.0)))
         found["harvest, labels"] = speeds.harvest_speed(pair, requests, settings, repeats)
 
-    memory = speeds.peak_memory([pair.target.device, pair.draft.device], work)
-    return {name: speed.to_dict() for name, speed in found.items()}, memory
+    held = speeds.peak_memory([pair.target.device, pair.draft.device], work)
+    return {name: speed.to_dict() for name, speed in found.items()}, held
 
 
 def skipped(pair: ModelPair, device: str, second: str | None) -> list[str]:
@@ -150,6 +157,41 @@ def skipped(pair: ModelPair, device: str, second: str | None) -> list[str]:
 def named(device: str) -> str:
     name = "the host" if device == "cpu" else torch.cuda.get_device_name(device)
     return f"{device} ({name})"
+
+
+def needed(cfg: DictConfig) -> None:
+    """Print what a decode and a harvest hold, by the length of a prompt, of two configurations:
+    nothing is loaded. Raises UserError for a draft that reads its target's states, and for prompts
+    that do not fit."""
+    if find_checkpoint(cfg.pair) or (Path(source_of("draft", cfg.pair)) / MAPS).is_file():
+        raise UserError(
+            "memory: this draft reads its target's states, which is not modelled. Give pair=smollm2"
+            " or another ordinary draft"
+        )
+    settings = harvest_settings(cfg.harvest, cfg, stride=1)
+    target, draft = (without_weights(side, cfg.pair) for side in ("target", "draft"))
+    for side, model in (("target", target), ("draft", draft)):
+        refuse_recurrent(f"pair.{side}", cached(model), "harvests. Give pair=smollm2")
+    longest = max(cfg.memory) + settings.max_new_tokens + settings.gamma
+    if longest > (limit := min(context_limit(each, None) for each in (target, draft))):
+        raise UserError(f"memory: {longest} tokens with the response, of {limit}. Give fewer")
+    lengths = tqdm(cfg.memory, desc="memory", unit=" lengths")
+    found = list(memory.peaks(target, draft, settings, lengths))
+    print(memory_page(found, [weights(target), weights(draft)]))
+
+
+def without_weights(side: str, cfg: DictConfig) -> PreTrainedModel:
+    """A model of the config alone, on the meta device."""
+    config, trusted = load_config(side, cfg), cfg.trust_remote_code
+    dtype = resolve_dtype(cfg[f"{side}_dtype"], "meta")
+    kept = (config.get_text_config().dtype or torch.bfloat16) if dtype == "auto" else dtype
+    with torch.device("meta"):
+        whole = auto_class(config).from_config(config, dtype=kept, trust_remote_code=trusted)
+    return text_part(f"pair.{side}", whole).eval().requires_grad_(False)
+
+
+def weights(model: PreTrainedModel) -> int:
+    return sum(part.nbytes for part in model.parameters())
 
 
 def report(out: Path, found: dict[str, Any]) -> None:

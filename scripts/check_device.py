@@ -3,6 +3,7 @@
     python scripts/check_device.py                     # the first GPU, the embedded pair
     python scripts/check_device.py pair=smollm2        # an ordinary draft: side by side as well
     python scripts/check_device.py device=cuda:1 second=cuda:0
+    python scripts/check_device.py memory=[1024,8192] pair=smollm2    # what it would take; no GPU
 
 In float32 every engine and a harvest run on the host and on the device with the same seeds; near
 ties are listed. Then tokens per second of `generate`, plain and speculative decoding and the
@@ -15,7 +16,7 @@ from typing import Annotated
 from decoding.settings import DeviceName, Pair
 from programs.groups import Dataset, DraftWarp, Harvest, Warp
 from runtime.cli import Program
-from runtime.settings.kinds import Count, Group, Output
+from runtime.settings.kinds import Count, Counts, Group, Output
 
 
 class CheckDevice(Group):
@@ -28,6 +29,11 @@ class CheckDevice(Group):
     max_new_tokens: Annotated[Count, "of a decode"]
     repeats: Annotated[Count, "of everything that is timed, after one that is not"]
     harvest: Harvest
+    memory: Annotated[
+        Counts | None,
+        "instead, print the memory that a decode and a harvest take after prompts of so many"
+        " tokens, from the models' config.json alone",
+    ]
     out: Annotated[Output, "folder of device.json and device.md"]
 
 

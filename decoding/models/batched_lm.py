@@ -35,9 +35,9 @@ class BatchedLM:
         target: the target's batch of the same sequences, which an EAGLE-style draft reads. It is
         advanced first, by the same tokens, and loses the same sequences."""
         self._lm = lm
-        self._cache = BufferCache()
         self._lengths = torch.tensor([len(sequence) for sequence in sequences])
         self._width = int(self._lengths.max())
+        self._cache = BufferCache(self._width + room)
         columns = torch.arange(self._width + room)
         self._real = (columns >= self._width - self._lengths[:, None]).to(
             lm.device

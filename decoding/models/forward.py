@@ -74,7 +74,7 @@ class TransformersForward:
             attention_mask=rows.mask if windows is None else windows.masks(rows, cache),
             position_ids=rows.positions,
             use_cache=True,
-            output_hidden_states=bool(hidden),
+            output_hidden_states=list(hidden),  # of the others none is kept
             logits_to_keep=rows_to_keep(logits),
         )
         return result.logits, [result.hidden_states[layer] for layer in hidden]

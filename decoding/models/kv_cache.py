@@ -12,7 +12,7 @@ from decoding.models.layers.temperature import OPTION, at_positions
 from runtime.errors import UserError
 
 ATTENTION = "grouped_heads"
-FIRST_CAPACITY = 256
+SPARE = 1024  # rows that a full buffer gets beyond those that it needs, at most as many again
 FEW_ROWS = 16  # more are faster in two products, as far as these are
 
 
@@ -20,20 +20,21 @@ class BufferLayer(CacheLayerMixin):
     """Keys and values of one layer: ``[batch, kv_heads, capacity, head_dim]``, the first ``length``
     rows are in use.
 
-    Appending writes in place and doubles the capacity when full; dropping rows only changes
-    ``length``."""
+    Appending writes in place; a full buffer becomes a larger one, with spare rows. Dropping rows
+    only changes ``length``."""
 
     is_sliding = False
     keys: torch.Tensor  # allocated on first use
     values: torch.Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, planned: int = 0) -> None:
+        """planned: rows that are certain to come; no more are allocated as long as they do."""
         super().__init__()
-        self.length = 0
+        self.length, self._planned = 0, planned
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys = _buffer(key_states, FIRST_CAPACITY)
-        self.values = _buffer(value_states, FIRST_CAPACITY)
+        rows = self._capacity(key_states.shape[-2])
+        self.keys, self.values = _buffer(key_states, rows), _buffer(value_states, rows)
         self.is_initialized = True
 
     def update(
@@ -44,12 +45,15 @@ class BufferLayer(CacheLayerMixin):
         start, n = self.length, key_states.shape[-2]
         end = start + n
         if end > self.keys.shape[-2]:
-            self.keys = _grown(self.keys, start, end)
-            self.values = _grown(self.values, start, end)
+            self.keys = _grown(self.keys, start, self._capacity(end))
+            self.values = _grown(self.values, start, self._capacity(end))
         self.keys.narrow(2, start, n).copy_(key_states)
         self.values.narrow(2, start, n).copy_(value_states)
         self.length = end
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+
+    def _capacity(self, needed: int) -> int:
+        return self._planned if needed <= self._planned else needed + min(max(needed, 256), SPARE)
 
     def keep(self, start: int, rows: torch.Tensor) -> None:
         """Move the rows ``start + rows`` to the front of the block at ``start`` and drop what
@@ -79,8 +83,10 @@ class BufferCache(Cache):
 
     layers: list[BufferLayer]  # type: ignore[assignment]
 
-    def __init__(self) -> None:
+    def __init__(self, planned: int = 0) -> None:
+        """planned: as in `BufferLayer`."""
         super().__init__(layer_class_to_replicate=BufferLayer)
+        self._planned = planned
 
     def update(
         self,
@@ -94,7 +100,7 @@ class BufferCache(Cache):
 
     def layer(self, index: int) -> BufferLayer:
         while len(self.layers) <= index:
-            self.layers.append(BufferLayer())
+            self.layers.append(BufferLayer(self._planned))
         return self.layers[index]
 
     def part(self, first: int, count: int) -> "BufferCache":
@@ -132,8 +138,8 @@ def _buffer(like: torch.Tensor, capacity: int) -> torch.Tensor:
         return torch.zeros(batch, heads, capacity, dim, dtype=like.dtype, device=like.device)
 
 
-def _grown(old: torch.Tensor, used: int, needed: int) -> torch.Tensor:
-    new = _buffer(old, max(needed, 2 * old.shape[-2]))
+def _grown(old: torch.Tensor, used: int, capacity: int) -> torch.Tensor:
+    new = _buffer(old, capacity)
     new[:, :, :used] = old[:, :, :used]
     return new
 

@@ -1,8 +1,9 @@
 """The page of a device check."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evaluation.device.memory import Peak
 from evaluation.tables import markdown
 
 TWICE = "The target is there twice: `generate` has a copy of its own."
@@ -24,6 +25,21 @@ def page(found: Mapping[str, Any]) -> str:
     if found["skipped"]:
         parts += ["## Skipped", "\n".join(f"- {line}" for line in found["skipped"])]
     return "\n\n".join([*parts, found["verdict"], FAULT]) + "\n"
+
+
+def memory_page(found: Sequence[Peak], weights: Sequence[int]) -> str:
+    """found: by length; weights: bytes of target and draft."""
+    parts = ("all_states", "asked", "caches", "decode", "harvest")
+    rows = [
+        [f"{peak.tokens:,}", *(f"{getattr(peak, part) / 1e9:.2f}" for part in parts)]
+        for peak in found
+    ]
+    names = [
+        *("prompt, tokens", "hidden states, all layers", "hidden states, layers read", "caches"),
+        *("decode, peak", "harvest of a prompt, peak"),
+    ]
+    said = " and ".join(f"{size / 1e9:.1f}" for size in weights)
+    return f"GB beside the weights ({said} GB), modelled:\n\n{markdown(names, rows)}"
 
 
 def verdict(agreement: Mapping[str, Mapping[str, Any]]) -> str:

@@ -44,6 +44,7 @@ MADE_OF = {
         *("BlockVerifier", "BranchPoint", "Chain", "Confidence", "DySpecHeap", "Never"),
         *("RrswVerifier", "TokenVerifier"),
     },
+    "evaluation/device/memory.py": {"Chain", "Never", "TokenVerifier"},
     "evaluation/replay/decoding.py": {"Chain", "Never", "TokenVerifier"},
     # what is taken where nobody chose
     "decoding/stopping/hrad.py": {"Confidence"},
