@@ -164,6 +164,18 @@ def test_a_prompt_may_lie_on_the_device() -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("places", [("cpu", "cuda:0"), ("cuda:0", "cpu")])
+@pytest.mark.parametrize(
+    "engine", ["chain x block", "SpecDec++, order of the paper", "SpecBranch, in turn", "sources"]
+)
+def test_one_model_may_be_on_the_host(engine: str, places: tuple[str, str]) -> None:
+    warp = WARPS["T = .7, p = .9"]
+    expected, _ = decoded(pair_on("cpu", "cpu"), engine, warp, 14)
+    with pretend():
+        trace, counts = decoded(pair_on(*places), engine, warp, 14)
+    assert trace.tokens == expected.tokens and counts.bytes["to host"]
+
+
 def held(found: PerRound, bounds: PerRound) -> tuple[bool, ...]:
     return tuple(value <= bound for value, bound in zip(found, bounds, strict=True))
 
