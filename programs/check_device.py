@@ -172,6 +172,8 @@ def needed(cfg: DictConfig) -> None:
     target, draft = (without_weights(side, cfg.pair) for side in ("target", "draft"))
     for side, model in (("target", target), ("draft", draft)):
         refuse_recurrent(f"pair.{side}", cached(model), "harvests. Give pair=smollm2")
+    if min(cfg.memory) < 2:
+        raise UserError("memory: expected prompts of at least 2 tokens, got 1. Give longer ones")
     longest = max(cfg.memory) + settings.max_new_tokens + settings.gamma
     if longest > (limit := min(context_limit(each, None) for each in (target, draft))):
         raise UserError(f"memory: {longest} tokens with the response, of {limit}. Give fewer")

@@ -94,3 +94,29 @@ def test_a_pair_with_states_is_refused_in_one_line(
         run(monkeypatch, tiny_pair_dir, "pair.draft=recurrent")
     assert end.value.code == 2
     assert "error: pair.draft: expected one path of one text" in capsys.readouterr().err
+
+
+def test_memory_needs_configs_alone(
+    tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for side in ("target", "draft"):
+        (tmp_path / side).mkdir()
+        config = (tiny_pair_dir / side / "config.json").read_text()
+        (tmp_path / side / "config.json").write_text(config)
+    run(monkeypatch, tmp_path, "memory=[20,40]")
+    printed = capsys.readouterr().out
+    assert "modelled" in printed and "| 20 " in printed and "| 40 " in printed
+    assert not Path("runs").exists()
+    for given, message in (
+        ("memory=[9999]", "error: memory: 10008 tokens with the response, of"),
+        ("memory=[0]", "error: memory: expected a list of different whole numbers from 1 on"),
+        ("memory=[1]", "error: memory: expected prompts of at least 2 tokens, got 1. Give longer"),
+    ):
+        with pytest.raises(SystemExit):
+            run(monkeypatch, tmp_path, given)
+        assert message in capsys.readouterr().err
+    (tmp_path / "draft" / "target_features.safetensors").touch()
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, "memory=[20]")
+    assert "error: memory: this draft reads its target's states" in capsys.readouterr().err
