@@ -135,6 +135,7 @@ def rollouts(
 def candidates(distributions: Distributions, anchors: Tensor) -> Drawn:
     """The first draft token at each anchor."""
     names = ("q", *Q_STATS, "top_token")
+    anchors = anchors.to(distributions.candidate.device)  # once for all columns
     return Drawn(
         distributions.candidate[anchors],
         **{name: getattr(distributions, name)[anchors] for name in names},

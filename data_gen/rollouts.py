@@ -40,6 +40,7 @@ class Drawn:
     top_token: Tensor
 
     def take(self, index: Tensor) -> "Drawn":
+        index = index.to(self.token.device)  # once for all columns
         return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def flat(self) -> "Drawn":

@@ -73,7 +73,8 @@ def _without_replacement(
         pool.scatter_(-1, drawn[:, None], 0.0)
         mass = pool.sum(-1)
         there = mass > 0
-        drawn = pick(pool if there.all() else pool + (~there)[:, None], uniform[:, number])
+        all_there = pool.device.type == "cpu" and bool(there.all())  # a GPU adds sooner than asks
+        drawn = pick(pool if all_there else pool + (~there)[:, None], uniform[:, number])
         accept = (_at(left, drawn) * mass / _at(pool, drawn).clamp_min(1e-38)).clamp_max(1.0)
         tokens.append(torch.where(there, drawn, -1))
         accepts.append(torch.where(there, accept, 0.0))

@@ -110,13 +110,14 @@ def _judge(
     found, coins, warps = known
     drawn = rolled.drawn
     q_logits = torch.zeros(len(rows), 0) if rolled.logits is None else rolled.logits
+    there = rows.to(drawn.token.device), depths.to(drawn.token.device)  # sent once
     judged = blockwise(
         partial(_verdicts, warps),
         p_logits,
-        q_logits if rolled.logits is None else q_logits[rows, depths - 1],
-        drawn.token[rows, depths],
-        drawn.q[rows, depths],
-        drawn.top_token[rows, depths],
+        q_logits if rolled.logits is None else q_logits[there[0], there[1] - 1],
+        drawn.token[there],
+        drawn.q[there],
+        drawn.top_token[there],
         coins.siblings[rows, depths],
     )
     for field in fields(Verdicts):

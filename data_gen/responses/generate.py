@@ -74,6 +74,8 @@ class Distributions:
         return self.take(slice(count))
 
     def take(self, positions: Tensor | slice) -> "Distributions":
+        if isinstance(positions, Tensor):
+            positions = positions.to(self.response.device)  # once for all columns
         return Distributions(
             **{field.name: getattr(self, field.name)[positions] for field in fields(self)}
         )
@@ -178,11 +180,12 @@ class _Batch:
             uniform,
         )
         self._tokens = distributions.response.cpu()
+        rows = self._rows.to(distributions.response.device)  # sent once
         for field in fields(Distributions):
             values = getattr(distributions, field.name)
             shape = (*self._uniform.shape[1:], *values.shape[1:])
             column = self._distributions.setdefault(field.name, values.new_zeros(shape))
-            column[self._rows, position] = values
+            column[rows, position] = values
         self._note(self._hidden, ours.hidden)
         self._note(self._draft_first, theirs.hidden)
         return self._tokens

@@ -123,7 +123,7 @@ def test_published_drafts(name: str, places: tuple[str, str]) -> None:
 
 # Per rollout token that is labelled, as it is today: upper bounds of bytes to the host, bytes to
 # the device, and waits.
-HARVESTS = {"sampled": (RECIPE, (300, 520, 14)), "greedy": (GREEDY, (250, 270, 7.2))}
+HARVESTS = {"sampled": (RECIPE, (300, 190, 6.5)), "greedy": (GREEDY, (250, 80, 3.6))}
 
 
 @pytest.mark.parametrize("places", PLACES)
