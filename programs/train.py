@@ -45,7 +45,7 @@ from predictors.training.trainer import Trainer
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder
-from runtime.processes import this_process
+from runtime.processes import leave_others, this_process
 from runtime.sweep import is_job, job_folder
 from runtime.tracking import NullLogger
 
@@ -81,7 +81,7 @@ def main(cfg: DictConfig) -> None:
                 cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"])
             )
             metrics = train(predictor, data, inputs_of(cfg.data, predictor), trainer)
-            this_process().destroy_process_group()
+            leave_others()
             if first:
                 judge(predictor, data, unseen, cfg, metrics)
                 save(predictor, out, facts(predictor, data, manifest, cfg, run), metrics)
