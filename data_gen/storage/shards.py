@@ -75,6 +75,7 @@ from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically
 
 SCHEMA_VERSION = 5
+ROWS_AT_ONCE = 8  # prompts of one table: what is written is in memory six times
 SPLITS = ("train", "calibration", "test")
 INTEGERS, FLOATS, BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
 PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
@@ -126,17 +127,19 @@ def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]])
     Raises UserError when a
     number is NaN or infinite: such a shard is never written.
     """
-    table = pa.Table.from_pylist(
-        [{key: _plain(value) for key, value in row.items()} for row in rows], SCHEMAS[kind]
-    )
-    path = folder / shard_name(kind, index)
-    if problem := _not_finite(table):
-        raise UserError(
-            f"pair: {problem} while making {path.name}. Check the models, or set pair.dtype=float32"
-        )
-    sink = pa.BufferOutputStream()
+    path, sink, digests = folder / shard_name(kind, index), pa.BufferOutputStream(), list[str]()
     # Values are close to random bits: dictionaries would only cost time.
-    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    options = {"compression": "zstd", "use_dictionary": False}
+    with pq.ParquetWriter(sink, SCHEMAS[kind], **options) as writer:
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            table = _table(kind, rows[start : start + ROWS_AT_ONCE])
+            if problem := _not_finite(table):
+                raise UserError(
+                    f"pair: {problem} while making {path.name}. Check the models, or set"
+                    " pair.dtype=float32"
+                )
+            writer.write_table(table)
+            digests += record_digests(table, kind)
     content = sink.getvalue()
     write_atomically(path, lambda temporary: _write(temporary, content))
     return {
@@ -145,8 +148,13 @@ def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]])
         "rows": len(rows),
         "bytes": content.size,
         "sha256": hashlib.sha256(content).hexdigest(),
-        "records": record_digests(table, kind),
+        "records": digests,
     }
+
+
+def _table(kind: str, rows: list[dict[str, Any]]) -> pa.Table:
+    plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    return pa.Table.from_pylist(plain, SCHEMAS[kind])
 
 
 def record_digests(table: pa.Table, kind: str) -> list[str]:

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_gen.storage.chunks import content_hash
+from data_gen.storage.dataset import verify
 from data_gen.storage.shards import SCHEMAS, record_digests
 from decoding.models.loading import ModelPair
 from tests.datasets import RECIPE, make_dataset
@@ -29,6 +30,16 @@ def test_chunks_do_not_matter(pair: ModelPair, content: str, tmp_path: Path, siz
 )
 def test_records_matter(pair: ModelPair, content: str, tmp_path: Path, change: dict) -> None:
     assert make_dataset(pair, tmp_path, recipe=replace(RECIPE, **change))["content"] != content
+
+
+def test_tables_do_not_matter(
+    pair: ModelPair, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_gen.storage.shards.ROWS_AT_ONCE", 2)
+    made = make_dataset(pair, tmp_path)
+    assert made["content"] == content and verify(tmp_path) == []
+    file = pq.ParquetFile(tmp_path / "rounds-00000.parquet")
+    assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [2, 1]
 
 
 def test_the_encoding_does_not_matter(pair: ModelPair, content: str, tmp_path: Path) -> None:

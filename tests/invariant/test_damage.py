@@ -218,11 +218,11 @@ def test_manifest_from_before_a_chunk_was_made_again(
 def rewrite(patch: pytest.MonkeyPatch) -> None:
     from data_gen.storage import shards
 
-    write = shards.pq.write_table
+    writer = shards.pq.ParquetWriter
     patch.setattr(
         shards.pq,
-        "write_table",
-        lambda table, sink, **options: write(table, sink, compression="gzip"),
+        "ParquetWriter",
+        lambda sink, schema, **options: writer(sink, schema, compression="gzip"),
     )
 
 
