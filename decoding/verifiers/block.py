@@ -116,7 +116,7 @@ def _coins(path: DraftPath, joint: list[float]) -> Tensor:
     if len(path) > 1:
         ratio, inner = torch.tensor(joint[1:-1], dtype=torch.float64), range(1, len(path))
         p, q = torch.stack([path.target(t) for t in inner]), torch.stack([path.q(t) for t in inner])
-        excess = (ratio[:, None] * p - q).clamp(min=0).sum(-1)
+        excess = (ratio.to(p.device)[:, None] * p - q).clamp(min=0).sum(-1).cpu()
         total = excess + 1 - ratio
         coins[1:-1] = torch.where(total > 0, excess / total, 1.0)
     return coins

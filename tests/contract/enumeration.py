@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from decoding.picking import Pool
+from decoding.picking import DevicePool, Pool
 from decoding.sampling import Sampler
 
 Distribution = dict[Hashable, float]
@@ -26,12 +26,17 @@ class Branching(Sampler):
     def fork(self) -> "Branching":
         return self
 
-    def draw(self, distribution: Tensor | Pool) -> int:
-        weights = (
-            distribution.distribution() if isinstance(distribution, Pool) else distribution
-        ).tolist()
+    def draw(self, distribution: Tensor | Pool | DevicePool) -> int:
+        """From a pool of a device as it draws there: by a number in the middle of the branch."""
+        plain = isinstance(distribution, Tensor)
+        weights = (distribution if plain else distribution.distribution()).tolist()
         total = sum(weights)
-        return self._branch([weight / total for weight in weights])
+        choice = self._branch([weight / total for weight in weights])
+        if isinstance(distribution, DevicePool):
+            drawn = distribution.pick((sum(weights[:choice]) + weights[choice] / 2) / total)
+            assert drawn == choice
+            return drawn
+        return choice
 
     def accept(self, p: float, q: float) -> bool:
         accept = min(1.0, p / q)
