@@ -108,7 +108,8 @@ def roll_greedy(
     own = first.token.cpu() != response
     own[-1] = True
     uniform = torch.zeros(int(own.sum()), gamma - 1)  # a greedy draft needs no coins
-    rolled = roll(draft, rows[own], first.take(own), uniform, Warp(0.0), layers)
+    some = own.nonzero()[:, 0]  # counted on the host, where they are known
+    rolled = roll(draft, rows[own], first.take(some), uniform, Warp(0.0), layers)
     draft.crop(base - count + 1)
     hidden = draft.forward(response, hidden=layers, logits="none").hidden
     assert hidden is not None
