@@ -131,8 +131,9 @@ def found_in(
     groups: Sequence[Group], draft: Draft | None = None, p: Rows | None = None
 ) -> dict[int, Trials]:
     """The trials of each row, whose numbers come to the host in one copy; p of the candidates is
-    noted there."""
+    noted there. Raises UserError where one of them is none."""
     sent = torch.cat([group.numbers.flatten() for group in groups]).tolist()
+    refuse_unless_finite(sum(sent))
     found, first = dict[int, Trials](), 0
     children = draft.children() if draft else []
     for group in groups:
@@ -157,7 +158,6 @@ def trials_of(rule: CandidateVerifier, p: Tensor, q: Tensor, tokens: list[int]) 
 
 def _known(numbers: Sequence[float], residual: Tensor) -> Trials:
     """Trials whose numbers are there: candidate, a and b of each."""
-    refuse_unless_finite(sum(numbers))
     for candidate, a, b in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
         if candidate >= 0:
             yield int(candidate), a, b

@@ -17,8 +17,9 @@ from tests.pretend_device import pretend
 
 CASES = [
     Case("block", {}, "chain", Size(3, 3, {"gamma_max": 2})),
-    Case("rrsw", {}, "dyspec", Size(3, 3, {"budget": 3})),
+    Case("rrsw", {}, "tree", Size(3, 2, {"widths": [2, 1]})),
     Case("spechub", {}, "tree", Size(3, 2, {"widths": [2, 1]})),
+    Case("rrsw", {}, "dyspec", Size(2, 4, {"budget": 4})),
     Case("block", {}, "sources", Size(2, 4, {"gamma_max": 2, "stretch": 1})),
 ]
 
@@ -45,11 +46,11 @@ class PlacedLM(TableLM):
 def test_engine_distribution_on_a_device(
     case: Case, draft_warp: Warp, draft: str, tmp_path: Path
 ) -> None:
-    plain = toy_pair(case.size.vocab, 31)
+    plain = toy_pair(case.size.vocab, 9, 0.2)  # rejected often: every coin and trial counts
     with pretend() as counts:
         pair = SimpleNamespace(
             target=PlacedLM(plain.target, "cuda:0"), draft=PlacedLM(plain.draft, draft)
         )
         traces = checked(engine(pair, case, tmp_path, draft_warp=draft_warp), case.size.length)
-    assert (max(len(trace.rounds) for trace in traces) > 1) == (case.size.length > 2)
+    assert max(len(trace.rounds) for trace in traces) > 1
     assert counts.transfers["to host"] > len(traces)

@@ -7,13 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding.draft import Draft
 from decoding.draft_tree import DraftTree
+from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair
 from decoding.picking import DevicePool
 from decoding.sampling import Sampler, Warp, top_tokens
+from decoding.stopping.never import Never
+from decoding.structures.chain import Chain
 from decoding.trace import Stopwatch
+from decoding.verification import WarpedRows
+from decoding.verifiers.hsd_released import HsdReleased
 from runtime.errors import UserError
 from tests.contract.engines import engine
+from tests.contract.rules import load
 from tests.device_report import PROMPT, pair_on
 from tests.invariant.test_pretend_matrix import CASES
 from tests.pretend_device import pretend
@@ -103,3 +110,26 @@ def test_q_of_copied_and_of_drawn_tokens_keep_their_order() -> None:
         drawn = tree.add(row, 5)
         tree.copy(drawn, 3)
         assert tree.drawn == [1.0, pytest.approx(q[5].item()), 1.0]
+
+
+@pytest.mark.parametrize("places", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")])
+def test_hsd_as_released_decodes_there_what_it_decodes_on_the_host(places: tuple[str, str]) -> None:
+    def decode(*places: str) -> list[int]:
+        parts = Chain(4), Never(), HsdReleased(allow_lossy=True), Warp(0.8), Warp(0.8)
+        return SerialEngine(pair_on(*places), *parts).decode(PROMPT, 12, Sampler.seeded(4)).tokens
+
+    expected = decode("cpu", "cpu")
+    with pretend():
+        assert decode(*places) == expected
+
+
+@pytest.mark.parametrize("name", ["rrs", "rrsw", "point_mass", "spechub"])
+def test_nan_beside_the_accepted_path_comes_into_no_record(name: str) -> None:
+    q, logits = torch.full((3,), 1 / 3), torch.zeros(4, 3)
+    logits[0, 0] = 99.0  # so that the first child is accepted
+    logits[2] = math.nan
+    with pretend():
+        rows = [row.to("cuda:0") for row in (q, 0 * q, q, 0 * q)]
+        p = WarpedRows(logits.to("cuda:0"), Warp())
+        with pytest.raises(UserError, match="NaN or infinite logits"):
+            load(name).verify(Draft([0, 0, 2], [0, 1, 0], rows), p, Sampler.seeded(0))
