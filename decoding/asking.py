@@ -12,8 +12,10 @@ from predictors.base import Predictor
 from predictors.features.catalogue import FIXED
 from predictors.inputs import live
 
-_ELSEWHERE: WeakKeyDictionary[nn.Module, dict[torch.device, nn.Module]] = WeakKeyDictionary()
-"""Of heads on the host, their copies on devices."""
+Written = list[tuple[int, int]]
+_ELSEWHERE: WeakKeyDictionary[nn.Module, dict[torch.device, tuple[Written, nn.Module]]]
+_ELSEWHERE = WeakKeyDictionary()
+"""Of heads on the host, their copies on devices, and what they were copies of."""
 
 
 def said(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = None) -> Tensor:
@@ -37,10 +39,16 @@ def _on(predictor: Predictor, device: torch.device) -> Predictor | None:
     states = any(name not in FIXED for name in predictor.inputs.names)
     if head is None or not states or next(head.parameters(), None) is None:
         return None
-    copies = _ELSEWHERE.setdefault(head, {})
-    if device not in copies:
+    copies, now = _ELSEWHERE.setdefault(head, {}), _written(head)
+    if device not in copies or copies[device][0] != now:
         with torch.inference_mode(False):
-            copies[device] = deepcopy(head).to(device)
+            copies[device] = now, deepcopy(head).to(device)
     there = copy(predictor)
-    there.head = copies[device]
+    there.head = copies[device][1]
     return there
+
+
+def _written(head: nn.Module) -> Written:
+    """Another one once its weights are."""
+    weights = (*head.parameters(), *head.buffers())
+    return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in weights]
