@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_gen.joined import joined
 from data_gen.records import Row, label
 from data_gen.requests import Request
 from data_gen.responses.generate import Answer, read_answers, uniforms
 from data_gen.responses.teacher_forcing import teacher_forced_answers
+from data_gen.room import Room, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from data_gen.storage.chunks import plan_id, save_chunk
@@ -61,11 +63,11 @@ def harvest(
 
     Raises UserError when `out` holds a dataset made with other settings, or when a model returns
     NaN."""
-    whole = plan(pair, requests, settings)
+    whole, room = plan(pair, requests, settings), room_of(pair, requests, settings)
     batches = split_into_chunks(requests, settings.batch_size)
     for index in open_chunks(out, whole, worker, progress.earlier, progress.elsewhere):
         with outputs_on(pair, pair.target.device):
-            rows = label_chunk(pair, batches[index], settings, progress)
+            rows = label_chunk(pair, batches[index], settings, progress, room)
         save_chunk(out, plan_id(whole), index, rows)
 
 
@@ -111,13 +113,22 @@ def split_into_chunks(requests: Sequence[Request], size: int) -> list[list[Reque
 
 
 def label_chunk(
-    pair: ModelPair, chunk: Sequence[Request], settings: HarvestSettings, progress: Progress
+    pair: ModelPair,
+    chunk: Sequence[Request],
+    settings: HarvestSettings,
+    progress: Progress,
+    room: Room | None = None,
 ) -> dict[str, list[Row]]:
     """Answer and label the prompts of one chunk. Returns its records by kind, one per prompt."""
+    room = room or room_of(pair, chunk, settings)
     records: dict[int, dict[str, Row]] = {}
-    for answer in answers_of(pair, chunk, settings, progress.sampled):
-        records[answer.index] = label(pair, chunk[answer.index], answer, settings)
-        progress.finished(1, len(answer.distributions.response))
+    answers = answers_of(pair, chunk, settings, progress.sampled)
+    for group in joined(pair, answers, settings, room):
+        places = [answer.index for answer in group]
+        rows = label(pair, [chunk[place] for place in places], group, settings, room)
+        records.update(zip(places, rows, strict=True))
+        for answer in group:
+            progress.finished(1, len(answer.distributions.response))
     return {kind: [records[row][kind] for row in sorted(records)] for kind in shards.SCHEMAS}
 
 

@@ -10,7 +10,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from data_gen.rollouts import TOGETHER, candidate_states, forward_along
+from data_gen.rollouts import Places, Texts, candidate_states, forward_along
+from data_gen.room import ON_A_CORE, ON_A_DEVICE
 from data_gen.storage.dataset import read_manifest, read_prompts
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
@@ -82,7 +83,13 @@ def mixed_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers)
     sequence[row["position"]] = row["token"]
     run_draft(pair, answer)
     read = layers.of("draft_hidden")
-    return candidate_states(pair.draft, start, sequence, row["position"], read)
+    text = Texts(Places(torch.tensor([start - 1]), torch.zeros(1, dtype=torch.int64)), [sequence])
+    return candidate_states(pair.draft, text, [row["position"]], read, together(pair))
+
+
+def together(pair: ModelPair) -> int:
+    """Rollouts of one forward."""
+    return (ON_A_CORE if pair.draft.device.type == "cpu" else ON_A_DEVICE).rollouts
 
 
 def target_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
@@ -105,12 +112,12 @@ def draft_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers)
     tokens = row["token"].view(count, -1)
     gamma = tokens.shape[1]
     at_once = 1 if draft.reads_target else gamma  # one that reads its own state needs that first
-    parts = []
-    for some in torch.arange(count).split(max(1, TOGETHER * 4 // gamma)):
+    places, parts = Places(last, torch.zeros_like(last)), list[Tensor]()
+    for some in torch.arange(count).split(max(1, together(pair) * 4 // gamma)):
         depths = []
         for drafted in tokens[some].split(at_once, 1):
             hidden = forward_along(
-                draft, last[some], drafted, base, hidden=read, logits="none"
+                draft, places.take(some), drafted, base, hidden=read, logits="none"
             ).hidden
             assert hidden is not None
             depths.append(side_by_side(hidden))

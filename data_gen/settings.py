@@ -16,7 +16,8 @@ from runtime.settings.kinds import Count, DraftLength, Seed
 class HarvestSettings:
     """What a harvest's program is told, without groups. mixing: SpecDec++'s r; features_stored:
     false leaves hidden states and embeddings out, to be recomputed for training
-    (`data_gen.recompute`)."""
+    (`data_gen.recompute`); label_gb: changes records by rounding alone, and is no part of a
+    plan."""
 
     gamma: Annotated[DraftLength, "draft tokens of a rollout"]
     seed: Annotated[Seed, "of every draw"]
@@ -28,6 +29,7 @@ class HarvestSettings:
     draft_warp: Annotated[Warp, "of the draft"]
     layers: Annotated[RecordedLayers, "whose hidden states are recorded"]
     features_stored: Annotated[bool, "whether they are on disk"] = True
+    label_gb: Annotated[float | None, "memory of labelling, decimal GB; null: half of it"] = None
 
     def of_responses(self, pair: ModelPair) -> ResponseSettings:
         return ResponseSettings(

@@ -1,6 +1,6 @@
 """What a harvest contains: counts, acceptance, accepted lengths; and how long one will take."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,8 +11,11 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from data_gen.harvest import answers_of, split_into_chunks
+from data_gen.joined import joined
 from data_gen.records import Row, label
 from data_gen.requests import Request, spread
+from data_gen.responses.generate import Answer
+from data_gen.room import Room, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from decoding.models.loading import ModelPair
@@ -76,11 +79,12 @@ def summary(manifest: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a harvest will take."""
+    """What a harvest will take. bytes: on disk."""
 
     seconds: float
     bytes: float
     tokens: float
+    room: Room
 
 
 def estimate(
@@ -91,9 +95,12 @@ def estimate(
 
     Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how
     long answers are is what varies most, and is measured on the whole batch."""
-    batches = split_into_chunks(requests, settings.batch_size)
+    batches, room = (
+        split_into_chunks(requests, settings.batch_size),
+        room_of(pair, requests, settings),
+    )
     some = spread([request for batch in batches for request in batch], len(batches[0]))
-    opening, answering, label_rate, size, tokens = _measure(pair, some, settings, labelled)
+    opening, answering, label_rate, size, tokens = _measure(pair, some, settings, labelled, room)
     scale = len(requests) / len(some)
     prefill = opening * sum(map(_padded, batches)) / _padded(some)
     total = tokens * scale
@@ -101,11 +108,12 @@ def estimate(
         prefill + scale * answering + total * label_rate,
         len(batches) * _shard_bytes([]) + total * size,
         total,
+        room,
     )
 
 
 def _measure(
-    pair: ModelPair, some: Sequence[Request], settings: HarvestSettings, labelled: int
+    pair: ModelPair, some: Sequence[Request], settings: HarvestSettings, labelled: int, room: Room
 ) -> tuple[float, float, float, float, int]:
     """Seconds to run the prompts and to answer them; seconds and bytes per token to label answers
     and to write the labels; tokens of the answers."""
@@ -114,15 +122,18 @@ def _measure(
     records: list[dict[str, Row]] = []
     marks, labelling, labelled_tokens = [perf_counter()], 0.0, 0
     advance = lambda _: marks.append(perf_counter()) if len(marks) < 3 else None  # noqa: E731
-    for answer in answers_of(pair, some, settings, advance):
-        lengths.append(len(answer.distributions.response))
-        if some[answer.index].prompt_id in chosen:
-            start = perf_counter()
-            records.append(label(pair, some[answer.index], answer, settings))
-            labelling, labelled_tokens = (
-                labelling + perf_counter() - start,
-                labelled_tokens + lengths[-1],
-            )
+
+    def to_label() -> Iterator[Answer]:
+        for answer in answers_of(pair, some, settings, advance):
+            lengths.append(len(answer.distributions.response))
+            if some[answer.index].prompt_id in chosen:
+                yield answer
+
+    for group in joined(pair, to_label(), settings, room):
+        start = perf_counter()
+        records += label(pair, [some[one.index] for one in group], group, settings, room)
+        labelling += perf_counter() - start
+        labelled_tokens += sum(len(one.distributions.response) for one in group)
     reading = perf_counter() - marks[0] - labelling
     opening = max(0.0, 2 * marks[1] - marks[0] - marks[-1])  # to the first token, less one step
     start = perf_counter()

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from data_gen.labels import acceptance, greedy_acceptance
 from data_gen.responses.generate import Distributions, at, blockwise
-from data_gen.rollouts import TOGETHER, Rollouts, forward_along, rows_per_forward
+from data_gen.rollouts import Rollouts, forward_along
 from data_gen.siblings import Siblings, greedy_point_masses, siblings
 from decoding.models.cached_lm import CachedLM
 from decoding.sampling import Warp
@@ -66,22 +66,7 @@ def sampled_verdicts(
     The target runs in stages, each on a few more tokens of the rollouts that are still `alive`; the
     rest stays 0: their product was below `NEGLIGIBLE`, and their verdict is known. The cache is
     left as it was."""
-    found = Verdicts.of_first(first, rolled.drawn.token.shape[1])
-    together = max(1, min(TOGETHER, rows_per_forward(target) // STAGES[-1]))
-    for some in torch.arange(len(drafted)).split(together):
-        _in_stages(target, rolled, some, (found, drafted, coins), warps)
-    return found
-
-
-def _in_stages(
-    target: CachedLM,
-    rolled: Rollouts,
-    some: Tensor,
-    known: tuple[Verdicts, Tensor, Coins],
-    warps: Warps,
-) -> None:
-    """Of the rollouts `some`, which are run together: fills in what `known` holds of them."""
-    found, drafted, coins = known
+    found, some = Verdicts.of_first(first, rolled.drawn.token.shape[1]), torch.arange(len(drafted))
     base, done, tokens = target.length, 1, rolled.drawn.token
     for size in (*STAGES, *[STAGES[-1]] * tokens.shape[1]):
         going = alive(found.accept[some, :done], drafted[some], coins.verdicts[some, :done])
@@ -90,12 +75,13 @@ def _in_stages(
         if not len(some) or done == until:
             break
         taken = tokens[some, done - 1 : until - 1]
-        logits = forward_along(target, rolled.rows[some], taken, base).logits
+        logits = forward_along(target, rolled.places.take(some), taken, base).logits
         depths = torch.arange(done, until)
         rows, columns = some.repeat(len(depths)), depths.repeat_interleave(len(some))
         _judge(rolled, rows, columns, logits, (found, coins, warps))
         done = until
     target.crop(base)
+    return found
 
 
 def _judge(
@@ -139,13 +125,14 @@ def _verdicts(
 def greedy_verdicts(
     rolled: Rollouts, first: Distributions, said: tuple[Tensor, Tensor], coins: Coins, draft: Warp
 ) -> Verdicts:
-    """Under a greedy target. said: the response [T] and the anchors [A]."""
+    """Under a greedy target. said: the responses, each with gamma times -2 behind it, and where the
+    anchors [A] lie in them."""
     found = Verdicts.of_first(first, rolled.drawn.token.shape[1])
-    response, anchors = said
+    text, anchors = said
     tokens, top = rolled.drawn.token.cpu(), rolled.drawn.top_token.cpu()
-    found.accept[:] = greedy_acceptance(tokens, response, anchors)
+    found.accept[:] = greedy_acceptance(tokens, text, anchors)
     gamma = tokens.shape[1]
-    says = torch.cat([response, response.new_full((gamma,), -2)]).unfold(0, gamma, 1)[anchors]
+    says = text.unfold(0, gamma, 1)[anchors]
     reached = torch.cat([torch.ones(len(anchors), 1), found.accept.cumprod(1)[:, :-1]], 1)
     reached = (reached > 0) & (says >= 0)
     found.top_accept[:] = greedy_point_masses(top, says) * reached[..., None]

@@ -10,11 +10,10 @@ from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from data_gen.harvest import draws, split_into_chunks
+from data_gen.harvest import Progress, label_chunk, split_into_chunks
 from data_gen.prompts import load_prompts
-from data_gen.records import Row, label
+from data_gen.records import Row
 from data_gen.requests import Request, make_requests, spread
-from data_gen.responses.generate import read_answers
 from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair
@@ -134,13 +133,9 @@ def all_positions(
     nothing goes to disk."""
     found = {}
     for chunk in split_into_chunks(requests, settings.batch_size):
-        prompts = [request.tokens for request in chunk]
-        for answer in read_answers(
-            pair.target, pair.draft, prompts, draws(chunk, settings), settings.of_responses(pair)
-        ):
-            request = chunk[answer.index]
-            records = label(pair, request, answer, settings)
-            found[request.prompt_id] = records["responses"] | records["rounds"]
+        records = label_chunk(pair, chunk, settings, Progress())
+        for responses, rounds in zip(records["responses"], records["rounds"], strict=True):
+            found[responses["prompt_id"]] = responses | rounds
     return found
 
 

@@ -106,6 +106,7 @@ def harvest_settings(
         draft_warp=instantiate(warps.draft_warp),
         layers=RecordedLayers(harvest.inputs.draft_layers, harvest.inputs.target_layers),
         features_stored=features_stored,
+        label_gb=harvest.label_gb,
     )
 
 
@@ -176,4 +177,9 @@ def print_estimate(
     free = shutil.disk_usage(out.parent).free
     print(f"{len(requests)} prompts, about {expected.tokens:,.0f} response tokens, to {out}")
     print(f"time: about {expected.seconds / 60:.1f} minutes on this machine as busy as it is now")
+    room = expected.room
+    print(
+        f"memory: labelling takes up to {room.bytes / 1e9:.2f} GB beside the models and the batch,"
+        f" {room.rollouts} rollouts in a forward (label_gb)"
+    )
     print(f"disk: about {expected.bytes / 1e6:.2f} MB ({free / 1e9:.1f} GB free)")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from runtime.settings.kinds import Count, Group, Layers, Names, Part, Says, Seed
+from runtime.settings.kinds import Count, Group, Layers, Names, Part, Positive, Says, Seed
 
 Dataset = Annotated[Part, "the prompts"]
 Warp = Annotated[Part, "from the target's logits to p, the distribution that is sampled"]
@@ -78,6 +78,10 @@ class Harvest(Group):
     ]
     batch_size: Annotated[
         Count, "prompts answered together; one batch is one set of shards and the unit of resuming"
+    ]
+    label_gb: Annotated[
+        Positive | None,
+        "GB that labelling may take beside the models and a batch; null: half of what is free",
     ]
     inputs: Inputs
 

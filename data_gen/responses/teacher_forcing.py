@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from data_gen.responses.generate import Answer, Distributions, ResponseSettings, blockwise, compare
-from data_gen.rollouts import rows_per_forward
 from decoding.models.cached_lm import CachedLM
 from predictors.features.layers import side_by_side
+
+MAX_BYTES = 100 << 20  # of the logits of one forward
 
 
 def teacher_forced_answers(
@@ -45,12 +46,12 @@ def teacher_force(
     """Distributions, `Answer.target_hidden` and `Answer.draft_first` of one answer. uniform: [T,
     4], for a token of the target's own, for candidates and their siblings.
 
-    Logits take at most `data_gen.rollouts.MAX_BYTES` at a time. Afterwards both caches hold what
+    Logits take at most `MAX_BYTES` at a time. Afterwards both caches hold what
     `read_answers` says."""
     hidden, parts = [_open(target, draft, prompt, settings.target_layers)], list[Distributions]()
     first = list[Tensor]()
     before = torch.cat([prompt[-1:], response[:-1]])  # the token before each position
-    for rows in torch.arange(len(response)).split(rows_per_forward(target)):
+    for rows in torch.arange(len(response)).split(max(1, MAX_BYTES // (4 * target.vocab_size))):
         ours = target.forward(before[rows], **_at(rows + 1, settings.target_layers, settings))
         theirs = draft.forward(before[rows], **_at(rows, settings.draft_layers, settings))
         given = response[rows].to(ours.logits.device)

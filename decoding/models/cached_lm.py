@@ -3,8 +3,8 @@
 Supported: decoder-only models whose attention, full, in sliding windows or in chunks, goes through
 the transformers attention interface. Classes that were tried: docs/guides/own-pair.md."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -28,6 +28,14 @@ from decoding.models.layers.clock import Clock
 from decoding.models.layers.windows import kept_layers, windows_of
 from decoding.models.options import context_limit
 from runtime.errors import UserError
+
+
+class Held(NamedTuple):
+    """rows: per layer, keys and values [1, kv_heads, n, d]; states: [n, L + 1, H], where they are
+    recorded."""
+
+    rows: list[tuple[torch.Tensor, torch.Tensor]]
+    states: torch.Tensor | None
 
 
 class CachedLM:
@@ -206,19 +214,10 @@ class CachedLM:
         if states is not None:
             self.states = written(self.states, 0, states)
 
-    @contextmanager
-    def cut_to(self, length: int) -> Iterator[None]:
-        """Inside, the cache ends after its first ``length`` rows; afterwards it holds what it
-        held."""
-        rows, states = self._cache.rows(length), self.states[length : self.length].clone()
-        self.crop(length)
-        yield
-        self.crop(length)
-        for layer, (keys, values) in enumerate(rows):
-            self._cache.update(keys, values, layer)
-        self.length = length + (rows[0][0].shape[-2] if rows else 0)
-        if self._recorded is not None:
-            self.states = written(self.states, length, states)
+    def held(self) -> Held:
+        """Copies of what is cached, as `load` takes it."""
+        states = None if self._recorded is None else self.states[: self.length].clone()
+        return Held(self._cache.rows(0), states)
 
     @property
     def cached_layers(self) -> int:

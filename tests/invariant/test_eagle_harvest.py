@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import save_file
 
 from data_gen.records import label
+from data_gen.room import ON_A_CORE
 from data_gen.settings import HarvestSettings
 from decoding.models.eagle.maps import FILE
 from decoding.models.loading import ModelPair, load_pair, pair_identity
@@ -66,7 +67,7 @@ def test_features_of_rounds_are_those_a_stop_rule_reads(
 def test_features_of_candidates_are_those_of_the_first_drafted_token(pair: ModelPair) -> None:
     recipe, request = test_harvest.RECIPE, test_harvest.some_requests()[0]
     answer = test_harvest.answers(pair, [request], recipe)[request.prompt_id]
-    row = label(pair, request, answer, recipe)["mixed"]
+    row = label(pair, [request], [answer], recipe, ON_A_CORE)[0]["mixed"]
     stored = (
         torch.from_numpy(row["draft_hidden"])
         .view(torch.bfloat16)

@@ -14,7 +14,8 @@ from data_gen.labels import accepted_length
 from data_gen.records import candidates, label
 from data_gen.requests import Request
 from data_gen.responses.generate import Answer, Distributions, at, read_answers, uniforms
-from data_gen.rollouts import Rollouts, roll, roll_greedy, shared_tokens
+from data_gen.rollouts import Places, Rollouts, Texts, roll, roll_greedy, shared_tokens
+from data_gen.room import ON_A_CORE
 from data_gen.settings import HarvestSettings
 from data_gen.siblings import siblings
 from data_gen.storage import shards
@@ -122,6 +123,11 @@ def test_distributions_and_features_of_an_answer(pair: ModelPair) -> None:
             torch.testing.assert_close(answer.target_hidden[t // RECIPE.stride], states)
 
 
+def after(request: Request, anchors: Tensor) -> Places:
+    """The last committed tokens before each anchor."""
+    return Places(anchors + len(request.tokens) - 1, torch.zeros_like(anchors))
+
+
 def warps() -> tuple[Warp, Warp]:
     return RECIPE.warp, RECIPE.draft_warp
 
@@ -131,10 +137,10 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
     answer = answers(pair, [request], RECIPE)[request.prompt_id]
     anchors = torch.arange(0, len(answer.distributions.response), RECIPE.stride)
     uniform = uniforms(0, "x", "rollouts", len(anchors), 3)
-    distributions, rows = answer.distributions, anchors + len(request.tokens) - 1
+    distributions, places = answer.distributions, after(request, anchors)
     before = pair.draft.length, pair.target.length
-    first = candidates(distributions, anchors)
-    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
+    first = candidates(distributions.take(anchors))
+    rolled = roll(pair.draft, places, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     found = verdicts_of_all(pair, rolled, distributions.take(anchors))
     accept = found.accept
     assert (pair.draft.length, pair.target.length) == before
@@ -183,30 +189,16 @@ def coins_with(verdicts: Tensor) -> Coins:
     return Coins(verdicts, uniforms(0, "x", "siblings", *verdicts.shape, 2))
 
 
-def test_many_rollouts_are_verified_in_parts(
-    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = some_requests()[0]
-    distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
-    rows = torch.arange(len(distributions.response)) + len(request.tokens) - 1
-    first = candidates(distributions, torch.arange(len(rows)))
-    uniform = uniforms(0, "x", "r", len(rows), 3)
-    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
-    at_once = verdicts_of_all(pair, rolled, distributions)
-    monkeypatch.setattr("data_gen.rollouts.MAX_BYTES", 10 * 4 * VOCAB)
-    torch.testing.assert_close(vars(verdicts_of_all(pair, rolled, distributions)), vars(at_once))
-
-
 @pytest.mark.parametrize("negligible", [0.02, 0.3])
 def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, negligible: float
 ) -> None:
     request, gamma = some_requests()[0], 9
     distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
-    rows = torch.arange(len(distributions.response)) + len(request.tokens) - 1
-    first, count = candidates(distributions, torch.arange(len(rows))), len(rows)
+    places = after(request, torch.arange(len(distributions.response)))
+    first, count = candidates(distributions), len(distributions.response)
     uniform = uniforms(0, "x", "r", count, gamma - 1)
-    rolled = roll(pair.draft, rows, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
+    rolled = roll(pair.draft, places, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     everything, coins = (
         verdicts_of_all(pair, rolled, distributions).accept,
         uniforms(0, "x", "verdicts", count, gamma),
@@ -229,26 +221,6 @@ def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
     )
 
 
-def test_many_rollouts_are_drafted_in_parts(
-    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = some_requests()[0]
-    distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
-    rows = torch.arange(len(distributions.response)) + len(request.tokens) - 1
-    drafted = (
-        pair.draft,
-        rows,
-        candidates(distributions, torch.arange(len(rows))),
-        uniforms(0, "x", "r", len(rows), 3),
-    )
-    at_once = roll(*drafted, RECIPE.draft_warp, RECIPE.layers.draft_layers)
-    monkeypatch.setattr("data_gen.rollouts.TOGETHER", 5)
-    in_parts = roll(*drafted, RECIPE.draft_warp, RECIPE.layers.draft_layers)
-    assert len(rows) > 10 and torch.equal(in_parts.drawn.token, at_once.drawn.token)
-    torch.testing.assert_close(vars(in_parts.drawn), vars(at_once.drawn))
-    torch.testing.assert_close(in_parts.draft_hidden, at_once.draft_hidden)
-
-
 @pytest.mark.parametrize("gamma", [1, 3, 9])
 def test_shared_greedy_rollouts_equal_their_own(pair: ModelPair, gamma: int) -> None:
     recipe, layers = replace(GREEDY, gamma=gamma), GREEDY.layers.draft_layers
@@ -256,12 +228,13 @@ def test_shared_greedy_rollouts_equal_their_own(pair: ModelPair, gamma: int) -> 
     for request in some_requests():
         distributions = answers(pair, [request], recipe)[request.prompt_id].distributions
         before, count = pair.draft.length, len(distributions.response)
-        first = candidates(distributions, torch.arange(count))
-        spared = roll_greedy(pair.draft, distributions.response, first, gamma, layers)
+        first = candidates(distributions)
+        texts = Texts(after(request, torch.zeros(1, dtype=torch.int64)), [distributions.response])
+        spared = roll_greedy(pair.draft, texts, first, gamma, layers, 7)
         assert pair.draft.length == before
-        rows = torch.arange(count) + len(request.tokens) - 1
-        each = roll(pair.draft, rows, first, torch.zeros(count, gamma - 1), Warp(0.0), layers)
-        assert torch.equal(spared.rows, each.rows) and torch.equal(
+        places = after(request, torch.arange(count))
+        each = roll(pair.draft, places, first, torch.zeros(count, gamma - 1), Warp(0.0), layers)
+        assert torch.equal(spared.places.row, each.places.row) and torch.equal(
             spared.drawn.token, each.drawn.token
         )
         torch.testing.assert_close(vars(spared.drawn), vars(each.drawn))
@@ -279,7 +252,7 @@ def test_where_shared_tokens_are_found() -> None:
 def test_mixed_hidden_states_read_the_mixed_sequence(pair: ModelPair) -> None:
     request = some_requests()[0]
     answer = answers(pair, [request], RECIPE)[request.prompt_id]
-    row = label(pair, request, answer, RECIPE)["mixed"]
+    row = label(pair, [request], [answer], RECIPE, ON_A_CORE)[0]["mixed"]
     kept = torch.zeros(len(answer.distributions.response), dtype=torch.bool)
     kept[row["position"]] = True
     assert 0 < kept.sum() < len(kept), "the seed should mix something"
@@ -309,7 +282,7 @@ def test_walking_greedy_rounds_replays_a_real_decode(pair: ModelPair, gamma: int
     accepted_lengths, cut = [], 0
     for request in some_requests():
         answer = answers(pair, [request], recipe)[request.prompt_id]
-        row = label(pair, request, answer, recipe)["rounds"]
+        row = label(pair, [request], [answer], recipe, ON_A_CORE)[0]["rounds"]
         response = answer.distributions.response
         trace = engine.decode(request.tokens, most, Sampler.seeded(0))
         assert trace.tokens == response.tolist()
@@ -334,7 +307,7 @@ def test_walking_greedy_rounds_replays_a_real_decode(pair: ModelPair, gamma: int
 def test_verdicts_beyond_a_cut_greedy_response_are_not_known(pair: ModelPair) -> None:
     for request in some_requests():
         answer = answers(pair, [request], GREEDY)[request.prompt_id]
-        row = label(pair, request, answer, GREEDY)["rounds"]
+        row = label(pair, [request], [answer], GREEDY, ON_A_CORE)[0]["rounds"]
         length, ended = (
             len(answer.distributions.response),
             int(answer.distributions.response[-1]) == EOS,
@@ -374,7 +347,7 @@ def test_features_along_a_rollout_are_those_the_stop_rule_reads(
     compared = 0
     for request in some_requests(3):
         answer = answers(pair, [request], GREEDY)[request.prompt_id]
-        row = label(pair, request, answer, GREEDY)["rounds"]
+        row = label(pair, [request], [answer], GREEDY, ON_A_CORE)[0]["rounds"]
         stored = (
             torch.from_numpy(row["draft_hidden"])
             .view(torch.bfloat16)
@@ -464,7 +437,7 @@ def test_rollouts_of_one_token_need_no_forward(pair: ModelPair) -> None:
     request = some_requests()[0]
     recipe = replace(RECIPE, gamma=1)
     answer = answers(pair, [request], recipe)[request.prompt_id]
-    row = label(pair, request, answer, recipe)["rounds"]
+    row = label(pair, [request], [answer], recipe, ON_A_CORE)[0]["rounds"]
     torch.testing.assert_close(row["accept_prob"][:, 0], answer.distributions.accept[row["anchor"]])
 
 

@@ -7,6 +7,7 @@ import pytest
 from data_gen.harvest import draws
 from data_gen.records import label
 from data_gen.responses.generate import read_answers
+from data_gen.room import ON_A_CORE
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from tests.datasets import RECIPE, some_requests
@@ -27,7 +28,7 @@ def test_siblings_of_a_greedy_target(pair: ModelPair, temperature: float) -> Non
     how = recipe.of_responses(pair)
     for answer in read_answers(pair.target, pair.draft, prompts, coins, how):
         response = answer.distributions.response.tolist()
-        row = label(pair, requests[answer.index], answer, recipe)["rounds"]
+        row = label(pair, [requests[answer.index]], [answer], recipe, ON_A_CORE)[0]["rounds"]
         for anchor in range(len(response)):
             for depth in range(4):
                 place = anchor + depth

@@ -130,11 +130,13 @@ def test_a_harvest_labels_as_one_round_at_a_time_does(
 
 
 @pytest.mark.parametrize("kind", ["Gemma3", "Gemma4"])
-def test_a_cut_cache_holds_afterwards_what_it_held(kind: str) -> None:
+def test_a_cache_is_loaded_again(kind: str) -> None:
     lm, text = CachedLM(windowed(kind, 4)), random_tokens(20, 0)
     lm.forward(text[:12])
-    with lm.cut_to(6):
-        lm.forward(random_tokens(9, 1))
+    held = lm.held()
+    lm.crop(6)
+    lm.forward(random_tokens(9, 1))
+    lm.load(*held)
     close(lm.forward(text[12:]).logits, uncached(kind, 4, text)[12:])
     assert lm.row_bytes == 8 + 2 * 8 * 16 * (3 if kind == "Gemma3" else 2)
 

@@ -4,8 +4,7 @@ The states after a text cannot be cut back to fewer tokens. So they are copied b
 may be rolled back; a rollback takes the copy, and the tokens between it and the end of what is kept
 run again, in the next call where only its last row is wanted, in one of their own otherwise."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -33,6 +32,9 @@ def refuse_recurrent(key: str, lm: object, got: str) -> None:
         raise UserError(
             f"{key}: expected one path of one text, of which {name} keeps states, got {got}"
         )
+
+
+ALONE = "Harvest with warp=greedy, and with such a model as pair.target alone"
 
 
 class RecurrentLM(CachedLM):
@@ -82,8 +84,11 @@ class RecurrentLM(CachedLM):
 
     def forward_masked(self, *rows: Any, **wanted: Any) -> NoReturn:
         """Raises UserError: rows of one call that see different texts need states of their own."""
-        remedy = "Harvest with warp=greedy, and with such a model as pair.target alone"
-        self._refuse("rows of one text", f"drafts from many positions at once. {remedy}")
+        self._refuse("rows of one text", f"drafts from many positions at once. {ALONE}")
+
+    def held(self) -> NoReturn:
+        """Raises UserError: what is held to be labelled is labelled from many positions."""
+        self._refuse("rows of one text", f"drafts from many positions at once. {ALONE}")
 
     def crop(self, length: int) -> None:
         """Forget every cached row from ``length`` on."""
@@ -96,19 +101,6 @@ class RecurrentLM(CachedLM):
         """As `CachedLM.keep`, of a path that is all there is."""
         assert rows == list(range(len(rows))), "a chain has one path"
         self.crop(start + len(rows))
-
-    @contextmanager
-    def cut_to(self, length: int) -> Iterator[None]:
-        """As `CachedLM.cut_to`; what was cut off runs again afterwards, when something follows."""
-        cut = slice(length, self.length)
-        text, states = self._text[cut].clone(), self.states[cut].clone()
-        self.crop(length)
-        yield
-        self.crop(length)
-        self._text = written(self._text, length, text)
-        self.length = length + len(text)
-        if self._recorded is not None:
-            self.states = written(self.states, length, states)
 
     @property
     def row_bytes(self) -> int:
