@@ -37,11 +37,12 @@ def joined(
         rollouts = count + sum(each.rollouts for each in waiting)
         rows = one.rows + sum(each.rows for each in waiting)
         if waiting and (rollouts > room.joined or rows > room.rows):
-            yield _together(models, waiting)
-            waiting = []
+            group, waiting = _together(models, waiting), []  # their copies are not needed any more
+            yield group
         waiting.append(one)
     if waiting:
-        yield _together(models, waiting)
+        group, waiting = _together(models, waiting), []
+        yield group
 
 
 def labelling(pair: ModelPair, settings: HarvestSettings) -> list[CachedLM]:
