@@ -4,7 +4,8 @@ written as shards.
 The prompts, shortest first, are cut into chunks of one generation batch; a chunk is three shards
 (`data_gen.storage.chunks`) and the unit of resuming and of sharing work
 (`data_gen.storage.sharing`). What is written depends on the plan only: a harvest that was
-interrupted, or made by several processes, equals any other."""
+interrupted, or made by several processes, equals any other; up to rounding where memory bounds how
+much is labelled together (`data_gen.room`)."""
 
 import hashlib
 import json

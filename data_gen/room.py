@@ -14,6 +14,7 @@ from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 
 GB = 1e9
+JUDGED = 40  # bytes for each token of the vocabulary: p, q, their residuals and order, in float32
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ def room_of(pair: ModelPair, requests: Sequence[Request], settings: HarvestSetti
         )
     if rollouts < best.rollouts:
         rollouts = 1 << (rollouts.bit_length() - 1)  # so that a little more or less is the same
-    rows = max(longest, min(best.rows, (most - rollouts * each) // (2 * max(1, row))))
+    rows = min(best.rows, (most - rollouts * each) // (2 * max(1, row)))
+    if rows < best.rows:
+        rows = max(longest, 1 << (rows.bit_length() - 1))
     taken = int(rollouts * each + 2 * rows * row)
     return replace(
         best, rollouts=rollouts, joined=min(best.joined, rollouts), rows=rows, bytes=taken
@@ -74,17 +77,21 @@ def bytes_of_row(lm: CachedLM) -> int:
 
 
 def bytes_of_rollout(pair: ModelPair, settings: HarvestSettings) -> int:
-    """Cached rows, hidden states and logits of both models, of one rollout that is verified."""
+    """Of one that a sampled target verifies: cached rows, hidden states, logits, the draft's twice
+    while they are joined, and what comes of logits that are judged: a few rows at a time on a CPU,
+    all at once elsewhere."""
     draft, target = pair.draft, pair.target
     config = draft.model.config.get_text_config()
     states = len(settings.layers.draft_layers) * config.hidden_size * 2
     logits = [lm.vocab_size * lm.model.dtype.itemsize for lm in (draft, target)]
     depth, stage = settings.gamma, STAGES[-1]
-    cached = depth * draft.row_bytes + stage * target.row_bytes
-    return cached + depth * (states + logits[0]) + stage * sum(logits)
+    judged = 0 if target.device.type == "cpu" else JUDGED * target.vocab_size
+    cached = depth * draft.row_bytes + max(depth, stage) * target.row_bytes
+    return cached + depth * (states + 2 * logits[0]) + stage * (sum(logits) + judged)
 
 
 def free_bytes(device: torch.device) -> int:
     if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return psutil.virtual_memory().available

@@ -76,7 +76,8 @@ def read_json(
 
     A checksum fits where there is one; the form says where there has to be. key: config key named
     in errors; remedy: what the user is told to do; kind: as in `write_checksummed`."""
-    found, where = read_object(path, key, remedy), f"{key}: {path}"
+    content = _content(path, key, remedy)  # read once: another process may remove the file
+    found, where = _object_in(content, path, key, remedy), f"{key}: {path}"
     name, reads = form.version or ("", 0)
     if found.get(name, reads) != reads:
         version = f"{name.replace('_', ' ')} {str(found[name])[:40]}"
@@ -88,7 +89,7 @@ def read_json(
         )
     whole, sealed = json.dumps(found), CHECKSUM in found
     found.pop(CHECKSUM, None)
-    if sealed and path.read_bytes() != _text(kind or path.name, found).encode():
+    if sealed and content != _text(kind or path.name, found).encode():
         raise UserError(f"{where} is damaged (its checksum does not fit). {remedy}")
     try:
         fitting(lambda: form.model_validate_json(whole))
@@ -99,13 +100,24 @@ def read_json(
 
 def read_object(path: Path, key: str, remedy: str) -> dict[str, Any]:
     """Whatever object a JSON file holds. Raises UserError where it is missing, or holds none."""
+    return _object_in(_content(path, key, remedy), path, key, remedy)
+
+
+def _content(path: Path, key: str, remedy: str) -> bytes:
     try:
-        text = path.read_text(encoding="utf-8")
-        from_json(text, allow_inf_nan=False)  # refuses what is nested deeply
-        found = json.loads(text, object_pairs_hook=_once_each, parse_float=_finite)
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise UserError(f"{key}: {path} is missing. {remedy}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{key}: {path} is damaged ({error}). {remedy}") from error
+
+
+def _object_in(content: bytes, path: Path, key: str, remedy: str) -> dict[str, Any]:
+    try:
+        text = content.decode("utf-8")
+        from_json(text, allow_inf_nan=False)  # refuses what is nested deeply
+        found = json.loads(text, object_pairs_hook=_once_each, parse_float=_finite)
+    except ValueError as error:
         raise UserError(f"{key}: {path} is damaged ({error}). {remedy}") from error
     if not isinstance(found, dict):
         raise UserError(f"{key}: {path} is damaged (it holds a {type(found).__name__}). {remedy}")

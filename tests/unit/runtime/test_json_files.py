@@ -68,3 +68,19 @@ def test_what_older_versions_wrote_is_told_apart(path: Path) -> None:
     path.write_text(json.dumps({"schema_version": 2}))
     with pytest.raises(UserError, match="has schema version 2, this version reads 4. Make it"):
         read_json(path, Plan, "data", "")
+
+
+def test_a_file_that_another_process_removes_is_read_or_missing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def read_and_removed(self: Path) -> bytes:
+        content = read(self)
+        self.unlink()
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_removed)
+    assert read_json(path, Plan, "data", "") == VALUE
+    with pytest.raises(UserError, match="is missing"):
+        read_json(path, Plan, "data", "")
