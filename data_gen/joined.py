@@ -32,6 +32,9 @@ def joined(
     waiting = list[_Waiting]()
     for answer in answers:
         count = -(-len(answer.distributions.response) // settings.stride)
+        if not waiting and (count >= room.joined or pair.draft.length >= room.rows):
+            yield [answer]  # both caches hold it as it is
+            continue
         held = [lm.held() for lm in models]
         one = _Waiting(answer, held, count, pair.draft.length)
         rollouts = count + sum(each.rollouts for each in waiting)
@@ -52,6 +55,9 @@ def labelling(pair: ModelPair, settings: HarvestSettings) -> list[CachedLM]:
 
 def _together(models: list[CachedLM], waiting: list[_Waiting]) -> list[Answer]:
     for lm, parts in zip(models, zip(*(one.held for one in waiting), strict=True), strict=True):
+        if len(parts) == 1:
+            lm.load(*parts[0])
+            continue
         rows = [part.rows for part in parts]
         layers = [
             (

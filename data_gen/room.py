@@ -94,4 +94,6 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda" and torch.cuda.is_available():
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
+    if device.type == "meta":  # where it is only counted
+        return 1 << 60
     return psutil.virtual_memory().available

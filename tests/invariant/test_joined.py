@@ -11,7 +11,7 @@ from data_gen import harvest
 from data_gen.harvest import Progress, label_chunk
 from data_gen.records import Row
 from data_gen.requests import Request
-from data_gen.room import Room, room_of
+from data_gen.room import ON_A_DEVICE, Room, free_bytes, room_of
 from data_gen.settings import HarvestSettings
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
@@ -124,3 +124,8 @@ def test_what_does_not_fit_is_refused_in_a_line() -> None:
         pair, requests, replace(RECIPE, label_gb=needed / 4), Progress()
     ).items():
         assert_same(rows, expected[kind])
+
+
+def test_memory_that_is_only_counted_is_without_end() -> None:
+    assert free_bytes(torch.device("meta")) > 1e15 > free_bytes(torch.device("cpu")) > 0
+    assert ON_A_DEVICE.rollouts >= ON_A_DEVICE.joined
