@@ -20,8 +20,8 @@ Device = Annotated[
     Says("a device such as cpu or cuda:0, auto, or a mapping from parts of the model to devices"),
 ]
 DTYPE_HELP = (
-    "of its weights; auto: what its files have, on a CPU float32, unless that is bfloat16 and the"
-    " CPU multiplies it"
+    "of its weights; auto: the 16 bits of its files, else bfloat16; on a CPU float32, unless they"
+    " are bfloat16 and the CPU multiplies it"
 )
 OPTIONS_HELP = (
     "more for from_pretrained, such as +pair.target_options.quantization_config.load_in_4bit=true"

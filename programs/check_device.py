@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from decoding.models.layers.recurrent import cached, refuse_recurrent
 from decoding.models.layers.text_part import auto_class, text_part
 from decoding.models.loading import ModelPair, load_pair, load_plain
 from decoding.models.machine import setup_facts
-from decoding.models.options import context_limit, load_config, resolve_dtype, source_of
+from decoding.models.options import context_limit, first_line, load_config, resolve_dtype, source_of
 from decoding.sampling import Warp
 from evaluation.baselines.generate_engine import GenerateEngine
 from evaluation.device import agreement, memory, speeds
@@ -34,6 +34,7 @@ from runtime.json_files import write_checksummed
 
 NAME, PAGE = "device.json", "device.md"
 LACKS = "{}: this machine has no {}"
+UNTIMED = "speeds and memory: the check ended before"
 
 
 def main(cfg: DictConfig) -> None:
@@ -45,33 +46,29 @@ def main(cfg: DictConfig) -> None:
     refuse_foreign(out, NAME)
     device, second = chosen(cfg.device, cfg.second)
     settings = harvest_settings(cfg.harvest, cfg, stride=1)
-    places = {"in float32": (device, device)} | (
-        {"in float32, on two devices": (device, second)} if second else {}
-    )
-    host = load_pair(on(cfg.pair, "cpu", "cpu", "float32"))
-    for side, lm in (("target", host.target), ("draft", host.draft)):
-        refuse_recurrent(f"pair.{side}", lm, "trees and batches. Check with pair=smollm2")
-    room = max(settings.max_new_tokens + settings.gamma, cfg.max_new_tokens + agreement.NODES)
-    requests = make_requests(load_prompts(cfg.dataset), host, room, 0.1, 0.1)
-    found: dict[str, Any] = {}
-    for name, (first, other) in places.items():
-        there = load_pair(on(cfg.pair, first, other, "float32"))
-        found |= agreed(host, there, requests, settings, cfg.max_new_tokens, name)
-        del there
-    del host
-    fast = load_pair(on(cfg.pair, device, second or device))
-    plain = load_plain("target", on(cfg.pair, device, device))
-    generate = GenerateEngine(plain, None, Warp(0.0), frozenset(fast.eos_ids), {})
-    measured, held = taken(fast, generate, requests, settings, cfg)
-    report(out, {
+    requests, equal = compared(cfg, settings, device, second)
+    found = {
         "device": named(device),
         "command": shlex.join(["python", "scripts/check_device.py", *sys.argv[1:]]),
-        "setup": {name: fact for name, fact in setup_facts(fast).items() if name != "machine"},
-        "agreement": found,
-        "speeds": measured,
-        "memory": held,
-        "skipped": skipped(fast, device, second),
-    })  # fmt: skip
+        "setup": {},
+        "agreement": equal,
+        "speeds": {},
+        "memory": {},
+        "skipped": [UNTIMED],
+        "verdict": verdict(equal),
+    }
+    report(out, found)
+    print(f"{found['verdict']} Saved {out / PAGE}. Speeds follow", file=sys.stderr)
+    try:
+        measure(found, requests, settings, cfg, (device, second))
+    except torch.OutOfMemoryError as error:
+        remedy = "Lower harvest.batch_size or take a smaller pair"
+        raise UserError(f"harvest.batch_size: {first_line(error)}. {remedy}") from error
+    print(f"\n{report(out, found)}\nsaved {out / NAME} and {out / PAGE}")
+    if any(each["faults"] for each in equal.values()):
+        raise UserError(
+            f"device: it differs from the host. See {out / PAGE}, and attach both files to a report"
+        )
 
 
 def chosen(device: str | None, second: str | None) -> tuple[str, str | None]:
@@ -95,6 +92,26 @@ def on(pair: DictConfig, target: str, draft: str, dtype: str | None = None) -> D
     dtypes = {name: dtype for name in ("dtype", "target_dtype", "draft_dtype") if dtype}
     settings: DictConfig = OmegaConf.merge(pair, where, dtypes)  # type: ignore[assignment]
     return settings
+
+
+def compared(
+    cfg: DictConfig, settings: HarvestSettings, device: str, second: str | None
+) -> tuple[list[Request], dict[str, dict[str, Any]]]:
+    """The prompts, and whether the host and the device do the same with them."""
+    places = {"in float32": (device, device)} | (
+        {"in float32, on two devices": (device, second)} if second else {}
+    )
+    host = load_pair(on(cfg.pair, "cpu", "cpu", "float32"))
+    for side, lm in (("target", host.target), ("draft", host.draft)):
+        refuse_recurrent(f"pair.{side}", lm, "trees and batches. Check with pair=smollm2")
+    room = max(settings.max_new_tokens + settings.gamma, cfg.max_new_tokens + agreement.NODES)
+    requests = make_requests(load_prompts(cfg.dataset), host, room, 0.1, 0.1)
+    equal: dict[str, dict[str, Any]] = {}
+    for name, (first, other) in places.items():
+        there = load_pair(on(cfg.pair, first, other, "float32"))
+        equal |= agreed(host, there, requests, settings, cfg.max_new_tokens, name)
+        del there
+    return requests, equal
 
 
 def agreed(
@@ -121,24 +138,37 @@ def greedy(settings: HarvestSettings) -> HarvestSettings:
     return replace(settings, warp=Warp(0.0), draft_warp=Warp(0.0))
 
 
-def taken(
-    pair: ModelPair,
-    generate: GenerateEngine | None,
+def measure(
+    found: dict[str, Any],
     requests: Sequence[Request],
     settings: HarvestSettings,
     cfg: DictConfig,
-) -> tuple[dict[str, dict[str, float | None]], Mapping[str, int]]:
-    """Speeds by what was timed, greedy, and the peak of memory."""
-    prompts: list[Tensor] = [request.tokens for request in requests]
-    found: dict[str, speeds.Speed] = {}
+    devices: tuple[str, str | None],
+) -> None:
+    """Add speeds, greedy, and the peak of memory to what was found."""
+    device, second = devices
+    pair = load_pair(on(cfg.pair, device, second or device))
+    prompts, tokens = [request.tokens for request in requests], cfg.max_new_tokens
+    rates = beside_generate(pair, prompts, cfg, device)
 
     def work() -> None:
-        tokens, repeats = cfg.max_new_tokens, cfg.repeats
-        found.update(speeds.decoding_speeds(pair, generate, prompts, tokens, repeats, Warp(0.0)))
-        found["harvest, labels"] = speeds.harvest_speed(pair, requests, settings, repeats)
+        speeds.decoding_speeds(pair, None, prompts, tokens, 1, Warp(0.0))
+        rates["harvest, labels"] = speeds.harvest_speed(pair, requests, settings, cfg.repeats)
 
-    held = speeds.peak_memory([pair.target.device, pair.draft.device], work)
-    return {name: speed.to_dict() for name, speed in found.items()}, held
+    found["memory"] = speeds.peak_memory([pair.target.device, pair.draft.device], work)
+    found["speeds"] = {name: speed.to_dict() for name, speed in rates.items()}
+    found["setup"] = {name: fact for name, fact in setup_facts(pair).items() if name != "machine"}
+    found["skipped"] = skipped(pair, device, second)
+
+
+def beside_generate(
+    pair: ModelPair, prompts: Sequence[Tensor], cfg: DictConfig, device: str
+) -> dict[str, speeds.Speed]:
+    """Speeds of decoding, and of `generate`, which has a target of its own meanwhile."""
+    plain = load_plain("target", on(cfg.pair, device, device))
+    generate = GenerateEngine(plain, None, Warp(0.0), frozenset(pair.eos_ids), {})
+    tokens, repeats = cfg.max_new_tokens, cfg.repeats
+    return speeds.decoding_speeds(pair, generate, prompts, tokens, repeats, Warp(0.0))
 
 
 def skipped(pair: ModelPair, device: str, second: str | None) -> list[str]:
@@ -185,10 +215,9 @@ def needed(cfg: DictConfig) -> None:
 def without_weights(side: str, cfg: DictConfig) -> PreTrainedModel:
     """A model of the config alone, on the meta device."""
     config, trusted = load_config(side, cfg), cfg.trust_remote_code
-    dtype = resolve_dtype(cfg[f"{side}_dtype"], "meta")
-    kept = (config.get_text_config().dtype or torch.bfloat16) if dtype == "auto" else dtype
+    dtype = resolve_dtype(cfg[f"{side}_dtype"], "meta", config.get_text_config().dtype)
     with torch.device("meta"):
-        whole = auto_class(config).from_config(config, dtype=kept, trust_remote_code=trusted)
+        whole = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
     return text_part(f"pair.{side}", whole).eval().requires_grad_(False)
 
 
@@ -196,15 +225,10 @@ def weights(model: PreTrainedModel) -> int:
     return sum(part.nbytes for part in model.parameters())
 
 
-def report(out: Path, found: dict[str, Any]) -> None:
-    """Print and write. Raises UserError where there are faults."""
-    found["verdict"] = verdict(found["agreement"])
+def report(out: Path, found: dict[str, Any]) -> str:
+    """Write both files. Returns the page."""
     out.mkdir(parents=True, exist_ok=True)
     write_checksummed(out / NAME, found)
     text = page(found)
     (out / PAGE).write_text(text, encoding="utf-8")
-    print(f"\n{text}\nsaved {out / NAME} and {out / PAGE}")
-    if any(each["faults"] for each in found["agreement"].values()):
-        raise UserError(
-            f"device: it differs from the host. See {out / PAGE}, and attach both files to a report"
-        )
+    return text

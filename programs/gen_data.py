@@ -54,6 +54,8 @@ def main(cfg: DictConfig) -> None:
     given = source.fetch(prompts, settings, out, ask=not cfg.estimate)
     place.share_cores()
     pair = load_pair(cfg.pair)
+    pair.draft.refuse_missing(settings.layers.draft_layers)
+    pair.target.refuse_missing(settings.layers.target_layers)
     new_tokens = settings.max_new_tokens + settings.gamma
     requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
     requests = with_responses(requests, given, pair, settings.max_new_tokens)

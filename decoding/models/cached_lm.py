@@ -150,6 +150,14 @@ class CachedLM:
         wanted = Wanted(hidden, logits=logits)
         return self._run(tokens, positions.to(self.device), visible, wanted, narrow=True)
 
+    def refuse_missing(self, hidden: Sequence[int]) -> None:
+        """Raise UserError where the model has fewer layers than ``hidden`` asks for."""
+        if hidden and -min(hidden) > self.hidden_states:
+            raise UserError(
+                f"inputs: expected hidden states from layers -{self.hidden_states} to -1, got"
+                f" {list(hidden)}. Set inputs.draft_layers=[-1] or inputs.target_layers=[-1]"
+            )
+
     def record(self, layers: Sequence[int]) -> None:
         """From now on keep hidden states of every cached row in ``states``, [length, len(layers) +
         1, H]: those after ``layers`` (0: the embeddings) and the last one, which the output layer
@@ -160,15 +168,8 @@ class CachedLM:
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
     ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None]:
         """What the `Forward` gives with any cache, and of the hidden states those that are
-        recorded, if any, as [B, n, len(layers) + 1, H]; all on ``device``.
-
-        Raises UserError where the model has fewer layers than ``hidden`` asks for."""
-        if hidden and -min(hidden) > self.hidden_states:
-            raise UserError(
-                f"inputs: expected hidden states from layers -{self.hidden_states} to -1, got"
-                f" {list(hidden)}. Give fewer or later ones: inputs.draft_layers=[-1] or"
-                " inputs.target_layers=[-1]"
-            )
+        recorded, if any, as [B, n, len(layers) + 1, H]; all on ``device``."""
+        self.refuse_missing(hidden)
         recorded = self._recorded
         found, states = self.network(rows, cache, [*hidden, *(recorded or ())], logits)
         states = [state.to(self.device) for state in states]

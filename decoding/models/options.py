@@ -99,33 +99,24 @@ def where_of(side: str, cfg: DictConfig) -> dict[str, Any]:
     }
 
 
-def dtype_of(side: str, cfg: DictConfig, device: str) -> torch.dtype | str:
+def dtype_of(side: str, cfg: DictConfig, device: str) -> torch.dtype:
     name = cfg[f"{side}_dtype"]
-    stored = (
-        load_config(side, cfg).get_text_config().dtype
-        if name == "auto" and device == "cpu"
-        else None
-    )
+    stored = load_config(side, cfg).get_text_config().dtype if name == "auto" else None
     return resolve_dtype(name, device, stored)
 
 
-def resolve_dtype(
-    name: str, device: str, stored: torch.dtype | str | None = None
-) -> torch.dtype | str:
-    """``auto`` is the dtype of the files; on a CPU only where that is bfloat16 and the processor
-    multiplies it, else float32. Other names are torch dtypes. stored: what the files have; None:
-    not known.
+def resolve_dtype(name: str, device: str, stored: torch.dtype | str | None = None) -> torch.dtype:
+    """``auto`` is the 16 bits of the files, bfloat16 where they have more; on a CPU bfloat16 only
+    where the files have it and the processor multiplies it, else float32. Other names are torch
+    dtypes. stored: what the files have; None: not known.
 
     What depends on it (a harvest's plan, costs, thresholds, results) records what it became, not
     "auto"."""
     if name == "auto":
-        if device != "cpu":
-            return "auto"
-        return (
-            torch.bfloat16
-            if stored in (torch.bfloat16, "bfloat16") and fast_bfloat16()
-            else torch.float32
-        )
+        kept = getattr(torch, stored) if isinstance(stored, str) else stored
+        if device == "cpu":
+            return kept if kept == torch.bfloat16 and fast_bfloat16() else torch.float32
+        return kept if kept in (torch.bfloat16, torch.float16) else torch.bfloat16
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(

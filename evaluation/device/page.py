@@ -6,7 +6,6 @@ from typing import Any
 from evaluation.device.memory import Peak
 from evaluation.tables import markdown
 
-TWICE = "The target is there twice: `generate` has a copy of its own."
 FAULT = (
     "A fault? Attach this page and the JSON file beside it to the report, with the output of"
     " `python -m torch.utils.collect_env` and the command."
@@ -16,12 +15,14 @@ FAULT = (
 def page(found: Mapping[str, Any]) -> str:
     """found: what `scripts/check_device.py` writes as JSON."""
     parts = [f"# Device check: {found['device']}", f"`{found['command']}`"]
-    parts += [", ".join(f"{name} {value}" for name, value in found["setup"].items())]
+    if found["setup"]:
+        parts += [", ".join(f"{name} {value}" for name, value in found["setup"].items())]
     parts += ["## Equal to the host", _agreement(found["agreement"])]
-    parts += ["## Speed, measured", _speeds(found["speeds"])]
+    if found["speeds"]:
+        parts += ["## Speed, measured", _speeds(found["speeds"])]
     if found["memory"]:
         peaks = [[name, f"{size / 1e9:.2f}"] for name, size in found["memory"].items()]
-        parts += ["## Memory", markdown(["device", "GB of tensors at the peak"], peaks), TWICE]
+        parts += ["## Memory", markdown(["device", "GB of tensors at the peak"], peaks)]
     if found["skipped"]:
         parts += ["## Skipped", "\n".join(f"- {line}" for line in found["skipped"])]
     return "\n\n".join([*parts, found["verdict"], FAULT]) + "\n"

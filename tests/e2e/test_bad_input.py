@@ -93,6 +93,7 @@ CASES = [
     ),
     Case("no layers", HARVEST, ["inputs.draft_layers=[]"]),
     Case("layers that do not exist", HARVEST, ["inputs.target_layers=[99]"]),
+    Case("layers that the draft does not have", HARVEST, ["inputs.draft_layers=[-99]"]),
     Case("a word for a switch", HARVEST, ["features.stored=maybe"]),
     Case("a key that does not exist", HARVEST, ["gama=3"]),
     Case("a group that does not exist", HARVEST, ["pair=nobody"]),

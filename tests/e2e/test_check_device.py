@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from programs import check_device as program
@@ -60,6 +61,22 @@ def test_a_difference_ends_in_one_line(
     assert end.value.code == 2
     assert "error: device: it differs from the host. See runs/device" in capsys.readouterr().err
     assert "another token" in Path("runs/device/device.md").read_text()
+
+
+def test_what_was_compared_is_kept_where_the_rest_does_not_fit(
+    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
+
+    monkeypatch.setattr(program, "measure", full)
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, tiny_pair_dir)
+    printed = capsys.readouterr().err
+    assert end.value.code == 2 and "Equal to the host. Saved runs/device/device.md" in printed
+    assert "error: harvest.batch_size: CUDA out of memory. Tried to allocate 9 GiB. L" in printed
+    text = Path("runs/device/device.md").read_text()
+    assert "speeds and memory: the check ended before" in text and "plain, in float32" in text
 
 
 @pytest.mark.parametrize(

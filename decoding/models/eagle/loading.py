@@ -156,5 +156,4 @@ def _place(
         one = isinstance(asked, str) and not asked.startswith(("auto", "balanced", "sequential"))
         device = torch.device(asked) if one else target.device
     stored = tensors["fc.weight"].dtype
-    dtype = resolve_dtype(cfg.draft_dtype, device.type, stored)
-    return device, dtype if isinstance(dtype, torch.dtype) else stored
+    return device, resolve_dtype(cfg.draft_dtype, device.type, stored)

@@ -101,7 +101,10 @@ def test_dtype_auto_is_that_of_the_files_where_the_processor_multiplies_it(
     assert {
         resolve_dtype("auto", "cpu", stored) for stored in (None, torch.float16, torch.float64)
     } == {torch.float32}
-    assert resolve_dtype("auto", "cuda:0") == "auto"
+    for device in ("cuda:0", "auto"):
+        for stored in (None, "float32", torch.float64, torch.bfloat16):
+            assert resolve_dtype("auto", device, stored) == torch.bfloat16
+        assert resolve_dtype("auto", device, "float16") == torch.float16
     shutil.copytree(tiny_pair_dir, tmp_path / "pair")
     AutoModelForCausalLM.from_pretrained(
         tiny_pair_dir / "draft", dtype=torch.bfloat16
