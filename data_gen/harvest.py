@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from data_gen.joined import joined
+from data_gen.own_tokens import may_merge
 from data_gen.records import Row, label
 from data_gen.requests import Request
 from data_gen.responses.generate import Answer, read_answers, uniforms
@@ -64,23 +65,29 @@ def harvest(
 
     Raises UserError when `out` holds a dataset made with other settings, or when a model returns
     NaN."""
-    whole, room = plan(pair, requests, settings), room_of(pair, requests, settings)
-    batches = split_into_chunks(requests, settings.batch_size)
-    for index in open_chunks(out, whole, worker, progress.earlier, progress.elsewhere):
-        with outputs_on(pair, pair.target.device):
+    whole, batches = (
+        plan(pair, requests, settings),
+        split_into_chunks(requests, settings.batch_size),
+    )
+    with outputs_on(pair, pair.target.device):
+        room = room_of(pair, requests, settings)
+        for index in open_chunks(out, whole, worker, progress.earlier, progress.elsewhere):
             rows = label_chunk(pair, batches[index], settings, progress, room)
-        save_chunk(out, plan_id(whole), index, rows)
+            save_chunk(out, plan_id(whole), index, rows)
 
 
 @contextmanager
 def outputs_on(pair: ModelPair, device: torch.device) -> Iterator[None]:
-    """Let both models leave their outputs on one device."""
+    """Let both models leave their outputs on one device, and the draft's be about the tokens
+    that it may propose (`data_gen.own_tokens`)."""
     before = pair.target.output_device, pair.draft.output_device
     pair.target.output_device = pair.draft.output_device = device
+    pair.draft.merges = may_merge(pair.draft)
     try:
         yield
     finally:
         pair.target.output_device, pair.draft.output_device = before
+        pair.draft.merges = False
 
 
 def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from data_gen import labels
+from data_gen.own_tokens import Warps, own_tokens
 from data_gen.requests import Request
 from data_gen.responses.generate import Answer, Distributions, uniforms
 from data_gen.rollouts import Drawn, Places, Rollouts, Texts, candidate_states, roll, roll_greedy
@@ -20,7 +21,7 @@ from data_gen.room import Room
 from data_gen.settings import HarvestSettings
 from data_gen.siblings import MORE
 from data_gen.storage.shards import pack_features
-from data_gen.verdicts import Coins, Warps, greedy_verdicts, sampled_verdicts
+from data_gen.verdicts import Coins, greedy_verdicts, sampled_verdicts
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
 from predictors.features.draft_statistics import Q_STATS, history_rows
@@ -230,12 +231,13 @@ def candidates(distributions: Distributions) -> Drawn:
 
 def judged(pair: ModelPair, rolled: Rollouts, anchors: Anchors, settings: HarvestSettings) -> Row:
     """Some rollouts, and what the target says of them; hidden states as tensors."""
-    tokens, warps = rolled.drawn.token.cpu(), Warps(settings.warp, settings.draft_warp)
+    tokens = rolled.drawn.token.cpu()
+    warps = Warps(settings.warp, settings.draft_warp, own_tokens(pair.draft))
     drafted = labels.drafted_length(tokens, pair.eos_ids)
     first, coins = anchors.first, anchors.coins
     if settings.warp.temperature == 0:
         said = anchors.text, anchors.said
-        found = greedy_verdicts(rolled, first, said, coins, warps.draft)
+        found = greedy_verdicts(rolled, first, said, coins, warps)
     else:
         found = sampled_verdicts(pair.target, rolled, first, drafted, coins, warps)
     verdicts = vars(found)

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from data_gen.own_tokens import OwnTokens, own_tokens
 from data_gen.responses.generate import at, blockwise, draw_from
 from data_gen.siblings import top_tokens
 from decoding.interfaces import LMOutput, RowsWanted
@@ -94,8 +95,8 @@ class Drawn:
 class Rollouts:
     """Drafts of gamma tokens from A anchors. places: of the last committed token before each;
     drawn: [A, gamma] each; draft_hidden: [A, gamma, L * H] bfloat16, of the draft at every drawn
-    token; logits: [A, gamma - 1, V] of the draft at every token but the last, None of a greedy
-    draft, whose distributions are one-hot."""
+    token; logits: [A, gamma - 1, columns] of the draft at every token but the last, None of a
+    greedy draft, whose distributions are one-hot."""
 
     places: Places
     drawn: Drawn
@@ -126,12 +127,12 @@ def roll(
 
     places: [A]; first: already drawn after them; uniform: [A, gamma - 1]. The cache is left as it
     was."""
-    base, gamma = draft.length, uniform.shape[1] + 1
+    base, gamma, own = draft.length, uniform.shape[1] + 1, own_tokens(draft)
     prefix = places.past(base, draft.device)
-    own = torch.eye(len(prefix), dtype=torch.bool, device=draft.device)
+    itself = torch.eye(len(prefix), dtype=torch.bool, device=draft.device)
     drawn, states, logits = [first], list[Tensor](), list[Tensor]()
     for depth in range(1, gamma + 1):
-        visible = torch.cat([prefix, *[own] * depth], dim=1)
+        visible = torch.cat([prefix, *[itself] * depth], dim=1)
         wanted: RowsWanted = "all" if depth < gamma else "none"
         positions = places.row - places.start + depth
         output = draft.forward_masked(
@@ -140,7 +141,7 @@ def roll(
         assert output.hidden is not None
         states.append(side_by_side(output.hidden))
         if depth < gamma:
-            drawn.append(blockwise(partial(draw, warp), output.logits, uniform[:, depth - 1]))
+            drawn.append(blockwise(partial(draw, warp, own), output.logits, uniform[:, depth - 1]))
             logits.append(output.logits[:, None])
         if warp.temperature == 0:
             logits.clear()
@@ -150,7 +151,7 @@ def roll(
         known = (
             torch.cat(logits, 1)
             if logits
-            else torch.zeros(len(prefix), 0, draft.vocab_size, device=first.token.device)
+            else torch.zeros(len(prefix), 0, own.columns, device=first.token.device)
         )
     return Rollouts(places, Drawn.join(torch.stack, drawn, 1), torch.stack(states, 1), known)
 
@@ -258,14 +259,14 @@ def shared_tokens(own: Tensor, gamma: int) -> Tensor:
     return torch.where(depth < steps, place[:, None] + depth, made)
 
 
-def draw(warp: Warp, logits: Tensor, uniform: Tensor) -> Drawn:
-    """One token per row of the draft's logits [n, V]. uniform: [n]."""
+def draw(warp: Warp, own: OwnTokens, logits: Tensor, uniform: Tensor) -> Drawn:
+    """One token per row of the draft's logits [n, columns]. uniform: [n]."""
     distribution = warp.probs(logits)
     token = draw_from(warp, distribution, uniform)
     q, top = at(distribution, token), top_tokens(logits)
     if warp != Warp():  # in place of the other: both would not fit a core's cache
         distribution = Warp().probs(logits)
-    return Drawn(token, q, **q_stats(distribution, token), top_token=top)
+    return Drawn(own.ids(token), q, **q_stats(distribution, token), top_token=own.ids(top))
 
 
 def forward_along(

@@ -6,15 +6,18 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
+from data_gen.own_tokens import own_tokens
 from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from data_gen.verdicts import STAGES
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
+from decoding.sampling import Warp
 from runtime.errors import UserError
 
 GB = 1e9
-JUDGED = 40  # bytes for each token of the vocabulary: p, q, their residuals and order, in float32
+WARPED = 12  # bytes for each token of the vocabulary: logits and p, in float32
+JUDGED = 40  # the same: p, q, their residuals and order
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,12 @@ def bytes_of_rollout(pair: ModelPair, settings: HarvestSettings) -> int:
     draft, target = pair.draft, pair.target
     config = draft.model.config.get_text_config()
     states = len(settings.layers.draft_layers) * config.hidden_size * 2
-    logits = [lm.vocab_size * lm.model.dtype.itemsize for lm in (draft, target)]
+    columns = own_tokens(draft).columns
+    logits = [columns * draft.model.dtype.itemsize, target.vocab_size * target.model.dtype.itemsize]
     depth, stage = settings.gamma, STAGES[-1]
-    judged = 0 if target.device.type == "cpu" else JUDGED * target.vocab_size
+    judged = 0 if target.device.type == "cpu" else JUDGED * columns
+    if judged and columns < target.vocab_size:
+        judged += (WARPED if settings.warp == Warp() else JUDGED) * target.vocab_size
     cached = depth * draft.row_bytes + max(depth, stage) * target.row_bytes
     return cached + depth * (states + 2 * logits[0]) + stage * (sum(logits) + judged)
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from data_gen.labels import acceptance, greedy_acceptance
+from data_gen.own_tokens import Warps
 from data_gen.responses.generate import Distributions, at, blockwise
 from data_gen.rollouts import Rollouts, forward_along
 from data_gen.siblings import Siblings, greedy_point_masses, siblings
 from decoding.models.cached_lm import CachedLM
-from decoding.sampling import Warp
 from predictors.outcomes import NEGLIGIBLE
 
 # Tokens whose verdicts one target forward finds: few where many rollouts are still alive.
@@ -45,12 +45,6 @@ class Coins:
 
     verdicts: Tensor
     siblings: Tensor
-
-
-@dataclass(frozen=True)
-class Warps:
-    target: Warp
-    draft: Warp
 
 
 def sampled_verdicts(
@@ -114,16 +108,17 @@ def _verdicts(
     warps: Warps, p_logits: Tensor, q_logits: Tensor, token: Tensor, *about: Tensor
 ) -> Verdicts:
     """about: q, top_token and the coins of siblings."""
-    q_drawn, top, coins = about
-    p = warps.target.probs(p_logits)
+    own, (q_drawn, top, coins) = warps.own, about
+    p, token = own.merged(warps.target.probs(p_logits)), own.columns_of(token)
     greedy = warps.draft.temperature == 0
     q = one_hot(token, p.shape[-1]).to(p.dtype) if greedy else warps.draft.probs(q_logits)
-    others = siblings(p, q, token, top, coins.to(p.device))
-    return Verdicts(**vars(others), accept=acceptance(at(p, token), q_drawn))
+    others = siblings(p, q, token, own.columns_of(top), coins.to(p.device))
+    told = vars(others) | {"rrsw_token": own.ids(others.rrsw_token)}
+    return Verdicts(**told, accept=acceptance(at(p, token), q_drawn))
 
 
 def greedy_verdicts(
-    rolled: Rollouts, first: Distributions, said: tuple[Tensor, Tensor], coins: Coins, draft: Warp
+    rolled: Rollouts, first: Distributions, said: tuple[Tensor, Tensor], coins: Coins, warps: Warps
 ) -> Verdicts:
     """Under a greedy target. said: the responses, each with gamma times -2 behind it, and where the
     anchors [A] lie in them."""
@@ -140,8 +135,9 @@ def greedy_verdicts(
         found.hub_accept[..., 0] = found.accept
         return found
     rows, depths = reached[:, 1:].nonzero(as_tuple=True)
-    sure = one_hot(says[rows, depths + 1], rolled.logits.shape[-1]).float().log()
-    _judge(rolled, rows, depths + 1, sure, (found, coins, Warps(Warp(0.0), draft)))
+    sure = says[rows, depths + 1].to(rolled.logits.device)
+    sure = one_hot(sure, warps.own.vocab_size).float().log()
+    _judge(rolled, rows, depths + 1, sure, (found, coins, warps))
     return found
 
 

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.harvest import Progress, harvest, plan, settings_of
+from data_gen.harvest import Progress, harvest, outputs_on, plan, settings_of
 from data_gen.prompts import Prompt, load_prompts
 from data_gen.requests import Request, assign_splits, make_requests
 from data_gen.responses.external import Source, with_responses
@@ -174,7 +174,8 @@ def print_estimate(
 ) -> None:
     if place.rank > 0:
         return
-    expected = estimate(pair, requests, settings)
+    with outputs_on(pair, pair.target.device):
+        expected = estimate(pair, requests, settings)
     out.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out.parent).free
     print(f"{len(requests)} prompts, about {expected.tokens:,.0f} response tokens, to {out}")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from data_gen.labels import acceptance, overlap
+from data_gen.own_tokens import Warps, own_tokens
 from data_gen.siblings import Siblings, siblings, top_tokens
 from decoding.models.cached_lm import CachedLM
 from decoding.models.layers.batches import batch_of
@@ -27,9 +28,9 @@ from decoding.sampling import Warp
 from predictors.features.draft_statistics import q_stats
 from predictors.features.layers import side_by_side
 
-# Distributions worked on at once on a CPU: so many fit a core's cache, a whole batch takes three
+# Probabilities worked on at once on a CPU: so many fit a core's cache, a whole batch takes three
 # times as long.
-ROWS_AT_ONCE = 4
+AT_ONCE = 200_000
 # Share of unfinished sequences at which the finished ones leave the batch (a copy of the cache).
 COMPACT_BELOW = 0.75
 
@@ -151,6 +152,7 @@ class _Batch:
         settings: ResponseSettings,
     ) -> None:
         self._uniform, self._settings = uniform, settings
+        self._warps = Warps(settings.warp, settings.draft_warp, own_tokens(draft))
         self._rows = torch.arange(len(prompts))  # the prompt each sequence of the batch belongs to
         self._distributions: dict[str, Tensor] = {}  # [B, max_new] each
         self._hidden: list[Tensor] = []  # [B, L * H] each, one per multiple of the stride
@@ -174,10 +176,7 @@ class _Batch:
         theirs = self._draft.step(self._tokens, settings.draft_layers if anchor else ())
         uniform = self._uniform[: 4 if anchor else 2, self._rows, position].T
         distributions = blockwise(
-            partial(compare, settings.warp, settings.draft_warp),
-            ours.logits,
-            theirs.logits,
-            uniform,
+            partial(compare, self._warps), ours.logits, theirs.logits, uniform
         )
         self._tokens = distributions.response.cpu()
         rows = self._rows.to(distributions.response.device)  # sent once
@@ -227,7 +226,9 @@ Columns = TypeVar("Columns")
 
 def blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same few rows of each at a time. rows: [n, ...] each."""
-    size = ROWS_AT_ONCE if rows[0].device.type == "cpu" else max(1, len(rows[0]))
+    size = count = max(1, len(rows[0]))
+    if rows[0].device.type == "cpu":
+        size = max(1, AT_ONCE * count // max(1, *(each.numel() for each in rows)))
     return zip(*(each.split(size) for each in rows), strict=True)
 
 
@@ -241,23 +242,20 @@ def blockwise(distribution: Callable[..., Columns], *rows: Tensor) -> Columns:
 
 
 def compare(
-    warp: Warp,
-    draft_warp: Warp,
-    p_logits: Tensor,
-    q_logits: Tensor,
-    uniform: Tensor,
-    given: Tensor | None = None,
+    warps: Warps, p_logits: Tensor, q_logits: Tensor, uniform: Tensor, given: Tensor | None = None
 ) -> Distributions:
-    """Warp both models' logits [n, V] and draw a response token, a candidate and its siblings per
-    row. uniform: [n, 4], or [n, 2] where nothing is asked about siblings.
+    """Warp the logits of the target [n, V] and the draft [n, columns] and draw a response token, a
+    candidate and its siblings per row. uniform: [n, 4], or [n, 2] where nothing is asked about
+    siblings.
 
     given: [n], taken instead of the draw where the warped target may say it.
     """
-    p, q = warp.probs(p_logits), draft_warp.probs(q_logits)
-    unwarped_q = q if draft_warp == Warp() else Warp().probs(q_logits)
-    response, candidate = draw_from(warp, p, uniform[:, 0]), draw_from(draft_warp, q, uniform[:, 1])
+    own, whole, q = warps.own, warps.target.probs(p_logits), warps.draft.probs(q_logits)
+    unwarped_q = q if warps.draft == Warp() else Warp().probs(q_logits)
+    response = draw_from(warps.target, whole, uniform[:, 0])
     if given is not None:
-        response = torch.where(at(p, given) > 0, given, response)
+        response = torch.where(at(whole, given) > 0, given, response)
+    p, candidate = own.merged(whole), draw_from(warps.draft, q, uniform[:, 1])
     p_drawn, q_drawn, top = at(p, candidate), at(q, candidate), top_tokens(q_logits)
     if uniform.shape[1] == 2:
         others = Siblings.unknown(len(candidate), device=p.device)
@@ -265,13 +263,13 @@ def compare(
         others = siblings(p, q, candidate, top, uniform[:, 2:].to(p.device))
     return Distributions(
         response=response,
-        candidate=candidate,
+        candidate=own.ids(candidate),
         q=q_drawn,
         accept=acceptance(p_drawn, q_drawn),
         overlap=overlap(p, q),
         **q_stats(unwarped_q, candidate),
-        top_token=top,
-        **vars(others),
+        top_token=own.ids(top),
+        **vars(others) | {"rrsw_token": own.ids(others.rrsw_token)},
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_gen.own_tokens import Warps, own_tokens
 from data_gen.responses.generate import Answer, Distributions, ResponseSettings, blockwise, compare
 from decoding.models.cached_lm import CachedLM
 from predictors.features.layers import side_by_side
@@ -49,14 +50,15 @@ def teacher_force(
     Logits take at most `MAX_BYTES` at a time. Afterwards both caches hold what
     `read_answers` says."""
     hidden, parts = [_open(target, draft, prompt, settings.target_layers)], list[Distributions]()
-    first = list[Tensor]()
+    first, warps = list[Tensor](), Warps(settings.warp, settings.draft_warp, own_tokens(draft))
     before = torch.cat([prompt[-1:], response[:-1]])  # the token before each position
     for rows in torch.arange(len(response)).split(max(1, MAX_BYTES // (4 * target.vocab_size))):
         ours = target.forward(before[rows], **_at(rows + 1, settings.target_layers, settings))
         theirs = draft.forward(before[rows], **_at(rows, settings.draft_layers, settings))
         given = response[rows].to(ours.logits.device)
-        distribution = partial(compare, settings.warp, settings.draft_warp)
-        parts.append(blockwise(distribution, ours.logits, theirs.logits, uniform[rows], given))
+        parts.append(
+            blockwise(partial(compare, warps), ours.logits, theirs.logits, uniform[rows], given)
+        )
         for noted, states in ((hidden, ours.hidden), (first, theirs.hidden)):
             if states is not None:
                 noted.append(side_by_side(states))

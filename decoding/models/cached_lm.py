@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted, Wanted
 from decoding.models.cpu_llama import LlamaForward, fits
-from decoding.models.draft_vocabulary import among_all
+from decoding.models.draft_vocabulary import among_all, own_and_rest
 from decoding.models.forward import (
     Forward,
     Rows,
@@ -63,8 +63,8 @@ class CachedLM:
         self.max_length = context_limit(model, max_length)
         self.vocabulary = vocabulary
         self.output_device = torch.device("cpu")
-        self.length = 0
-        self.forwards = 0
+        self.merges = False  # whether all tokens that it cannot say are one column of logits
+        self.length = self.forwards = 0
         self._clock = Clock(self.device)
         self._block_start = 0
         self._tree: RowTree | None = None  # of the rows from _block_start on; None: a chain
@@ -170,10 +170,9 @@ class CachedLM:
         """What the `Forward` gives with any cache, and of the hidden states those that are
         recorded, if any, as [B, n, len(layers) + 1, H]; all on ``device``."""
         self.refuse_missing(hidden)
-        recorded = self._recorded
-        found, states = self.network(rows, cache, [*hidden, *(recorded or ())], logits)
+        found, states = self.network(rows, cache, [*hidden, *(self._recorded or ())], logits)
         states = [state.to(self.device) for state in states]
-        if recorded is None:
+        if self._recorded is None:
             return found, states, None
         return found, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
 
@@ -246,11 +245,12 @@ class CachedLM:
 
     def spread(self, logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """What the model gives, [..., k], as logits [..., V] on `output_device`: -inf for tokens it
-        cannot say."""
+        cannot say; [..., k + 1] while it ``merges`` those."""
         if self.vocabulary is None:
             return logits[..., : self.vocab_size].to(self.output_device, dtype)
-        self.vocabulary = self.vocabulary.to(self.output_device)
-        return among_all(logits.to(self.output_device, dtype), self.vocabulary, self.vocab_size)
+        self.vocabulary = known = self.vocabulary.to(self.output_device)
+        said = logits.to(self.output_device, dtype)
+        return own_and_rest(said) if self.merges else among_all(said, known, self.vocab_size)
 
     def embed(self, token: int) -> torch.Tensor:
         """Input embedding of one token, [H] float32."""

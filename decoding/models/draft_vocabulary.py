@@ -18,6 +18,7 @@ from accelerate.utils import align_module_device
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from decoding.models.packing import PackedLinear
@@ -95,6 +96,11 @@ def among_all(logits: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
     """Logits [..., k] of `tokens` [k] as those of all tokens, [..., V]: -inf for the others."""
     full = logits.new_full((*logits.shape[:-1], vocab_size), -math.inf)
     return full.index_copy_(-1, tokens, logits)
+
+
+def own_and_rest(logits: Tensor) -> Tensor:
+    """Logits [..., k] as those of k tokens and of all others together, [..., k + 1]: -inf."""
+    return pad(logits, (0, 1), value=-math.inf)
 
 
 def digest(tokens: Tensor) -> str:

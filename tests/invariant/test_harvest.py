@@ -11,6 +11,7 @@ from torch import Tensor
 
 from data_gen.harvest import Progress, draws, harvest
 from data_gen.labels import accepted_length
+from data_gen.own_tokens import Warps, own_tokens
 from data_gen.records import candidates, label
 from data_gen.requests import Request
 from data_gen.responses.generate import Answer, Distributions, at, read_answers, uniforms
@@ -19,7 +20,7 @@ from data_gen.room import ON_A_CORE
 from data_gen.settings import HarvestSettings
 from data_gen.siblings import siblings
 from data_gen.storage import shards
-from data_gen.verdicts import Coins, Verdicts, Warps, sampled_verdicts
+from data_gen.verdicts import Coins, Verdicts, sampled_verdicts
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
 from decoding.engines.serial import SerialEngine
@@ -182,7 +183,9 @@ def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Distributions) -> 
     count, gamma = rolled.drawn.token.shape
     drafted = torch.full((count,), gamma)
     coins = coins_with(torch.zeros(count, gamma, dtype=torch.float64))
-    return sampled_verdicts(pair.target, rolled, first, drafted, coins, Warps(*warps()))
+    return sampled_verdicts(
+        pair.target, rolled, first, drafted, coins, Warps(*warps(), own_tokens(pair.draft))
+    )
 
 
 def coins_with(verdicts: Tensor) -> Coins:
@@ -207,7 +210,12 @@ def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
     monkeypatch.setattr("data_gen.verdicts.NEGLIGIBLE", negligible)
     forwards = pair.target.forwards
     accept = sampled_verdicts(
-        pair.target, rolled, distributions, drafted, coins_with(coins), Warps(*warps())
+        pair.target,
+        rolled,
+        distributions,
+        drafted,
+        coins_with(coins),
+        Warps(*warps(), own_tokens(pair.draft)),
     ).accept
     assert 0 < pair.target.forwards - forwards <= 3, "stages of 2, 3 and 4 tokens"
     left_out = accept == 0

@@ -3,6 +3,7 @@ verifiers they take, stop rules, lookahead, published EAGLE drafts; and a harves
 records."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,11 @@ def test_published_drafts(name: str, places: tuple[str, str]) -> None:
 
 # Per rollout token that is labelled, as it is today: upper bounds of bytes to the host, bytes to
 # the device, and waits.
-HARVESTS = {"sampled": (RECIPE, (290, 170, 4.0)), "greedy": (GREEDY, (240, 85, 2.4))}
+HARVESTS = {
+    "sampled": (RECIPE, (290, 170, 4.0)),
+    "greedy": (GREEDY, (240, 85, 2.4)),
+    "greedy, draft sampled": (replace(RECIPE, warp=GREEDY.warp), (290, 170, 4.0)),
+}
 
 
 @pytest.mark.parametrize("places", PLACES)
