@@ -9,8 +9,12 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from tests.house.test_sizes import FILES, ROOT, name
-
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = [
+    *("runtime", "predictors", "decoding", "data_gen", "drafts", "evaluation", "serving"),
+    *("reports", "programs", "scripts"),
+]
+FILES = [ROOT / "train.py", *(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))]
 GROUPS = ("predictor", "stop", "verifier", "structure", "dataset")
 WORDS = {
     "block",
@@ -54,6 +58,10 @@ MADE_OF = {
 nobody asks (`test_nobody_asks_which_plugin_it_is`)."""
 PAPERS = ROOT / "reports" / "figures"
 """Figures that reproduce a figure of one method's paper may say whose."""
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 class Plugin(NamedTuple):

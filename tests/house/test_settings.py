@@ -12,7 +12,7 @@ import yaml
 from runtime.settings.check import MAKING, alternatives
 from runtime.settings.expected import help_of
 from runtime.settings.signatures import OWN, settings_of
-from tests.house.test_sizes import ROOT
+from tests.house.test_plugins import ROOT
 
 CONF = ROOT / "conf"
 TRAILING = re.compile(r"^[^#\"']*\S\s+#")
