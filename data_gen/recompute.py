@@ -16,7 +16,7 @@ from data_gen.storage.dataset import read_manifest, read_prompts
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from predictors.features.layers import RecordedLayers, side_by_side
-from runtime.compatibility import incompatible
+from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
 
 Row = Mapping[str, Tensor]
@@ -57,8 +57,9 @@ def refuse_other_pair(pair: ModelPair, manifest: Mapping[str, Any]) -> None:
     models = {side: harvested[side] for side in ("target", "draft")}
     if found := incompatible({"pair": ours}, {"pair": models}):
         raise UserError(
-            f"{found[-1].name}: it is not the one of the harvest, {harvested['name']}, whose"
-            " hidden states are to be recomputed. Give the pair that was harvested"
+            f"{found[-1].name}: it is not the one of the harvest, {harvested['name']}"
+            f"{of_earlier(harvested)}, whose hidden states are to be recomputed. Give"
+            " the pair that was harvested"
         )
 
 

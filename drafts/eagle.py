@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from decoding.models.draft_model import own_layers
+from decoding.models.draft_model import own_layers, to_write_beside
 from decoding.models.eagle.maps import EPS, FILE, FeatureMaps, read_maps
 from decoding.models.loading import load_llama
 from drafts.chats import Chat, ChatPool
@@ -134,7 +134,7 @@ class EagleInTraining:
         maps = self.maps.finished(torch.bfloat16)
         tensors = {"from_states": maps.from_states, "from_own": maps.from_own}
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(contiguous, folder / FILE, {"layers": json.dumps(maps.layers)})
+        save_file(contiguous, to_write_beside(folder, FILE), {"layers": json.dumps(maps.layers)})
 
 
 def padded(chats: list[Chat], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ with the target's last layer. Its output layer is the target's, and stays it."""
 
 import copy
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +52,7 @@ class Eagle3:
             )
         rms = torch.cat([chat.states[1:, -2] for chat in pool.chats[:100]]).float().square().mean()
         model = first_draft(target, pool.layers, float(rms.sqrt()))
-        proposal = Proposal(str(pair.target), type(target).__name__, self.steps)
+        proposal = Proposal(expanduser(pair.target), type(target).__name__, self.steps)
         return Eagle3InTraining(model, proposal, _ends(target))
 
     def origin(self, pair: Any) -> tuple[str, Path | None]:

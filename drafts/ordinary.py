@@ -12,7 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from decoding.models.draft_model import copied_layers, draft_from_layers, is_own, own_layers
+from decoding.models.draft_model import (
+    copied_layers,
+    draft_from_layers,
+    is_own,
+    own_layers,
+    to_write_beside,
+)
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from drafts.chats import Chat, ChatPool
 from runtime.errors import UserError
@@ -100,7 +106,7 @@ def write_model(model: LlamaForCausalLM, folder: Path, vocabulary: Path | None) 
     """A model in bfloat16, and a copy of the tokens it proposes, if they are not all."""
     model.bfloat16().save_pretrained(folder)
     if vocabulary is not None:
-        shutil.copyfile(vocabulary, folder / VOCABULARY)
+        shutil.copyfile(vocabulary, to_write_beside(folder, VOCABULARY))
 
 
 def read_layers(path: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from decoding.models.draft_model import is_own
+from decoding.models.draft_model import beside, is_own
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.eagle.maps import FILE, MAPS
 from decoding.models.eagle.speculators import KIND
@@ -42,17 +42,17 @@ def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
             f"ship: expected a draft that scripts/build_pair.py can make, got an EAGLE-3 draft in"
             f" {folder}. Copy the folder"
         )
-    eagle = (folder / FILE).is_file()
+    maps = beside(folder, FILE)
     try:
         weights = load_file(folder / "model.safetensors")
         tensors = {name: tensor for name, tensor in weights.items() if is_own(name)}
-        facts = _add_maps(folder / FILE, tensors) if eagle else None
+        facts = _add_maps(maps, tensors) if maps else None
     except (SafetensorError, OSError, LookupError, TypeError) as error:
         raise UserError(f"out: {folder} is damaged ({error}). {train}") from error
-    record = record_of(folder) | {"shipped": EAGLE_SHIPPED if eagle else SHIPPED}
+    record = record_of(folder) | {"shipped": EAGLE_SHIPPED if maps else SHIPPED}
     if both := record.get("notes", {}) | dict(notes):
         record["notes"] = both
-    names = (EAGLE_LAYERS, EAGLE_PROVENANCE) if eagle else (LAYERS, PROVENANCE)
+    names = (EAGLE_LAYERS, EAGLE_PROVENANCE) if maps else (LAYERS, PROVENANCE)
     layers, provenance = (into / name for name in names)
     halved = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     write_atomically(layers, lambda path: save_file(halved, path, facts), "ship")

@@ -16,6 +16,7 @@ from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import other_machine, setup_facts
 from evaluation.methods import CUSTOM
 from predictors.base import read_config, refuse_mismatch
+from runtime.compatibility import of_earlier
 from runtime.errors import UserError
 from runtime.files import checked_folder
 
@@ -122,8 +123,8 @@ def _refuse_cost_of_another_pair(where: str, table: CostTable, pair: ModelPair) 
     other = [key for key in here if known and key != "name" and known.get(key) != here[key]]
     if other:
         raise UserError(
-            f"{where} was measured with another {' and '.join(other)}. Measure this"
-            f" pair's: {MEASURE}"
+            f"{where}{of_earlier(known)} was measured with another {' and '.join(other)}. Measure"
+            f" this pair's: {MEASURE}"
         )
 
 

@@ -26,6 +26,7 @@ from evaluation.journal import Journal, file_hashes, journal_path
 from evaluation.methods import Method, configured, engine, method_names, set_keys
 from evaluation.metrics import tokens_per_second
 from evaluation.replay import thresholds
+from runtime.compatibility import of_earlier
 from runtime.errors import UserError
 from runtime.text import printable
 
@@ -90,6 +91,7 @@ def use_thresholds(
     found = thresholds.read(Path(cfg.thresholds))
     warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
     if other := thresholds.misfit(found, {"pair": pair_identity(pair), **warps}):
+        other += of_earlier(found["pair"])
         if asked:
             raise UserError(
                 f"thresholds: {cfg.thresholds} was tuned for another {other}. Tune this one:"

@@ -17,7 +17,7 @@ from torch import nn
 
 from predictors.calibration import Calibration, balanced
 from predictors.inputs import Inputs, When
-from runtime.compatibility import incompatible
+from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically, write_json
 from runtime.json_files import Length, OpenForm, fitting, read_json, write_checksummed
@@ -233,9 +233,9 @@ def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where:
     if found := incompatible(config, expect):
         name, trained, wanted = found[0]
         raise UserError(
-            f"{where} was trained with {name}={trained!r}, but this run has {name}={wanted!r}. Use"
-            " the former, or harvest and train for this run: python scripts/gen_data.py, python"
-            f" train.py predictor={config['predictor']}"
+            f"{where}{of_earlier(config['pair'])} was trained with {name}={trained!r}, but this run"
+            f" has {name}={wanted!r}. Use the former, or harvest and train for this run:"
+            f" python scripts/gen_data.py, python train.py predictor={config['predictor']}"
         )
 
 

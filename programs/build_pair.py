@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from decoding.models.draft_model import draft_from_layers
+from decoding.models.draft_model import draft_from_layers, to_write_beside
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.eagle.maps import FILE as MAPS_FILE
 from decoding.models.eagle.maps import MAPS
@@ -133,7 +133,8 @@ def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Pat
     with replaced_folder(folder, RECORD, key) as fresh:
         print(f"{side}: {fault}, building {folder}")
         write(fresh)
-        files = {path.name: file_hash(path) for path in sorted(fresh.iterdir())}
+        written = sorted(path for path in fresh.rglob("*") if path.is_file())
+        files = {str(path.relative_to(fresh)): file_hash(path) for path in written}
         write_json(fresh / RECORD, {"sources": sources, "files": files}, key)
 
 
@@ -145,6 +146,8 @@ def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
         record = read_object(folder / RECORD, "pair", "")
         if record["sources"] != sources:
             return "made from other sources"
+        if any((folder / name).is_file() for name in (VOCABULARY, MAPS_FILE)):
+            return "laid out as by an earlier version"
         damaged = [
             name for name, digest in record["files"].items() if file_hash(folder / name) != digest
         ]
@@ -244,7 +247,7 @@ def write_eagle_draft(target: Path, layers: Path, vocabulary: Path | None, folde
     write_draft(target, layers, vocabulary, folder, "eagle_layers")
     maps = {name: tensor for name, tensor in load_file(layers).items() if name in MAPS}
     with safe_open(layers, "pt") as file:
-        save_file(maps, folder / MAPS_FILE, file.metadata())
+        save_file(maps, to_write_beside(folder, MAPS_FILE), file.metadata())
     if (record := layers.with_name(EAGLE_PROVENANCE)).is_file():
         shutil.copyfile(record, folder / "provenance.json")
 
@@ -265,7 +268,7 @@ def write_draft(
     draft.save_pretrained(folder)
     AutoTokenizer.from_pretrained(target).save_pretrained(folder)
     if vocabulary is not None:
-        shutil.copyfile(vocabulary, folder / VOCABULARY)
+        shutil.copyfile(vocabulary, to_write_beside(folder, VOCABULARY))
 
 
 def make_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
 from data_gen.settings import HarvestSettings
+from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.maps import FILE as MAPS
 from decoding.models.layers.recurrent import cached, refuse_recurrent
@@ -193,7 +194,7 @@ def needed(cfg: DictConfig) -> None:
     """Print what a decode and a harvest hold, by the length of a prompt, of two configurations:
     nothing is loaded. Raises UserError for a draft that reads its target's states, and for prompts
     that do not fit."""
-    if find_checkpoint(cfg.pair) or (Path(source_of("draft", cfg.pair)) / MAPS).is_file():
+    if find_checkpoint(cfg.pair) or beside(Path(source_of("draft", cfg.pair)), MAPS):
         raise UserError(
             "memory: this draft reads its target's states, which is not modelled. Give pair=smollm2"
             " or another ordinary draft"

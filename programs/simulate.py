@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from data_gen.samples import refuse_other_distributions
 from data_gen.storage.dataset import read_manifest
+from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.maps import FILE
 from decoding.stopping.base import setting_of
@@ -104,7 +105,7 @@ def refuse_reading_draft(cfg: DictConfig) -> None:
     """Of a harvest that no engine with both models side by side could have made."""
     folder = Path(cfg.pair.draft).expanduser()
     here = (folder / "config.json").is_file()
-    if (folder / FILE).is_file() or (here and find_checkpoint(cfg.pair)):
+    if beside(folder, FILE) or (here and find_checkpoint(cfg.pair)):
         raise UserError(
             "pair.draft: expected a draft that does not read its target's hidden states, since"
             f" here the two run side by side, got {cfg.pair.draft}. Harvest with another, such as"

@@ -234,7 +234,7 @@ def replaced_folder(folder: Path, marker: str, key: str = "out") -> Iterator[Pat
     try:
         yield fresh
         with _said(folder, key):
-            for path in (*fresh.iterdir(), fresh):
+            for path in (*fresh.rglob("*"), fresh):
                 _sync(path)
             shutil.rmtree(old, ignore_errors=True)
             if folder.exists():

@@ -7,14 +7,29 @@ where it ties them."""
 
 import copy
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from runtime.errors import UserError
 
+BESIDE = "speculation"  # in a draft's folder: engines load every safetensors file above it
 LAYERS = "model.layers."
 NORM = "model.norm.weight"
+
+
+def beside(folder: Path, name: str) -> Path | None:
+    """Return the file of this name that belongs to the draft in a folder, besides its weights;
+    None where there is none. Earlier versions put it next to the weights."""
+    places = (folder / BESIDE / name, folder / name)
+    return next((path for path in places if path.is_file()), None)
+
+
+def to_write_beside(folder: Path, name: str) -> Path:
+    """Return where to write that file; makes its folder."""
+    (folder / BESIDE).mkdir(exist_ok=True)
+    return folder / BESIDE / name
 
 
 def copied_layers(target: LlamaForCausalLM, sources: Sequence[int]) -> dict[str, Tensor]:

@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from decoding.models.draft_model import beside
 from decoding.models.packing import PackedLinear
 from runtime.errors import UserError
 from runtime.files import write_atomically
 
 KEY = "pair.draft_vocabulary"
-FILE = (  # beside a draft made for it: what pair.draft_vocabulary=auto takes
-    "draft_vocabulary.safetensors"
-)
+FILE = "draft_vocabulary.safetensors"  # of a draft (`beside`): pair.draft_vocabulary=auto takes it
 _REMEDY = "Make one: python scripts/draft_vocabulary.py, or set pair.draft_vocabulary=null"
 _NARROW = 1 << 16  # ids below it are stored in 16 bits
 
@@ -62,8 +61,7 @@ def read_vocabulary(path: Path, vocab_size: int, key: str = KEY) -> Tensor:
 
 def own_vocabulary(draft: str | Path) -> Path | None:
     """The vocabulary in the folder of a draft; None: there is none, or `draft` is no folder."""
-    path = Path(draft).expanduser() / FILE
-    return path if path.is_file() else None
+    return beside(Path(draft).expanduser(), FILE)
 
 
 def _fault(tokens: Tensor, vocab_size: int) -> str | None:

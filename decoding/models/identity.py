@@ -1,27 +1,47 @@
-"""Fingerprints of models: what a harvest, a checkpoint or a cost table belongs to."""
+"""Fingerprints of models: what a harvest, a checkpoint or a cost table belongs to.
 
+Every value that takes part is hashed, where it lies: parameters and buffers, frequencies of rotary
+embeddings, adapters. The hash of a chunk of 32-bit words x_i is the sum of a_i x_i modulo 2^64 with
+fixed random a_i (multilinear hashing), which a device computes as fast as it reads its memory and
+a processor at 1 to 3 GB/s: as fast as a file could be read to find out whether it is the same."""
+
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, cast
 
 import torch
 from accelerate.utils import align_module_device
+from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from decoding.models.cached_lm import CachedLM
+from decoding.models.cpu_llama import FIXED_ROTATIONS
 from decoding.models.draft_vocabulary import digest
-from decoding.models.eagle.draft import EagleDraft, Reader
+from decoding.models.eagle.draft import EagleDraft
 from decoding.models.mixed import MixedForward, mix_of
+from runtime.compatibility import WHOLE
+
+WORDS = 1 << 15  # of 32 bits in a chunk
+CHUNK = 4 * WORDS  # bytes
+# Of a configuration: where the model comes from and how it is run, not what it computes.
+SKIPPED = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures"}
+UNSTATED = {"base_model_name_or_path", "inference_mode", "revision", "peft_version", "auto_mapping"}
+LIBRARIES = {"torch", "transformers", "accelerate", "peft"}  # their own hooks do not alter a model
 
 
 def draft_fingerprint(draft: CachedLM) -> str:
-    """With another vocabulary, other maps of the target's states or another mix, a draft has other
-    distributions q: what belongs to one does not belong to the other."""
+    """Return the fingerprint of what decides the draft's distributions q: its model, and its
+    vocabulary, its maps of the target's states and its mix where it has such."""
     parts = [model_fingerprint(draft.model)]
     if draft.reads_target:
-        parts.append(_reader_fingerprint(cast(EagleDraft, draft).maps))
+        maps = cast(EagleDraft, draft).maps
+        parts.append(digest_of([maps.described, *map(content, maps.tensors)]))
     network = draft.network
     vocabulary = network.vocabulary if isinstance(network, MixedForward) else draft.vocabulary
     if vocabulary is not None:
@@ -31,32 +51,150 @@ def draft_fingerprint(draft: CachedLM) -> str:
     return ", ".join(parts)
 
 
-def _reader_fingerprint(reader: Reader) -> str:
-    return digest_of([reader.described, *(str(_picked(w, 64)) for w in reader.tensors)])
+def model_fingerprint(model: PreTrainedModel) -> str:
+    """Return the hash of the architecture's fields and of every value that the model computes with,
+    the same for each device and floating-point dtype (floating-point values count as bfloat16,
+    others by their bytes).
 
-
-def model_fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
-    """Hash of the architecture fields and of up to ``samples`` evenly spaced entries of every
-    parameter (as bf16)."""
-    skipped = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures"}
-    fields = {k: v for k, v in model.config.to_dict().items() if k not in skipped}
-    parts = [json.dumps(fields, sort_keys=True, default=str)]
-    for name in sorted(name for name, _ in model.named_parameters()):
-        parent, _, attribute = name.rpartition(".")
-        module = model.get_submodule(parent)
+    Functions that hooks or patched `forward` methods run are named behind the hash: they cannot be
+    hashed, only their names, constants and the numbers and tensors that they hold are.
+    """
+    fields = {k: v for k, v in model.config.to_dict().items() if k not in SKIPPED}
+    adapters = {
+        name: {k: v for k, v in config.to_dict().items() if v and k not in UNSTATED}
+        for name, config in getattr(model, "peft_config", {}).items()
+    }
+    parts = [json.dumps(part, sort_keys=True, default=_plain) for part in (fields, adapters)]
+    shared_once = {name for name, _ in model.named_parameters()}
+    functions, runs = set(), []  # which keep their order
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        left_out = {n for n in module._parameters if f"{prefix}{n}" not in shared_once}
         with align_module_device(module):  # what is kept in CPU memory or on disk is read
-            parameter = getattr(module, attribute)
-            parts.append(f"{name}{tuple(parameter.shape)}{_picked(parameter, samples)}")
-    return digest_of(parts)
+            held = {f"{prefix}{n}": x for n, x in _values(module).items() if n not in left_out}
+            parts += [f"{name}{tuple(x.shape)}{content(x)}" for name, x in sorted(held.items())]
+        parts += _settings(path, module)
+        for when, function in _foreign(module):
+            name, numbers = _function(function)
+            functions.add(name)
+            runs.append(f"{path} {when} {name} {numbers}")
+    names = f", hooked {' '.join(sorted(functions))}" if functions else ""
+    return f"{WHOLE}{digest_of([*sorted(parts), *runs])}{names}"
 
 
-def _picked(parameter: torch.Tensor, samples: int) -> list[int]:
-    if is_traceable_wrapper_subclass(parameter):  # several tensors behind one, as torchao quantises
-        parameter = parameter.dequantize()
-    flat = parameter.detach().reshape(-1)
-    picked = flat[:: max(1, flat.numel() // samples)][:samples]
-    numbers: list[int] = picked.to(torch.bfloat16).view(torch.int16).tolist()
-    return numbers
+def content(tensor: Tensor) -> str:
+    """Return the hash of all values of a tensor of any shape and device, 16 hexadecimal digits."""
+    if is_traceable_wrapper_subclass(tensor) or tensor.is_quantized:
+        tensor = tensor.dequantize()  # several tensors behind one, as torchao quantises
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    packed = str(flat.dtype).endswith("x2")  # two numbers in a byte
+    dtype = torch.bfloat16 if flat.is_floating_point() and not packed else flat.dtype
+    chunks = 16 if flat.device.type == "cpu" else 1024  # at a time: what fits a cache, or is enough
+    factors = _factors(flat.device)
+    sums = []
+    for part in flat.split(chunks * CHUNK // dtype.itemsize):
+        raw = part.to(dtype).contiguous().view(torch.uint8)
+        raw = pad(raw, (0, -len(raw) % CHUNK)) if len(raw) % CHUNK else raw
+        raw = raw.clone() if raw.storage_offset() % 4 else raw
+        words = raw.view(torch.int32).reshape(len(raw) // CHUNK, WORDS)
+        sums.append((words * factors).sum(1))
+    return digest_of([str(dtype), str(torch.cat(sums).tolist())])
+
+
+@functools.lru_cache(maxsize=8)
+def _factors(device: torch.device) -> Tensor:
+    """[WORDS] int64."""
+    random = hashlib.shake_256(b"factors of a chunk").digest(8 * WORDS)
+    return torch.frombuffer(bytearray(random), dtype=torch.int64).to(device)
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    """Return what a module itself holds: all that a state dict has of it, and further buffers but
+    for those that change as texts get longer."""
+    held: dict[str, Any] = {}
+    module._save_to_state_dict(held, "", keep_vars=True)
+    held = {name: x for name, x in held.items() if isinstance(x, Tensor)}
+    for name, buffer in module._buffers.items():
+        kept = not name.endswith(("original_inv_freq", "long_inv_freq", "_cached"))
+        if buffer is not None and kept:
+            grows = name.endswith("inv_freq") and not _fixed(module, name)
+            held[name] = getattr(module, _original(name), buffer) if grows else buffer
+    return held
+
+
+def _original(name: str) -> str:
+    return name.removesuffix("inv_freq") + "original_inv_freq"
+
+
+def _fixed(rotary: Any, name: str) -> bool:
+    """Whether the frequencies under this name do not depend on the length of a text."""
+    kind = getattr(rotary, "rope_type", "default")
+    return (kind.get(name[: -len("_inv_freq")]) if isinstance(kind, dict) else kind) in (
+        FIXED_ROTATIONS
+    )
+
+
+def _settings(path: str, module: nn.Module) -> list[str]:
+    """Return what a module computes with besides tensors, where its class and the configuration do
+    not say it: of rotary embeddings and of adapters."""
+    found = {n: x for n, x in vars(module).items() if n.endswith("attention_scaling")}
+    if hasattr(module, "merged_adapters"):  # a layer of peft
+        for name in ("active_adapters", "merged_adapters", "disable_adapters", "scaling"):
+            found[name] = getattr(module, name, None)
+    if parametrized := getattr(module, "parametrizations", None):
+        found["parametrizations"] = [type(x).__qualname__ for x in parametrized.modules()]
+    return [f"{path} {json.dumps(found, sort_keys=True, default=_plain)}"] if found else []
+
+
+def _foreign(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the functions that somebody lets run in the module's forward, and when: hooks, and
+    forwards that are not its class's."""
+    for when, hooks in (("before", module._forward_pre_hooks), ("after", module._forward_hooks)):
+        yield from ((when, hook) for hook in hooks.values() if _library(hook) not in LIBRARIES)
+    for name in ("forward", "_old_forward"):  # the second is what a hook of accelerate wraps
+        given = vars(module).get(name)
+        given = getattr(given, "_torchdynamo_orig_callable", given)  # compiled
+        same = getattr(given, "__func__", given) is type(module).forward
+        if given is not None and not same and _library(given) != "accelerate":
+            yield name, given
+
+
+def _library(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    where = function if hasattr(function, "__qualname__") else type(function)
+    return str(where.__module__).partition(".")[0]
+
+
+def _function(function: Any) -> tuple[str, list[str]]:
+    """Return the name of a function, and the numbers and tensors that it holds."""
+    held: list[Any] = []
+    while isinstance(function, functools.partial):
+        held += [*function.args, *function.keywords.values()]
+        function = function.func
+    if inspect.ismethod(function):
+        owner, function = function.__self__, function.__func__
+        held += [] if isinstance(owner, nn.Module | type) else vars(owner).values()
+    elif not inspect.isfunction(function) and not isinstance(function, nn.Module):
+        held += getattr(function, "__dict__", {}).values()
+    if inspect.isfunction(function):
+        with suppress(ValueError):  # of a cell that is empty yet
+            outer = inspect.getclosurevars(function)
+            held += [*outer.nonlocals.values(), *outer.globals.values()]
+        held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        held += [x for x in function.__code__.co_consts if isinstance(x, float)]
+    else:
+        function = type(function)
+    tensors = [content(x) for x in held if isinstance(x, Tensor) and not x.is_meta]
+    numbers = [repr(x) for x in held if isinstance(x, bool | int | float)]
+    return f"{function.__module__}.{function.__qualname__}", tensors + numbers
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value; sets are sorted, for their order changes."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
 
 def digest_of(parts: Iterable[str]) -> str:

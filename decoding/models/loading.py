@@ -227,8 +227,8 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
 
 
 def pair_identity(pair: ModelPair) -> dict[str, Any]:
-    """What a harvest or a checkpoint belongs to: the pair's name and a content fingerprint of each
-    model.
+    """What a harvest or a checkpoint belongs to: the pair's name, a content fingerprint of each
+    model and of the tokenizer, and the ids that end a response.
 
     The fingerprint does not depend on where the files lie or on the dtype they were loaded in.
     """
@@ -236,5 +236,6 @@ def pair_identity(pair: ModelPair) -> dict[str, Any]:
         "name": pair.name,
         "target": model_fingerprint(pair.target.model),
         "draft": draft_fingerprint(pair.draft),
+        "eos_ids": list(pair.eos_ids),
         "tokenizer": digest_of([json.dumps(sorted(pair.tokenizer.get_vocab().items()))]),
     }

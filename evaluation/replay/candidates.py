@@ -18,7 +18,7 @@ from evaluation.replay.tuning import Candidate, sweep
 from predictors.base import damaged, read_config, refuse_mismatch
 from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs
-from runtime.compatibility import incompatible
+from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
 
 # Checks -------------------------------------------------------------------------------------------
@@ -85,8 +85,9 @@ def refuse_other_pair(identity: Mapping[str, Any], manifest: Mapping[str, Any], 
     if found := incompatible({"pair": identity}, {"pair": harvested}):
         part = found[0].name.removeprefix("pair.")
         raise UserError(
-            f"{where} belongs to another {part} than the harvest of {harvested['name']}. Give"
-            " the pair that was harvested, or harvest this one: python scripts/gen_data.py"
+            f"{where} belongs to another {part} than the harvest of {harvested['name']}"
+            f"{of_earlier(harvested)}. Give the pair that was harvested, or harvest this one:"
+            " python scripts/gen_data.py"
         )
 
 

@@ -1,6 +1,7 @@
 """Write what a serving engine reads."""
 
 import shlex
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def known(cfg: DictConfig) -> Known:
         schedule=None if cfg.schedule is None else read_schedule(cfg.schedule),
         thresholds=found,
         gamma=gamma,
-        target=cfg.target_model,
-        draft=cfg.draft_model,
+        target=expanduser(cfg.target_model),
+        draft=expanduser(cfg.draft_model),
         folder=str(cfg.out),
     )
 

@@ -67,6 +67,7 @@ def test_a_draft_is_trained_goes_on_and_decodes(
     )
     run(distill_draft, monkeypatch, *given)
     assert "resuming after" in capsys.readouterr().out and not Path("made.run").exists()
+    assert [path.name for path in Path("made").glob("*.safetensors")] == ["model.safetensors"]
 
     seen: list[ModelPair] = []
     load = programs.evaluate.prepare
@@ -132,7 +133,7 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
         load_file("again/model.safetensors"),
         load_file(Path("shipped", EAGLE_LAYERS)),
     )
-    maps = load_file("again/target_features.safetensors")
+    maps = load_file("again/speculation/target_features.safetensors")
     own = {
         name: tensor
         for name, tensor in trained.items()

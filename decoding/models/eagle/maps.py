@@ -19,12 +19,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from decoding.models.draft_model import beside
 from runtime.errors import UserError
 
 MAPS = ("from_states", "from_own")
-FILE = (  # beside the draft's weights: what makes it a draft that reads along
-    "target_features.safetensors"
-)
+FILE = "target_features.safetensors"  # of a draft (`beside`): it makes it one that reads along
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> F
 
     Raises UserError where the file is damaged or does not fit these models.
     """
-    path = folder / FILE
-    if not path.is_file():
+    path = beside(folder, FILE)
+    if path is None:
         return None
     try:
         with safe_open(path, "pt") as file:

@@ -245,7 +245,7 @@ def test_record_lists_sources_and_files(cfg: DictConfig) -> None:
     run(cfg)
     record = json.loads(Path(cfg.pair.draft, build_pair.RECORD).read_text())
     assert set(record["sources"]) == {"target", "draft_layers", "draft_vocabulary"}
-    assert {"model.safetensors", "draft_vocabulary.safetensors"} <= set(record["files"])
+    assert {"model.safetensors", "speculation/draft_vocabulary.safetensors"} <= set(record["files"])
 
 
 def test_draft_from_its_own_layers_is_the_same_model() -> None:
@@ -272,6 +272,25 @@ def test_drafts_keep_the_tokens_they_propose_beside_them(cfg: DictConfig) -> Non
         run(cfg)
 
 
+def test_the_only_safetensors_beside_a_draft_s_configuration_are_its_weights(
+    cfg: DictConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Engines load all that a model's folder holds. A folder of an earlier version is read as it
+    is, and built anew."""
+    put_wheel(cfg)
+    run(cfg)
+    folder = Path(cfg.pair.draft)
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
+    file = own_vocabulary(folder)
+    assert file is not None
+    file.rename(folder / file.name)
+    assert own_vocabulary(folder) == folder / file.name
+    capsys.readouterr()
+    run(cfg)
+    assert "draft: laid out as by an earlier version, building" in capsys.readouterr().out
+    assert own_vocabulary(folder) == file and not (folder / file.name).exists()
+
+
 def test_layers_that_do_not_fit_are_refused() -> None:
     target = tiny_llama()
     layers = copied_layers(target, [0])
@@ -291,6 +310,7 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     cfg.eagle_layers = str(path)
     run(cfg)
     folder = Path(cfg.pair.draft).with_name("eagle_draft")
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
     found = read_maps(
         folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), target
     )
