@@ -26,6 +26,7 @@ from decoding.models.eagle.loading import load_published
 from decoding.models.eagle.maps import read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
 from decoding.models.layers.recurrent import cached
+from decoding.models.layers.rotations import refuse_unsteady
 from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import auto_class, text_part
 from decoding.models.mixed import mix_in
@@ -173,6 +174,7 @@ def _load_model(
     """vocabulary: tokens its output layer is left with; None: all."""
     model = text_part(f"pair.{side}", load_plain(side, cfg))
     refuse_other_layers(f"pair.{side}", model)
+    refuse_unsteady(f"pair.{side}", model, cfg.max_length)
     if vocabulary is not None:
         keep_rows(model, vocabulary)
     pack_linears(model)
