@@ -24,7 +24,7 @@ from decoding.interfaces import RowsWanted
 from decoding.models.bare import Watch, state_of
 from decoding.models.forward import Rows, TransformersForward, picked
 from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
-from decoding.models.packing import PackedLinear
+from decoding.models.packing import PackedLinear, refresh
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)  # the same layers, but for biases
 FIXED_ROTATIONS = {
@@ -207,13 +207,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (2104.09864, in the half-split layout of transformers). x: [B,
     heads, n, d]."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-
-def refresh(linears: Sequence[nn.Module]) -> None:
-    """Pack anew those whose weights are no longer what was packed."""
-    for linear in linears:
-        if isinstance(linear, PackedLinear):
-            linear.refresh()
 
 
 def joined(*linears: nn.Linear) -> nn.Linear:

@@ -15,7 +15,7 @@ from decoding.interfaces import RowsWanted
 from decoding.models.kv_cache import BufferCache
 from decoding.models.layers.temperature import OPTION, has_temperature
 from decoding.models.layers.windows import Windows
-from decoding.models.packing import PackedLinear
+from decoding.models.packing import PackedLinear, refresh
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class TransformersForward:
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`."""
         if self._packed and rows.begin:
-            for linear in self._packed:
-                linear.refresh()
+            refresh(self._packed)
         inputs: dict[str, Any] = {"input_ids": rows.tokens, self._cache_name: cache}
         if rows.added is not None:
             embedding = self._model.get_input_embeddings()

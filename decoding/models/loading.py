@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.quantizers import AutoQuantizationConfig
+from transformers.utils import ADAPTER_CONFIG_NAME, is_peft_available
 
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import KEY as VOCABULARY
@@ -189,6 +190,11 @@ def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
         device_map_of(side, cfg),
         options_of(side, cfg),
     )
+    if (Path(source) / ADAPTER_CONFIG_NAME).is_file() and not is_peft_available():
+        raise UserError(
+            f"pair.{side}: expected peft to be installed, for {source} holds an adapter, which"
+            f" transformers would leave out, got none. Install it, or remove {ADAPTER_CONFIG_NAME}"
+        )
     device = "cpu" if on_cpu(device_map) else str(device_map)
     remedy = f"Check pair.{side}_options={options}" if options else REMEDY
     try:

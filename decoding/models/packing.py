@@ -6,6 +6,7 @@ starts. oneDNN can keep the weights arranged. From how many rows on that is fast
 processor and the precision (`fewest_rows`): on AMD from one, on others from a few, in bfloat16
 always. Measurements: docs/lab-notes.md."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ class PackedLinear(nn.Linear):
             x, self.packed, self.bias, "none", [], ""
         )
         return product
+
+
+def refresh(linears: Sequence[nn.Module]) -> None:
+    """Pack anew those whose weights are no longer what was packed."""
+    for linear in linears:
+        if isinstance(linear, PackedLinear):
+            linear.refresh()
 
 
 def pack_linears(model: nn.Module) -> None:

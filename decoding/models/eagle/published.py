@@ -27,10 +27,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from decoding.interfaces import RowsWanted
 from decoding.models.bare import Watch
 from decoding.models.cached_lm import CachedLM
-from decoding.models.cpu_llama import DecoderLayer, norm_of, refresh, rotations
+from decoding.models.cpu_llama import DecoderLayer, norm_of, rotations
 from decoding.models.eagle.draft import EagleDraft
 from decoding.models.forward import Forward, Rows, picked
 from decoding.models.kv_cache import BufferCache, folded
+from decoding.models.packing import refresh
 from runtime.errors import UserError
 
 LAYERS = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by `model_type`
