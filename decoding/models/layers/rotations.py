@@ -28,8 +28,10 @@ def refuse_unsteady(key: str, model: PreTrainedModel, longest: int | None) -> No
     """Raise UserError where texts of `longest` tokens (None: as many as the model takes) reach
     beyond `steady_length`. key: what the user calls the model."""
     steady = steady_length(model)
+    if steady is None:
+        return
     longest = longest or model.config.get_text_config().max_position_embeddings
-    if steady is not None and longest > steady:
+    if longest > steady:
         raise UserError(
             f"{key}: expected pair.max_length of at most {steady}, for beyond {steady} tokens the"
             f" rotations of {type(model).__name__} depend on the length of the text, got"
