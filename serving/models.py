@@ -16,6 +16,7 @@ from decoding.models.draft_vocabulary import with_ends
 from decoding.models.identity import draft_fingerprint, model_fingerprint
 from decoding.models.kv_cache import ATTENTION
 from decoding.models.layers.recurrent import cached
+from decoding.models.layers.rotations import steady_length
 from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import text_part
 from decoding.models.loading import ModelPair, draft_tokens, load_draft
@@ -101,7 +102,7 @@ def _cached(key: str, model: PreTrainedModel) -> CachedLM:
         )
     model = text_part(key, model)
     refuse_other_layers(key, model)
-    return cached(model)
+    return cached(model, max_length=steady_length(model))
 
 
 def _loaded(source: Any, target: CachedLM) -> CachedLM:

@@ -56,17 +56,22 @@ def check_pipeline(pair: Pair) -> tuple[CachedLM, CachedLM, LlamaForward]:
     """Both models, and the target's forward, which can pause. Raises UserError where it cannot, or
     where the draft is no network of its own on the CPU."""
     target, draft = pair.target, pair.draft
-    if not isinstance(target, CachedLM) or not isinstance(target.network, LlamaForward):
+    halves = target.network if isinstance(target, CachedLM) else None
+    if (
+        not isinstance(target, CachedLM)
+        or not isinstance(halves, LlamaForward)
+        or not halves.plain()
+    ):
         raise UserError(
-            f"{KEY}, pair.target: only a Llama, Mistral or Qwen2 with plain weights on the CPU is"
-            f" split in halves. Set {KEY}=null"
+            f"{KEY}, pair.target: only a Llama, Mistral or Qwen2 with plain weights on the CPU,"
+            f" without hooks and adapters, is split in halves. Set {KEY}=null"
         )
     if not isinstance(draft, CachedLM) or draft.device.type != "cpu" or mix_of(draft) < 1:
         raise UserError(
             f"{KEY}, pair.draft: expected an ordinary draft on the CPU, pair.draft_mix=1. Change"
             f" that, or set {KEY}=null"
         )
-    return target, draft, target.network
+    return target, draft, halves
 
 
 @contextmanager

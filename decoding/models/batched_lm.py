@@ -37,6 +37,7 @@ class BatchedLM:
         self._lm = lm
         self._lengths = torch.tensor([len(sequence) for sequence in sequences])
         self._width = int(self._lengths.max())
+        lm.check_context(self._width)
         self._cache = BufferCache(self._width + room)
         columns = torch.arange(self._width + room)
         self._real = (columns >= self._width - self._lengths[:, None]).to(
@@ -53,6 +54,7 @@ class BatchedLM:
     def step(self, tokens: Tensor, hidden: Sequence[int] = ()) -> LMOutput:
         """Append tokens [B], one to each sequence. Returns logits [B, V], as narrow as the model
         gives them, and the hidden states [len(hidden), B, H] of the layers asked for."""
+        self._lm.check_context(int(self._lengths.max()) + 1)
         count, last = len(tokens), slice(self._width, self._width + 1)
         positions, added = self._lengths[:, None], self._added(range(count), [last] * count)
         self._width += 1

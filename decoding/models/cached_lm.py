@@ -105,7 +105,7 @@ class CachedLM:
         if parents is not None:
             return self._forward_tree(tokens, parents, extend, wanted)
         n = len(tokens)
-        self._check_room(self.length + n)
+        self.check_context(self.length + n)
         positions = self._positions[self.length : self.length + n]
         plain = n == 1 or self.length == 0  # attention is complete, or causal without a mask
         visible = None if plain else causal(n, self.device)
@@ -120,7 +120,7 @@ class CachedLM:
         tree = before.grown(parents)
         known = len(before.depth)
         positions = [start + depth for depth in tree.depth[known:]]
-        self._check_room(max(positions) + 1)
+        self.check_context(max(positions) + 1)
         straight = len(tokens) == 1 and tree.depth[-1] == known  # the whole cache is its past
         visible = None if straight else tree.visible(known)
         where = (
@@ -146,7 +146,7 @@ class CachedLM:
 
         tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself. Logits stay
         as narrow as the model gives them: many are best converted a few rows at a time."""
-        self._check_room(int(positions.max()) + 1)
+        self.check_context(int(positions.max()) + 1)
         wanted = Wanted(hidden, logits=logits)
         return self._run(tokens, positions.to(self.device), visible, wanted, narrow=True)
 
@@ -291,7 +291,8 @@ class CachedLM:
         number elsewhere."""
         return additive_mask(visible, self.length, self.model.dtype, self.device)
 
-    def _check_room(self, context: int) -> None:
+    def check_context(self, context: int) -> None:
+        """Raises UserError where so many tokens are more than `max_length`."""
         if context > self.max_length:
             raise UserError(
                 f"pair.max_length: {context} tokens do not fit the context of {self.max_length}."

@@ -3,8 +3,13 @@
 With weights packed (`decoding.models.packing`) the products of a small model's layer take no longer
 than what surrounds them: wrappers, hooks, masks, norms in six steps. Here the products of one input
 are one (queries, keys and values; gate and up), a norm is three steps and a rotation three. Numbers
-are those of transformers up to rounding: in bfloat16 it rounds in between where this does not."""
+are those of transformers up to rounding: in bfloat16 it rounds in between where this does not.
 
+It reads weights and calls no module, so that it stands for a model of the very classes it was
+written for alone, without hooks, adapters or patches. What comes later is noticed when the next
+text begins."""
+
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
+from transformers.activations import ACT2FN
 
 from decoding.interfaces import RowsWanted
-from decoding.models.forward import Rows, picked
+from decoding.models.bare import Watch, state_of
+from decoding.models.forward import Rows, TransformersForward, picked
 from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
-from decoding.models.packing import PackedLinear
+from decoding.models.packing import PackedLinear, refresh
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)  # the same layers, but for biases
 FIXED_ROTATIONS = {
@@ -29,18 +36,33 @@ FIXED_ROTATIONS = {
 
 
 class LlamaForward:
-    """The `Forward` of a model that `fits`."""
+    """The `Forward` of a model that `fits`, as long as it does; then that of transformers."""
 
     def __init__(self, model: PreTrainedModel, max_length: int) -> None:
         """max_length: positions lie below it. The model's linear layers share their weights with
         this forward."""
-        body: Any = model.model
         self._model: Any = model
+        self._max_length = max_length
+        self._half, self._pause = -1, nothing
+        self._slow, self._watch = TransformersForward(model), Watch(model)
+        self._plain = self.plain()
+
+    def plain(self) -> bool:
+        """Whether the model still `fits`; made anew of its weights where they are others."""
+        bare, same = self._watch.look()
+        self._plain = bare and (same or fits(self._model))
+        if self._plain and not same:
+            self._take(self._model.model)
+            self._watch.note()
+        if self._plain:
+            refresh([self._model.lm_head, *(part for x in self._layers for part in x.linears)])
+        return self._plain
+
+    def _take(self, body: Any) -> None:
         self._embedding: nn.Embedding = body.embed_tokens
         self._norm = RMSNorm(body.norm)
         self._layers = [DecoderLayer(layer) for layer in body.layers]
-        self._rotation = rotations(body.rotary_emb, max_length, model.dtype)
-        self._half, self._pause = -1, nothing
+        self._rotation = rotations(body.rotary_emb, self._max_length, self._model.dtype)
 
     @contextmanager
     def pausing(self, pause: Callable[[], None]) -> Iterator[None]:
@@ -55,6 +77,10 @@ class LlamaForward:
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`."""
+        if self._watch.due(rows.begin):
+            self.plain()
+        if not self._plain:
+            return self._slow(rows, cache, hidden, logits)
         x = F.embedding(rows.tokens, self._embedding.weight)
         x = x if rows.added is None else x + rows.added
         cos, sin = self._rotation[:, rows.positions].unsqueeze(2)
@@ -98,6 +124,7 @@ class DecoderLayer:
         self._gate_up = joined(mlp.gate_proj, mlp.up_proj)
         self._out: nn.Linear = attention.o_proj
         self._down: nn.Linear = mlp.down_proj
+        self.linears = self._qkv, self._gate_up, self._out, self._down
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, cache: BufferLayer, mask: Tensor | None
@@ -212,15 +239,78 @@ def _joined(parameters: Sequence[Tensor]) -> nn.Parameter:
 
 def fits(model: PreTrainedModel) -> bool:
     """Whether `LlamaForward` does what `model` does: a Llama or alike with plain weights on the
-    CPU, of one dtype."""
-    if type(model) not in FAMILY or model.config.hidden_act != "silu":
+    CPU, of one dtype, all of whose modules are of the known classes and bare."""
+    if type(model) not in FAMILY or state_of(model) is None or not _all_known(model):
         return False
-    if model.config.rope_parameters["rope_type"] not in FIXED_ROTATIONS:
-        return False
-    plain = all(
-        type(p) is nn.Parameter and p.device.type == "cpu" and p.dtype == model.dtype
-        for p in model.parameters()
+    body: Any = model.model
+    attentions, mlps = zip(*((layer.self_attn, layer.mlp) for layer in body.layers), strict=True)
+    return (
+        body.rotary_emb.rope_type in FIXED_ROTATIONS
+        and body.embed_tokens.max_norm is None
+        and len(body.layers) == model.config.num_hidden_layers
+        and all(part.scaling == part.head_dim**-0.5 for part in attentions)
+        and all(_join(part.q_proj, part.k_proj, part.v_proj) for part in attentions)
+        and all(_join(part.gate_proj, part.up_proj) for part in mlps)
+        and all(
+            type(p) is nn.Parameter and p.device.type == "cpu" and p.dtype == model.dtype
+            for p in model.parameters()
+        )
     )
-    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
-    linears = {type(module) for module in model.modules() if isinstance(module, nn.Linear)}
-    return plain and not hooked and linears <= {nn.Linear, PackedLinear}
+
+
+def _join(*linears: nn.Linear) -> bool:
+    """Whether these have biases all of them, or none."""
+    return len({linear.bias is None for linear in linears}) == 1
+
+
+def _parts(head: type[nn.Module]) -> dict[type[nn.Module], dict[str, type[nn.Module]]]:
+    """The modules of each module of a causal model, by name, for all classes that have some. Those
+    of the list of layers are called "*"."""
+    code, name = sys.modules[head.__module__], head.__name__.removesuffix("ForCausalLM")
+    body, layer, attention, mlp, norm, rotary = (
+        getattr(code, name + part)
+        for part in ("Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+    )
+    ends = {"norm": norm, "rotary_emb": rotary}
+    norms = {"input_layernorm": norm, "post_attention_layernorm": norm}
+    products = {f"{part}_proj": nn.Linear for part in ("gate", "up", "down")}
+    return {
+        head: {"model": body, "lm_head": nn.Linear},
+        body: {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, **ends},
+        nn.ModuleList: {"*": layer},
+        layer: {"self_attn": attention, "mlp": mlp, **norms},
+        attention: {f"{part}_proj": nn.Linear for part in "qkvo"},
+        mlp: {**products, "act_fn": type(ACT2FN["silu"])},
+    }
+
+
+PARTS: dict[type[nn.Module], dict[type[nn.Module], dict[str, type[nn.Module]]]] = {
+    head: _parts(head) for head in FAMILY
+}
+FORWARDS = {  # as their authors wrote them
+    kind: kind.forward
+    for parts in PARTS.values()
+    for kind in (*parts, *(part for inner in parts.values() for part in inner.values()))
+    if kind is nn.ModuleList or kind.forward.__module__ == kind.__module__
+}
+
+
+def _all_known(model: nn.Module) -> bool:
+    """Whether each module is of the class that belongs there, and does what the class was written
+    to do."""
+    parts, modules = PARTS[type(model)], [model]
+    for module in modules:  # grows
+        kind = _class(module)
+        known = parts.get(kind, {})
+        if kind is nn.ModuleList:
+            known = dict.fromkeys(module._modules, known["*"])
+        if {name: _class(child) for name, child in module._modules.items()} != known:
+            return False
+        if FORWARDS.get(kind) is not kind.forward:
+            return False
+        modules += module.children()
+    return True
+
+
+def _class(module: nn.Module | None) -> type:
+    return nn.Linear if isinstance(module, PackedLinear) else type(module)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from decoding.models.bare import bare
 from decoding.models.draft_model import beside
 from decoding.models.packing import PackedLinear
 from runtime.errors import UserError
@@ -116,12 +117,14 @@ def keep_rows(model: PreTrainedModel, tokens: Tensor) -> None:
         )
     head = model.get_output_embeddings()
     if (
-        not isinstance(head, nn.Linear)
+        type(head) not in (nn.Linear, PackedLinear)
+        or not (bare(head) or hasattr(head, "_hf_hook"))
         or type(head.weight) is not nn.Parameter
         or not head.weight.is_floating_point()
     ):
         raise UserError(
-            f"{KEY}: the output layer of pair.draft is a {type(head).__name__}. {_REMEDY}"
+            f"{KEY}: the output layer of pair.draft is a {type(head).__name__}, or has hooks."
+            f" {_REMEDY}"
         )
     model.set_output_embeddings(rows_of(head, tokens))
 

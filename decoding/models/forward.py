@@ -15,6 +15,7 @@ from decoding.interfaces import RowsWanted
 from decoding.models.kv_cache import BufferCache
 from decoding.models.layers.temperature import OPTION, has_temperature
 from decoding.models.layers.windows import Windows
+from decoding.models.packing import PackedLinear, refresh
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Rows:
     positions: Tensor
     mask: Tensor | None = None
     added: Tensor | None = None
+
+    @property
+    def begin(self) -> bool:
+        """Whether they are the first of their text; asked of rows on the CPU alone."""
+        return int(self.positions[0, 0]) == 0
 
 
 class Forward(Protocol):
@@ -57,11 +63,14 @@ class TransformersForward:
         self._tempered = has_temperature(model.config.get_text_config())
         pure = "cache_params" in signature(model.forward).parameters  # without attention
         self._cache_name = "cache_params" if pure else "past_key_values"
+        self._packed = [part for part in model.modules() if isinstance(part, PackedLinear)]
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`."""
+        if self._packed and rows.begin:
+            refresh(self._packed)
         inputs: dict[str, Any] = {"input_ids": rows.tokens, self._cache_name: cache}
         if rows.added is not None:
             embedding = self._model.get_input_embeddings()

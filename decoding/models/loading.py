@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.quantizers import AutoQuantizationConfig
+from transformers.utils import ADAPTER_CONFIG_NAME, is_peft_available
 
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import KEY as VOCABULARY
@@ -26,6 +27,7 @@ from decoding.models.eagle.loading import load_published
 from decoding.models.eagle.maps import read_maps
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
 from decoding.models.layers.recurrent import cached
+from decoding.models.layers.rotations import refuse_unsteady
 from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import auto_class, text_part
 from decoding.models.mixed import mix_in
@@ -173,6 +175,7 @@ def _load_model(
     """vocabulary: tokens its output layer is left with; None: all."""
     model = text_part(f"pair.{side}", load_plain(side, cfg))
     refuse_other_layers(f"pair.{side}", model)
+    refuse_unsteady(f"pair.{side}", model, cfg.max_length)
     if vocabulary is not None:
         keep_rows(model, vocabulary)
     pack_linears(model)
@@ -187,6 +190,11 @@ def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
         device_map_of(side, cfg),
         options_of(side, cfg),
     )
+    if (Path(source) / ADAPTER_CONFIG_NAME).is_file() and not is_peft_available():
+        raise UserError(
+            f"pair.{side}: expected peft to be installed, for {source} holds an adapter, which"
+            f" transformers would leave out, got none. Install it, or remove {ADAPTER_CONFIG_NAME}"
+        )
     device = "cpu" if on_cpu(device_map) else str(device_map)
     remedy = f"Check pair.{side}_options={options}" if options else REMEDY
     try:

@@ -8,6 +8,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from decoding.models.layers.rotations import refuse_unsteady
 from decoding.models.layers.windows import longest_text
 from decoding.models.packing import fast_bfloat16
 from runtime.errors import UserError
@@ -130,7 +131,9 @@ def first_line(error: Exception) -> str:
 
 
 def context_limit(model: PreTrainedModel, asked: int | None) -> int:
-    """Tokens a context may have."""
+    """Tokens a context may have. Raises UserError where angles of rotation would change on the
+    way."""
+    refuse_unsteady("pair", model, asked)
     if asked is not None and asked < 2:
         raise UserError(
             f"pair.max_length: {asked} has no room for a prompt and a response. Raise it"

@@ -6,11 +6,15 @@ starts. oneDNN can keep the weights arranged. From how many rows on that is fast
 processor and the precision (`fewest_rows`): on AMD from one, on others from a few, in bfloat16
 always. Measurements: docs/lab-notes.md."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from decoding.models.bare import bare, version_of
 
 CPUINFO = Path("/proc/cpuinfo")  # of Linux
 
@@ -30,6 +34,7 @@ FEWEST_ROWS = fewest_rows(
 FEW_ROWS = 128  # beyond, the ordinary product is as fast
 ROWS = {torch.float32: range(FEWEST_ROWS, FEW_ROWS + 1), torch.bfloat16: range(1, 2 * FEW_ROWS + 1)}
 PACKED_FOR = 16  # rows the arrangement of the weights is made for
+SAMPLED = 8  # rows and columns of a weight that are compared with what was packed
 MOST_BYTES = (
     4 << 30
 )  # of weights; larger models are left alone, because packing keeps a second copy
@@ -43,10 +48,32 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.rows = ROWS[linear.weight.dtype]
+        self._pack()
+
+    def _pack(self) -> None:
+        weight = self.weight.detach()
+        self.rows = ROWS[weight.dtype]
         self.packed: torch.Tensor | None = torch.ops.mkldnn._reorder_linear_weight(
-            linear.weight.detach(), PACKED_FOR
+            weight, PACKED_FOR
         )
+        self._state = self._weights()
+
+    def _weights(self) -> tuple[Any, ...]:
+        """Changes with the weight: where it lies, how often it was written, and some of its
+        numbers, for writes through `.data` count nowhere."""
+        weight = self.weight.detach()
+        rows, columns = (size // SAMPLED + 1 for size in weight.shape)
+        sample = weight[::rows, ::columns].tolist()
+        return weight.data_ptr(), version_of(self.weight), weight.dtype, sample
+
+    def refresh(self) -> None:
+        """Pack the weight again where it is no longer the packed one; give up where it cannot be
+        packed."""
+        if self.packed is not None and self._weights() != self._state:
+            if self.weight.device.type == "cpu" and self.weight.dtype in ROWS:
+                self._pack()
+            else:
+                self.unpack()
 
     def unpack(self) -> None:
         """Give up the packed copy: someone else has one, or nobody will multiply a few rows."""
@@ -63,13 +90,24 @@ class PackedLinear(nn.Linear):
         return product
 
 
+def refresh(linears: Sequence[nn.Module]) -> None:
+    """Pack anew those whose weights are no longer what was packed."""
+    for linear in linears:
+        if isinstance(linear, PackedLinear):
+            linear.refresh()
+
+
 def pack_linears(model: nn.Module) -> None:
     """Replace every linear layer of a float32 model on the CPU, or a bfloat16 one where the
     processor can multiply it.
 
-    Any other model, quantised and huge ones, are left as they are.
-    """
-    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+    Any other model, quantised and huge ones, are left as they are, and layers with hooks or a
+    patched forward."""
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and bare(module)
+    }
     weights = [module.weight for module in linears.values()]
     packable = all(
         type(w) is nn.Parameter and w.device.type == "cpu" and _multiplies(w.dtype) for w in weights

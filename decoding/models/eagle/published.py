@@ -25,11 +25,14 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from decoding.interfaces import RowsWanted
+from decoding.models.bare import Watch
 from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import DecoderLayer, norm_of, rotations
 from decoding.models.eagle.draft import EagleDraft
 from decoding.models.forward import Forward, Rows, picked
 from decoding.models.kv_cache import BufferCache, folded
+from decoding.models.packing import refresh
+from runtime.errors import UserError
 
 LAYERS = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by `model_type`
 
@@ -115,19 +118,40 @@ class PublishedForward:
     def __init__(self, model: PublishedModel, max_length: int) -> None:
         """max_length: positions lie below it."""
         self._model, self._flavour = model, model.flavour
-        self._joins = bool(model.flavour.layers)
+        self._joins, self._max_length = bool(model.flavour.layers), max_length
+        self._watch, self._kinds = Watch(model), kinds(model)
+        self._look()
+
+    def _look(self) -> None:
+        """Take the weights that are there now. Raises UserError where something was attached, which
+        this forward would leave out."""
+        bare, same = self._watch.look()
+        if not bare or (not same and kinds(self._model) != self._kinds):
+            raise UserError(
+                "pair.draft: expected an EAGLE draft as its files give it, got one with hooks, an"
+                " adapter or a patched forward. Remove them"
+            )
+        if not same:
+            self._take(self._model)
+            self._watch.note()
+        ends = self._model.fc, self._model.lm_head
+        refresh([*ends, *(part for layer in self._layers for part in layer.linears)])
+
+    def _take(self, model: PublishedModel) -> None:
         self._layers = [DecoderLayer(layer) for layer in model.layers]
         self._norm = norm_of(model.norm if model.flavour.final_norm else nn.Identity())
         first: Any = model.layers[0]
         if self._joins:
             self._of_token = norm_of(first.input_layernorm)
             self._of_feature = norm_of(first.hidden_norm)
-        self._rotation = rotations(model.rotary_emb, max_length, model.dtype)
+        self._rotation = rotations(model.rotary_emb, self._max_length, model.dtype)
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`; `rows.added` are the features."""
+        if self._watch.due(not cache.layer(0).length):
+            self._look()
         e = F.embedding(rows.tokens, self._model.embed_tokens.weight)
         f = torch.zeros_like(e) if rows.added is None else rows.added
         cos, sin = self._rotation[:, rows.positions].unsqueeze(2)
@@ -150,6 +174,11 @@ class PublishedForward:
         normed = self._of_feature(f)
         u = torch.cat([self._of_token(e), normed], -1)
         return normed if self._flavour.norm_before_residual else f, u
+
+
+def kinds(model: nn.Module) -> list[type]:
+    """The classes of all modules."""
+    return [type(part) for part in model.modules()]
 
 
 def without_first(rows: Rows, length: int, dtype: torch.dtype) -> Tensor | None:

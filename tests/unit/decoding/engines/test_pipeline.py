@@ -133,3 +133,5 @@ def test_what_cannot_be_split_is_refused(pair: ModelPair) -> None:
     refused(pair, r"engine\.pipeline, pair\.draft: .* pair\.draft_mix=1")
     swapped = ModelPair(pair.draft, pair.target, pair.tokenizer, "", ())
     refused(swapped, r"engine\.pipeline, pair\.target: only a Llama, Mistral or Qwen2")
+    pair.target.model.model.norm.register_forward_hook(lambda _, __, out: out)
+    refused(pair, r"engine\.pipeline, pair\.target: .* without hooks and adapters")
