@@ -204,6 +204,10 @@ class Server:
             )
         if finish not in WHOLE:
             raise Passing(f"finish_reason {finish}")
+        stopped_by = choice.get("stop_reason", choice.get("matched_stop"))  # vLLM, SGLang
+        ended = {"finish_reason": finish}
+        if finish == "stop" and stopped_by is not None:
+            ended["stop_reason"] = stopped_by
         tokens = choice.get("token_ids")  # of vLLM with return_token_ids
         if tokens:
             if not is_ids(tokens):
@@ -212,7 +216,7 @@ class Server:
                     " whole numbers. Leave out responses.extra.return_token_ids, or check the"
                     " server"
                 )
-            return {"response_tokens": tokens, "finish_reason": finish}
+            return {"response_tokens": tokens, **ended}
         if isinstance(text, str) and not is_text(text):
             raise UserError(
                 f"responses.url: {self.url} gives a response to {prompt.id} that is no text (it"
@@ -224,7 +228,7 @@ class Server:
                 f"responses.url: {self.url} gives an empty response to {prompt.id} (finish_reason "
                 f"{finish}). Check the server, or take that prompt out of the dataset"
             )
-        return {"response": text, "finish_reason": finish}
+        return {"response": text, **ended}
 
     def _first_line(self, text: str) -> str:
         """What is shown of a reply or an error: no API key."""

@@ -104,7 +104,9 @@ def test_copies_of_the_text_go_on_beyond_the_draft() -> None:
         (Sources(2, 2, 2, 1), Fixed(2), "token"),
         (by_value, Never(), "rrsw"),
     ):
-        rounds = rounds_of(checked(SerialEngine(pair, structure, stop, verifier(rule), OFF, OFF), 5))
+        rounds = rounds_of(
+            checked(SerialEngine(pair, structure, stop, verifier(rule), OFF, OFF), 5)
+        )
         assert any(round_.draft_tokens for round_ in rounds if round_.beyond_draft)
 
 
@@ -146,9 +148,7 @@ def test_greedy_equals_plain_at_every_length(made: Callable, prompt: list[int]) 
 
 
 def test_it_is_said_once_a_request() -> None:
-    decoder = SerialEngine(
-        ordinary_of(12), Chain(4), Never(), TokenVerifier(), Warp(), Warp()
-    )
+    decoder = SerialEngine(ordinary_of(12), Chain(4), Never(), TokenVerifier(), Warp(), Warp())
     with pytest.warns(UserWarning, match=r"pair\.draft: its context holds 12 tokens") as noted:
         decoder.decode([1, 2, 3], 20, Sampler.seeded(0))
     assert len(noted) == 1
