@@ -72,6 +72,12 @@ REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an end": lambda body: stopped_by(body, 7),
     "matched": lambda body: stopped_by(body, 7, "matched_stop"),
     "no reason": lambda body: stopped_by(body, None),
+    "calls with ids": lambda body: {
+        "choices": [
+            completion(body, None, "tool_calls")["choices"][0]
+            | {"token_ids": [5, 0], "message": {"content": None, "tool_calls": [{}]}}
+        ]
+    },
     "named ids": lambda body: with_ids(body, [5, "w6"]),
     "real ids": lambda body: with_ids(body, [5.0, 6.0]),
     "one id": lambda body: with_ids(body, 5),

@@ -21,7 +21,8 @@ FORM = (
     'Write {"id": <prompt id>, "response": <text>} or {"id": ..., "response_tokens": [<token ids>]}'
 )
 
-REASONS = ("stop", "length", None)  # finish_reason of what the target said, and all of it
+REASONS = ("stop", "length", None)  # finish_reason of text that is all the target said
+CALLS = ("tool_calls", "function_call")  # of responses whose ids are, but not their text
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,15 @@ def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
         raise UserError(f"{where} is no response (it has {', '.join(row) or 'nothing'}). {FORM}")
     content: Any = text if tokens is None else tokens
     reason, stopped_by = row.get("finish_reason"), row.get("stop_reason")
-    if reason not in REASONS or not (stopped_by is None or type(stopped_by) in (int, str)):
+    if reason not in (REASONS if tokens is None else (*REASONS, *CALLS)) or not (
+        stopped_by is None or type(stopped_by) in (int, str)
+    ):
         raise UserError(
             f"{where} has finish_reason {reason!r} and stop_reason {stopped_by!r}. Write"
             ' "finish_reason": "stop" where the target ended the response itself, "length" where it'
             " was cut; take out prompts whose responses are not all that the target said"
         )
-    finished = reason == "stop"
+    finished = reason not in ("length", None)
     if text is not None and not is_text(text):
         raise UserError(f"{where} has a response that is no text. {FORM}")
     if tokens is not None and not is_ids(tokens):
@@ -144,7 +147,7 @@ def _encoded(response: ExternalResponse, pair: ModelPair) -> Sequence[int]:
         "input_ids"
     ]
     for end in pair.eos_ids:
-        name = tokenizer.convert_ids_to_tokens(end)
+        name: Any = tokenizer.convert_ids_to_tokens(end)
         if end in ids or (name and content.rstrip().endswith(name)):
             raise UserError(
                 f"{response.where} spells out the end token {name} in its text. Leave special"
