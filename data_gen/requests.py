@@ -42,15 +42,16 @@ def make_requests(
 
     Raises UserError for prompts that do not fit either model's context, or of a single token.
     """
-    room = min(pair.target.max_length, pair.draft.max_length) - new_tokens
-    if room < 2:
+    context = min(pair.target.max_length, pair.draft.max_length)
+    if context - new_tokens < 2:
         raise UserError(
-            f"max_new_tokens: with gamma, {new_tokens} tokens fill pair.max_length. Lower it"
+            f"max_new_tokens: with gamma, {new_tokens} tokens fill the context of {context}. Lower"
+            " it"
         )
     splits = assign_splits([prompt.id for prompt in prompts], calibration, test)
     requests = []
     for prompt in prompts:
-        tokens = prompt_ids(prompt, pair.tokenizer, room)
+        tokens = fitting(prompt, pair, new_tokens)
         if len(tokens) < 2:
             raise UserError(
                 f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer"
@@ -66,11 +67,13 @@ def requests_of_split(
     split: str,
     shares: Mapping[str, float],
     limit: int | None,
+    drafted: bool = True,
 ) -> list[Request]:
     """`limit` prompts of a split ("all": of the whole set), evenly spaced, ready to be decoded.
-    shares: of the prompts, "calibration" and "test".
+    shares: of the prompts, "calibration" and "test"; drafted: the draft runs along the whole of
+    each.
 
-    Raises UserError for an unknown split, and as `assign_splits`.
+    Raises UserError for an unknown split, prompts that do not fit, and as `assign_splits`.
     """
     if split not in ("all", *SPLITS):
         raise UserError(f"split: {split!r} is unknown. Use all, {', '.join(SPLITS)}")
@@ -78,11 +81,24 @@ def requests_of_split(
         names = [prompt.id for prompt in prompts]
         splits = assign_splits(names, shares["calibration"], shares["test"])
         prompts = [prompt for prompt in prompts if splits[prompt.id] == split]
-    room = min(pair.target.max_length, pair.draft.max_length) - new_tokens
     return [
-        Request(prompt.id, prompt.dataset, prompt_ids(prompt, pair.tokenizer, room), split)
+        Request(prompt.id, prompt.dataset, fitting(prompt, pair, new_tokens, drafted), split)
         for prompt in select(prompts, limit)
     ]
+
+
+def fitting(prompt: Prompt, pair: ModelPair, new_tokens: int, drafted: bool = True) -> Tensor:
+    """Ids [n] of a prompt that leaves room for `new_tokens` in the target's context and, where the
+    draft runs along all of them (`drafted`), in the draft's. Raises UserError for another one."""
+    tokens = prompt_ids(prompt, pair.tokenizer, pair.target.max_length - new_tokens)
+    context = pair.draft.max_length
+    if drafted and len(tokens) > context - new_tokens:
+        raise UserError(
+            f"pair.draft: its context holds {context} tokens, and the prompt {prompt.id} has"
+            f" {len(tokens)} before {new_tokens} new ones. Ask for shorter responses, or take"
+            " longer prompts out of the dataset"
+        )
+    return tokens
 
 
 def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], where: str) -> None:

@@ -152,6 +152,7 @@ class RoundContext:
     round: 0 for the first round of a request (adaptive rules start afresh there)
     eos_ids: tokens that end the output
     device: where the draft's outputs are, and predictors that read states run
+    draft_context: tokens that the draft model holds; None: any number
     """
 
     committed: Tensor
@@ -162,12 +163,26 @@ class RoundContext:
     eos_ids: frozenset[int] = frozenset()
     verdicts: Sequence[bool] = ()
     device: torch.device = HOST
+    draft_context: int | None = None
 
     @property
-    def max_depth(self) -> int:
+    def max_copied(self) -> int:
         """Longest path a draft may have: one of `max_new` places is kept for the residual or bonus
         token."""
         return self.max_new - 1
+
+    @property
+    def max_depth(self) -> int:
+        """Longest path that may be drawn from the draft model: it holds all of it. 0 where the
+        committed text alone fills its context."""
+        if self.draft_context is None:
+            return self.max_copied
+        return max(0, min(self.max_copied, self.draft_context - len(self.committed)))
+
+    @property
+    def beyond_draft(self) -> bool:
+        """Whether the committed text fills the draft's context, so that nothing can be drawn."""
+        return self.draft_context is not None and self.draft_context <= len(self.committed)
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

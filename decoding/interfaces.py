@@ -174,8 +174,8 @@ class DraftStructure(Protocol):
         siblings: SiblingSampler,
         sampler: Sampler,
     ) -> None:
-        """Add this round's candidates to `tree`: no path longer than `context.max_depth`, nothing
-        after an EOS."""
+        """Add this round's candidates to `tree`: no drawn token deeper than `context.max_depth`,
+        none copied from elsewhere deeper than `context.max_copied`, nothing after an EOS."""
         ...
 
 

@@ -113,7 +113,8 @@ class RoundTrace:
     overlap: how the models shared the round; None for engines that run them in turn by design;
     extra_rows: of the target's call, beyond the last committed token and the draft (Lookahead's
     window); draft_p: p of each draft token, None where the verifier did not read the target's
-    distribution (empty where p was not recorded)."""
+    distribution (empty where p was not recorded); beyond_draft: the text filled the draft's
+    context, so none was drawn."""
 
     draft_tokens: list[int]
     draft_parents: list[int]
@@ -127,6 +128,7 @@ class RoundTrace:
     overlap: StageTrace | None = None
     extra_rows: int = 0
     draft_p: list[float | None] = field(default_factory=list)
+    beyond_draft: bool = False
 
     @property
     def accepted_path(self) -> list[int]:

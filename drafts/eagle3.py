@@ -6,6 +6,7 @@ last one, and `fc` hands on the last of the states it joins: at first the draft 
 with the target's last layer. Its output layer is the target's, and stays it."""
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
@@ -18,6 +19,8 @@ from transformers import LlamaForCausalLM
 from decoding.models.draft_vocabulary import read_vocabulary, with_ends
 from decoding.models.eagle.published import Flavour, PublishedModel
 from decoding.models.eagle.speculators import Proposal, write_published
+from decoding.models.ends import end_ids
+from decoding.models.loading import load_tokenizer
 from drafts.chats import Chat, ChatPool
 from drafts.eagle import LATER, attend, padded, projected, shifted
 from runtime.errors import UserError
@@ -53,18 +56,12 @@ class Eagle3:
         rms = torch.cat([chat.states[1:, -2] for chat in pool.chats[:100]]).float().square().mean()
         model = first_draft(target, pool.layers, float(rms.sqrt()))
         proposal = Proposal(expanduser(pair.target), type(target).__name__, self.steps)
-        return Eagle3InTraining(model, proposal, _ends(target))
+        ends = end_ids(target, load_tokenizer("target", pair))
+        return Eagle3InTraining(model, proposal, ends)
 
     def origin(self, pair: Any) -> tuple[str, Path | None]:
         """What training starts from: in words, and the folder that says how that was made."""
         return "the target's first and last layer", None
-
-
-def _ends(target: LlamaForCausalLM) -> set[int]:
-    """Tokens that end a response."""
-    found = (target.config.eos_token_id, target.generation_config.eos_token_id)
-    lists = [ids if isinstance(ids, list) else [ids] for ids in found if ids is not None]
-    return {token for ids in lists for token in ids}
 
 
 @torch.no_grad()
@@ -102,7 +99,7 @@ class Eagle3InTraining:
 
     factors = {"fc.weight": FUSION}
 
-    def __init__(self, model: PublishedModel, proposal: Proposal, ends: set[int]) -> None:
+    def __init__(self, model: PublishedModel, proposal: Proposal, ends: Collection[int]) -> None:
         """ends: tokens that end a response, which the saved draft can say."""
         self.model, self._proposal, self._ends = model, proposal, ends
         self.weights = [LATER**step for step in range(proposal.tokens)]

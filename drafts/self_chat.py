@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
+from decoding.models.ends import end_ids
 from decoding.models.kv_cache import ATTENTION
 from drafts.chats import Chat
 from runtime.errors import UserError
@@ -120,7 +121,8 @@ def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[in
 
 
 class SelfChat:
-    """Iterator over `Chat`s; the tokenizer's eos ends a turn.
+    """Iterator over `Chat`s; any end of the target ends a turn that is sampled, the tokenizer's eos
+    is written after a user's.
 
     A user turn is the next of `prompts` (token ids) for as long as they last, then the target's own
     completion of one of `openings` (token ids, drawn uniformly)."""
@@ -142,7 +144,7 @@ class SelfChat:
         )
         self.rng = random.Random(seed)
         self.user_header, self.assistant_header = chat_headers(tokenizer)
-        self.eos = int(tokenizer.eos_token_id)
+        self.eos, self.ends = int(tokenizer.eos_token_id), end_ids(model, tokenizer)
         self.generator = torch.Generator(model.device).manual_seed(seed)
         longest = (
             len(self.user_header)
@@ -222,13 +224,13 @@ class SelfChat:
             return None
         slot.forced = [drawn]
         length = len(slot.tokens) + 1 - slot.start
-        if drawn != self.eos and length < self.config.response_tokens:
+        if drawn not in self.ends and length < self.config.response_tokens:
             return None
         return self._finish(row, slot, drawn)
 
     def _user_turn(self, slot: Slot, drawn: int) -> list[int]:
         sampled = len(slot.tokens) - len(self.user_header)
-        if drawn != self.eos and sampled < self.config.prompt_tokens:
+        if drawn not in self.ends and sampled < self.config.prompt_tokens:
             return [drawn]
         slot.start = len(slot.tokens) + 1 + len(self.assistant_header)
         return [self.eos, *self.assistant_header]

@@ -121,7 +121,8 @@ def load_requests(
     if split == "all":
         aside = {(request.dataset, request.prompt_id) for request in besides}
         prompts = [prompt for prompt in prompts if (prompt.dataset, prompt.id) not in aside]
-    return requests_of_split(prompts, pair, cfg.max_new_tokens, split, cfg.splits, limit)
+    tokens, shares = cfg.max_new_tokens, cfg.splits
+    return requests_of_split(prompts, pair, tokens, split, shares, limit, drafted=False)
 
 
 # The journal --------------------------------------------------------------------------------------

@@ -113,11 +113,11 @@ def speculate(
     warp = warp_of(config, given.get("logits_processor") or ())
     pair = opened(model, asked.draft)
     refuse_other_inputs(input_ids, given, pair.target.vocab_size)
-    context = min(pair.target.max_length, pair.draft.max_length)
+    context = pair.target.max_length
     if config.max_length > context:
         raise UserError(
-            f"max_new_tokens: expected at most {context} tokens with the prompt, which the contexts"
-            f" and windows of model and draft hold, got {config.max_length}. Ask for fewer"
+            f"max_new_tokens: expected at most {context} tokens with the prompt, which the context"
+            f" or windows of the model hold, got {config.max_length}. Ask for fewer"
         )
     with our_attention(pair.plain):
         engine = engine_of(asked, pair, warp, config)

@@ -8,18 +8,19 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from transformers import PreTrainedModel
+from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import with_ends
+from decoding.models.ends import end_ids
 from decoding.models.identity import draft_fingerprint, model_fingerprint
 from decoding.models.kv_cache import ATTENTION
 from decoding.models.layers.recurrent import cached
 from decoding.models.layers.rotations import steady_length
 from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import text_part
-from decoding.models.loading import ModelPair, draft_tokens, load_draft
+from decoding.models.loading import ModelPair, draft_tokens, load_draft, load_tokenizer
 from decoding.pair import SETTINGS
 from runtime.errors import UserError
 
@@ -117,9 +118,19 @@ def _loaded(source: Any, target: CachedLM) -> CachedLM:
     cfg = OmegaConf.create(settings)
     tokens = draft_tokens(cfg, target.vocab_size)
     if tokens is not None:
-        ends = target.model.generation_config.eos_token_id
-        tokens = with_ends(tokens, ends if isinstance(ends, list) else [ends] if ends else [])
+        tokens = with_ends(tokens, end_ids(target.model, _tokenizer(cfg)))
     return load_draft(cfg, target, tokens)
+
+
+def _tokenizer(cfg: DictConfig) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer that the two models share, from the target's files or the draft's; None
+    where neither has one."""
+    for side in ("target", "draft"):
+        try:
+            return load_tokenizer(side, cfg)
+        except UserError:
+            continue
+    return None
 
 
 @contextmanager

@@ -46,6 +46,10 @@ def completion(
     return {"choices": [{"index": 0, "finish_reason": finish, **said}], "model": body["model"]}
 
 
+def stopped_by(body: dict[str, Any], reason: Any, field: str = "stop_reason") -> dict[str, Any]:
+    return {"choices": [{**completion(body, "w5")["choices"][0], field: reason}]}
+
+
 def with_ids(body: dict[str, Any], ids: Any) -> dict[str, Any]:
     return {"choices": [{**completion(body, "w5")["choices"][0], "token_ids": ids}]}
 
@@ -64,6 +68,16 @@ REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "thinks": lambda body: completion(body, "w5", reasoning_content="w6 w7"),
     "half": lambda body: completion(body, "w5 \ud800 w6"),
     "ids": lambda body: with_ids(body, [5, 6, 0]),
+    "stop string": lambda body: stopped_by(body, "w6"),
+    "an end": lambda body: stopped_by(body, 7),
+    "matched": lambda body: stopped_by(body, 7, "matched_stop"),
+    "no reason": lambda body: stopped_by(body, None),
+    "calls with ids": lambda body: {
+        "choices": [
+            completion(body, None, "tool_calls")["choices"][0]
+            | {"token_ids": [5, 0], "message": {"content": None, "tool_calls": [{}]}}
+        ]
+    },
     "named ids": lambda body: with_ids(body, [5, "w6"]),
     "real ids": lambda body: with_ids(body, [5.0, 6.0]),
     "one id": lambda body: with_ids(body, 5),

@@ -8,11 +8,11 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from data_gen.prompts import Prompt
 from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
+from decoding.models.ends import closing_id
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.json_lines import is_text
@@ -21,16 +21,21 @@ FORM = (
     'Write {"id": <prompt id>, "response": <text>} or {"id": ..., "response_tokens": [<token ids>]}'
 )
 
+REASONS = ("stop", "length", None)  # finish_reason of text that is all the target said
+CALLS = ("tool_calls", "function_call")  # of responses whose ids are, but not their text
+
 
 @dataclass(frozen=True)
 class ExternalResponse:
-    """One response. content: text or token ids; finished: the target ended it; where: config key
-    and line it came from, with which errors about it begin."""
+    """One response. content: text or token ids; finished: it was not cut for its length; where:
+    config key and line it came from, with which errors about it begin; stopped_by: the token id or
+    the text that ended it, where that was told."""
 
     prompt_id: str
     content: str | Sequence[int]
     finished: bool
     where: str
+    stopped_by: int | str | None = None
 
 
 class Source(Protocol):
@@ -63,15 +68,25 @@ class Generated:
 
 def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
     """A response from a JSON object with `id`, `response` or `response_tokens`, and perhaps
-    `finish_reason`.
+    `finish_reason` and `stop_reason`.
 
     One that finished ("stop", as OpenAI's API has it) ends with the target's end token, which text
-    does not show."""
+    does not show; unless a `stop_reason` says that something else stopped it (a text, or a token
+    that is no end), which cuts it."""
     name, text, tokens = row.get("id"), row.get("response"), row.get("response_tokens")
     if not isinstance(name, str | int) or (text is None) == (tokens is None):
         raise UserError(f"{where} is no response (it has {', '.join(row) or 'nothing'}). {FORM}")
     content: Any = text if tokens is None else tokens
-    finished = row.get("finish_reason") == "stop"
+    reason, stopped_by = row.get("finish_reason"), row.get("stop_reason")
+    if reason not in (REASONS if tokens is None else (*REASONS, *CALLS)) or not (
+        stopped_by is None or type(stopped_by) in (int, str)
+    ):
+        raise UserError(
+            f"{where} has finish_reason {reason!r} and stop_reason {stopped_by!r}. Write"
+            ' "finish_reason": "stop" where the target ended the response itself, "length" where it'
+            " was cut; take out prompts whose responses are not all that the target said"
+        )
+    finished = reason not in ("length", None)
     if text is not None and not is_text(text):
         raise UserError(f"{where} has a response that is no text. {FORM}")
     if tokens is not None and not is_ids(tokens):
@@ -82,7 +97,7 @@ def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
             " ended it at once"
         )
         raise UserError(f"{where} has an empty response. {remedy}")
-    return ExternalResponse(str(name), content, finished, where)
+    return ExternalResponse(str(name), content, finished, where, stopped_by)
 
 
 def is_ids(value: object) -> TypeGuard[list[int]]:
@@ -104,11 +119,11 @@ def with_responses(
 
 
 def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> Tensor:
-    """[T] int64, 1 <= T <= max_new. Raises UserError for ids beyond the vocabulary, and text
-    without a token."""
-    ids = list(_encoded(response.content, pair.tokenizer))
-    if response.finished and not set(pair.eos_ids) & set(ids):
-        ids += _end(pair)
+    """[T] int64, 1 <= T <= max_new. Raises UserError for ids beyond the vocabulary, text without a
+    token, and text in which an end token is spelled out so that it cannot be told from an end."""
+    ids, ends, stopped_by = list(_encoded(response, pair)), pair.eos_ids, response.stopped_by
+    if response.finished and (stopped_by is None or stopped_by in ends) and not {*ends} & {*ids}:
+        ids.append(closing_id(pair.tokenizer, ends) if stopped_by is None else int(stopped_by))
     if not ids:
         raise UserError(
             f"{response.where} has a response without a token. Take that prompt out of the dataset"
@@ -122,17 +137,24 @@ def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> T
     return torch.tensor(_cut(ids, pair.eos_ids, max_new))
 
 
-def _encoded(content: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
+def _encoded(response: ExternalResponse, pair: ModelPair) -> Sequence[int]:
+    """Special tokens that a text spells out are ordinary text: servers leave out those that the
+    target said. An end token at the end of a text says that they were not left out."""
+    content, tokenizer = response.content, pair.tokenizer
     if not isinstance(content, str):
         return content
-    ids: list[int] = tokenizer(content, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(content, add_special_tokens=False, split_special_tokens=True)[
+        "input_ids"
+    ]
+    for end in pair.eos_ids:
+        name: Any = tokenizer.convert_ids_to_tokens(end)
+        if end in ids or (name and content.rstrip().endswith(name)):
+            raise UserError(
+                f"{response.where} spells out the end token {name} in its text. Leave special"
+                ' tokens out (skip_special_tokens) and write "finish_reason": "stop", or give token'
+                " ids (response_tokens, return_token_ids)"
+            )
     return ids
-
-
-def _end(pair: ModelPair) -> list[int]:
-    """The end token: of several the tokenizer's."""
-    own = pair.tokenizer.eos_token_id
-    return [own] if own in pair.eos_ids else list(pair.eos_ids[:1])
 
 
 def _cut(ids: Sequence[int], ends: Collection[int], most: int) -> list[int]:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import Prompt
 from data_gen.prompts.render import turns
-from data_gen.responses.external import ExternalResponse, is_ids
+from data_gen.responses.external import CALLS, ExternalResponse, is_ids
 from data_gen.responses.log import ResponseLog, open_log
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
@@ -191,8 +191,8 @@ class Server:
     ) -> dict[str, Any]:
         """Raises `Passing` for a response that was broken off, UserError for one that is empty
         though the target said something, is only part of it, or is neither text nor ids."""
-        finish = choice.get("finish_reason")
-        if (
+        finish, tokens = choice.get("finish_reason"), choice.get("token_ids")  # of vLLM
+        if not tokens and (
             message.get("reasoning_content")
             or message.get("reasoning")
             or message.get("tool_calls")
@@ -200,11 +200,15 @@ class Server:
             raise UserError(
                 "responses.url: the server takes reasoning or tool calls out of its response to"
                 f" {prompt.id}. Start it without a reasoning or tool parser, so that the response"
-                " is all that the target said"
+                " is all that the target said, or ask for token ids"
+                " (+responses.extra.return_token_ids=true)"
             )
-        if finish not in WHOLE:
+        if finish not in ((*WHOLE, *CALLS) if tokens else WHOLE):
             raise Passing(f"finish_reason {finish}")
-        tokens = choice.get("token_ids")  # of vLLM with return_token_ids
+        stopped_by = choice.get("stop_reason", choice.get("matched_stop"))  # vLLM, SGLang
+        ended = {"finish_reason": finish}
+        if finish == "stop" and stopped_by is not None:
+            ended["stop_reason"] = stopped_by
         if tokens:
             if not is_ids(tokens):
                 raise UserError(
@@ -212,7 +216,7 @@ class Server:
                     " whole numbers. Leave out responses.extra.return_token_ids, or check the"
                     " server"
                 )
-            return {"response_tokens": tokens, "finish_reason": finish}
+            return {"response_tokens": tokens, **ended}
         if isinstance(text, str) and not is_text(text):
             raise UserError(
                 f"responses.url: {self.url} gives a response to {prompt.id} that is no text (it"
@@ -224,7 +228,7 @@ class Server:
                 f"responses.url: {self.url} gives an empty response to {prompt.id} (finish_reason "
                 f"{finish}). Check the server, or take that prompt out of the dataset"
             )
-        return {"response": text, "finish_reason": finish}
+        return {"response": text, **ended}
 
     def _first_line(self, text: str) -> str:
         """What is shown of a reply or an error: no API key."""

@@ -20,7 +20,7 @@ from decoding.engines.branching import (
 from decoding.engines.fit import check_overlap_fit, check_runs_beside
 from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
 from decoding.engines.pipeline import check_pipeline, pipelined
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, outputs_of, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
@@ -188,7 +188,9 @@ class _Session:
         tokens = self.request.commit(self._emitted(pending, branches, outcome))
         self.hidden = None if output.hidden is None else output.hidden[:, outcome.accepted]
         following = self._settle(pending, branches, outcome, goes_on)
-        return following, self._trace(pending, branches, p, outcome, tokens, following)
+        trace = self._trace(pending, branches, p, outcome, tokens, following)
+        trace.beyond_draft = context.beyond_draft
+        return following, trace
 
     def _run_target(self, context: RoundContext, pending: Pending) -> LMOutput:
         """Logits [length + 1, V] after the last committed token and every pending one."""
@@ -259,17 +261,7 @@ class _Session:
             return self.engine.classes.classify(context)
 
     def _context(self) -> RoundContext:
-        committed, hidden = self.request.committed, self.hidden
-        return RoundContext(
-            committed,
-            self.request.max_new,
-            self.round,
-            hidden,
-            self.engine.pair.target.embed,
-            self.engine.eos_ids,
-            self.request.verdicts,
-            outputs_of(self.engine.pair.draft),
-        )
+        return self.request.context(self.engine.pair, self.round, self.hidden)
 
     def _trace(
         self,

@@ -1,5 +1,6 @@
 """One request in progress: what is committed, how much may follow, and whether it has ended."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -8,8 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from decoding.draft import HOST
-from decoding.interfaces import LM
+from decoding.draft import HOST, RoundContext
+from decoding.interfaces import LM, Pair
 from runtime.errors import UserError
 
 Prompt = Sequence[int] | Tensor
@@ -23,7 +24,8 @@ committed text alone, so the distribution stays that of the target stopped in th
 @dataclass
 class RequestState:
     """text: [n + max_new] int64, prompt and output so far, then what is not written yet; committed:
-    its first n; max_new: tokens that may still be committed; verdicts: `RoundContext.verdicts`."""
+    its first n; max_new: tokens that may still be committed; verdicts, draft_context: those of
+    `RoundContext`."""
 
     text: Tensor
     committed: Tensor
@@ -32,6 +34,8 @@ class RequestState:
     ended: bool = False
     verdicts: list[bool] = field(default_factory=list)
     ends: Ends | None = None
+    draft_context: int | None = None
+    warned: bool = False
 
     @classmethod
     def open(
@@ -39,16 +43,18 @@ class RequestState:
         prompt_ids: Prompt,
         max_new_tokens: int,
         eos_ids: frozenset[int],
-        *models: LM,
+        target: LM,
+        draft: LM | None = None,
+        *,
         ends: Ends | None = None,
     ) -> "RequestState":
-        """Empty the caches and check that the prompt fits; the output is shortened to what the
-        context leaves.
+        """Empty the caches and check that the prompt fits the target; the output is shortened to
+        what its context leaves. draft: None where none is run.
 
         Raises UserError for an empty prompt, one that fills the context, or max_new_tokens < 1.
         """
         prompt = torch.as_tensor(prompt_ids, dtype=torch.long).cpu()
-        context = min(model.max_length for model in models)
+        context = target.max_length
         if not len(prompt):
             raise UserError("prompt: empty, there is nothing to continue. Give at least one token")
         if len(prompt) >= context:
@@ -58,15 +64,41 @@ class RequestState:
             )
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens: {max_new_tokens} asks for no output. Give at least 1")
-        for model in models:
-            model.reset()
+        target.reset()
+        if draft is not None:
+            draft.reset()
         room = min(max_new_tokens, context - len(prompt))
         text = torch.cat([prompt, prompt.new_zeros(room)])
-        return cls(text, text[: len(prompt)], room, eos_ids, ends=ends)
+        held = None if draft is None else draft.max_length
+        return cls(text, text[: len(prompt)], room, eos_ids, ends=ends, draft_context=held)
 
     @property
     def finished(self) -> bool:
         return self.ended or self.max_new == 0
+
+    def context(self, pair: Pair, round_: int, hidden: Tensor | None) -> RoundContext:
+        """What is verified before a round. hidden: `RoundContext.target_hidden`.
+
+        Warns where the draft's context is full: from there on the target decodes alone."""
+        context = RoundContext(
+            self.committed,
+            self.max_new,
+            round_,
+            hidden,
+            pair.target.embed,
+            self.eos_ids,
+            self.verdicts,
+            outputs_of(pair.draft),
+            self.draft_context,
+        )
+        if context.beyond_draft and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"pair.draft: its context holds {self.draft_context} tokens; beyond them nothing is"
+                " drafted, and the target decodes alone",
+                stacklevel=2,
+            )
+        return context
 
     def note(self, accepted: int, rejected: bool) -> None:
         """A round's verdicts: so many draft tokens accepted in a row, and then one rejected, or
@@ -120,8 +152,8 @@ def outputs_of(lm: LM) -> torch.device:
 
 def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:
     """Cache every prompt token except the last; [len(layers), H] at the last cached one, None where
-    no layer is asked for or nothing is cached."""
-    if len(prompt) < 2:
+    no layer is asked for or nothing is cached, as of a draft whose context the prompt fills."""
+    if len(prompt) < 2 or len(prompt) >= model.max_length:
         return None
     output = model.forward(prompt[:-1], hidden=layers, hidden_rows="last", logits="none")
     return None if output.hidden is None else output.hidden[:, -1]

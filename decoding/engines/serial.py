@@ -11,7 +11,7 @@ from torch import Tensor
 from decoding.draft import Draft, RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, outputs_of, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
@@ -31,6 +31,9 @@ class Outlook:
 @dataclass(eq=False)
 class SerialEngine:
     """Leviathan et al. 2023 with the structure, stop rule and verifier of your choice.
+
+    Beyond the draft's context the target decodes alone, with copies of the text where a structure
+    makes them.
 
     The output distribution is the target's after `warp`, whatever the draft, `draft_warp` and the
     stop rule are, as long as the verifier is lossless. Between rounds the target's cache holds
@@ -58,8 +61,10 @@ class SerialEngine:
         `ends` says so."""
         start = perf_counter()
         target, draft = self.pair.target, self.pair.draft
-        models = [target, draft] if self.structure.uses_draft else [target]
-        request = RequestState.open(prompt_ids, max_new_tokens, self.eos_ids, *models, ends=ends)
+        used = draft if self.structure.uses_draft else None
+        request = RequestState.open(
+            prompt_ids, max_new_tokens, self.eos_ids, target, used, ends=ends
+        )
         prompt_tokens = len(request.committed)
         hidden = prefill(target, request.committed, self.target_layers)
         if self.structure.uses_draft:  # after the target, whose states a draft may read
@@ -67,7 +72,7 @@ class SerialEngine:
         prefill_seconds = perf_counter() - start
         watch, rounds = Stopwatch(), list[RoundTrace]()
         while not request.finished:
-            context = self._context(request, len(rounds), hidden)
+            context = request.context(self.pair, len(rounds), hidden)
             hidden, trace = self._round(request, context, watch, sampler)
             rounds.append(trace)
         tokens = request.committed[prompt_tokens:].tolist()
@@ -89,7 +94,9 @@ class SerialEngine:
         path = draft.rows_to(verdict.row)
         self._roll_back(tree, draft, path, len(request.committed))
         hidden = None if output.hidden is None else output.hidden[:, [0, *path][len(tokens) - 1]]
-        return hidden, self._trace(tree, draft, p, verdict, tokens)
+        trace = self._trace(tree, draft, p, verdict, tokens)
+        trace.beyond_draft = context.beyond_draft
+        return hidden, trace
 
     @torch.inference_mode()
     def outlook(self, context: RoundContext, sampler: Sampler) -> Outlook:
@@ -125,18 +132,6 @@ class SerialEngine:
         tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
         parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
         return self.pair.target.forward(tokens, parents, hidden=self.target_layers)
-
-    def _context(self, request: RequestState, round_: int, hidden: Tensor | None) -> RoundContext:
-        return RoundContext(
-            request.committed,
-            request.max_new,
-            round_,
-            hidden,
-            self.pair.target.embed,
-            self.eos_ids,
-            request.verdicts,
-            outputs_of(self.pair.draft),
-        )
 
     def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:
         """Keep the accepted path in both caches and drop everything from the last committed token

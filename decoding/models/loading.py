@@ -25,6 +25,7 @@ from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.draft import EagleDraft
 from decoding.models.eagle.loading import load_published
 from decoding.models.eagle.maps import read_maps
+from decoding.models.ends import end_ids
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
 from decoding.models.layers.recurrent import cached
 from decoding.models.layers.rotations import refuse_unsteady
@@ -74,7 +75,7 @@ def load_pair(cfg: DictConfig) -> ModelPair:
     tokens = draft_tokens(cfg, vocab_size)
     model = _load_model("target", cfg)
     target = cached(model, vocab_size=vocab_size, max_length=cfg.max_length)
-    eos_ids = _eos_ids(model, tokenizers["target"])
+    eos_ids = end_ids(model, tokenizers["target"])
     draft = load_draft(cfg, target, None if tokens is None else with_ends(tokens, eos_ids))
     mix_in(draft, target, cfg.get("draft_mix", 1))
     return ModelPair(target, draft, tokenizers["target"], cfg.name, eos_ids)
@@ -219,19 +220,6 @@ def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
             f"pair.{side}: {source} lacks {len(lost)} weights, {lost[0]} among them. {REMEDY}"
         )
     return model
-
-
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every id that ends a response: the generation config's, the model config's and the
-    tokenizer's."""
-    found: set[int] = set()
-    for value in (
-        model.generation_config.eos_token_id,
-        getattr(model.config, "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ):
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return tuple(sorted(found))
 
 
 def pair_identity(pair: ModelPair) -> dict[str, Any]:

@@ -49,10 +49,8 @@ class BranchPoint:
         siblings: SiblingSampler,
         sampler: Sampler,
     ) -> None:
-        step = DraftStep(tree)
-        if draw_chain(
-            step, min(self.gamma_max, context.max_depth), context, stop, siblings, sampler
-        ):
+        step, limit = DraftStep(tree), min(self.gamma_max, context.max_depth)
+        if context.beyond_draft or draw_chain(step, limit, context, stop, siblings, sampler):
             return
         drawn = tree.candidates(step.row, siblings, sampler)
         rows = (tree.draw(step.row, drawn) for _ in range(self.candidates))

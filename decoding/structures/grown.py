@@ -124,10 +124,10 @@ class Grown:
         self._seconds += self.cost.draft * tree.forwards + self.cost.target(len(tree.token) + 1)
 
     def _copied(self, tree: DraftTree, context: RoundContext) -> bool:
-        if self.copies is None or not context.max_depth:
+        if self.copies is None or not context.max_copied:
             return False
         with tree.watch.stage("sample"):
-            tokens = self.copies.of(context.committed, min(self.budget, context.max_depth))
+            tokens = self.copies.of(context.committed, min(self.budget, context.max_copied))
         copy(tree, 0, tokens, context.eos_ids)
         return bool(tokens)
 

@@ -50,7 +50,7 @@ class Lookup:
     ) -> None:
         with tree.watch.stage("sample"):
             tokens = continuation(
-                context.committed, self.ngrams, min(self.gamma, context.max_depth)
+                context.committed, self.ngrams, min(self.gamma, context.max_copied)
             )
         copy(tree, 0, tokens, context.eos_ids)
 

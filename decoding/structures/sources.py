@@ -56,12 +56,13 @@ class Sources:
         sampler: Sampler,
     ) -> None:
         step, text = DraftStep(tree), context.committed
-        while step.count < context.max_depth:
+        drawn = min(self.gamma_max, context.max_depth)
+        while step.count < context.max_copied:
             with tree.watch.stage("sample"):
-                tokens = self.copies.of(text, context.max_depth - step.count)
+                tokens = self.copies.of(text, context.max_copied - step.count)
             if tokens:
                 return copy(tree, step.row, tokens, context.eos_ids)
-            if step.count == self.gamma_max or step.stopped_by(stop):
+            if step.count == drawn or step.stopped_by(stop):
                 return
             if step.draw(siblings, sampler) in context.eos_ids:
                 return

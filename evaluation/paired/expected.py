@@ -120,13 +120,19 @@ def along(
         if length in done:
             continue
         seeds = [context_seed(plan.seed, text, length, draw) for draw in range(plan.draws)]
-        room = min(pair.target.max_length, pair.draft.max_length) - length
+        room = pair.target.max_length - length
         found = {}
         for name, engine in engines.items():
             rows = [layers.index(layer) for layer in engine.target_layers]
             states = None if hidden is None or not rows else hidden[rows]
             context = RoundContext(
-                text.tokens[:length], room, 0, states, pair.target.embed, engine.eos_ids
+                text.tokens[:length],
+                room,
+                0,
+                states,
+                pair.target.embed,
+                engine.eos_ids,
+                draft_context=pair.draft.max_length if engine.structure.uses_draft else None,
             )
             found[name] = in_context(engine, context, seeds)
         yield length, found
@@ -137,11 +143,12 @@ def contexts(
     pair: Pair, text: Text, lengths: Sequence[int], layers: Sequence[int]
 ) -> Iterator[tuple[int, Tensor | None]]:
     """The lengths (increasing) from the last to the first, the caches of both models holding all
-    but the last token of each; with the target's states [len(layers), H] at the last of these. One
-    forward of each model; what is run between two of them must leave the caches as they are.
+    but the last token of each, the draft's no more than its context; with the target's states
+    [len(layers), H] at the last of these. One forward of each model; what is run between two of
+    them must leave the caches as they are.
 
-    Raises UserError for a text that does not fit the models."""
-    most = min(pair.target.max_length, pair.draft.max_length)
+    Raises UserError for a text that does not fit the target."""
+    most = pair.target.max_length
     if len(text.tokens) > most:
         raise UserError(
             f"data: {text.prompt_id} has {len(text.tokens)} tokens with its response, which do not"
@@ -149,10 +156,11 @@ def contexts(
         )
     rows = [length - 2 for length in lengths if length > 1]
     states = cached(pair.target, text.tokens[: lengths[-1] - 1], layers, rows)
-    cached(pair.draft, text.tokens[: lengths[-1] - 1])  # after the target, whose states it may read
+    # after the target, whose states it may read
+    cached(pair.draft, text.tokens[: min(lengths[-1] - 1, pair.draft.max_length)])
     for length in reversed(lengths):
         for model in (pair.target, pair.draft):
-            model.crop(length - 1)
+            model.crop(min(model.length, length - 1))
         known = states is not None and length > 1
         yield length, states[:, rows.index(length - 2)] if states is not None and known else None
 

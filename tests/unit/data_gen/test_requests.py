@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from data_gen.prompts import Prompt
-from data_gen.requests import assign_splits, make_requests
+from data_gen.requests import assign_splits, make_requests, requests_of_split
 from runtime.errors import UserError
 from tests.tiny_pair import tiny_pair
 
@@ -53,3 +53,17 @@ def test_prompts_that_do_not_fit_are_refused_by_name() -> None:
         make_requests(prompts(*texts), tiny_pair(), 95, 0.2, 0.2)
     with pytest.raises(UserError, match="^dataset: the prompt p1 is a single token"):
         make_requests(prompts("w1 w2", "w3", "w4 w5"), tiny_pair(), 20, 0.2, 0.2)
+
+
+def test_a_draft_of_less_context_limits_only_what_runs_it_everywhere() -> None:
+    pair, texts = tiny_pair(), prompts("w1 w2 w3", "w4 w5", "w6 w7 w8 w9")
+    pair.draft.max_length = 40
+    refused = pytest.raises(
+        UserError,
+        match=r"^pair\.draft: its context holds 40 tokens, and the prompt p2 has 4 before 37 new",
+    )
+    with refused:
+        make_requests(texts, pair, 37, 0.2, 0.2)
+    with refused:
+        requests_of_split(texts, pair, 37, "all", {}, None)
+    assert len(requests_of_split(texts, pair, 37, "all", {}, None, drafted=False)) == 3

@@ -143,6 +143,18 @@ def test_positions_are_spread(length: int, count: int, expected: list[int]) -> N
     assert positions(length, count) == expected
 
 
+def test_beyond_the_context_of_the_draft_nothing_is_drafted() -> None:
+    models, whole = pair(), pair()
+    models.draft.max_length = 8
+    kinds = [
+        dict(along({"a": chain(one, gamma=2)}, one, TEXT, Plan(8, 2, 0))) for one in (models, whole)
+    ]
+    short, long = ({n: found["a"] for n, found in kind.items()} for kind in kinds)
+    assert {n for n in short if short[n].accepted} == {n for n in short if n < 8}
+    assert {n for n in short if short[n] == long[n]} == {n for n in short if n <= 6}
+    assert all(short[n].tokens == 1 for n in short if n >= 8)
+
+
 def test_a_text_that_does_not_fit_is_refused() -> None:
     models = pair(max_length=8)
     with pytest.raises(UserError, match="^data: a has 12 tokens"):

@@ -22,8 +22,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import serving.generate
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_vocabulary import FILE, write_vocabulary
 from decoding.models.identity import draft_fingerprint, model_fingerprint
 from decoding.models.kv_cache import ATTENTION
+from decoding.pair import open_pair
 from decoding.sampling import Warp
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.fixed import Fixed
@@ -35,6 +37,7 @@ from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from serving.generate import SpeculativeOutput, speculate
+from serving.models import opened
 from tests.checkpoints import columns, write_checkpoint
 from tests.contract.enumeration import distribution_of, largest_error
 from tests.tiny_pair import CONFIG, EOS, save_tiny_pair, tiny_models, tiny_pair, tiny_tokenizer
@@ -66,6 +69,33 @@ def test_greedy_is_what_generate_says(models: Models) -> None:
     assert torch.equal(ours(target, draft), expected)
     assert torch.equal(ours(target, draft), expected), "with the models made ready before"
     assert torch.equal(plain(target), expected), "afterwards"
+
+
+@pytest.mark.filterwarnings("ignore:pair.draft. its context holds")
+def test_a_draft_of_less_context_does_not_limit_generate(models: Models) -> None:
+    fields = {**CONFIG.to_dict(), "max_position_embeddings": 12}
+    target, draft = models[0], LlamaForCausalLM(CONFIG.__class__(**fields)).double()
+    draft.load_state_dict(models[1].state_dict())
+    found = ours(target, draft, return_dict_in_generate=True)
+
+    assert torch.equal(found.sequences, plain(target))
+    assert {round_.beyond_draft for round_ in found.traces[0].rounds} == {False, True}
+
+
+def test_a_draft_folder_has_the_ends_that_open_pair_gives_it(tmp_path: Path) -> None:
+    folder = save_tiny_pair(tmp_path)
+    write_vocabulary(folder / "draft" / FILE, torch.tensor([3, 5, 7]), {})
+    for target_ends in (EOS, [9, EOS], None):
+        target = tiny_models()[0]
+        target.generation_config.eos_token_id = target_ends
+        target.save_pretrained(folder / "target")
+        pair = open_pair(str(folder / "target"), str(folder / "draft"), dtype="float64")
+        whole = LlamaForCausalLM.from_pretrained(folder / "target")
+        made = opened(whole, str(folder / "draft"))
+        assert made.draft.vocabulary.tolist() == pair.draft.vocabulary.tolist()
+        assert EOS in made.draft.vocabulary and draft_fingerprint(made.draft) == draft_fingerprint(
+            pair.draft
+        )
 
 
 def test_it_speculates_and_says_what_happened(models: Models) -> None:

@@ -1,6 +1,7 @@
 """Responses brought in a file: what is read, how it becomes tokens, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,19 @@ import pytest
 
 from data_gen.prompts import Prompt
 from data_gen.requests import make_requests
-from data_gen.responses.external import ExternalResponse, Generated, response_ids, with_responses
+from data_gen.responses.external import (
+    ExternalResponse,
+    Generated,
+    response_from_row,
+    response_ids,
+    with_responses,
+)
 from data_gen.responses.file import ResponseFile
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from tests.invariant.test_teacher_forcing import SAMPLED
 from tests.tiny_pair import EOS, VOCAB, tiny_pair
+from tests.unit.decoding.models.test_ends import tokenizer as byte_tokenizer
 
 PROMPTS = [
     Prompt(f"p{number}", "toy", "", f"w{number + 1} w2 w3", chat=False) for number in range(4)
@@ -79,7 +87,6 @@ def test_without_a_source_the_target_answers(pair: ModelPair, tmp_path: Path) ->
         ([3, EOS, 4], True, [3, EOS]),
         ([EOS], False, [EOS]),
         ("", True, [EOS]),
-        ("w3 </s> w4", False, [3, EOS]),
         ("w3 unheard", False, [3, 1]),
     ],
 )
@@ -89,6 +96,53 @@ def test_a_response_is_cut(
     assert (
         response_ids(ExternalResponse("p1", content, finished, "x"), pair, 6).tolist() == expected
     )
+
+
+def chatting() -> ModelPair:
+    """The tiny pair with w6, w7 and its eos as ends; a chat ends turns with w7."""
+    pair = tiny_pair()
+    turn = "{% for m in messages %}{{ m.role }} {{ m.content }} w7 {% endfor %}"
+    pair.tokenizer.chat_template = turn
+    return replace(pair, eos_ids=(EOS, 6, 7))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"response": "w3", "finish_reason": "stop"}, [3, 7]),
+        ({"response": "w3", "finish_reason": "stop", "stop_reason": None}, [3, 7]),
+        ({"response": "w3", "finish_reason": "stop", "stop_reason": 6}, [3, 6]),
+        ({"response": "w3", "finish_reason": "stop", "stop_reason": 0}, [3, EOS]),
+        ({"response": "w3", "finish_reason": "stop", "stop_reason": 9}, [3]),
+        ({"response": "w3", "finish_reason": "stop", "stop_reason": "w4"}, [3]),
+        ({"response": "w3", "finish_reason": "length"}, [3]),
+        ({"response": "w3", "finish_reason": None}, [3]),
+        ({"response_tokens": [3], "finish_reason": "stop"}, [3, 7]),
+        ({"response_tokens": [3, 6], "finish_reason": "stop"}, [3, 6]),
+        ({"response_tokens": [3, 9], "finish_reason": "stop", "stop_reason": "w9"}, [3, 9]),
+    ],
+)
+def test_an_answer_ends_as_the_chat_does_or_as_was_told(
+    row: dict[str, Any], expected: list[int]
+) -> None:
+    response = response_from_row({"id": "p1", **row}, "x")
+    assert response_ids(response, chatting(), 6).tolist() == expected
+
+
+def test_special_tokens_spelled_in_a_text_are_ordinary_text() -> None:
+    pair = replace(tiny_pair(), tokenizer=byte_tokenizer(), eos_ids=(258, 259))
+    pair.target.vocab_size = 300
+    text = ExternalResponse("p1", "a <end> b", True, "x")
+    ids = response_ids(text, pair, 99).tolist()
+    assert ids[-1] == 259 and not {258, 259} & {*ids[:-1]} and len(ids) == 10
+    for spelled in ("a <end>", "a <eos>\n"):
+        with pytest.raises(UserError, match=r"^x spells out the end token <e"):
+            response_ids(ExternalResponse("p1", spelled, True, "x"), pair, 99)
+
+
+def test_an_end_that_a_tokenizer_cannot_spell_otherwise_is_refused(pair: ModelPair) -> None:
+    with pytest.raises(UserError, match=r"^x spells out the end token </s> in its text"):
+        response_ids(ExternalResponse("p1", "w3 </s> w4", False, "x"), pair, 6)
 
 
 @pytest.mark.parametrize("content", [[1, VOCAB], [-1], [10**30]])
@@ -131,6 +185,9 @@ def test_text_that_is_no_token_is_refused(pair: ModelPair) -> None:
             lines(response=None, response_tokens=[3, True]),
             r"line 2 has response_tokens that are no list of whole numbers",
         ),
+        (lines(finish_reason="tool_calls"), r"line 2 has finish_reason 'tool_calls'"),
+        (lines(finish_reason="content_filter"), r"line 2 has finish_reason 'content_filter'"),
+        (lines(finish_reason="stop", stop_reason=["w1"]), r"line 2 has finish_reason 'stop' and"),
         (lines(response=""), r"line 2 has an empty response"),
         (lines(response=None, response_tokens=[]), r"line 2 has an empty response"),
         (lines(id="p0"), r"line 2 answers p0 again \(line 1 did\)\. Remove one of them"),

@@ -178,6 +178,22 @@ def test_responses_of_no_words_and_of_ids(tmp_path: Path) -> None:
     assert found == [("", True), ([5, 6, 0], True), ("w5 w3 w2", False)]
 
 
+def test_what_stopped_a_response_is_kept(tmp_path: Path) -> None:
+    kinds = ["stop string", "an end", "matched", "no reason"]
+    replies = {prompt.text: kind for prompt, kind in zip(PROMPTS, kinds, strict=False)}
+    with stub_server(lambda text, attempt: replies.get(text, "ok")) as stub:
+        given = fetch(stub.url, tmp_path)
+    assert [given[f"p{n}"].stopped_by for n in range(4)] == ["w6", 7, 7, None]
+    assert fetch(stub.url, tmp_path) == given, "read again"
+
+
+def test_token_ids_are_all_that_the_target_said_whatever_a_parser_takes_out(tmp_path: Path) -> None:
+    chats = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS[:3]]
+    with stub_server(lambda text, attempt: "calls with ids") as stub:
+        given = fetch(stub.url, tmp_path, prompts=chats)
+    assert [(one.content, one.finished) for one in given.values()] == [([5, 0], True)] * 3
+
+
 def test_the_key_is_sent_and_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "sesame")
     with stub_server(lambda text, attempt: "403" if text == PROMPTS[9].text else "ok") as stub:

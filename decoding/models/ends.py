@@ -1,0 +1,57 @@
+"""Which tokens end a response, and which of them closes an answer that is given as text."""
+
+from collections.abc import Collection
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from runtime.errors import UserError
+
+MARK = "b7e1c4"  # an answer in which no template finds anything to change
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """Return the ids that end a response, increasing: those of the generation config, of the
+    model's config and that of its text part, and of the tokenizer, where there is one."""
+    config = model.config
+    holders = (model.generation_config, config, config.get_text_config(), tokenizer)
+    ids = set[int]()
+    for holder in holders:
+        named = getattr(holder, "eos_token_id", None)
+        ids.update(named if isinstance(named, list | tuple) else [] if named is None else [named])
+    return tuple(sorted(token for token in ids if token >= 0))
+
+
+def closing_id(tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> int:
+    """Return the one of `ends` that closes an answer given as text: that with which the chat
+    template ends an assistant's turn, else the tokenizer's eos, else the only one.
+
+    Raises UserError where none of these can be told."""
+    for token in [*after_answer(tokenizer), tokenizer.eos_token_id]:
+        if token in ends:
+            return int(token)
+    if len(ends) == 1:
+        return next(iter(ends))
+    raise UserError(
+        f"pair.target: which of the tokens {sorted(ends)} ends an answer given as text cannot be"
+        " told: neither its chat template nor eos_token of its tokenizer names any of them. Set"
+        " eos_token there, or give token ids (response_tokens, return_token_ids)"
+    )
+
+
+def after_answer(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids that the chat template writes after an assistant's answer; [] where it writes
+    none, or there is no template that renders one."""
+    contents: list[Any] = [MARK, [{"type": "text", "text": MARK}]]  # plain, and as a list of parts
+    for content in contents if tokenizer.chat_template else []:
+        chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
+        try:
+            text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+        except Exception:  # a template may raise anything
+            continue
+        if text.count(MARK) > 1:
+            ids: list[int] = tokenizer(text.rpartition(MARK)[2], add_special_tokens=False)[
+                "input_ids"
+            ]
+            return ids
+    return []
