@@ -8,7 +8,6 @@ always. Measurements: docs/lab-notes.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -56,24 +55,24 @@ class PackedLinear(nn.Linear):
         self.packed: torch.Tensor | None = torch.ops.mkldnn._reorder_linear_weight(
             weight, PACKED_FOR
         )
-        self._state = self._weights()
-
-    def _weights(self) -> tuple[Any, ...]:
-        """Changes with the weight: where it lies, how often it was written, and some of its
-        numbers, for writes through `.data` count nowhere."""
-        weight = self.weight.detach()
         rows, columns = (size // SAMPLED + 1 for size in weight.shape)
-        sample = weight[::rows, ::columns].tolist()
-        return weight.data_ptr(), version_of(self.weight), weight.dtype, sample
+        self._sample = weight[::rows, ::columns]  # a view
+        self._state = weight.data_ptr(), version_of(self.weight), self._sample.clone()
 
     def refresh(self) -> None:
-        """Pack the weight again where it is no longer the packed one; give up where it cannot be
-        packed."""
-        if self.packed is not None and self._weights() != self._state:
-            if self.weight.device.type == "cpu" and self.weight.dtype in ROWS:
-                self._pack()
-            else:
-                self.unpack()
+        """Pack the weight again where it is no longer the packed one, which is told by where it
+        lies, how often it was written, and some of its numbers, for writes through `.data` count
+        nowhere; give up where it cannot be packed."""
+        if self.packed is None:
+            return
+        weight, (start, version, sample) = self.weight, self._state
+        lies = weight.data_ptr() == start and version_of(weight) == version
+        if lies and torch.equal(self._sample, sample):
+            return
+        if weight.device.type == "cpu" and weight.dtype in ROWS:
+            self._pack()
+        else:
+            self.unpack()
 
     def unpack(self) -> None:
         """Give up the packed copy: someone else has one, or nobody will multiply a few rows."""
