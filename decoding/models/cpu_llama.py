@@ -205,7 +205,9 @@ def rotations(rotary: Any, length: int, dtype: torch.dtype) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (2104.09864, in the half-split layout of transformers). x: [B,
-    heads, n, d]."""
+    heads, n, d]; cos, sin: of the first r <= d dimensions, the others pass."""
+    if (turned := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat([rotate(x[..., :turned], cos, sin), x[..., turned:]], -1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 

@@ -6,13 +6,17 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from decoding.models.cached_lm import CachedLM
-from decoding.models.cpu_llama import FIXED_ROTATIONS
 from decoding.models.eagle.checkpoint import Checkpoint, read_tensors
-from decoding.models.eagle.formats import flavour_of, layer_config, no_llama, renamed
-from decoding.models.eagle.published import Flavour, PublishedDraft, PublishedModel
+from decoding.models.eagle.formats import (
+    flavour_of,
+    layer_config,
+    no_llama,
+    refuse_smaller_window,
+    renamed,
+)
+from decoding.models.eagle.published import Flavour, PublishedDraft, PublishedModel, rotary_of
 from decoding.models.options import (
     device_map_of,
     first_line,
@@ -36,15 +40,12 @@ def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) ->
         raise UserError(
             f"pair.draft_options: expected none for an EAGLE draft, got {more[0]}. Leave it away"
         )
+    refuse_smaller_window(checkpoint, target.max_length)
     tensors = renamed(read_tensors(checkpoint.weights))
     _refuse_packed(tensors, checkpoint)
     depth = target.hidden_states - 1
     flavour, config = flavour_of(checkpoint, tensors, depth), layer_config(checkpoint, tensors)
-    if config.rope_parameters["rope_type"] not in FIXED_ROTATIONS:
-        raise UserError(
-            f"pair.draft: expected a rope_type of {', '.join(sorted(FIXED_ROTATIONS))}, got"
-            f" {config.rope_parameters['rope_type']}. Give another draft"
-        )
+    _refuse_tied(tensors, checkpoint, target)
     _add_shared(tensors, config, target)
     vocabulary = _vocabulary(tensors, config.vocab_size)
     width = target.model.config.get_text_config().hidden_size
@@ -52,7 +53,7 @@ def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) ->
     _check(model, tensors, checkpoint)
     device, dtype = _place(cfg, target, tensors)
     model.load_state_dict({n: x.to(device, dtype) for n, x in tensors.items()}, assign=True)
-    model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
+    model.rotary_emb = rotary_of(config).to(device)
     pack_linears(model.requires_grad_(False))
     sizes = {"vocab_size": target.vocab_size, "max_length": cfg.max_length}
     return PublishedDraft(model, target, **sizes, vocabulary=vocabulary)
@@ -95,6 +96,21 @@ def _add_shared(tensors: dict[str, Tensor], config: Any, target: CachedLM) -> No
                 f" no {name}, got {config.hidden_size}. {OTHER}"
             )
         tensors[name] = weight
+
+
+def _refuse_tied(tensors: dict[str, Tensor], checkpoint: Checkpoint, target: CachedLM) -> None:
+    """Raises UserError where the output layer is said to be the embeddings and those are not the
+    target's: without one of its own a draft has the target's."""
+    says = checkpoint.config.get("transformer_layer_config") or checkpoint.config
+    own, shared = tensors.get("embed_tokens.weight"), target.model.get_input_embeddings()
+    if not says.get("tie_word_embeddings") or own is None or "lm_head.weight" in tensors:
+        return
+    weight = shared.weight.detach()
+    if own.shape != weight.shape or not torch.allclose(own.to(weight), weight, rtol=1e-2):
+        raise UserError(
+            "pair.draft: expected tie_word_embeddings false in its config.json, or the embeddings"
+            " of pair.target, got true and others. Give another draft"
+        )
 
 
 def _unfilled(config: Any, flavour: Flavour, says: int, width: int) -> PublishedModel:

@@ -8,6 +8,7 @@ f; EAGLE-1 makes them one before its layers, x = fc([e; f]).
 The first token of a text has no feature. Published drafts have no row for it; here it has one, as
 everywhere, that no other row sees (`without_first`)."""
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -85,7 +86,7 @@ class PublishedModel(LlamaPreTrainedModel):
         if flavour.final_norm:
             self.norm = LlamaRMSNorm(width, eps)
         self.lm_head = nn.Linear(width, says, bias=False)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = rotary_of(config)
 
     @staticmethod
     def _join_in(layer: Any, width: int, eps: float) -> None:
@@ -109,6 +110,16 @@ class PublishedModel(LlamaPreTrainedModel):
         joined = states.flatten(-2)
         fused: Tensor = self.fc(self.input_norm(joined) if flavour.norm_before_fc else joined)
         return fused
+
+
+def rotary_of(config: Any) -> LlamaRotaryEmbedding:
+    """Return the rotary embedding of the layers of `config`: of the first dimensions of each head
+    where `partial_rotary_factor` says so, which a Llama's ignores for the type "default"."""
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default" and rope.get("partial_rotary_factor", 1) != 1:
+        config = copy.deepcopy(config)
+        config.rope_parameters = rope | {"rope_type": "linear", "factor": 1.0}  # the same angles
+    return LlamaRotaryEmbedding(config)
 
 
 class PublishedForward:

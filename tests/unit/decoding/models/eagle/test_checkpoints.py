@@ -9,7 +9,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
+from transformers import PhiConfig
+from transformers.models.phi.modeling_phi import PhiRotaryEmbedding, apply_rotary_pos_emb
 
+from decoding.models.cpu_llama import rotate
 from decoding.models.eagle.published import PublishedDraft
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.pair import SETTINGS, open_pair
@@ -90,6 +93,58 @@ def test_each_flag_is_another_draft(tiny_pair_dir: Path, tmp_path: Path) -> None
     assert pair_identity(other)["draft"] != one
 
 
+@pytest.mark.parametrize("kind", ["default", "linear", "yarn"])
+def test_the_first_dimensions_of_a_head_are_rotated_where_it_says_so(
+    kind: str, tiny_pair_dir: Path, tmp_path: Path
+) -> None:
+    """By the angles that another family's own module gives, over as many dimensions."""
+    folder = written(tmp_path / "draft", "plain", "speculators")
+    scaling = {"rope_type": kind, "rope_theta": 500.0, "partial_rotary_factor": 2 / 3}
+    scaling |= {} if kind == "default" else {"factor": 2.0}
+    rope(folder, **scaling)
+    draft = opened(tiny_pair_dir, folder).draft
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "max_position_embeddings": 96}
+    config = PhiConfig(**sizes, rope_parameters=scaling)
+    x, position = torch.randn(1, 4, 1, 6).double(), torch.tensor([[7]])
+    cos, sin = PhiRotaryEmbedding(config)(x, position)
+    query, _ = apply_rotary_pos_emb(x[..., :4], x[..., :4], cos, sin)
+    found = rotate(x, *draft.network._rotation[:, position].unsqueeze(2))
+    torch.testing.assert_close(found, torch.cat([query, x[..., 4:]], -1))
+    whole = written(tmp_path / "whole", "plain", "speculators")
+    rope(whole, **scaling | {"partial_rotary_factor": 1.0})
+    pairs = [opened(tiny_pair_dir, path) for path in (folder, whole)]
+    assert not torch.allclose(*map(logits, pairs))
+    assert pair_identity(pairs[0])["draft"] != pair_identity(pairs[1])["draft"]
+
+
+def test_rotations_as_older_files_say_them(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    newer, older = (written(tmp_path / name, "plain", "speculators") for name in ("new", "old"))
+    rope(newer, rope_type="linear", factor=2.0, rope_theta=500.0, partial_rotary_factor=2 / 3)
+    scaling = {"type": "linear", "factor": 2.0}
+    inner(older, rope_parameters=None, rope_scaling=scaling, rope_theta=500.0)
+    inner(older, partial_rotary_factor=2 / 3)
+    wanted, found = (logits(opened(tiny_pair_dir, folder)) for folder in (newer, older))
+    assert torch.equal(wanted, found)
+
+
+def test_a_window_as_long_as_the_context_is_none(tiny_pair_dir: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / "draft", "plain", "speculators")
+    plain = logits(opened(tiny_pair_dir, folder))
+    inner(folder, sliding_window=16)
+    assert torch.equal(logits(opened(tiny_pair_dir, folder, max_length=16)), plain)
+    inner(folder, sliding_window=16, use_sliding_window=False)
+    assert torch.equal(logits(opened(tiny_pair_dir, folder)), plain)
+
+
+def test_a_tied_output_layer_is_the_target_s_or_refused(
+    tiny_pair_dir: Path, tmp_path: Path
+) -> None:
+    folder = write_eagle1(tmp_path / "draft", random_model(FLAVOURS["eagle1"]))
+    change(folder, tie_word_embeddings=True)
+    with pytest.raises(UserError, match="expected tie_word_embeddings false"):
+        opened(tiny_pair_dir, folder)
+
+
 def test_layers_that_are_not_named_are_the_usual_ones(tiny_pair_dir: Path, tmp_path: Path) -> None:
     folder = written(tmp_path / "draft", "plain", "speculators")
     change(folder, eagle_aux_hidden_state_layer_ids=None)
@@ -110,6 +165,10 @@ def reshape(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
 def inner(folder: Path, **values: object) -> None:
     config = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
     change(folder, transformer_layer_config=config | values)
+
+
+def rope(folder: Path, **values: object) -> None:
+    inner(folder, rope_parameters={"rope_type": "default", "rope_theta": 10000.0} | values)
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -137,6 +196,60 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another activation": (
         lambda f: inner(f, hidden_act="gelu"),
         "expected hidden_act silu in its config.json, got gelu",
+    ),
+    "an activation under another name": (
+        lambda f: inner(f, hidden_activation="gelu_pytorch_tanh"),
+        "expected hidden_activation silu in its config.json, got gelu_pytorch_tanh",
+    ),
+    "a scale of the logits": (
+        lambda f: inner(f, logit_scale=0.5),
+        "expected no logit_scale in its config.json, got 0.5",
+    ),
+    "a scale of attention": (
+        lambda f: inner(f, attention_multiplier=0.1),
+        "expected no attention_multiplier in its config.json, got 0.1",
+    ),
+    "a cap": (
+        lambda f: inner(f, final_logit_softcapping=30.0),
+        "expected no final_logit_softcapping in its config.json, got 30",
+    ),
+    "more layers": (
+        lambda f: inner(f, num_hidden_layers=2),
+        "expected num_hidden_layers 1, as its weights have in its config.json, got 2",
+    ),
+    "a norm that is none here": (
+        lambda f: change(f, norm_before_lm_head=True),
+        "expected no norm_before_lm_head in its config.json, got True",
+    ),
+    "a window": (
+        lambda f: inner(f, sliding_window=16),
+        "the whole context of 96 tokens, got sliding_window 16.* Set pair.max_length",
+    ),
+    "a window that is used": (
+        lambda f: inner(f, sliding_window=16, use_sliding_window=True),
+        "the whole context of 96 tokens, got sliding_window 16",
+    ),
+    "a layer with a window": (
+        lambda f: inner(
+            f, sliding_window=16, use_sliding_window=False, layer_types=["sliding_attention"]
+        ),
+        "the whole context of 96 tokens, got sliding_window 16",
+    ),
+    "half of three dimensions": (
+        lambda f: rope(f, partial_rotary_factor=0.5),
+        "expected partial_rotary_factor of an even number of 6 in its config.json, got 0.5",
+    ),
+    "rotations by layer": (
+        lambda f: inner(f, rope_parameters={"full_attention": {"rope_theta": 500.0}}),
+        "expected rope_parameters that are the same for all layers",
+    ),
+    "rotations that follow the text": (
+        lambda f: rope(f, rope_type="dynamic", factor=2.0),
+        "expected a rope_type of default, linear, llama3, yarn in its config.json, got dynamic",
+    ),
+    "two rotations": (
+        lambda f: inner(f, rope_theta=500.0),
+        "expected rope_parameters alone in its config.json, got other values in rope_theta",
     ),
     "another vocabulary": (
         lambda f: inner(f, vocab_size=40),
