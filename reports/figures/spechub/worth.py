@@ -63,8 +63,8 @@ def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
 def worth(harvest: Harvest) -> Worth:
     """Every position of a rollout has the weight that the path to it is accepted. Raises TooFewRows
     where none has any."""
-    names = ("known", "drafted", "accept_prob", "q_drawn", "rrsw_accept", "hub_accept")
-    names = (*names, "top_accept")
+    names = ["known", "drafted", "accept_prob", "q_drawn"]
+    names += ["rrsw_accept", "hub_accept", "top_accept"]
     records = read_records(harvest.folder, "rounds", "all", names)
     path, first = _reached(records), records["accept_prob"].double()
     if not path.any():
