@@ -25,6 +25,7 @@ from evaluation.replay.candidates import refuse_foreign_checkpoint
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import WALKS, Replayer
 from evaluation.tables import simulated as simulated_draft
+from predictors.base import read_config
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign_file, write_json
 from runtime.intervals import METHOD, Estimate
@@ -36,12 +37,18 @@ HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
 
 @dataclass(frozen=True)
 class Simulated:
-    """A method of the config: how it stops, and the arguments of its engine."""
+    """A method of the config: how it stops, the arguments of its engine, and its draft length."""
 
     name: str
     stop: Any
     serial: bool
     parts: Mapping[str, Any]
+    gamma: int
+
+    @property
+    def branch_steps(self) -> int | None:
+        """Most draft steps of a branch, its candidate included; None where there are none."""
+        return None if self.serial else 1 + settings_of(self.parts).continuation
 
     @property
     def value(self) -> float | None:
@@ -54,7 +61,7 @@ class Simulated:
     def counted(self, table: RolloutTable, value: float | None, cfg: DictConfig) -> Sums:
         """On every prompt of a table, with this value of its setting."""
         if self.serial:
-            replayer = Replayer(table, cfg.gamma)
+            replayer = Replayer(table, self.gamma)
             return Sums.serial(replayer.replay(self.stop.policy(table), value or 0.0), cfg.ratios)
         settings = settings_of(self.parts)
         if value is not None:
@@ -76,7 +83,7 @@ def main(cfg: DictConfig) -> None:
     found = {f"{c:g}": cell(cfg, methods, chosen_on, judged, c) for c in cfg.ratios}
     command = shlex.join([*MARK.split(), *sys.argv[1:]])
     write_json(out, {"command": command, **about(cfg, manifest), "cells": found})
-    pages = [page(cfg, c, rows) for c, rows in found.items()]
+    pages = [page(cfg, c, rows, methods) for c, rows in found.items()]
     heading = f"# {printable(manifest['pair']['name'])}"
     print("\n\n".join([heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]))
 
@@ -98,7 +105,26 @@ def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
         refuse_other_distributions(folder, manifest, "judge_data", str(cfg.data))
     for name in cfg.methods:
         if OmegaConf.select(cfg.method[name], "stop.checkpoint"):
-            refuse_foreign_checkpoint(Path(cfg.checkpoint), manifest, "checkpoint", cfg.gamma)
+            refuse_other_gamma(cfg, name)
+            refuse_foreign_checkpoint(
+                Path(cfg.checkpoint), manifest, "checkpoint", gamma_of(cfg, name)
+            )
+
+
+def gamma_of(cfg: DictConfig, name: str) -> int:
+    gamma: int = cfg.gammas.get(name, cfg.gamma)
+    return gamma
+
+
+def refuse_other_gamma(cfg: DictConfig, name: str) -> None:
+    """Of a method whose branches ask a predictor that was trained for another draft length."""
+    trained = read_config(Path(cfg.checkpoint), "checkpoint").get("gamma")
+    branches = "gamma_max" in (cfg.method[name].get("structure") or {})
+    if branches and trained != gamma_of(cfg, name):
+        raise UserError(
+            f"gammas.{name}: expected {trained}, the tokens that {cfg.checkpoint} was trained for,"
+            f" got {gamma_of(cfg, name)}. Give that, or another checkpoint"
+        )
 
 
 def refuse_reading_draft(cfg: DictConfig) -> None:
@@ -118,7 +144,7 @@ def simulated(cfg: DictConfig, name: str) -> Simulated:
     made = instantiate(configured(cfg, name).engine)
     parts = getattr(made, "keywords", {})
     serial = is_serial(getattr(made, "func", made), parts, key)
-    found = Simulated(name, parts["stop"], serial, parts)
+    found = Simulated(name, parts["stop"], serial, parts, gamma_of(cfg, name))
     if serial and not hasattr(found.stop, "policy"):
         raise UserError(
             f"{key}.stop: expected a rule that can be replayed, got {type(found.stop).__name__}."
@@ -130,12 +156,12 @@ def simulated(cfg: DictConfig, name: str) -> Simulated:
 
 
 def configured(cfg: DictConfig, name: str) -> DictConfig:
-    """The settings of a method, with the `gamma`, `candidates` and `checkpoint` of this run in
+    """The settings of a method, with the draft length, `candidates` and `checkpoint` of this run in
     their places."""
     found: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
     given = {
-        "structure": {"gamma_max": cfg.gamma, "candidates": cfg.candidates.get(name)},
-        "stop": {"gamma": cfg.gamma, "checkpoint": cfg.checkpoint},
+        "structure": {"gamma_max": gamma_of(cfg, name), "candidates": cfg.candidates.get(name)},
+        "stop": {"gamma": gamma_of(cfg, name), "checkpoint": cfg.checkpoint},
     }
     for part in (found, found["engine"]):  # the engine's own are copies
         for group, settings in given.items():
@@ -148,13 +174,14 @@ def configured(cfg: DictConfig, name: str) -> DictConfig:
 def tables(cfg: DictConfig, folder: str, methods: Sequence[Simulated]) -> RolloutTable:
     asked = [method.stop for method in methods if hasattr(method.stop, "predictions")]
     table = read_table(folder, "all", [BranchRecords(), *asked], cfg.pair)
-    refuse_short(table, cfg.gamma)
+    refuse_short(table, max(method.gamma for method in methods))
     return table
 
 
 def about(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[str, Any]:
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
-    names = ("data", "judge_data", "gamma", "candidates", "checkpoint", "method", "methods")
+    names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint"]
+    names += ["method", "methods"]
     return {
         **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
         **{name: settings[name] for name in names},
@@ -200,7 +227,7 @@ def values(
     """Whether it was tuned, and the value."""
     yield False, method.value
     if method.value is not None:
-        grid = method.grid(cfg.points, cfg.gamma)
+        grid = method.grid(cfg.points, method.gamma)
         spent = [method.counted(table, value, cfg).seconds[c].sum() for value in grid]
         yield True, grid[spent.index(min(spent))]
 
@@ -217,7 +244,9 @@ def rivals(
 # Reporting ----------------------------------------------------------------------------------------
 
 
-def page(cfg: DictConfig, c: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def page(
+    cfg: DictConfig, c: str, rows: Sequence[Mapping[str, Any]], methods: Sequence[Simulated]
+) -> str:
     """A table. An interval of a ratio over prompts stands behind it."""
     compared = [f"speed over {name}" for name in cfg.against]
     compared += [f"RB over {name}'s" for name in cfg.against]
@@ -230,7 +259,22 @@ def page(cfg: DictConfig, c: str, rows: Sequence[Mapping[str, Any]]) -> str:
         over = [row["over"][name][key] for key in ("speed", "rollback") for name in cfg.against]
         shown = [said(Estimate(*one)) for one in [*(row[fact] for fact in facts), *over]]
         lines.append(cells([row["method"], value, *shown]))
-    return "\n".join([*lines, "", METHOD])
+    return "\n".join([*lines, "", METHOD, *unequal_budgets(cfg, float(c), methods)])
+
+
+def unequal_budgets(cfg: DictConfig, c: float, methods: Sequence[Simulated]) -> Iterator[str]:
+    """A line for methods whose branches take longer than the target call that they run beside."""
+    longer = [(one, steps) for one in methods if (steps := one.branch_steps or 0) > c]
+    if longer:
+        named = ", ".join(f"{one.name} {steps}" for one, steps in longer)
+        equal = " ".join(
+            f"{'+' * (one.name not in cfg.gammas)}gammas.{one.name}={int(one.gamma - steps + c)}"
+            for one, steps in longer
+        )
+        yield (
+            f"Unequal budgets: a branch takes more draft steps than a target call lasts ({c:g}):"
+            f" {named}. Equal ones: {equal}, with a predictor trained so"
+        )
 
 
 def cells(values: Sequence[str]) -> str:

@@ -62,6 +62,11 @@ class Simulate(Group):
         Paths, "more harvests of the same pair and distributions, judged as one; []: `data` itself"
     ]
     gamma: Annotated[Count, "tokens of a draft, and of a branch, at most"]
+    gammas: Annotated[
+        dict[str, Count],
+        "by method, in its place: a predictor's branch has one token more, so that 9 is as long"
+        " as 10 of a method without",
+    ]
     candidates: Annotated[
         dict[str, Annotated[int, Field(ge=1, le=3)]],
         "by method, branches that it spawns at most, of three that a harvest records",
@@ -74,7 +79,8 @@ class Simulate(Group):
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
         unknown = dict(among("methods", values["methods"], values["method"]))
-        unknown |= among("candidates", list(values["candidates"]), values["method"])
+        for key in ("candidates", "gammas"):
+            unknown |= among(key, list(values[key]), values["method"])
         return {**unknown, **among("against", values["against"], dict.fromkeys(values["methods"]))}
 
 

@@ -71,14 +71,14 @@ def classes_of(stop: "StopRule | Classes", gamma: int, a_priori: bool) -> Classe
     return classes
 
 
-def tokens_after_candidate(classes: Classes, gamma: int, a_priori: bool) -> int:
-    """Most tokens of a branch after its candidate.
+def tokens_after_candidate(gamma: int, predicted: bool, a_priori: bool) -> int:
+    """Return the most tokens of a branch after its candidate. predicted: classes are those of a
+    predictor.
 
-    A predictor of classes is asked once the candidate of the accepted branch is committed, about
-    the next `gamma` tokens, as it was trained: that many are drawn. Elsewhere gamma counts the
-    draft's steps, of which the candidate is one."""
-    asked_after_it = classes.trained_gamma is not None and not a_priori
-    return gamma if asked_after_it else gamma - 1
+    A predictor is asked once the candidate of the accepted branch is committed, about the next
+    `gamma` tokens, as it was trained: that many are drawn. Elsewhere gamma counts the draft's
+    steps, of which the candidate is one."""
+    return gamma if predicted and not a_priori else gamma - 1
 
 
 @dataclass(frozen=True)

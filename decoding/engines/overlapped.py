@@ -134,8 +134,9 @@ class _Session:
             engine.branching,
             sampler.fork(),
         )
+        predicted = engine.classes.trained_gamma is not None
         self.continuation = tokens_after_candidate(
-            engine.classes, engine.branching.gamma_max, engine.a_priori
+            engine.branching.gamma_max, predicted, engine.a_priori
         )
         self.sampler = sampler.fork()
         self.watch = Stopwatch()

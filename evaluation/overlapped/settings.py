@@ -8,7 +8,7 @@ from typing import Any
 from hydra.utils import get_object
 from torch import Tensor
 
-from decoding.engines.branching import classes_of
+from decoding.engines.branching import classes_of, tokens_after_candidate
 from decoding.engines.fit import check_overlap_fit
 from decoding.sampling import top_tokens
 from decoding.stopping.policy import ALL
@@ -56,8 +56,8 @@ class Overlapped:
 
     @property
     def continuation(self) -> int:
-        """Most tokens after a candidate (`decoding.engines.branching.tokens_after_candidate`)."""
-        return self.gamma - (self.outcomes is None)
+        """Most tokens of a branch after its candidate; its draft steps are one more."""
+        return tokens_after_candidate(self.gamma, self.outcomes is not None, self.a_priori)
 
 
 def settings_of(parts: Mapping[str, Any]) -> Overlapped:

@@ -28,6 +28,7 @@ def test_every_method_has_its_rows(
     run(simulate, monkeypatch, *arguments, "judge_data=[data/greedy]", "pair.draft_mix=0.5")
     printed, found = capsys.readouterr().out, json.loads(Path(OUT).read_text())
     assert "## c = 10, gamma 3, 24 prompts" in printed and f"saved {OUT}" in printed
+    assert "Unequal budgets" not in printed  # of gamma 3 at most 4 steps
     assert "Simulated draft: mixed with the target, pair.draft_mix=0.5" in printed
     assert found["command"].startswith("python scripts/simulate.py pair.target=")
     rows = found["cells"]["4"]
@@ -40,6 +41,24 @@ def test_every_method_has_its_rows(
     for name in ("fixed", "adaedl", "specbranch"):
         assert by_name[name, True]["speedup"][0] >= by_name[name, False]["speedup"][0]
         assert by_name[name, True]["tokens_per_call"][0] > 1
+
+
+def test_branches_longer_than_a_target_call_are_named(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same gamma, a predictor's branch takes a step more; `gammas` makes them equal."""
+    methods = "methods=[pearl,specbranch]"
+    run(simulate, monkeypatch, *arguments, methods, "against=[pearl]", "ratios=[2,3]")
+    printed = capsys.readouterr().out
+    assert "lasts (2): pearl 3, specbranch 4. Equal ones:" in printed
+    assert "+gammas.pearl=2 gammas.specbranch=1, with" in printed
+    assert "lasts (3): specbranch 4. Equal ones: gammas.specbranch=2, with" in printed
+    equal = [methods, "against=[pearl]", "ratios=[4]", "gamma=4", "gammas.specbranch=3"]
+    run(simulate, monkeypatch, *arguments, *equal)
+    assert "Unequal budgets" not in capsys.readouterr().out
+    shorter = [*arguments, methods, "against=[pearl]", "gammas.specbranch=2"]
+    line = refused(simulate, monkeypatch, capsys, *shorter)
+    assert "gammas.specbranch: expected 3, the tokens that checkpoints/hrad was trained for" in line
 
 
 def test_a_draft_that_reads_its_target_cannot_run_beside_it(
@@ -65,6 +84,8 @@ def test_a_draft_that_reads_its_target_cannot_run_beside_it(
         ("gamma=5", "gamma: expected less than the 5 tokens of the harvest's rounds, got 5"),
         ("candidates.specbranch=4", "candidates.specbranch: expected a whole number from 1 to 3"),
         ("+candidates.token=1", "candidates: expected names among fixed, adaedl"),
+        ("+gammas.token=1", "gammas: expected names among fixed, adaedl"),
+        ("+gammas.pearl=5", "gamma: expected less than the 5 tokens of the harvest's rounds"),
         ("structure=dyspec", "structure: expected decoding.structures.chain.Chain in"),
         ("ratios=[]", "ratios: expected a list of different numbers above 0"),
         ("against=[token]", "against: expected names among fixed, adaedl"),

@@ -50,7 +50,7 @@ def parallel_drafts(evaluations: Sequence[Evaluation]) -> Figure:
         setting="drafts",
         name="parallel-drafts",
         title="Several whole drafts, each verified token by token or as a block",
-        source="HSD, multi-draft table",
+        source="HSD, table 2",
     )
 
 

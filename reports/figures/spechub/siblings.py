@@ -32,7 +32,8 @@ def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:
         name="sibling-rules",
         title="RRS, RRSw and SpecHub on binary trees",
         source=(
-            "SpecHub, table 5: tokens per target call (its tables 1 to 3: what siblings are worth)"
+            "SpecHub, tables 5 to 9: tokens per target call (its tables 1 to 3: what siblings are"
+            " worth)"
         ),
         kind="measured",
         n=extent(each),

@@ -27,7 +27,8 @@ NEEDS = "needs a harvest: python scripts/gen_data.py"
 @dataclass(frozen=True)
 class Worth:
     """Of one harvest. warps: of the target and of the draft; tokens: that weigh anything; sums: by
-    sibling law and candidate, [prompts, 2] each: the weight that is accepted, and all of it."""
+    sibling law and candidate, [prompts, 2] each: the weight at which that candidate is the accepted
+    one, and the weight of all positions."""
 
     warps: Any
     distributions: str
@@ -50,7 +51,7 @@ def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
     return Figure(
         name="sibling-worth",
         title="What siblings are worth",
-        source="SpecHub, tables 1 to 3: acceptance of the first and of the second draft",
+        source="SpecHub, tables 1 to 3: acceptance of the first and second draft, over all steps",
         kind="measured",
         n=f"{harvests[0].manifest['pair']['name']}, {prompts:,} prompts, {tokens:,} draft tokens",
         interval=METHOD,
@@ -62,13 +63,16 @@ def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
 def worth(harvest: Harvest) -> Worth:
     """Every position of a rollout has the weight that the path to it is accepted. Raises TooFewRows
     where none has any."""
-    names = ("known", "drafted", "accept_prob", "rrsw_accept", "hub_accept", "top_accept")
+    names = ["known", "drafted", "accept_prob", "q_drawn"]
+    names += ["rrsw_accept", "hub_accept", "top_accept"]
     records = read_records(harvest.folder, "rounds", "all", names)
     path, first = _reached(records), records["accept_prob"].double()
     if not path.any():
         raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")
+    beside = records["rrsw_accept"].double()
     accepted = {
-        "RRSw": torch.cat([first[..., None], records["rrsw_accept"].double()], -1),
+        "RRS": torch.stack([first, _with_replacement(beside, records["q_drawn"].double())], -1),
+        "RRSw": torch.cat([first[..., None], beside], -1),
         "SpecHub": records["hub_accept"].double(),
         "point masses": records["top_accept"].double(),
     }
@@ -91,12 +95,24 @@ def _reached(records: Records) -> Tensor:
     return torch.where(asked, before, 0.0)
 
 
+def _with_replacement(accept: Tensor, q: Tensor) -> Tensor:
+    """[rounds, gamma], acceptance of an i.i.d. second candidate if the first is rejected, from that
+    of one drawn without replacement.
+
+    accept: [rounds, gamma, 2], the latter's first, min(1, r (1 - q) / q') for the residual r and q'
+    of its token; q: [rounds, gamma], of the first candidate. An i.i.d. draw is the first candidate
+    again with probability q, and then rejected again; else it is the other's draw, accepted with
+    probability min(1, r / q')."""
+    return torch.minimum(accept[..., 0], 1 - q)
+
+
 def _each(path: Tensor, accept: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Every candidate, and any of them: the weight [rounds, gamma] that is accepted, and that is
-    put to the test. accept: [rounds, gamma, k], of each if its elder ones are rejected."""
+    """Every candidate, and any of them: the weight [rounds, gamma] at which it is the accepted one,
+    and the weight of the position. accept: [rounds, gamma, k], of each if its elder ones are
+    rejected."""
     left = path
     for candidate, chance in zip(CANDIDATES, accept.unbind(-1), strict=False):
-        yield candidate, left * chance, left
+        yield candidate, left * chance, path
         left = left * (1 - chance)
     yield ANY, path - left, path
 
@@ -133,10 +149,11 @@ def _builders(artifacts: Artifacts) -> list[Builder]:
 FIGURES = (
     Entry(
         "What siblings are worth",
-        "The probability that a candidate is accepted if its elder ones are rejected; positions"
-        " weigh as much as the path to them is likely to be accepted. From first to one of them is"
-        " what further rows of the target's call can buy. Point masses are the draft's most"
-        " probable tokens; a greedy draft has no second candidate under the other rules.",
+        "The probability that a candidate is the one that is accepted: its elder ones are rejected,"
+        " and it is not, so that the rows of a rule add up to the last one; positions weigh as much"
+        " as the path to them is likely to be accepted. From first to one of them is what further"
+        " rows of the target's call can buy. Point masses are the draft's most probable tokens; a"
+        " greedy draft has no second candidate under the other rules.",
         _builders,
     ),
 )

@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from decoding.verifiers.rrs import RrsVerifier
+from decoding.verifiers.rrsw import RrswVerifier
 from reports.figure import save
 from reports.figures.dyspec.masks import mask_order, trees
+from reports.figures.spechub.toy import RULES as RULES_OF
 from reports.figures.spechub.toy import (
     Distributions,
     distinct_pair,
     hub_pair,
     independent,
+    of_rule,
+    softmaxes,
     toy_acceptance,
     toy_distributions,
 )
@@ -37,6 +42,28 @@ def test_no_rule_passes_the_optimum_of_its_pairs(distributions: Distributions) -
         )
         assert row["one candidate"] <= row["RRS"] <= row["OTM, i.i.d. pairs"] + 1e-9  # type: ignore[operator]
         assert row["RRSw"] <= row["OTM, distinct pairs"] + 1e-9  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("name", "verifier", "pair"),
+    [("RRS", RrsVerifier(), independent), ("RRSw", RrswVerifier(), distinct_pair)],
+)
+def test_siblings_are_accepted_as_their_rule_says(name, verifier, pair) -> None:  # type: ignore[no-untyped-def]
+    """In closed form, against every pair and verdict enumerated."""
+    small = [one.pairs[0] for one in toy_distributions()[:2]]
+    for p, q in [*small, *softmaxes("uniform", 0.1, 0.5)[:1]]:
+        assert RULES_OF[name](p, q) == pytest.approx(of_rule(verifier, pair, p, q))
+
+
+def test_normal_logits_are_those_whose_cells_are_printed() -> None:
+    """OTM of i.i.d. pairs leads SpecHub at T = .5 and is behind it at T = .1."""
+    for temperature, leads in ((0.1, False), (0.5, True)):
+        pairs = softmaxes("normal", temperature, 0.7)
+        best, hub = (
+            sum(RULES_OF[rule](*pair) for pair in pairs)
+            for rule in ("OTM, i.i.d. pairs", "SpecHub")
+        )
+        assert (best > hub) is leads
 
 
 @pytest.mark.parametrize("distribution", [independent, distinct_pair, hub_pair])
