@@ -21,7 +21,7 @@ from torch import Tensor
 from data_gen.joined import joined
 from data_gen.own_tokens import may_merge
 from data_gen.records import Row, label
-from data_gen.requests import Request
+from data_gen.requests import SPLIT_BY, Request
 from data_gen.responses.generate import Answer, read_answers, uniforms
 from data_gen.responses.teacher_forcing import teacher_forced_answers
 from data_gen.room import Room, room_of
@@ -106,7 +106,8 @@ def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
 def settings_of(splits: Sequence[str], settings: HarvestSettings) -> dict[str, Any]:
     """What of a plan is known before a model is loaded. splits: of every prompt."""
     counts = {split: splits.count(split) for split in shards.SPLITS}
-    return {"schema_version": shards.SCHEMA_VERSION, "splits": counts, **settings.to_dict()}
+    head = {"schema_version": shards.SCHEMA_VERSION, "splits": counts, "split_by": SPLIT_BY}
+    return head | settings.to_dict()
 
 
 def _sha256(rows: Sequence[tuple[Any, ...]]) -> str:

@@ -61,9 +61,11 @@ def summary(manifest: dict[str, Any]) -> str:
         f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share
     )
     splits = ", ".join(f"{split} {count}" for split, count in manifest["splits"].items())
+    repeated = manifest.get("repeated_texts")
+    doubles = f"; {repeated:,} repeat the text of another, in its split" if repeated else ""
     given = f" of {manifest['given_tokens']:,} given" if manifest["given_tokens"] else ""
     rows = {
-        "prompts": f"{manifest['prompts']['count']:,} ({splits})",
+        "prompts": f"{manifest['prompts']['count']:,} ({splits}){doubles}",
         "response tokens": f"{found['response_tokens']:,}{given}",
         "mixed records": f"{counts['mixed']:,}",
         "  mean sum(min(p, q))": f"{found['overlap']:.3f}",

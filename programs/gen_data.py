@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from data_gen.harvest import Progress, harvest, outputs_on, plan, settings_of
 from data_gen.prompts import Prompt, load_prompts
-from data_gen.requests import Request, assign_splits, make_requests
+from data_gen.requests import Request, make_requests, repeats, split_prompts
 from data_gen.responses.external import Source, with_responses
 from data_gen.responses.log import NAME as ANSWERS
 from data_gen.settings import HarvestSettings
@@ -66,7 +66,7 @@ def main(cfg: DictConfig) -> None:
     with place.reporting(), progress_bar(requests, settings, place) as bar:
         harvest(pair, requests, settings, out, watch(bar, settings), place)
     if place.rank == 0:
-        manifest = finish(pair, requests, settings, out, cfg)
+        manifest = finish(pair, requests, settings, out, cfg, repeats(prompts))
         print(
             f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
             f"\nsaved {out}"
@@ -117,9 +117,7 @@ def known_settings(
 ) -> dict:
     """What of the plan is known before a response is asked for or a model is loaded. Raises
     UserError for shares that cannot be."""
-    splits = assign_splits(
-        [prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test
-    )
+    splits = split_prompts(prompts, cfg.splits.calibration, cfg.splits.test)
     kind = "external" if source.external else "generated"
     return {
         **settings_of(list(splits.values()), settings),
@@ -151,13 +149,20 @@ def watch(bar: tqdm, settings: HarvestSettings) -> Progress:
 
 
 def finish(
-    pair: ModelPair, requests: list[Request], settings: HarvestSettings, out: Path, cfg: DictConfig
+    pair: ModelPair,
+    requests: list[Request],
+    settings: HarvestSettings,
+    out: Path,
+    cfg: DictConfig,
+    repeated: int = 0,
 ) -> dict:
-    """Write the manifest, which makes the folder a dataset. Returns it."""
+    """Write the manifest, which makes the folder a dataset. Returns it. repeated: prompts with the
+    text of one before them."""
     whole = plan(pair, requests, settings)
     manifest = {
         **whole,
         "shares": {"calibration": cfg.splits.calibration, "test": cfg.splits.test},
+        "repeated_texts": repeated,
         "responses_from": OmegaConf.to_container(cfg.responses),
         "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
         "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma),
