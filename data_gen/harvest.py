@@ -27,7 +27,7 @@ from data_gen.responses.teacher_forcing import teacher_forced_answers
 from data_gen.room import Room, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
-from data_gen.storage.chunks import plan_id, save_chunk
+from data_gen.storage.chunks import DATES, plan_id, save_chunk
 from data_gen.storage.sharing import ALONE, Worker, open_chunks
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import dtypes
@@ -94,11 +94,13 @@ def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
     """Everything the shards depend on. Two harvests with equal plans may share a folder."""
     prompts = [(r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests]
     given = [(r.prompt_id, r.response.tolist()) for r in requests if r.response is not None]
+    dates = sorted({request.date for request in requests if request.date})
     return {
         "pair": pair_identity(pair),
         "dtypes": dtypes(pair),
         "prompts": {"count": len(requests), "sha256": _sha256(prompts)},
         "responses": _sha256(given) if given else "generated",
+        **({DATES: dates} if dates else {}),
         **settings_of([request.split for request in requests], settings),
     }
 

@@ -27,13 +27,14 @@ class Request:
     """A prompt ready for the models, to be harvested or decoded. tokens: [P] int64, at least 2 of
     them for a harvest; split: "train", "calibration" or "test", or "all" where no split was asked
     for; response: [T >= 1] int64, what the target has answered elsewhere (`data_gen.responses`), or
-    None."""
+    None; date: as of the prompt."""
 
     prompt_id: str
     dataset: str
     tokens: Tensor
     split: str
     response: Tensor | None = None
+    date: str | None = None
 
 
 def make_requests(
@@ -57,7 +58,8 @@ def make_requests(
             raise UserError(
                 f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer"
             )
-        requests.append(Request(prompt.id, prompt.dataset, tokens, splits[prompt.id]))
+        split = splits[prompt.id]
+        requests.append(Request(prompt.id, prompt.dataset, tokens, split, date=prompt.date))
     return requests
 
 

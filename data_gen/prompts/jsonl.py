@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from data_gen.prompts.prompt import Prompt, select
+from data_gen.prompts.prompt import Prompt, TemplateArguments, select
 from data_gen.prompts.rows import prompt_from_row, read_rows
 from runtime.settings.kinds import Count, Path, Text
 
@@ -17,6 +17,7 @@ def load_jsonl(
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ],
+    template: TemplateArguments = None,
 ) -> list[Prompt]:
     """Read `path`: the prompt in `field`; ``id``, ``dataset`` and ``category`` are used when
     present.
@@ -25,7 +26,7 @@ def load_jsonl(
     Raises UserError naming file and line.
     """
     prompts = [
-        prompt_from_row(row, f"{name}-{number}", name, field, chat, where)
+        prompt_from_row(row, f"{name}-{number}", name, field, chat, where, template)
         for where, number, row in read_rows(path, "dataset.path")
     ]
     return select(prompts, limit)

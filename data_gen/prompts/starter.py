@@ -4,10 +4,11 @@ this project."""
 import gzip
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from data_gen.prompts.prompt import Prompt, select
+from data_gen.prompts.prompt import Prompt, TemplateArguments, select
 from runtime.errors import UserError
 from runtime.settings.kinds import Count, Text
 
@@ -22,10 +23,12 @@ def load_starter(
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ],
+    template: TemplateArguments = None,
 ) -> list[Prompt]:
     """HumanEval problems, then the instructions. `name` is the config's name for the set, each half
     has its own."""
-    return select([*humaneval(chat), *instructions(chat)], limit)
+    prompts = select([*humaneval(chat), *instructions(chat)], limit)
+    return [replace(prompt, template=template or {}) for prompt in prompts]
 
 
 def humaneval(chat: bool) -> list[Prompt]:
