@@ -53,8 +53,9 @@ def main(cfg: DictConfig) -> None:
     known = known_settings(cfg, prompts, settings, source)
     if not cfg.estimate:
         refuse_others(out, known)
-    day = begun_on(out) or date.today().isoformat()
-    prompts = as_asked(prompts, load_tokenizer("target", cfg.pair), day, source.external)
+    if any(prompt.chat for prompt in prompts):
+        day = begun_on(out) or date.today().isoformat()
+        prompts = as_asked(prompts, load_tokenizer("target", cfg.pair), day, source.external)
     # Before models are loaded: a server may need the memory.
     given = source.fetch(prompts, settings, out, ask=not cfg.estimate)
     prompts = asked_on(prompts, given)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from data_gen.prompts.prompt import Prompt, TemplateArguments, select
+from data_gen.prompts.prompt import Prompt, select
 from data_gen.prompts.rows import prompt_from_row
 from runtime.errors import UserError
-from runtime.settings.kinds import Count, Text
+from runtime.settings.kinds import Arguments, Count, Text
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class HubPrompts:
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ]
-    template: TemplateArguments = None
+    template: Annotated[
+        Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
+    ] = None
 
     def __iter__(self) -> Iterator[Prompt]:
         """Raises UserError when the dataset cannot be loaded or has no such column."""

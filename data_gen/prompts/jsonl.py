@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from data_gen.prompts.prompt import Prompt, TemplateArguments, select
+from data_gen.prompts.prompt import Prompt, select
 from data_gen.prompts.rows import prompt_from_row, read_rows
-from runtime.settings.kinds import Count, Path, Text
+from runtime.settings.kinds import Arguments, Count, Path, Text
 
 
 def load_jsonl(
@@ -17,7 +17,9 @@ def load_jsonl(
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ],
-    template: TemplateArguments = None,
+    template: Annotated[
+        Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
+    ] = None,
 ) -> list[Prompt]:
     """Read `path`: the prompt in `field`; ``id``, ``dataset`` and ``category`` are used when
     present.

@@ -3,14 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from runtime.errors import UserError
-
-TemplateArguments = Annotated[
-    dict[str, Any] | None,
-    "arguments of the chat template, such as {enable_thinking: false}; a server is sent them too",
-]
 
 
 @dataclass(frozen=True)
