@@ -21,13 +21,13 @@ from torch import Tensor
 from data_gen.joined import joined
 from data_gen.own_tokens import may_merge
 from data_gen.records import Row, label
-from data_gen.requests import Request
+from data_gen.requests import SPLIT_BY, Request
 from data_gen.responses.generate import Answer, read_answers, uniforms
 from data_gen.responses.teacher_forcing import teacher_forced_answers
 from data_gen.room import Room, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
-from data_gen.storage.chunks import plan_id, save_chunk
+from data_gen.storage.chunks import DATES, plan_id, save_chunk
 from data_gen.storage.sharing import ALONE, Worker, open_chunks
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import dtypes
@@ -94,11 +94,13 @@ def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
     """Everything the shards depend on. Two harvests with equal plans may share a folder."""
     prompts = [(r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests]
     given = [(r.prompt_id, r.response.tolist()) for r in requests if r.response is not None]
+    dates = sorted({request.date for request in requests if request.date})
     return {
         "pair": pair_identity(pair),
         "dtypes": dtypes(pair),
         "prompts": {"count": len(requests), "sha256": _sha256(prompts)},
         "responses": _sha256(given) if given else "generated",
+        **({DATES: dates} if dates else {}),
         **settings_of([request.split for request in requests], settings),
     }
 
@@ -106,7 +108,8 @@ def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
 def settings_of(splits: Sequence[str], settings: HarvestSettings) -> dict[str, Any]:
     """What of a plan is known before a model is loaded. splits: of every prompt."""
     counts = {split: splits.count(split) for split in shards.SPLITS}
-    return {"schema_version": shards.SCHEMA_VERSION, "splits": counts, **settings.to_dict()}
+    head = {"schema_version": shards.SCHEMA_VERSION, "splits": counts, "split_by": SPLIT_BY}
+    return head | settings.to_dict()
 
 
 def _sha256(rows: Sequence[tuple[Any, ...]]) -> str:

@@ -16,6 +16,7 @@ from data_gen import labels
 from data_gen.own_tokens import Warps, own_tokens
 from data_gen.requests import Request
 from data_gen.responses.generate import Answer, Distributions, uniforms
+from data_gen.responses.surprisal import given_row
 from data_gen.rollouts import Drawn, Places, Rollouts, Texts, candidate_states, roll, roll_greedy
 from data_gen.room import Room
 from data_gen.settings import HarvestSettings
@@ -75,6 +76,8 @@ def label(
             "response_tokens": text.response,
             **embeddings(pair.target, torch.cat(named), settings),
         }
+        if request.response is not None:
+            responses["given"] = given_row(text.answer.distributions.excess.cpu())
         by_kind = {"rounds": rows[0], "mixed": rows[1], "responses": responses}
         found.append({kind: head | row for kind, row in by_kind.items()})
     return found

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from runtime.errors import UserError
 from runtime.files import file_hash
 
 AnyRequest = TypeVar("AnyRequest")
+SPLIT_BY = "text"  # what decides the split of a prompt, as plans record it
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,14 @@ class Request:
     """A prompt ready for the models, to be harvested or decoded. tokens: [P] int64, at least 2 of
     them for a harvest; split: "train", "calibration" or "test", or "all" where no split was asked
     for; response: [T >= 1] int64, what the target has answered elsewhere (`data_gen.responses`), or
-    None."""
+    None; date: as of the prompt."""
 
     prompt_id: str
     dataset: str
     tokens: Tensor
     split: str
     response: Tensor | None = None
+    date: str | None = None
 
 
 def make_requests(
@@ -48,7 +51,7 @@ def make_requests(
             f"max_new_tokens: with gamma, {new_tokens} tokens fill the context of {context}. Lower"
             " it"
         )
-    splits = assign_splits([prompt.id for prompt in prompts], calibration, test)
+    splits = split_prompts(prompts, calibration, test)
     requests = []
     for prompt in prompts:
         tokens = fitting(prompt, pair, new_tokens)
@@ -56,7 +59,8 @@ def make_requests(
             raise UserError(
                 f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer"
             )
-        requests.append(Request(prompt.id, prompt.dataset, tokens, splits[prompt.id]))
+        split = splits[prompt.id]
+        requests.append(Request(prompt.id, prompt.dataset, tokens, split, date=prompt.date))
     return requests
 
 
@@ -73,13 +77,12 @@ def requests_of_split(
     shares: of the prompts, "calibration" and "test"; drafted: the draft runs along the whole of
     each.
 
-    Raises UserError for an unknown split, prompts that do not fit, and as `assign_splits`.
+    Raises UserError for an unknown split, prompts that do not fit, and as `split_prompts`.
     """
     if split not in ("all", *SPLITS):
         raise UserError(f"split: {split!r} is unknown. Use all, {', '.join(SPLITS)}")
     if split != "all":
-        names = [prompt.id for prompt in prompts]
-        splits = assign_splits(names, shares["calibration"], shares["test"])
+        splits = split_prompts(prompts, shares["calibration"], shares["test"])
         prompts = [prompt for prompt in prompts if splits[prompt.id] == split]
     return [
         Request(prompt.id, prompt.dataset, fitting(prompt, pair, new_tokens, drafted), split)
@@ -112,7 +115,14 @@ def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], wh
     path = Path(data["folder"]) / "manifest.json"
     if not path.is_file() or file_hash(path) != data.get("sha256"):
         return
-    for name, theirs in json.loads(path.read_text(encoding="utf-8")).get("shares", {}).items():
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    if "shares" in manifest and manifest.get("split_by") != SPLIT_BY:
+        raise UserError(
+            f"splits: {data['folder']}, on which {where}, was split by the ids of its prompts, here"
+            " their texts decide: what is kept for tests differs. Harvest it anew, or, where it has"
+            " seen none of the prompts, set split=all"
+        )
+    for name, theirs in manifest.get("shares", {}).items():
         if shares[name] != theirs:
             raise UserError(
                 f"splits.{name}: {shares[name]} here, {theirs} in {data['folder']}, on which"
@@ -127,29 +137,45 @@ def spread(requests: Sequence[AnyRequest], count: int) -> list[AnyRequest]:
     return [requests[index * len(requests) // count] for index in range(count)]
 
 
-def assign_splits(prompt_ids: Sequence[str], calibration: float, test: float) -> dict[str, str]:
-    """Split by a hash of the prompt id, so that a prompt stays where it is when the set around it
-    changes.
+def split_prompts(prompts: Sequence[Prompt], calibration: float, test: float) -> dict[str, str]:
+    """Return the split of each prompt id, by a hash of the prompt's `normalised` text: prompts with
+    one text share a split, and stay in it whatever their ids and whatever set is around them.
 
-    Only in sets so small that a split would be empty are the nearest prompts moved over. Raises
-    UserError for fewer than three prompts or impossible shares."""
+    Only in sets so small that a split would be empty are the nearest texts moved over. calibration,
+    test: shares of the texts. Raises UserError for fewer than three texts or impossible shares."""
     if calibration <= 0 or test <= 0 or calibration + test >= 1:
         raise UserError(
             f"splits: calibration={calibration} and test={test} must be positive and leave room for"
             " train"
         )
-    if len(prompt_ids) < len(SPLITS):
+    texts = {prompt.id: normalised(prompt.text) for prompt in prompts}
+    place = {text: _unit_hash(text) for text in texts.values()}
+    if len(place) < len(SPLITS):
         raise UserError(
-            f"dataset: {len(prompt_ids)} prompts cannot be split three ways. Give at least 3"
+            f"dataset: {len(prompts)} prompts cannot be split three ways, different texts among"
+            f" them: {len(place)}. Give 3 different texts or more"
         )
-    place = {name: _unit_hash(name) for name in prompt_ids}
-    ranked = sorted(prompt_ids, key=lambda name: (place[name], name))
+    ranked = sorted(place, key=lambda text: (place[text], text))
     last = len(ranked) - 1
-    train = min(max(1, sum(place[name] < 1 - calibration - test for name in ranked)), last - 1)
-    known = min(max(train + 1, sum(place[name] < 1 - test for name in ranked)), last)
+    train = min(max(1, sum(place[text] < 1 - calibration - test for text in ranked)), last - 1)
+    known = min(max(train + 1, sum(place[text] < 1 - test for text in ranked)), last)
     sizes = (train, known - train, len(ranked) - known)
     names = [split for split, size in zip(SPLITS, sizes, strict=True) for _ in range(size)]
-    return dict(zip(ranked, names, strict=True))
+    split_of = dict(zip(ranked, names, strict=True))
+    return {name: split_of[text] for name, text in texts.items()}
+
+
+def normalised(text: str) -> str:
+    """Return `text` without what tells no two tasks apart: case, compatibility forms, blanks,
+    punctuation; where nothing else is in it, without blanks at its ends."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    words = "".join(" " if unicodedata.category(c)[0] in "PZC" else c for c in folded).split()
+    return " ".join(words) or folded.strip()
+
+
+def repeats(prompts: Sequence[Prompt]) -> int:
+    """Return how many prompts have the `normalised` text of one before them."""
+    return len(prompts) - len({normalised(prompt.text) for prompt in prompts})
 
 
 def _unit_hash(text: str) -> float:

@@ -14,6 +14,7 @@ from data_gen.harvest import answers_of, split_into_chunks
 from data_gen.joined import joined
 from data_gen.records import Row, label
 from data_gen.requests import Request, spread
+from data_gen.responses import surprisal
 from data_gen.responses.generate import Answer
 from data_gen.room import Room, room_of
 from data_gen.settings import HarvestSettings
@@ -61,13 +62,17 @@ def summary(manifest: dict[str, Any]) -> str:
         f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share
     )
     splits = ", ".join(f"{split} {count}" for split, count in manifest["splits"].items())
+    repeated = manifest.get("repeated_texts")
+    doubles = f"; {repeated:,} repeat the text of another, in its split" if repeated else ""
+    given_found, greedy = manifest.get("surprisal"), manifest["warp"]["temperature"] == 0
     given = f" of {manifest['given_tokens']:,} given" if manifest["given_tokens"] else ""
     rows = {
-        "prompts": f"{manifest['prompts']['count']:,} ({splits})",
+        "prompts": f"{manifest['prompts']['count']:,} ({splits}){doubles}",
         "response tokens": f"{found['response_tokens']:,}{given}",
         "mixed records": f"{counts['mixed']:,}",
         "  mean sum(min(p, q))": f"{found['overlap']:.3f}",
         "  mean min(1, p/q)": f"{found['accept_prob']:.3f}",
+        **(surprisal.lines(given_found, greedy) if given_found else {}),
         "rounds": f"{counts['rounds']:,}",
         "  mean accepted length": f"{mean:.2f} of {manifest['gamma']}",
         "  accepted lengths": shares,

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
+from data_gen.prompts import Prompt
+from data_gen.prompts.render import rendered
 from decoding.models.ends import end_ids
 from decoding.models.kv_cache import ATTENTION
+from decoding.models.options import first_line
 from drafts.chats import Chat
 from runtime.errors import UserError
 
@@ -99,14 +101,13 @@ def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[in
             " no chats. Use one that was trained on chats"
         )
     try:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
-        )
-    except (TemplateError, ValueError, TypeError) as error:
+        text, _ = rendered(Prompt("chats", "", "", mark), tokenizer)
+    except UserError as error:
+        reason = first_line(error.__cause__ or error)
         raise UserError(
-            f"pair.target: its chat template does not work ({error}). Use another target"
+            f"pair.target: its chat template does not work ({reason}). Use another target"
         ) from error
-    before, found, after = str(text).partition(mark)
+    before, found, after = text.partition(mark)
     end = tokenizer.eos_token
     if not (found and end and after.startswith(end)) or mark in after:
         raise UserError(

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
-from data_gen.requests import Request, requests_of_split
+from data_gen.requests import Request, normalised, requests_of_split
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.trace import Trace
@@ -116,11 +116,13 @@ def use_thresholds(
 def load_requests(
     cfg: DictConfig, pair: ModelPair, split: str, limit: int | None, besides: Sequence[Request] = ()
 ) -> list[Request]:
-    """`limit` prompts of the split, evenly spaced; of the whole set none of `besides`."""
+    """`limit` prompts of the split, evenly spaced; of the whole set none with a text of
+    `besides`."""
     prompts = load_prompts(cfg.dataset)
     if split == "all":
         aside = {(request.dataset, request.prompt_id) for request in besides}
-        prompts = [prompt for prompt in prompts if (prompt.dataset, prompt.id) not in aside]
+        texts = {normalised(p.text) for p in prompts if (p.dataset, p.id) in aside}
+        prompts = [prompt for prompt in prompts if normalised(prompt.text) not in texts]
     tokens, shares = cfg.max_new_tokens, cfg.splits
     return requests_of_split(prompts, pair, tokens, split, shares, limit, drafted=False)
 

@@ -1,5 +1,6 @@
 """Measure a part of the toolkit against the plain way to do the same, side by side."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from data_gen.harvest import Progress, label_chunk, split_into_chunks
 from data_gen.prompts import load_prompts
+from data_gen.prompts.render import prompt_ids
 from data_gen.records import Row
 from data_gen.requests import Request, make_requests, spread
 from data_gen.settings import HarvestSettings
@@ -209,6 +211,6 @@ def refuse_unfit_pair(pair: ModelPair, settings: DictConfig) -> None:
 
 def some_context(cfg: DictConfig, pair: ModelPair) -> Tensor:
     """[overlap.context] tokens: the longest prompt, as often as it takes."""
-    longest = max((prompt.text for prompt in load_prompts(cfg.dataset)), key=len)
-    tokens: Tensor = pair.tokenizer(longest, return_tensors="pt").input_ids[0]
+    longest = max(load_prompts(cfg.dataset), key=lambda prompt: len(prompt.text))
+    tokens = prompt_ids(longest, pair.tokenizer, sys.maxsize)
     return tokens.repeat(-(-cfg.overlap.context // len(tokens)))[: cfg.overlap.context]

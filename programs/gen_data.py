@@ -5,6 +5,7 @@ import shlex
 import shutil
 import sys
 import time
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,15 +15,17 @@ from tqdm import tqdm
 
 from data_gen.harvest import Progress, harvest, outputs_on, plan, settings_of
 from data_gen.prompts import Prompt, load_prompts
-from data_gen.requests import Request, assign_splits, make_requests
-from data_gen.responses.external import Source, with_responses
+from data_gen.prompts.render import as_asked
+from data_gen.requests import Request, make_requests, repeats, split_prompts
+from data_gen.responses import surprisal
+from data_gen.responses.external import Source, asked_on, with_responses
 from data_gen.responses.log import NAME as ANSWERS
 from data_gen.settings import HarvestSettings
 from data_gen.statistics import estimate, statistics, summary
 from data_gen.storage import chunks
 from data_gen.storage.dataset import read_manifest, verify
-from data_gen.storage.sharing import LOCK, Worker, refuse_others
-from decoding.models.loading import ModelPair, load_pair
+from data_gen.storage.sharing import LOCK, Worker, begun_on, refuse_others
+from decoding.models.loading import ModelPair, load_pair, load_tokenizer
 from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign
@@ -50,8 +53,12 @@ def main(cfg: DictConfig) -> None:
     known = known_settings(cfg, prompts, settings, source)
     if not cfg.estimate:
         refuse_others(out, known)
+    if any(prompt.chat for prompt in prompts):
+        day = begun_on(out) or date.today().isoformat()
+        prompts = as_asked(prompts, load_tokenizer("target", cfg.pair), day, source.external)
     # Before models are loaded: a server may need the memory.
     given = source.fetch(prompts, settings, out, ask=not cfg.estimate)
+    prompts = asked_on(prompts, given)
     place.share_cores()
     pair = load_pair(cfg.pair)
     pair.draft.refuse_missing(settings.layers.draft_layers)
@@ -66,11 +73,14 @@ def main(cfg: DictConfig) -> None:
     with place.reporting(), progress_bar(requests, settings, place) as bar:
         harvest(pair, requests, settings, out, watch(bar, settings), place)
     if place.rank == 0:
-        manifest = finish(pair, requests, settings, out, cfg)
+        manifest = finish(pair, requests, settings, out, cfg, repeats(prompts))
         print(
             f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
             f"\nsaved {out}"
         )
+        greedy = settings.warp.temperature == 0
+        if given and (line := surprisal.warning(manifest["surprisal"], greedy)):
+            print(line)
     elif not (out / chunks.MANIFEST).exists():
         print(f"process {place.rank + 1} of {place.size} is done. {WRITER}", file=sys.stderr)
 
@@ -117,9 +127,7 @@ def known_settings(
 ) -> dict:
     """What of the plan is known before a response is asked for or a model is loaded. Raises
     UserError for shares that cannot be."""
-    splits = assign_splits(
-        [prompt.id for prompt in prompts], cfg.splits.calibration, cfg.splits.test
-    )
+    splits = split_prompts(prompts, cfg.splits.calibration, cfg.splits.test)
     kind = "external" if source.external else "generated"
     return {
         **settings_of(list(splits.values()), settings),
@@ -151,15 +159,24 @@ def watch(bar: tqdm, settings: HarvestSettings) -> Progress:
 
 
 def finish(
-    pair: ModelPair, requests: list[Request], settings: HarvestSettings, out: Path, cfg: DictConfig
+    pair: ModelPair,
+    requests: list[Request],
+    settings: HarvestSettings,
+    out: Path,
+    cfg: DictConfig,
+    repeated: int = 0,
 ) -> dict:
-    """Write the manifest, which makes the folder a dataset. Returns it."""
+    """Write the manifest, which makes the folder a dataset. Returns it. repeated: prompts with the
+    text of one before them."""
     whole = plan(pair, requests, settings)
+    given = chunks.given_rows(out, whole)
     manifest = {
         **whole,
         "shares": {"calibration": cfg.splits.calibration, "test": cfg.splits.test},
+        "repeated_texts": repeated,
         "responses_from": OmegaConf.to_container(cfg.responses),
         "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
+        **({"surprisal": surprisal.surprisal(given)} if given else {}),
         "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma),
         **chunks.inventory(out, whole),
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),

@@ -21,10 +21,10 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Splits(Group):
-    """Shares of the prompts, by a hash of their id; the rest is for training."""
+    """Shares of the prompts, by a hash of their text; the rest is for training."""
 
     calibration: Annotated[
-        Share, "share of the prompts, by a hash of their id, that is for choosing settings"
+        Share, "share of the prompts, by a hash of their text, that is for choosing settings"
     ]
     test: Annotated[Share, "share that is for judging; what is left is for training"]
 

@@ -8,6 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from data_gen.prompts.prompt import Prompt, select
+from data_gen.prompts.render import refuse_arguments
 from runtime.errors import UserError
 
 __all__ = ["Prompt", "load_prompts"]
@@ -22,8 +23,10 @@ def load_prompts(cfg: DictConfig) -> list[Prompt]:
     if "name" not in cfg:
         raise UserError("dataset.name: expected a name, for tables, got none. Add it to the YAML")
     try:
-        return select(list(instantiate(cfg)), None)
+        prompts = select(list(instantiate(cfg, _convert_="all")), None)
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise
+    refuse_arguments(prompts)
+    return prompts

@@ -7,7 +7,7 @@ from typing import Annotated
 from data_gen.prompts.prompt import Prompt, select
 from data_gen.prompts.rows import prompt_from_row
 from runtime.errors import UserError
-from runtime.settings.kinds import Count, Text
+from runtime.settings.kinds import Arguments, Count, Text
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class HubPrompts:
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ]
+    template: Annotated[
+        Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
+    ] = None
 
     def __iter__(self) -> Iterator[Prompt]:
         """Raises UserError when the dataset cannot be loaded or has no such column."""
@@ -41,4 +44,4 @@ class HubPrompts:
 
     def _prompt(self, number: int, row: dict[str, object]) -> Prompt:
         name, where = f"{self.name}-{number}", f"{self.hub_id} row {number}"
-        return prompt_from_row(row, name, self.name, self.field, self.chat, where)
+        return prompt_from_row(row, name, self.name, self.field, self.chat, where, self.template)

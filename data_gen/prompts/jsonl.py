@@ -4,7 +4,7 @@ from typing import Annotated
 
 from data_gen.prompts.prompt import Prompt, select
 from data_gen.prompts.rows import prompt_from_row, read_rows
-from runtime.settings.kinds import Count, Path, Text
+from runtime.settings.kinds import Arguments, Count, Path, Text
 
 
 def load_jsonl(
@@ -17,6 +17,9 @@ def load_jsonl(
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ],
+    template: Annotated[
+        Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
+    ] = None,
 ) -> list[Prompt]:
     """Read `path`: the prompt in `field`; ``id``, ``dataset`` and ``category`` are used when
     present.
@@ -25,7 +28,7 @@ def load_jsonl(
     Raises UserError naming file and line.
     """
     prompts = [
-        prompt_from_row(row, f"{name}-{number}", name, field, chat, where)
+        prompt_from_row(row, f"{name}-{number}", name, field, chat, where, template)
         for where, number, row in read_rows(path, "dataset.path")
     ]
     return select(prompts, limit)

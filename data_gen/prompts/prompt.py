@@ -1,8 +1,9 @@
 """What a prompt is, and the checks every source shares."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from runtime.errors import UserError
 
@@ -11,9 +12,13 @@ from runtime.errors import UserError
 class Prompt:
     """One request to the target.
 
-    ``chat``: rendered as a user turn of the chat template; otherwise ``text`` is continued as it
-    stands. ``instruction`` precedes ``text`` in a user turn and is left out where the text is
-    continued."""
+    ``chat``: rendered as a user turn of the chat template, which gets the arguments ``template``;
+    otherwise ``text`` is continued as it stands. ``instruction`` precedes ``text`` in a user turn
+    and is left out where the text is continued.
+
+    ``date``: what the template is told when it asks for the time, as ISO 8601 has it; None: today.
+    ``parts``: the template takes content as a list alone. ``rendering``: a hash of the text
+    rendered at a fixed date, where it was asked for (`data_gen.prompts.render.as_asked`)."""
 
     id: str
     dataset: str
@@ -21,6 +26,10 @@ class Prompt:
     text: str
     instruction: str = ""
     chat: bool = True
+    template: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    date: str | None = None
+    parts: bool = False
+    rendering: str = ""
 
 
 def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:

@@ -1,20 +1,40 @@
 """From a prompt to the token ids a model is given; harvesting and decoding both come through
 here."""
 
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date, datetime, tzinfo
+from threading import Lock
+from typing import Any
+
 import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
 from data_gen.prompts.prompt import Prompt
+from decoding.models.options import first_line
 from runtime.errors import UserError
+
+MARK = "zqjxvk"  # behind a prompt, to tell whether a template shows what it is given
+_CLOCK = Lock()
+RESERVED = {"messages", "strftime_now", "raise_exception"} | {
+    *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+}
 
 
 def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int) -> torch.Tensor:
     """[n] int64 ids of `prompt`, 1 <= n <= `max_length` (the context less the room for a response).
 
     A chat prompt becomes a user turn followed by the header of the assistant's; any other is
-    encoded as it stands. Raises UserError when there are more ids than `max_length`, or no chat
-    template."""
-    ids = _chat_ids(prompt, tokenizer) if prompt.chat else tokenizer(prompt.text)["input_ids"]
+    encoded as it stands. Raises UserError when there are more ids than `max_length`, and as
+    `rendered`."""
+    if prompt.chat:  # the template writes its own special tokens
+        ids = tokenizer(rendered(prompt, tokenizer)[0], add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer(prompt.text)["input_ids"]
     if len(ids) > max_length:
         raise UserError(
             f"pair.max_length: the prompt {prompt.id} has {len(ids)} tokens, there is room for"
@@ -24,19 +44,128 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: i
     return torch.tensor(ids, dtype=torch.long)
 
 
-def _chat_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, bool]:
+    """Return the text of a chat prompt, its user turn and the header of the assistant's; and
+    whether the chat template takes content as a list of parts alone.
+
+    Raises UserError where there is no template, where it fails, or leaves the prompt out."""
     if not tokenizer.chat_template:
         raise UserError(
             "dataset.chat: this model has no chat template. Set dataset.chat=false to continue the"
             " text"
         )
-    text = tokenizer.apply_chat_template(turns(prompt), add_generation_prompt=True, tokenize=False)
-    return tokenizer(text, add_special_tokens=False)[
-        "input_ids"
-    ]  # the template writes its own special tokens
+    failure = UserError(
+        f"dataset.chat: the chat template does not show the text of the prompt {prompt.id}, given"
+        " as a string or as a list. Set dataset.template to what it wants, or dataset.chat=false"
+    )
+    for parts in (False, True):
+        whole = replace(prompt, parts=parts)
+        marked = replace(whole, text=prompt.text + MARK)
+        try:
+            text = _applied(whole, tokenizer)
+            if _shows(_applied(marked, tokenizer), marked) and _shows(text, whole):
+                return text, parts
+        except UserError as error:
+            failure = error if not parts else failure
+    raise failure
 
 
-def turns(prompt: Prompt) -> list[dict[str, str]]:
-    """The chat that asks for a response to `prompt`, as chat templates and servers take it."""
-    content = f"{prompt.instruction}\n\n{prompt.text.strip()}".strip()
-    return [{"role": "user", "content": content}]
+def as_asked(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, day: str, elsewhere: bool
+) -> list[Prompt]:
+    """Return the prompts with what a harvest has to know about their rendering: `Prompt.date`
+    (`day` where the template reads the clock), `Prompt.parts` and `Prompt.rendering`.
+
+    elsewhere: whether another program answers them. Raises UserError where that cannot render them
+    alike, and as `rendered`."""
+    return [
+        _as_asked(prompt, tokenizer, day, elsewhere) if prompt.chat else prompt
+        for prompt in prompts
+    ]
+
+
+def _as_asked(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, day: str, elsewhere: bool
+) -> Prompt:
+    text, parts = rendered(replace(prompt, date="2001-02-03"), tokenizer)
+    tomorrow, later = (
+        _applied(replace(prompt, parts=parts, date=moment), tokenizer) != text
+        for moment in ("2012-11-10", "2001-02-03T14:15:16")
+    )
+    if elsewhere and later:
+        raise UserError(
+            f"dataset.chat: the chat template writes the time of day into the prompt {prompt.id},"
+            " which answers made elsewhere do not share. Use responses=generate, or"
+            " dataset.chat=false"
+        )
+    return replace(
+        prompt,
+        date=day if tomorrow or later else None,
+        parts=parts,
+        rendering=hashlib.sha256(text.encode()).hexdigest()[:16],
+    )
+
+
+def _shows(text: str, prompt: Prompt) -> bool:
+    """Blanks aside: many templates trim what they are given."""
+    return " ".join(_content(prompt).split()) in " ".join(text.split())
+
+
+def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    try:
+        with _stopped_clock(datetime.fromisoformat(prompt.date or date.today().isoformat())):
+            text = tokenizer.apply_chat_template(
+                turns(prompt), add_generation_prompt=True, tokenize=False, **prompt.template
+            )
+    except Exception as error:  # a template is somebody else's program, which may raise anything
+        raise UserError(
+            f"dataset.chat: the chat template refuses the prompt {prompt.id} ({first_line(error)})."
+            " Set dataset.template to what it wants, or dataset.chat=false"
+        ) from error
+    return str(text)
+
+
+@contextmanager
+def _stopped_clock(moment: datetime) -> Iterator[None]:
+    """Let chat templates read `moment` from the clock, which transformers asks by this name."""
+
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return moment
+
+    with _CLOCK:
+        before = chat_template_utils.datetime
+        chat_template_utils.datetime = Stopped
+        try:
+            yield
+        finally:
+            chat_template_utils.datetime = before
+
+
+def turns(prompt: Prompt) -> list[dict[str, Any]]:
+    """Return the chat that asks for a response to `prompt`, for chat templates and servers."""
+    content = _content(prompt)
+    whole = [{"type": "text", "text": content}] if prompt.parts else content
+    return [{"role": "user", "content": whole}]
+
+
+def _content(prompt: Prompt) -> str:
+    return f"{prompt.instruction}\n\n{prompt.text}" if prompt.instruction else prompt.text
+
+
+def refuse_arguments(prompts: Sequence[Prompt]) -> None:
+    """Raise UserError for arguments of a chat template that is not used, and for those that no
+    template may be given."""
+    for prompt in prompts:
+        if prompt.template and not prompt.chat:
+            raise UserError(
+                f"dataset.template: expected no arguments, got {dict(prompt.template)}: the text of"
+                f" {prompt.id} is continued without a chat template. Set dataset.chat=true, or"
+                " leave them out"
+            )
+        if wrong := RESERVED & set(prompt.template):
+            raise UserError(
+                f"dataset.template: expected arguments of the chat template, got {min(wrong)},"
+                " which is no argument of its own. Leave it out"
+            )

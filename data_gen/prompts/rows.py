@@ -39,7 +39,13 @@ def text_of(row: Mapping[str, Any], field: str, key: str, where: str) -> str:
 
 
 def prompt_from_row(
-    row: Mapping[str, Any], default_id: str, name: str, field: str, chat: bool, where: str
+    row: Mapping[str, Any],
+    default_id: str,
+    name: str,
+    field: str,
+    chat: bool,
+    where: str,
+    template: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """The prompt in `field` of a row; ``id``, ``dataset`` and ``category`` are used when present.
     Raises UserError naming `where` the row is."""
@@ -50,6 +56,7 @@ def prompt_from_row(
         str(row.get("category", "")),
         text,
         chat=chat,
+        template=template or {},
     )
     if not all(map(is_text, (prompt.id, prompt.dataset, prompt.category))):
         raise UserError(

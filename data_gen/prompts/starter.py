@@ -4,12 +4,13 @@ this project."""
 import gzip
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from data_gen.prompts.prompt import Prompt, select
 from runtime.errors import UserError
-from runtime.settings.kinds import Count, Text
+from runtime.settings.kinds import Arguments, Count, Text
 
 HUMANEVAL_PROBLEMS = 82  # the other 82 stay unseen, for evaluation
 COMPLETE = "Complete the following Python function. Reply with the whole function."
@@ -22,10 +23,14 @@ def load_starter(
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ],
+    template: Annotated[
+        Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
+    ] = None,
 ) -> list[Prompt]:
     """HumanEval problems, then the instructions. `name` is the config's name for the set, each half
     has its own."""
-    return select([*humaneval(chat), *instructions(chat)], limit)
+    prompts = select([*humaneval(chat), *instructions(chat)], limit)
+    return [replace(prompt, template=template or {}) for prompt in prompts]
 
 
 def humaneval(chat: bool) -> list[Prompt]:

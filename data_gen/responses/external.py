@@ -3,6 +3,7 @@ that the models are run along."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
@@ -29,13 +30,15 @@ CALLS = ("tool_calls", "function_call")  # of responses whose ids are, but not t
 class ExternalResponse:
     """One response. content: text or token ids; finished: it was not cut for its length; where:
     config key and line it came from, with which errors about it begin; stopped_by: the token id or
-    the text that ended it, where that was told."""
+    the text that ended it, where that was told; date: of the day it was asked for, where the chat
+    template reads the clock."""
 
     prompt_id: str
     content: str | Sequence[int]
     finished: bool
     where: str
     stopped_by: int | str | None = None
+    date: str | None = None
 
 
 class Source(Protocol):
@@ -97,7 +100,30 @@ def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
             " ended it at once"
         )
         raise UserError(f"{where} has an empty response. {remedy}")
-    return ExternalResponse(str(name), content, finished, where, stopped_by)
+    return ExternalResponse(str(name), content, finished, where, stopped_by, day_of(row, where))
+
+
+def day_of(row: Mapping[str, Any], where: str) -> str | None:
+    """Return the `date` of a response, where it has one. Raises UserError where it is none."""
+    day = row.get("date")
+    try:
+        return None if day is None else date.fromisoformat(day).isoformat()
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{where} has a date that is none ({day}). Write it as 2026-01-31, or leave it out"
+        ) from error
+
+
+def asked_on(
+    prompts: Sequence[Prompt], responses: Mapping[str, ExternalResponse] | None
+) -> list[Prompt]:
+    """Return the prompts as their responses saw them: with the dates of those, where the chat
+    template reads the clock."""
+    dates = {name: response.date for name, response in (responses or {}).items()}
+    return [
+        replace(prompt, date=prompt.date and (dates.get(prompt.id) or prompt.date))
+        for prompt in prompts
+    ]
 
 
 def is_ids(value: object) -> TypeGuard[list[int]]:

@@ -48,7 +48,8 @@ class Distributions:
     drawn from q; q, accept: [n], the candidate's draft probability and min(1, p / q); overlap: [n],
     sum(min(p, q)); q_drawn, q_max, q_margin, q_entropy: [n], of the candidate
     (`predictors.features.draft_statistics.q_stats`); top_token: [n, 3], and what is known of its
-    siblings (`data_gen.siblings`)."""
+    siblings (`data_gen.siblings`); excess: [n], of a given token -log p - H(p), in nats, infinite
+    where p = 0; 0 for a drawn one."""
 
     response: Tensor
     candidate: Tensor
@@ -64,6 +65,7 @@ class Distributions:
     rrsw_accept: Tensor
     hub_accept: Tensor
     top_accept: Tensor
+    excess: Tensor
 
     @classmethod
     def join(cls, parts: "Sequence[Distributions]") -> "Distributions":
@@ -252,8 +254,9 @@ def compare(
     """
     own, whole, q = warps.own, warps.target.probs(p_logits), warps.draft.probs(q_logits)
     unwarped_q = q if warps.draft == Warp() else Warp().probs(q_logits)
-    response = draw_from(warps.target, whole, uniform[:, 0])
+    response, excess = draw_from(warps.target, whole, uniform[:, 0]), whole.new_zeros(len(whole))
     if given is not None:
+        excess = -at(whole, given).log() - torch.special.entr(whole).sum(-1)
         response = torch.where(at(whole, given) > 0, given, response)
     p, candidate = own.merged(whole), draw_from(warps.draft, q, uniform[:, 1])
     p_drawn, q_drawn, top = at(p, candidate), at(q, candidate), top_tokens(q_logits)
@@ -270,6 +273,7 @@ def compare(
         **q_stats(unwarped_q, candidate),
         top_token=own.ids(top),
         **vars(others) | {"rrsw_token": own.ids(others.rrsw_token)},
+        excess=excess,
     )
 
 

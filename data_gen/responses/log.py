@@ -132,7 +132,6 @@ def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
 
 
 def digest(prompt: Prompt) -> str:
-    """Of what is asked."""
-    return hashlib.sha256(
-        json.dumps([prompt.instruction, prompt.text, prompt.chat]).encode()
-    ).hexdigest()[:16]
+    """Of what is asked; of a chat prompt that was rendered, of its rendering too."""
+    what = [prompt.instruction, prompt.text, prompt.chat, prompt.rendering]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]

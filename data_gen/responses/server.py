@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from tqdm import tqdm
 from data_gen.prompts import Prompt
 from data_gen.prompts.render import turns
 from data_gen.responses.external import CALLS, ExternalResponse, is_ids
+from data_gen.responses.fields import ARGUMENTS, asked_by, refuse_changes, refuse_other_arguments
 from data_gen.responses.log import ResponseLog, open_log
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
@@ -85,7 +87,12 @@ class Server:
     ) -> dict[str, ExternalResponse]:
         """Ask for the responses that `out` has not got yet. Raises UserError when one cannot be
         had; what has arrived stays."""
-        with open_log(out, self.asked(settings)) as log:
+        fields = self.asked(settings)
+        for prompt in prompts:
+            refuse_other_arguments(fields, prompt)
+        if prompts and prompts[0].template:
+            fields |= {ARGUMENTS: dict(prompts[0].template)}
+        with open_log(out, fields) as log:
             missing = log.missing(list(prompts))
             if missing and not ask:
                 raise UserError(
@@ -98,8 +105,10 @@ class Server:
 
     def asked(self, settings: HarvestSettings) -> dict[str, Any]:
         """The fields of every request. `top_k` is no part of OpenAI's API: sent only where it is
-        used."""
+        used. Raises UserError where `extra` would change what is asked."""
         warp = settings.warp
+        extra = OmegaConf.to_container(OmegaConf.create(self.extra))
+        refuse_changes(extra, {"model": self.model, **asked_by(settings)})
         return {
             "model": self.model,
             "temperature": warp.temperature,
@@ -107,7 +116,7 @@ class Server:
             **({"top_k": warp.top_k} if warp.top_k else {}),
             "max_tokens": settings.max_new_tokens,
             "seed": settings.seed,  # each prompt gets its own, made of this one
-            **OmegaConf.to_container(OmegaConf.create(self.extra)),  # type: ignore[dict-item]
+            **extra,  # type: ignore[dict-item]
         }
 
     async def _ask_all(
@@ -150,8 +159,14 @@ class Server:
         address = f"{self.url.rstrip('/')}/{'chat/completions' if prompt.chat else 'completions'}"
         for attempt in range(self.retries + 1):
             try:
+                day = today()
                 reply = await asyncio.wait_for(client.post(address, json=body), self.timeout)
-                return self._answer(prompt, reply)
+                answer = self._answer(prompt, reply)
+                if prompt.date is None:
+                    return answer
+                if day != today():
+                    raise Passing("a new day, which the prompt tells")
+                return {**answer, "date": day}
             except (TimeoutError, Passing, httpx.TransportError, httpx.DecodingError) as error:
                 problem = self._first_line(str(error) or type(error).__name__)
             if attempt < self.retries:
@@ -236,8 +251,17 @@ class Server:
 
 
 def question(prompt: Prompt) -> dict[str, Any]:
-    """A chat turn, or a text to be continued as it stands."""
-    return {"messages": turns(prompt)} if prompt.chat else {"prompt": prompt.text}
+    """A chat turn with the arguments of the chat template, or a text to be continued as it
+    stands."""
+    if not prompt.chat:
+        return {"prompt": prompt.text}
+    arguments = {ARGUMENTS: dict(prompt.template)} if prompt.template else {}
+    return {"messages": turns(prompt), **arguments}
+
+
+def today() -> str:
+    """The date on this machine."""
+    return date.today().isoformat()
 
 
 def seed_of(seed: int, prompt_id: str) -> int:

@@ -30,6 +30,7 @@ from runtime.errors import UserError
 from runtime.json_files import Form, Length, OpenForm, Size, digest, read_json, write_checksummed
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
+DATES = "dates"  # in a plan: what the chat template was told when it asked, where it did
 _FILE = re.compile(rf"(?:{'|'.join(SCHEMAS)})-[0-9]{{5,}}\.parquet|chunk-[0-9]{{5,}}\.json")
 
 
@@ -69,6 +70,7 @@ def save_chunk(
         "prompts": len(rows["responses"]),
         "tokens": tokens,
         "shards": shards,
+        "given": [row["given"] for row in rows["responses"] if "given" in row],
     }
     write_checksummed(folder / marker_name(index), marker)
 
@@ -151,6 +153,12 @@ def inventory(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def given_rows(folder: Path, plan: Mapping[str, Any]) -> list[list[float]]:
+    """Return what the markers of a finished harvest say of each given response."""
+    markers = (read_marker(folder, index, plan_id(plan)) for index in range(chunk_count(plan)))
+    return [row for marker in markers for row in marker.get("given", [])]
+
+
 def content_hash(records: Iterable[str]) -> str:
     return hashlib.sha256("".join(sorted(records)).encode()).hexdigest()
 
@@ -195,13 +203,15 @@ class MarkedShard(Shard):
 
 
 class Marker(Form):
-    """The completion marker of a chunk."""
+    """The completion marker of a chunk. given: of each given response what
+    `data_gen.responses.surprisal.given_row` says."""
 
     plan: str
     chunk: Size
     prompts: Size
     tokens: Size
     shards: list[MarkedShard]
+    given: list[list[float]] = []
     checksum: str
 
     @field_validator("shards")

@@ -188,6 +188,16 @@ def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
     _refuse_changes(folder, made_with, plan)
 
 
+def begun_on(folder: Path) -> str | None:
+    """Return the date that the prompts of the harvest in `folder` were rendered with, where there
+    is such a harvest and its chat template reads the clock."""
+    try:
+        dates = read_json(folder / chunks.PLAN, Settings, "out", "").get(chunks.DATES)
+    except UserError:
+        return None
+    return str(dates[0]) if dates else None
+
+
 def refuse_others(folder: Path, known: dict[str, Any]) -> None:
     """Raise UserError where the shards in `folder` were made with other settings than the `known`
     ones of a plan, whose responses are "generated" or "external". A plan that cannot be read is

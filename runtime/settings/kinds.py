@@ -130,6 +130,7 @@ Address = Annotated[
     Says("an address such as http://127.0.0.1:8000/v1, without user name, password, query or"
          " fragment"),
 ]  # fmt: skip
+Arguments = Annotated[dict[str, Any], Says("arguments by name, such as {enable_thinking: false}")]
 Variable = Annotated[
     str, Field(pattern="^[A-Z_][A-Z0-9_]*$"), Unshown(),
     Says("the name of an environment variable, such as API_KEY"),

@@ -132,7 +132,12 @@ CASES = [
     ),
     Case("an object without the field", HARVEST, ["dataset.field=question"]),
     Case("an empty prompt file", HARVEST, [], write("prompts.jsonl", "")),
-    Case("a prompt of one token", HARVEST, [], write("prompts.jsonl", '{"prompt": "w1"}\n' * 3)),
+    Case(
+        "a prompt of one token",
+        HARVEST,
+        [],
+        write("prompts.jsonl", '{"prompt": "w1"}\n{"prompt": "w2"}\n{"prompt": "w3"}\n'),
+    ),
     Case(
         "two prompts with one id",
         HARVEST,

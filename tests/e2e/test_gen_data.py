@@ -221,7 +221,10 @@ def test_responses_from_a_file_and_from_a_server(
     assert asked["responses"] == read["responses"] != "generated"
     assert asked["responses_from"]["model"] == "tiny"
     taken, given = read["statistics"]["response_tokens"], read["given_tokens"]
-    assert taken == given and f"{taken:,} of {given:,} given" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert taken == given and f"{taken:,} of {given:,} given" in printed
+    assert asked["surprisal"] == read["surprisal"] and read["surprisal"]["prompts"] == 9
+    assert f"-log p(token) - H(p)    {read['surprisal']['mean']:+.3f} nats a token (" in printed
     assert read["responses_from"]["path"] == "data/server/answers.jsonl"
     for kind in ("responses", "rounds", "mixed"):
         ours, theirs = (read_shard_rows(f"data/{name}", kind) for name in ("file", "server"))
@@ -238,6 +241,7 @@ def test_responses_from_a_file_and_from_a_server(
     assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, (
         "as far as the target says it"
     )
+    assert "given = argmax" in capsys.readouterr().out
 
 
 def test_a_changed_answer_is_found(

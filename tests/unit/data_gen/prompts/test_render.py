@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data_gen.prompts import Prompt
-from data_gen.prompts.render import prompt_ids
+from data_gen.prompts.render import as_asked, prompt_ids, refuse_arguments, rendered, turns
 from runtime.errors import UserError
 
 TEMPLATE = (
@@ -32,6 +34,73 @@ def test_chat_prompt_is_a_user_turn_and_the_assistant_header(
 ) -> None:
     prompt = Prompt("a", "d", "c", "hello world", instruction="complete")
     assert words(prompt, tokenizer) == ["<user>", "complete", "hello", "world", "<assistant>"]
+
+
+PARTS = (
+    "{% for m in messages %}<{{ m['role'] }}>{% for part in m['content'] %}"
+    "{% if part['type'] == 'text' %} {{ part['text'] }} {% endif %}{% endfor %}{% endfor %}"
+)
+STRICT = "{% if messages[0]['content'] is string %}{{ raise_exception('no strings') }}{% endif %}"
+
+
+@pytest.mark.parametrize("template", [PARTS, STRICT + PARTS])
+def test_a_template_that_takes_lists_gets_one(
+    template: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer.chat_template = template
+    assert words(Prompt("a", "d", "c", "hello user"), tokenizer)[:2] == ["<user>", "hello"]
+    asked = as_asked([Prompt("a", "d", "c", "hello")], tokenizer, "2026-01-02", elsewhere=True)
+    assert turns(asked[0])[0]["content"] == [{"type": "text", "text": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("<user>", "does not show the text of the prompt a, given as a string or as a list"),
+        ("{{ raise_exception('roles must alternate') }}", r"refuses the prompt a \(roles must"),
+        ("{{ messages[0]['content'] + 1 }}", r"refuses the prompt a \(can only concatenate"),
+        ("{{ 1 // 0 }}", "refuses the prompt a"),
+        ("{{ messages[0].content | nothing }}", "refuses the prompt a"),
+        ("{% for m in messages %}", "refuses the prompt a"),
+    ],
+)
+def test_a_template_that_fails_is_refused_in_a_line(
+    template: str, message: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=rf"^dataset\.chat: the chat template {message}") as error:
+        prompt_ids(Prompt("a", "d", "c", "user"), tokenizer, 10)
+    assert "\n" not in str(error.value)
+
+
+def test_blanks_around_a_prompt_are_kept(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = Prompt("a", "d", "c", "    return 1\n", "complete")
+    assert "<user> complete\n\n    return 1\n <assistant>" == rendered(prompt, tokenizer)[
+        0
+    ].replace("  <", " <")
+    assert turns(replace(prompt, instruction=""))[0]["content"] == "    return 1\n"
+
+
+def test_arguments_reach_the_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = TEMPLATE + "{% if not thinking %} ? {% endif %}"
+    thinks = Prompt("a", "d", "c", "hello", template={"thinking": True})
+    assert len(words(replace(thinks, template={}), tokenizer)) == len(words(thinks, tokenizer)) + 1
+    for bad in (replace(thinks, chat=False), replace(thinks, template={"tokenize": True})):
+        with pytest.raises(UserError, match=r"^dataset\.template: "):
+            refuse_arguments([bad])
+
+
+def test_a_template_s_clock_stands_still(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = "{{ strftime_now('%d %B %Y %H:%M:%S.%f') }} " + TEMPLATE
+    prompt = Prompt("a", "d", "c", "hello")
+    asked = as_asked([prompt], tokenizer, "2026-01-02", elsewhere=False)[0]
+    text = rendered(asked, tokenizer)[0]
+    assert text.startswith("02 January 2026 00:00:00.000000") and asked.date == "2026-01-02"
+    assert rendered(prompt, tokenizer) == rendered(prompt, tokenizer)
+    with pytest.raises(UserError, match=r"^dataset\.chat: .* time of day"):
+        as_asked([prompt], tokenizer, "2026-01-02", elsewhere=True)
+    tokenizer.chat_template = TEMPLATE
+    assert as_asked([prompt], tokenizer, "2026-01-02", elsewhere=True)[0].date is None
 
 
 def test_raw_prompt_is_only_its_text(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,8 +1,10 @@
 """Asking a server for responses: what is asked, what is tried again, what is kept, and what is
 refused."""
 
+import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import httpx
 import pytest
 
 from data_gen.prompts import Prompt
+from data_gen.responses.external import asked_on
 from data_gen.responses.file import ResponseFile
 from data_gen.responses.log import NAME
 from data_gen.responses.server import pause
@@ -31,6 +34,8 @@ def test_what_is_asked_and_kept(tmp_path: Path) -> None:
     body = next(body for body in stub.bodies if body["prompt"] == PROMPTS[3].text)
     seeds = {body["seed"] for body in stub.bodies}
     assert len(seeds) == len(PROMPTS) and all(0 <= seed < 2**31 for seed in seeds)
+    apart = [b - a for a, b in itertools.pairwise(sorted(seeds))]
+    assert min(apart) > 1000, "a server that counts from its seed gives no two answers one number"
     assert {**body, "seed": 0} == {
         "model": "tiny",
         "temperature": 0.7,
@@ -51,8 +56,84 @@ def test_a_chat_is_asked_as_one(tmp_path: Path) -> None:
     with stub_server() as stub:
         fetch(stub.url + "/", tmp_path, SAMPLED, chats)
     assert stub.paths == ["/v1/chat/completions"]
-    assert stub.bodies[0]["messages"] == [{"role": "user", "content": "w9\n\nw1 w2"}]
+    assert stub.bodies[0]["messages"] == [{"role": "user", "content": "w9\n\n w1 w2 "}]
     assert stub.bodies[0]["top_k"] == 20, "an extension that the usual servers know"
+
+
+def test_template_arguments_are_sent_and_kept_apart(tmp_path: Path) -> None:
+    chats = [Prompt("c", "toy", "", "w1", template={"enable_thinking": False})]
+    same = {"chat_template_kwargs": {"enable_thinking": False}}
+    with stub_server() as stub:
+        fetch(stub.url, tmp_path, SAMPLED, chats, extra=same)
+        assert stub.bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
+        for other in ({"enable_thinking": True}, {}):
+            with pytest.raises(
+                UserError,
+                match=r"^responses\.extra\.chat_template_kwargs: .* Set dataset\.template",
+            ):
+                fetch(stub.url, tmp_path, SAMPLED, chats, extra={"chat_template_kwargs": other})
+        thinks = [replace(chats[0], template={"enable_thinking": True})]
+        with pytest.raises(UserError, match=r"was asked for with chat_template_kwargs\.enable"):
+            fetch(stub.url, tmp_path, SAMPLED, thinks)
+        rendered = [replace(chats[0], rendering="of another template")]
+        with pytest.raises(UserError, match="answers another text of the prompt c"):
+            fetch(stub.url, tmp_path, SAMPLED, rendered)
+    assert len(stub.bodies) == 1
+
+
+def test_answers_keep_the_date_that_their_prompts_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated = [replace(prompt, date="2026-01-01") for prompt in PROMPTS[:2]]
+    for day, asked in (("2026-01-01", dated[:1]), ("2026-01-02", dated)):
+        monkeypatch.setattr("data_gen.responses.server.today", lambda day=day: day)
+        with stub_server() as stub:
+            given = fetch(stub.url, tmp_path, prompts=asked)
+        assert len(stub.bodies) == 1
+    days = [prompt.date for prompt in asked_on(dated, given)]
+    assert days == ["2026-01-01", "2026-01-02"]
+    assert [prompt.date for prompt in asked_on(PROMPTS[:2], given)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        *({"temperature": 0.5}, {"Temperature": 0.5}, {"top_p": 0.5}, {"topP": 0.5}, {"top_k": 20}),
+        *({"min_p": 0.1}, {"typical_p": 0.9}, {"max_tokens": 5}, {"max_completion_tokens": 5}),
+        *({"model": "other"}, {"stop": ["."]}, {"stop_token_ids": [3]}, {"n": 2}, {"best_of": 2}),
+        *({"stream": True}, {"logit_bias": {"5": 10}}, {"ignore_eos": True}, {"min_tokens": 3}),
+        *({"repetition_penalty": 1.1}, {"presence_penalty": 1}, {"frequency_penalty": 1}),
+        *({"seed": 1}, {"prompt": "w9"}, {"messages": []}, {"guided_regex": "a"}, {"echo": True}),
+        *({"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}),
+        *({"bad_words": ["a"]}, {"use_beam_search": True}, {"length_penalty": 2}, {"grammar": "a"}),
+        *({"logits_processors": ["a"]}, {"truncate_prompt_tokens": 3}, {"mirostat": 2}),
+        *({"add_special_tokens": False}, {"chat_template": "{{ 1 }}"}, {"n_predict": 3}),
+        *({"allowed_token_ids": [1]}, {"reasoning_effort": "low"}, {"tools": []}, {"lora": []}),
+        *({"add_generation_prompt": False}, {"continue_final_message": True}, {"suffix": "x"}),
+        *({"extra_body": {"top_k": 20}}, {"sampling_params": {"temperature": 0.5}}),
+        *({"generation_config": '{"do_sample": true, "top_k": 20}'}, {"temperature": None}),
+        *({"a": [{"b": {"repetition-penalty": 1.1}}]}, {"no_repeat_ngram_size": 2}),
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_fields_that_change_the_answers_are_refused_by_name(
+    extra: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=rf"^responses\.extra\.{next(iter(extra))}[.:]") as error:
+        fetch("http://127.0.0.1:1/v1", tmp_path, extra=extra)
+    assert "\n" not in str(error.value) and not (tmp_path / NAME).exists()
+
+
+def test_fields_that_leave_the_answers_alone_are_sent(tmp_path: Path) -> None:
+    extra = {
+        **{"return_token_ids": True, "logprobs": 1, "min_p": 0.0, "repetition_penalty": 1.0},
+        **{"top_k": -1, "temperature": 0.7, "stop": None, "cache_prompt": False, "user": "me"},
+        **{"generation_config": '{"do_sample": true, "top_k": 0}', "priority": 1, "n": 1},
+        **{"skip_special_tokens": False, "metadata": {"model": "a note"}, "request_id": "r"},
+    }
+    with stub_server() as stub:
+        fetch(stub.url, tmp_path, prompts=PROMPTS[:1], extra=extra)
+    assert stub.bodies[0].items() >= extra.items()
 
 
 def test_greedy_asks_for_temperature_0(tmp_path: Path) -> None:
