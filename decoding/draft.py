@@ -64,13 +64,14 @@ class Draft:
             found[parent].append(row)
         return found
 
-    def rows_to(self, row: int) -> list[int]:
-        """The rows from the root's child to `row`; empty for the root."""
+    def rows_to(self, row: int, kept: int | None = None) -> list[int]:
+        """The rows from the root's child to `row`; empty for the root. kept: how many of them at
+        most, where the response has ended before `row`."""
         rows = list[int]()
         while row > 0:
             rows.append(row)
             row = self.parent[row - 1]
-        return rows[::-1]
+        return rows[::-1][:kept]
 
     def path(self, row: int) -> list[int]:
         """The drafted tokens from the root to `row`, both ends included except the root itself."""

@@ -105,8 +105,9 @@ class RoundTrace:
 
     draft_tokens: proposed; draft_parents: row of each one's parent (row 0 is the last committed
     token, draft token i is row i + 1); draft_q: q of each under the distribution it was drawn from;
-    row: where the accepted path ends; accepted: its length; tokens: committed, i.e. the accepted
-    ones and usually one more; predicted: what the stop rule computed;
+    row: where the accepted path ends; accepted: its length, as far as it is committed; tokens:
+    committed, i.e. the accepted ones and, unless the response ends with them, usually one more;
+    predicted: what the stop rule computed;
     draft_forwards: draft calls; seconds: per stage ("draft" and "target" are the forwards alone,
     "sample" is warping the draft's logits and drawing; where the models run side by side they add
     up to more than the wall time);
@@ -150,7 +151,7 @@ class RoundTrace:
     @property
     def rejected(self) -> bool:
         """Whether a draft token was rejected at the end of the accepted path."""
-        return self.row in self.draft_parents
+        return len(self.tokens) > self.accepted and self.row in self.draft_parents
 
 
 @with_config(STRICT)

@@ -13,16 +13,20 @@ line: beams, processors that look at the text, scores and states of every step. 
 are decoded one after another.
 """
 
+import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from threading import Lock
+from types import FrameType
 from typing import Any, Protocol, cast
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
     TemperatureLogitsWarper,
@@ -46,7 +50,7 @@ from serving.arguments import (
     refuse_other_kinds,
     refuse_unsupported,
 )
-from serving.models import Draft, SpeculativePair, opened, our_attention
+from serving.models import Draft, SpeculativePair, opened
 from serving.rules import rule_of
 
 GAMMA = 8  # longest draft where nothing says another
@@ -74,7 +78,7 @@ class Speculation:
     engine: what decodes with them: the class of an engine, or a `partial` of it
     draft_warp: the distribution a draft is drawn from; None: the target's warp
     stream: of each row it gets the prompt, then each token as soon as it is settled, then its
-        `end`. (`streamer` never arrives here: transformers keeps it to itself)
+        `end`; of one row, `streamer` is the same
     """
 
     draft: Draft
@@ -104,6 +108,17 @@ def speculate(
     Returns [B, n + new] int64, shorter rows filled up with the pad token, or a `SpeculativeOutput`.
     The seed is that of torch. Raises UserError for what is not supported."""
     own = {name: given.pop(name) for name in OWN if name in given}
+    if given.pop("stop_strings", None) is not None:
+        raise UserError(
+            "stop_strings: transformers keeps the tokenizer from speculate. Give"
+            " stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]"
+        )
+    streamer = streamer_of(inspect.currentframe())
+    if streamer is not None and (own.get("stream") is not None or len(input_ids) != 1):
+        raise UserError(
+            "streamer: expected one prompt and no stream, for rows come one after another. Give"
+            " stream alone, which hears each row to its end"
+        )
     if "draft" not in own:
         raise UserError("draft: expected a model, a folder or a hub id, got none. Give one")
     refuse_other_kinds(own)
@@ -119,12 +134,14 @@ def speculate(
             f"max_new_tokens: expected at most {context} tokens with the prompt, which the context"
             f" or windows of the model hold, got {config.max_length}. Ask for fewer"
         )
-    with our_attention(pair.plain):
-        engine = engine_of(asked, pair, warp, config)
-        traces = [
-            _decoded(engine, row, prompt, asked, given)
-            for row, prompt in zip(input_ids.cpu(), prompts, strict=True)
-        ]
+    with ExitStack() as stack:
+        parts = {part: stack.enter_context(undisturbed(getattr(asked, part))) for part in PARTS}
+        engine = engine_of(replace(asked, **parts), pair, warp, config)
+        traces = list[Trace]()
+        for row, prompt in zip(input_ids.cpu(), prompts, strict=True):
+            if asked.stream is not None:
+                asked.stream.put(row[None].clone())
+            traces.append(_decoded(engine, row, prompt, asked.stream or streamer, given))
     sequences = _joined(input_ids, traces, config)
     if config.return_dict_in_generate:
         return SpeculativeOutput(sequences=cast(LongTensor, sequences), traces=traces)
@@ -135,10 +152,39 @@ OWN = tuple(one.name for one in fields(Speculation))
 vars(speculate)["__signature__"] = inspect.Signature(
     [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        for name in ("model", "input_ids", *OWN)
+        for name in ("model", "input_ids", "stop_strings", *OWN)
     ]
     + [inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)]
 )  # `generate` hands over what it finds named here
+
+
+def streamer_of(frame: FrameType | None) -> BaseStreamer | None:
+    """The `streamer` of the `generate` that has called the function of `frame`.
+
+    `generate` gives it the prompt, but hands it to none but its own decoding methods, and whoever
+    listens would wait for ever: it is read where the caller has it."""
+    caller = frame and frame.f_back
+    inside = caller and caller.f_code is inspect.unwrap(GenerationMixin.generate).__code__
+    return caller.f_locals.get("streamer") if caller and inside else None
+
+
+PARTS = "stop", "structure", "verifier"
+_in_use = set[int]()
+_changing = Lock()
+
+
+@contextmanager
+def undisturbed(part: Any) -> Iterator[Any]:
+    """The same object, or a copy while another call uses it: what it knows of a round is of one."""
+    with _changing:
+        taken = id(part) in _in_use
+        _in_use.add(id(part))
+    try:
+        yield copy.deepcopy(part) if taken else part
+    finally:
+        if not taken:
+            with _changing:
+                _in_use.discard(id(part))
 
 
 def engine_of(
@@ -201,7 +247,11 @@ def _setting(processor: Any) -> dict[str, float]:
 
 
 def _decoded(
-    engine: Engine, row: Tensor, prompt: Tensor, asked: Speculation, given: Mapping[str, Any]
+    engine: Engine,
+    row: Tensor,
+    prompt: Tensor,
+    stream: BaseStreamer | None,
+    given: Mapping[str, Any],
 ) -> Trace:
     """row: the padded prompt, whose length `generate` counts and whose tokens criteria see."""
     room = given["generation_config"].max_length - len(row)
@@ -209,17 +259,15 @@ def _decoded(
     criteria = given.get("stopping_criteria") or ()
 
     def ends(text: Tensor) -> bool:
-        if asked.stream is not None:
-            asked.stream.put(text[-1:].clone())
+        if stream is not None:
+            stream.put(text[-1:].clone())
         seen = torch.cat([padding, text])[None]
         return any(bool(torch.as_tensor(one(seen, None)).all()) for one in criteria)
 
-    if asked.stream is not None:
-        asked.stream.put(row[None].clone())
     seed = int(torch.randint(1 << 62, ()))
     trace = engine.decode(prompt, room, Sampler.seeded(seed), ends)
-    if asked.stream is not None:
-        asked.stream.end()
+    if stream is not None:
+        stream.end()
     return trace
 
 

@@ -1,55 +1,88 @@
-"""A model of plain transformers code and a draft for it, made ready for our engines."""
+"""A model of plain transformers code and a draft for it, made ready for our engines.
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+The model itself is never changed: what runs is a view of it, with the same weights and a config of
+its own. Each call has caches of its own, so that any number of threads may generate at once."""
+
+import copy
+import sys
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from os.path import expanduser
 from pathlib import Path
+from threading import RLock
+from types import MethodType
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from omegaconf import OmegaConf
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import with_ends
+from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.ends import end_ids
-from decoding.models.identity import draft_fingerprint, model_fingerprint
-from decoding.models.kv_cache import ATTENTION
+from decoding.models.identity import draft_fingerprint
 from decoding.models.layers.recurrent import cached
 from decoding.models.layers.rotations import steady_length
 from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import text_part
-from decoding.models.loading import ModelPair, draft_tokens, load_draft, load_tokenizer
+from decoding.models.loading import ModelPair, check_same_vocabulary, draft_tokens, load_draft
 from decoding.pair import SETTINGS
 from runtime.errors import UserError
 
-SLOT = "_speculative_pair"  # of the target, which keeps what was made ready for it
+SLOT = "_speculative"  # attribute of a model, for what was made ready of it
+DRAFTS = 4  # from folders, that a target keeps: those used last
 Draft = PreTrainedModel | str | Path | ModelPair
+_making = RLock()
+
+
+class Ready:
+    """A model that engines can run, never by itself: each call takes one that is `fresh`."""
+
+    def __init__(self, lm: CachedLM) -> None:
+        self.lm = lm
+        self._fingerprint: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            self._fingerprint = draft_fingerprint(self.lm)
+        return self._fingerprint
+
+
+class Kept:
+    """What a model keeps: itself made ready, as it was in `state`, and drafts from folders. It is
+    neither copied nor saved with the model."""
+
+    def __init__(self) -> None:
+        self.state: object = None
+        self.ready: Ready | None = None
+        self.drafts = OrderedDict[str, Ready]()
+        self.compared = set[str]()  # folders of drafts whose tokenizer is that of the model
+
+    def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
+        return Kept, ()
 
 
 @dataclass
 class SpeculativePair:
-    """Target and draft as engines have them. source: the draft as it was given; weights: of both
-    models, as they were when this was made; plain: the models that plain code has, too."""
+    """Target and draft of one call. identity: what a predictor that belongs to them was trained
+    for, computed where it is asked for."""
 
     target: CachedLM
     draft: CachedLM
-    source: Draft
-    plain: Sequence[PreTrainedModel] = ()
-    weights: tuple[tuple[int, int], ...] = ()
+    sides: tuple[Ready, Ready]
 
-    @cached_property
+    @property
     def identity(self) -> dict[str, str]:
-        """What a predictor that belongs to them was trained for."""
-        return {
-            "target": model_fingerprint(self.target.model),
-            "draft": draft_fingerprint(self.draft),
-        }
+        target, draft = self.sides
+        return {"target": target.fingerprint, "draft": draft.fingerprint}
 
 
 def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
-    """Make them ready, or take what an earlier call made ready, where the weights are as they were.
+    """Make them ready, or take what an earlier call made ready, where model and draft are as they
+    were; caches are new.
 
     The models' layers stay as they are: those of `decoding.pair.open_pair` are packed, which is
     faster on a CPU.
@@ -61,38 +94,42 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
                 "draft: this pair has another target than the model that generates. Write"
                 " pair.target.model.generate(..., draft=pair)"
             )
-        return SpeculativePair(draft.target, draft.draft, draft)
-    known: SpeculativePair | None = vars(model).get(SLOT)
-    if known is not None and _same(known.source, draft) and known.weights == _weights(known):
-        return known
-    plain = [model, draft] if isinstance(draft, PreTrainedModel) else [model]
-    with our_attention(plain):
-        made = _made(model, draft)
-    made.plain = plain
-    vars(model)[SLOT] = made
-    return made
-
-
-def _same(one: Draft, other: Draft) -> bool:
-    return one is other or (isinstance(one, str | Path) and one == other)
-
-
-def _made(model: PreTrainedModel, draft: Any) -> SpeculativePair:
-    target = _cached("model", model)
-    if isinstance(draft, PreTrainedModel):
-        size, drafted = (one.config.get_text_config().vocab_size for one in (model, draft))
-        if size != drafted:
-            raise UserError(
-                f"draft: expected a vocabulary of {size} tokens, as the target has, got {drafted}."
-                " Where both have the same tokenizer, give draft=decoding.pair.open_pair(target,"
-                " draft) and its target"
-            )
-        theirs = _cached("draft", draft)
+        sides = vars(draft).get(SLOT)
+        if sides is None or sides[0].lm is not draft.target or sides[1].lm is not draft.draft:
+            sides = vars(draft)[SLOT] = Ready(draft.target), Ready(draft.draft)
     else:
-        theirs = _loaded(draft, target)
-    made = SpeculativePair(target, theirs, draft)
-    made.weights = _weights(made)
-    return made
+        with _making:
+            sides = _made(model, draft)
+    target = sides[0].lm.fresh()
+    found = SpeculativePair(target, sides[1].lm.fresh(target), sides)
+    size = target.model.config.get_text_config().vocab_size
+    target.vocab_size = found.draft.vocab_size = size  # all that `generate` may say
+    return found
+
+
+def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[Ready, Ready]:
+    target, kept = _ready("model", model), vars(model)[SLOT]
+    source = draft.name_or_path if isinstance(draft, PreTrainedModel) else expanduser(draft)
+    if source not in kept.compared:
+        _refuse_other_tokens(model, source)
+        kept.compared.add(source)
+    if isinstance(draft, PreTrainedModel):
+        return target, _ready("draft", draft)
+    if source not in kept.drafts:
+        kept.drafts[source] = Ready(_loaded(source, target.lm))
+    kept.drafts.move_to_end(source)
+    while len(kept.drafts) > DRAFTS:
+        kept.drafts.popitem(last=False)
+    return target, kept.drafts[source]
+
+
+def _ready(key: str, model: PreTrainedModel) -> Ready:
+    """The model made ready, anew where anything has changed since the last time."""
+    kept, state = vars(model).setdefault(SLOT, Kept()), state_of(model)
+    if kept.ready is None or kept.state != state:
+        vars(model)[SLOT] = kept = Kept()
+        kept.ready, kept.state = Ready(_cached(key, model)), state
+    return kept.ready
 
 
 def _cached(key: str, model: PreTrainedModel) -> CachedLM:
@@ -101,60 +138,91 @@ def _cached(key: str, model: PreTrainedModel) -> CachedLM:
             f"{key}: expected weights, got {type(model).__name__} on the meta device, where there"
             " are none. Load it with from_pretrained"
         )
-    model = text_part(key, model)
-    refuse_other_layers(key, model)
-    return cached(model, max_length=steady_length(model))
+    part = text_part(key, view(model))
+    refuse_other_layers(key, part)
+    return cached(part, max_length=steady_length(part), joins=False)
 
 
-def _loaded(source: Any, target: CachedLM) -> CachedLM:
+def view(model: PreTrainedModel) -> PreTrainedModel:
+    """A model of the same weights, buffers and hooks; config, modes and what is registered later
+    are its own. Patched forwards go with it where they are methods, not closures."""
+    modules = list(model.modules())
+    inside = set(map(id, modules))
+
+    def moves(value: Any) -> bool:
+        if isinstance(value, MethodType):
+            return id(value.__self__) in inside
+        if isinstance(value, partial):
+            return any(moves(part) for part in (value.func, *value.args))
+        if isinstance(value, list | tuple):
+            return any(moves(part) for part in value)
+        return id(value) in inside or isinstance(value, PreTrainedConfig | Kept)
+
+    shared: dict[int, Any] = {}
+    for module in modules:
+        for value in list(vars(module).values()):
+            parts = value.values() if isinstance(value, dict) else [value]
+            shared.update((id(part), part) for part in parts if not moves(part))
+    return copy.deepcopy(model, shared)
+
+
+def state_of(model: PreTrainedModel) -> object:
+    """Changes with the config, and with all that the modules have: hooks, patched methods, tensors
+    (but for values written behind the back of autograd) and numbers; not with train and eval."""
+    parts: list[Any] = [model.config.to_dict()]
+    for module in model.modules():
+        parts += id(module), type(module)
+        for name, value in list(vars(module).items()):
+            if name not in (SLOT, "training", "config") and value != {}:
+                parts.append((name, _mark(value)))
+    return parts
+
+
+def _mark(value: Any) -> Any:
+    """Equal for equal values of plain types and for the same object of any other."""
+    if isinstance(value, Tensor):
+        version = 0 if value.is_inference() else value._version
+        return id(value), value.device, value.dtype, _address(value), version
+    if isinstance(value, dict):
+        return [(key, _mark(part)) for key, part in list(value.items())]
+    if isinstance(value, list | tuple | set):
+        return [_mark(part) for part in list(value)]
+    return value if isinstance(value, bool | int | float | str | None) else id(value)
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # several tensors behind one have none
+        return 0
+
+
+def _refuse_other_tokens(model: PreTrainedModel, source: str) -> None:
+    """Raises UserError where both models have a tokenizer in the folder they were loaded from, and
+    the two differ."""
+    tokenizers = [_tokenizer(folder) for folder in (model.name_or_path, source)]
+    if None not in tokenizers and not find_checkpoint(_settings(model, source)):
+        check_same_vocabulary(tokenizers[0], tokenizers[1], sys.maxsize, "draft")
+
+
+def _tokenizer(folder: str) -> Any:
+    """None: there is none, here or among what was downloaded before."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True) if folder else None
+    except Exception:  # a file of any other kind makes it raise anything
+        return None
+
+
+def _settings(model: PreTrainedModel, source: str) -> Any:
+    return OmegaConf.create({**SETTINGS, "draft": source, "target": model.name_or_path})
+
+
+def _loaded(source: str, target: CachedLM) -> CachedLM:
     """A draft from its folder or hub id, of whatever kind it is."""
-    settings = {
-        **SETTINGS,
-        "draft": expanduser(source),
-        "target": target.model.name_or_path,
-        "draft_device": str(target.device),
-        "max_length": target.max_length,
-    }
-    cfg = OmegaConf.create(settings)
+    cfg = _settings(target.model, source)
+    cfg.draft_device, cfg.max_length = str(target.device), target.max_length
     tokens = draft_tokens(cfg, target.vocab_size)
     if tokens is not None:
-        tokens = with_ends(tokens, end_ids(target.model, _tokenizer(cfg)))
-    return load_draft(cfg, target, tokens)
-
-
-def _tokenizer(cfg: DictConfig) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer that the two models share, from the target's files or the draft's; None
-    where neither has one."""
-    for side in ("target", "draft"):
-        try:
-            return load_tokenizer(side, cfg)
-        except UserError:
-            continue
-    return None
-
-
-@contextmanager
-def our_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Inside, the models attend as `CachedLM` needs it, and nothing is dropped out; afterwards, and
-    if anything fails, they are as before."""
-    before = [(model, str(model.config._attn_implementation)) for model in models]
-    trained = [part for model in models for part in model.modules() if part.training]
-    for model in models:
-        model.set_attn_implementation(ATTENTION)
-        model.eval()
-    try:
-        yield
-    finally:
-        for model, name in before:
-            model.set_attn_implementation(name)
-        for part in trained:
-            part.training = True
-
-
-def _weights(pair: SpeculativePair) -> tuple[tuple[int, int], ...]:
-    """Changes with the weights of either model, but for writes behind the back of autograd."""
-    return tuple(
-        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        for lm in (pair.target, pair.draft)
-        for tensor in lm.model.parameters()
-    )
+        tokenizer = _tokenizer(target.model.name_or_path) or _tokenizer(source)
+        tokens = with_ends(tokens, end_ids(target.model, tokenizer))
+    return load_draft(cfg, target.fresh(), tokens)

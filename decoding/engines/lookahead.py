@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from decoding.draft import Draft, Verdict, zeros
+from decoding.draft import Draft, zeros
 from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, outputs_of, prefill
 from decoding.interfaces import Pair
 from decoding.models.layers.recurrent import refuse_recurrent
@@ -91,14 +91,15 @@ class LookaheadEngine:
             p = WarpedRows(logits, self.warp)
             verdict = self.verifier.verify(draft.on(p.device), p, sampler)
         committed = request.commit(verdict.emitted)
-        self._roll_back(draft, verdict, len(request.committed))
+        path = draft.rows_to(verdict.row, kept=len(committed))
+        self._roll_back(path, len(request.committed))
         with watch.stage("sample"):
             if fits:
                 pool.add(window.step(last, ahead.argmax(-1).tolist()))
             self._pool_text(
                 pool, request.committed[-len(committed) - self.ngram :].tolist(), new=len(committed)
             )
-        return _trace(draft, p, verdict, committed, len(tokens), watch)
+        return _trace(draft, p, path, committed, len(tokens), watch)
 
     def _draft(self, ngrams: Iterable[Sequence[int]], depth: int) -> Draft:
         """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is
@@ -119,10 +120,10 @@ class LookaheadEngine:
         logits = self.pair.target.forward(tokens, links, logits=[*drafted, *newest]).logits
         return logits[: len(drafted)], logits[len(drafted) :]
 
-    def _roll_back(self, draft: Draft, verdict: Verdict, committed: int) -> None:
+    def _roll_back(self, path: list[int], committed: int) -> None:
         """Keep the accepted path, drop the window and everything from the last committed token
         on."""
-        self.pair.target.keep_path([0, *draft.rows_to(verdict.row)])
+        self.pair.target.keep_path([0, *path])
         self.pair.target.crop(committed - 1)
 
     def _pool_text(self, pool: "NgramPool", text: Sequence[int], new: int) -> None:
@@ -236,14 +237,14 @@ def _ids(values: Sequence[int]) -> Tensor:
 
 
 def _trace(
-    draft: Draft, p: WarpedRows, verdict: Verdict, tokens: list[int], guesses: int, watch: Stopwatch
+    draft: Draft, p: WarpedRows, path: list[int], tokens: list[int], guesses: int, watch: Stopwatch
 ) -> RoundTrace:
     return RoundTrace(
         draft_tokens=draft.token,
         draft_parents=draft.parent,
         draft_q=[1.0] * len(draft),
-        row=verdict.row,
-        accepted=verdict.accepted,
+        row=[0, *path][-1],
+        accepted=len(path),
         tokens=tokens,
         predicted=[],
         draft_forwards=0,

@@ -10,11 +10,17 @@ from decoding.trace import STAGES, Span, Stage, StageTrace
 @dataclass(frozen=True)
 class Outcome:
     """accepted: pending tokens accepted; branch: the accepted one; token: drawn where neither goes
-    on."""
+    on; ended: the response ends before any of them that is not here."""
 
     accepted: int
     branch: int | None
     token: int | None
+    ended: bool = False
+
+    def kept(self, tokens: int) -> "Outcome":
+        """The same with the first `tokens` committed tokens alone."""
+        emitted = self.accepted + ((self.branch, self.token) != (None, None))
+        return self if tokens == emitted else Outcome(tokens, None, None, ended=True)
 
 
 def drafted(pending: Pending, branches: Branches) -> tuple[list[int], list[int], list[float]]:
@@ -43,6 +49,8 @@ def stage_trace(
     if outcome.branch is not None:
         kept = following.length if following else 0
         rollback, waste = 0, branches.depth - 1 - kept
+    elif outcome.ended:
+        rollback, waste = 0, rollback
     return StageTrace(
         stage=pending.stage,
         outcome=pending.outcome,

@@ -187,6 +187,7 @@ class _Session:
             outcome = self._verify(pending, branches, p)
         self._note(pending, branches, outcome)
         tokens = self.request.commit(self._emitted(pending, branches, outcome))
+        outcome = outcome.kept(len(tokens))
         self.hidden = None if output.hidden is None else output.hidden[:, outcome.accepted]
         following = self._settle(pending, branches, outcome, goes_on)
         trace = self._trace(pending, branches, p, outcome, tokens, following)

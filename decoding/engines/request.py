@@ -1,9 +1,11 @@
 """One request in progress: what is committed, how much may follow, and whether it has ended."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from threading import Condition, get_ident
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -121,26 +123,53 @@ class RequestState:
         return appended
 
 
+_idle = Condition()
+
+
+@contextmanager
+def alone(models: Sequence[Any]) -> Iterator[None]:
+    """Wait until no other thread is inside with one of `models`, each of which has one cache."""
+    thread = get_ident()
+    with _idle:
+        if any(lm.user == thread for lm in models):
+            raise UserError(
+                "pair: its caches hold a response that is still being decoded. Open another pair"
+                " for what decodes inside a callback"
+            )
+        _idle.wait_for(lambda: all(lm.user is None for lm in models))
+        for lm in models:
+            lm.user = thread
+    try:
+        yield
+    finally:
+        with _idle:
+            for lm in models:
+                lm.user = None
+            _idle.notify_all()
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def on_own_devices(decode: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """A method of an engine inside of which the outputs of both models of its `pair` stay on the
-    devices that made them."""
+    devices that made them, and no other thread decodes with either: it waits. Raises UserError
+    where the same thread does, inside a callback of the first call."""
 
     @wraps(decode)
     def run(self: Any, *arguments: P.args, **options: P.kwargs) -> T:
         both: list[Any] = [getattr(self.pair, side, None) for side in ("target", "draft")]
         models = [lm for lm in both if hasattr(lm, "output_device")]  # tables have none
-        before = [lm.output_device for lm in models]
-        for lm in models:
-            lm.output_device = lm.device
-        try:
-            return decode(self, *arguments, **options)
-        finally:
-            for lm, device in zip(models, before, strict=True):
-                lm.output_device = device
+        with alone(models):
+            before = [lm.output_device for lm in models]
+            for lm in models:
+                lm.output_device = lm.device
+            try:
+                return decode(self, *arguments, **options)
+            finally:
+                for lm, device in zip(models, before, strict=True):
+                    lm.output_device = device
 
     return run
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, RoundContext, Verdict
+from decoding.draft import Draft, RoundContext
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
 from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
@@ -91,10 +91,10 @@ class SerialEngine:
             self.stop.end_round(verdict)
         request.note(verdict.accepted, rejected=verdict.row in draft.parent)
         tokens = request.commit(verdict.emitted)
-        path = draft.rows_to(verdict.row)
+        path = draft.rows_to(verdict.row, kept=len(tokens))
         self._roll_back(tree, draft, path, len(request.committed))
         hidden = None if output.hidden is None else output.hidden[:, [0, *path][len(tokens) - 1]]
-        trace = self._trace(tree, draft, p, verdict, tokens)
+        trace = self._trace(tree, draft, p, path, tokens)
         trace.beyond_draft = context.beyond_draft
         return hidden, trace
 
@@ -142,14 +142,14 @@ class SerialEngine:
         tree.settle(path, committed)
 
     def _trace(
-        self, tree: DraftTree, draft: Draft, p: WarpedRows, verdict: Verdict, tokens: list[int]
+        self, tree: DraftTree, draft: Draft, p: WarpedRows, path: list[int], tokens: list[int]
     ) -> RoundTrace:
         return RoundTrace(
             draft_tokens=draft.token,
             draft_parents=draft.parent,
             draft_q=tree.drawn_q(),
-            row=verdict.row,
-            accepted=verdict.accepted,
+            row=[0, *path][-1],
+            accepted=len(path),
             tokens=tokens,
             predicted=list(self.stop.predicted),
             draft_forwards=tree.forwards,

@@ -3,10 +3,14 @@
 Supported: decoder-only models whose attention, full, in sliding windows or in chunks, goes through
 the transformers attention interface. Classes that were tried: docs/guides/own-pair.md."""
 
+import copy
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted, Wanted
@@ -53,9 +57,11 @@ class CachedLM:
         vocab_size: int | None = None,
         max_length: int | None = None,
         vocabulary: torch.Tensor | None = None,
+        joins: bool = True,
     ) -> None:
         """vocabulary: [k], the tokens that the model's output layer is about, in its order (None:
-        all, in theirs)."""
+        all, in theirs); joins: whether weights of the model may be moved next to each other, which
+        nobody else may read meanwhile."""
         self.model = model.eval()
         self.model.set_attn_implementation(ATTENTION)
         self.device: torch.device = model.device
@@ -63,23 +69,41 @@ class CachedLM:
         self.max_length = context_limit(model, max_length)
         self.vocabulary = vocabulary
         self.output_device = torch.device("cpu")
+        self.user: int | None = None  # thread of the engine that decodes with it
         self.merges = False  # whether all tokens that it cannot say are one column of logits
         self.length = self.forwards = 0
         self._clock = Clock(self.device)
         self._block_start = 0
         self._tree: RowTree | None = None  # of the rows from _block_start on; None: a chain
         self._positions = torch.arange(self.max_length, device=self.device)
-        self._cache = BufferCache()
+        self._cache = self._empty_cache()
+        embedding = model.get_input_embeddings()
+        self._embedded: int = getattr(embedding, "num_embeddings", self.vocab_size)
         self.hidden_states: int = model.config.get_text_config().num_hidden_layers + 1
         self._recorded: list[int] | None = None  # layers whose hidden states are kept in `states`
         self.states = torch.zeros(0)
         self._added: torch.Tensor | None = None  # [1, n, H], to the embeddings of the call
+        self._joins = joins
         self.network: Forward = self._network_of(model)
+
+    def fresh(self, target: "CachedLM | None" = None) -> Any:
+        """Return the same model with an empty cache of its own; weights are shared, so that each
+        may run in another thread. target: what a draft that reads states reads them from."""
+        found = copy.copy(self)
+        found.network = copy.copy(self.network)
+        found._cache, found._clock = self._empty_cache(), Clock(self.device)
+        found.length = found.forwards = found._block_start = 0
+        found._tree, found._added, found.states = None, None, torch.zeros(0)
+        found.output_device, found.user = torch.device("cpu"), None
+        return found
+
+    def _empty_cache(self) -> BufferCache:
+        return BufferCache()
 
     def _network_of(self, model: PreTrainedModel) -> Forward:
         self._windows = windows_of(model, self.max_length)
         if self._windows is None and fits(model):
-            return LlamaForward(model, self.max_length)
+            return LlamaForward(model, self.max_length, self._joins)
         return TransformersForward(model, self._windows)
 
     def forward(
@@ -168,8 +192,11 @@ class CachedLM:
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
     ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None]:
         """What the `Forward` gives with any cache, and of the hidden states those that are
-        recorded, if any, as [B, n, len(layers) + 1, H]; all on ``device``."""
+        recorded, if any, as [B, n, len(layers) + 1, H]; all on ``device``. Of a draft with fewer
+        tokens than its target, those that it does not have are its last one."""
         self.refuse_missing(hidden)
+        if self._embedded < self.vocab_size:
+            rows = replace(rows, tokens=rows.tokens.clamp(max=self._embedded - 1))
         found, states = self.network(rows, cache, [*hidden, *(self._recorded or ())], logits)
         states = [state.to(self.device) for state in states]
         if self._recorded is None:
@@ -247,7 +274,10 @@ class CachedLM:
         """What the model gives, [..., k], as logits [..., V] on `output_device`: -inf for tokens it
         cannot say; [..., k + 1] while it ``merges`` those."""
         if self.vocabulary is None:
-            return logits[..., : self.vocab_size].to(self.output_device, dtype)
+            logits = logits[..., : self.vocab_size].to(self.output_device, dtype)
+            if self._embedded >= self.vocab_size:
+                return logits
+            return pad(logits, (0, self.vocab_size - logits.shape[-1]), value=-math.inf)
         self.vocabulary = known = self.vocabulary.to(self.output_device)
         said = logits.to(self.output_device, dtype)
         return own_and_rest(said) if self.merges else among_all(said, known, self.vocab_size)

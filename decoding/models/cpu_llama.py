@@ -38,11 +38,11 @@ FIXED_ROTATIONS = {
 class LlamaForward:
     """The `Forward` of a model that `fits`, as long as it does; then that of transformers."""
 
-    def __init__(self, model: PreTrainedModel, max_length: int) -> None:
-        """max_length: positions lie below it. The model's linear layers share their weights with
-        this forward."""
+    def __init__(self, model: PreTrainedModel, max_length: int, joins: bool = True) -> None:
+        """max_length: positions lie below it; joins: see `DecoderLayer`. The model's linear layers
+        share their weights with this forward."""
         self._model: Any = model
-        self._max_length = max_length
+        self._max_length, self._joins = max_length, joins
         self._half, self._pause = -1, nothing
         self._slow, self._watch = TransformersForward(model), Watch(model)
         self._plain = self.plain()
@@ -61,7 +61,7 @@ class LlamaForward:
     def _take(self, body: Any) -> None:
         self._embedding: nn.Embedding = body.embed_tokens
         self._norm = RMSNorm(body.norm)
-        self._layers = [DecoderLayer(layer) for layer in body.layers]
+        self._layers = [DecoderLayer(layer, self._joins) for layer in body.layers]
         self._rotation = rotations(body.rotary_emb, self._max_length, self._model.dtype)
 
     @contextmanager
@@ -109,9 +109,10 @@ class DecoderLayer:
     """One Llama layer: attention with rotated queries and keys, then a gated MLP, each after a norm
     and added to what came in."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, joins: bool = True) -> None:
         """layer: as transformers has it. Queries, keys and values, and gate and up, become views of
-        joined weights."""
+        joined weights where it `joins`."""
+        together = joined if joins else SideBySide
         attention, mlp = layer.self_attn, layer.mlp
         self.dim: int = attention.head_dim
         self.heads = attention.q_proj.out_features // self.dim
@@ -120,8 +121,8 @@ class DecoderLayer:
         self._norms = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         self._head_norms = [norm_of(norm) for norm in norms if norm is not None]
-        self._qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._gate_up = joined(mlp.gate_proj, mlp.up_proj)
+        self._qkv = together(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._gate_up = together(mlp.gate_proj, mlp.up_proj)
         self._out: nn.Linear = attention.o_proj
         self._down: nn.Linear = mlp.down_proj
         self.linears = self._qkv, self._gate_up, self._out, self._down
@@ -209,6 +210,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if (turned := cos.shape[-1]) < x.shape[-1]:
         return torch.cat([rotate(x[..., :turned], cos, sin), x[..., turned:]], -1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+class SideBySide:
+    """Linear layers of one input as one, each with its own weights, which may be in use elsewhere:
+    [..., in] -> [..., sum of out]."""
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        self._linears = linears
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([linear.forward(x) for linear in self._linears], -1)
 
 
 def joined(*linears: nn.Linear) -> nn.Linear:

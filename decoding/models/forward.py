@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decoding.interfaces import RowsWanted
@@ -64,6 +64,8 @@ class TransformersForward:
         pure = "cache_params" in signature(model.forward).parameters  # without attention
         self._cache_name = "cache_params" if pure else "past_key_values"
         self._packed = [part for part in model.modules() if isinstance(part, PackedLinear)]
+        head = model.get_output_embeddings()
+        self._takes_none = type(getattr(head, "weight", None)) is nn.Parameter  # no rows, that is
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
@@ -78,15 +80,17 @@ class TransformersForward:
         if self._tempered:
             inputs[OPTION] = rows.positions
         windows = self._windows
+        spared = logits == "none" and not self._takes_none
         result = self._model(
             **inputs,
             attention_mask=rows.mask if windows is None else windows.masks(rows, cache),
             position_ids=rows.positions,
             use_cache=True,
             output_hidden_states=list(hidden),  # of the others none is kept
-            logits_to_keep=rows_to_keep(logits),
+            logits_to_keep=rows_to_keep("last" if spared else logits),
         )
-        return result.logits, [result.hidden_states[layer] for layer in hidden]
+        found = picked(result.logits, "none") if spared else result.logits
+        return found, [result.hidden_states[layer] for layer in hidden]
 
 
 def rows_to_keep(logits: RowsWanted) -> int | slice | list[int]:

@@ -114,7 +114,10 @@ def draft_tokens(cfg: DictConfig, vocab_size: int) -> torch.Tensor | None:
 
 
 def check_same_vocabulary(
-    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int
+    target: PreTrainedTokenizerBase,
+    draft: PreTrainedTokenizerBase,
+    vocab_size: int,
+    key: str = "pair.draft",
 ) -> None:
     """Refuse a pair whose tokenizers disagree on any token id, or use ids beyond the smaller
     model's ``vocab_size``.
@@ -131,7 +134,7 @@ def check_same_vocabulary(
         if None in (a, b) and index < vocab_size:
             continue  # one tokenizer leaves an id unnamed: both models still have it
         raise UserError(
-            f"pair.draft: its vocabulary differs from pair.target's (sizes {len(theirs)} and"
+            f"{key}: its vocabulary differs from the target's (sizes {len(theirs)} and"
             f" {len(ours)}; token {index} is {b!r} there, {a!r} here). Choose a draft that shares"
             " the target's tokenizer."
         )

@@ -5,6 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -17,6 +18,7 @@ from transformers import (
 
 from decoding.models.loading import CachedLM
 from runtime.errors import UserError
+from tests.tiny_pair import tiny_models
 
 VOCAB = 61
 SMALL = dict(
@@ -190,3 +192,23 @@ def test_counters_and_embedding(lm: CachedLM) -> None:
     lm.reset()
     assert (lm.length, lm.forwards, lm.seconds) == (0, 0, 0.0)
     assert lm.embed(3).shape == (32,)
+
+
+def test_an_output_layer_of_quantised_weights_is_never_asked_about_no_rows() -> None:
+    """Quantisers that look for the largest input of a call find none."""
+
+    class Quantised(nn.Parameter):
+        pass
+
+    class Head(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.numel(), "rows"
+            return super().forward(x)
+
+    model = tiny_models()[0]
+    head = Head(24, 32, bias=False, dtype=torch.float64)
+    head.weight.__class__ = Quantised
+    model.set_output_embeddings(head)
+    lm, tokens = CachedLM(model), torch.tensor([3, 7, 1])
+    assert lm.forward(tokens, logits="none").logits.shape == (0, 32)
+    assert lm.forward(tokens[:1]).logits.shape == (1, 32)

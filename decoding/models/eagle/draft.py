@@ -62,14 +62,24 @@ class EagleDraft(CachedLM):
         vocab_size: int | None = None,
         max_length: int | None = None,
         vocabulary: Tensor | None = None,
+        joins: bool = True,
     ) -> None:
         """target: records the states the maps read from now on (`CachedLM.record`)."""
-        super().__init__(model, vocab_size=vocab_size, max_length=max_length, vocabulary=vocabulary)
+        super().__init__(
+            model, vocab_size=vocab_size, max_length=max_length, vocabulary=vocabulary, joins=joins
+        )
         self.maps = maps
         self._target = target
         target.record(maps.layers)
         self.record([])  # its own last hidden states
         self._width: int = model.config.get_text_config().hidden_size
+
+    def fresh(self, target: CachedLM | None = None) -> "EagleDraft":
+        """See `CachedLM.fresh`."""
+        found = super().fresh(target)
+        found._target = target or self._target
+        found._target.record(self.maps.layers)
+        return found
 
     def forward(
         self,

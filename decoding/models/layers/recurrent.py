@@ -49,12 +49,23 @@ class RecurrentLM(CachedLM):
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
         super().__init__(model, **options)
-        self._cache = StateCache(model.config.get_text_config())
+        self._begin()
+
+    def _begin(self) -> None:
         self._text = torch.zeros(0, dtype=torch.long)  # the first `length` are cached or to be so
         self._held = 0  # rows that are cached
         self._snapshot: list[State] = []
         self._taken = 0  # after so many rows
         self._stepping = False  # the last call was of one row, and all it added is kept
+
+    def fresh(self, target: CachedLM | None = None) -> "RecurrentLM":
+        """See `CachedLM.fresh`."""
+        found = super().fresh(target)
+        found._begin()
+        return found
+
+    def _empty_cache(self) -> StateCache:
+        return StateCache(self.model.config.get_text_config())
 
     def _network_of(self, model: PreTrainedModel) -> Forward:
         self._windows = None  # the model's own masks are those of a chain
