@@ -104,6 +104,18 @@ def test_it_speculates_inside_generate(name: str) -> None:
     assert torch.equal(model.generate(PROMPT[None], **inputs), expected)  # left as it was
 
 
+def test_hooks_around_the_text_part_are_refused_and_others_kept() -> None:
+    model = multimodal("Gemma3")
+    model.get_output_embeddings().register_forward_hook(lambda _, __, out: out * 2)
+    with torch.no_grad():
+        logits = model(input_ids=PROMPT[None]).logits[0]
+    found = CachedLM(text_part("pair.target", model)).forward(PROMPT).logits
+    torch.testing.assert_close(found, logits, atol=1e-4, rtol=1e-4)
+    model.model.register_forward_hook(lambda _, __, out: out)
+    with pytest.raises(UserError, match="expected hooks and patches on the text part of Gemma3"):
+        text_part("pair.target", model)
+
+
 @pytest.mark.parametrize("name", ["Gemma3", "Llava", "Qwen3VL"])
 def test_a_folder_is_loaded_as_its_text_part(name: str, tmp_path: Path) -> None:
     model = multimodal(name)

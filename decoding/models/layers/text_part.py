@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from decoding.models.bare import bare
 from runtime.errors import UserError
 
 # Without a causal class, but the whole model reads text as one does.
@@ -50,6 +51,7 @@ def _joined(kind: Any, model: PreTrainedModel) -> PreTrainedModel | None:
     """The decoder and output layer of `model` as one of the class `kind`, where they are made for
     it."""
     decoder: PreTrainedModel = model.get_decoder()
+    _refuse_hooks_around(decoder, model)
     if type(decoder) is kind:
         return decoder
     with torch.device("meta"):
@@ -61,3 +63,15 @@ def _joined(kind: Any, model: PreTrainedModel) -> PreTrainedModel | None:
     part.set_output_embeddings(model.get_output_embeddings())
     part.generation_config = model.generation_config
     return None if any(weights.is_meta for weights in part.parameters()) else part.eval()
+
+
+def _refuse_hooks_around(decoder: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Raises UserError where something is attached to a module around the decoder, which is left
+    out; accelerate's hooks only move tensors."""
+    for part in model.modules():
+        around = part is not decoder and any(inner is decoder for inner in part.modules())
+        if around and not (bare(part) or hasattr(part, "_hf_hook")):
+            raise UserError(
+                f"pair: expected hooks and patches on the text part of {type(model).__name__}"
+                f" alone, got some on {type(part).__name__} around it. Attach them there"
+            )
