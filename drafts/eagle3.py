@@ -70,9 +70,8 @@ def first_draft(target: LlamaForCausalLM, layers: tuple[int, ...], size: float) 
     size: root mean square of the last of them."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers, config.tie_word_embeddings = 1, False
-    config.rope_parameters.pop(
-        "partial_rotary_factor", None
-    )  # of a Llama's layers, which ignore it
+    rope: Any = config.rope_parameters
+    rope.pop("partial_rotary_factor", None)  # which the layers of a Llama ignore
     with target.device:
         model = PublishedModel(config, Flavour(layers, fc_norm=True), *target.lm_head.weight.shape)
     first, last = (target.model.layers[index] for index in (0, -1))

@@ -2,8 +2,8 @@
 
 Every value that takes part is hashed, where it lies: parameters and buffers, frequencies of rotary
 embeddings, adapters. The hash of a chunk of 32-bit words x_i is the sum of a_i x_i modulo 2^64 with
-fixed random a_i (multilinear hashing), which a device computes as fast as it reads its memory and
-a processor at 1 to 3 GB/s: as fast as a file could be read to find out whether it is the same."""
+fixed random a_i (multilinear hashing): the same on every device, and 3 GB/s on a processor's core,
+so that nothing has to be remembered, which might be out of date."""
 
 import functools
 import hashlib
@@ -91,7 +91,7 @@ def content(tensor: Tensor) -> str:
         flat = torch.view_as_real(flat).reshape(-1)
     packed = str(flat.dtype).endswith("x2")  # two numbers in a byte
     dtype = torch.bfloat16 if flat.is_floating_point() and not packed else flat.dtype
-    chunks = 16 if flat.device.type == "cpu" else 1024  # at a time: what fits a cache, or is enough
+    chunks = 4 if flat.device.type == "cpu" else 1024  # at a time: on a CPU what a cache holds
     factors = _factors(flat.device)
     sums = []
     for part in flat.split(chunks * CHUNK // dtype.itemsize):

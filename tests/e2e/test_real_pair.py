@@ -21,6 +21,7 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from evaluation.lossless import greedy_differences
+from predictors.base import load_predictor
 from tests.unit.decoding.engines.test_overlapped import ByTarget
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,7 @@ def test_the_default_draft_reads_its_target_and_says_frequent_tokens(pair: Model
         found.draft.reads_target and pair_identity(found)["target"] == pair_identity(pair)["target"]
     )
     assert found.draft.vocabulary is not None and 8192 <= len(found.draft.vocabulary) < 8200
+    load_predictor(ROOT / "pairs/smollm2/value", expect={"pair": pair_identity(found)})
 
 
 def answer(pair: ModelPair, text: str, tokens: int) -> torch.Tensor:
