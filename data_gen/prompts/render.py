@@ -136,11 +136,11 @@ def _stopped_clock(moment: datetime) -> Iterator[None]:
 
     with _CLOCK:
         before = chat_template_utils.datetime
-        chat_template_utils.datetime = Stopped
+        vars(chat_template_utils)["datetime"] = Stopped
         try:
             yield
         finally:
-            chat_template_utils.datetime = before
+            vars(chat_template_utils)["datetime"] = before
 
 
 def turns(prompt: Prompt) -> list[dict[str, Any]]:
