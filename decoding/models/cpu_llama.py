@@ -326,5 +326,5 @@ def _all_known(model: nn.Module) -> bool:
     return True
 
 
-def _class(module: nn.Module | None) -> type:
+def _class(module: nn.Module | None) -> Any:
     return nn.Linear if isinstance(module, PackedLinear) else type(module)
