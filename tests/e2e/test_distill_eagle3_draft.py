@@ -31,10 +31,14 @@ def test_a_draft_is_trained_saved_and_decodes(
     runs: list[DraftTraining] = []
     save = DraftTraining.save
     monkeypatch.setattr(DraftTraining, "save", lambda run: (runs.append(run), save(run)))
-    given = [*pair, *GIVEN, f"vocabulary=chats/{VOCABULARY}", "training.tokens=3000"]
+    target = Path(pair[0].removeprefix("pair.target="))
+    monkeypatch.setenv("HOME", str(target.parent))  # the file that engines read has no ~
+    home = f'pair.target="~/{target.name}"'
+    given = [home, *pair[1:], *GIVEN, f"vocabulary=chats/{VOCABULARY}", "training.tokens=3000"]
     run(distill_draft, monkeypatch, *given)
     config = json.loads(Path("made/config.json").read_text())
     assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 31
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(target)
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3] and config["fc_norm"] is True
     assert not Path("made", VOCABULARY).exists(), "vLLM reads every safetensors file"
     tensors = load_file("made/model.safetensors")

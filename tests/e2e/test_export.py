@@ -69,8 +69,9 @@ def test_every_engine_gets_a_folder(
 ) -> None:
     calibrated(monkeypatch, "isotonic")
     given = ("confidences=checkpoints/confidences", "costs=costs.json", "schedule=schedule.json")
-    run(export, monkeypatch, f"serving={serving}", *given, "target_model=org/target", "out=x")
+    run(export, monkeypatch, f"serving={serving}", *given, 'target_model="~/target"', "out=x")
     facts = json.loads(Path("x/export.json").read_text())
+    assert "~" not in " ".join(facts["launch"])
     names = {path.name for path in Path("x").iterdir()}
     assert names == {"export.json", "README.md", *facts["files"]}
     assert facts["serving"] == serving and facts["checked_for"]
