@@ -104,7 +104,8 @@ def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[in
     except UserError as error:
         reason = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise UserError(
-            f"pair.target: its chat template does not work ({first_line(reason)}). Use another target"
+            f"pair.target: its chat template does not work ({first_line(reason)}). Use another"
+            " target"
         ) from error
     before, found, after = text.partition(mark)
     end = tokenizer.eos_token
