@@ -50,17 +50,16 @@ class Ready:
 
 
 class Kept:
-    """What a model keeps: itself made ready, as it was in `state`, and drafts from folders. It is
-    neither copied nor saved with the model."""
+    """What a model keeps: itself made ready, as it was in `state`, and drafts from folders. Copied
+    and saved with the model is an empty dict."""
 
-    def __init__(self) -> None:
-        self.state: object = None
-        self.ready: Ready | None = None
+    def __init__(self, ready: Ready, state: object) -> None:
+        self.ready, self.state = ready, state
         self.drafts = OrderedDict[str, Ready]()
         self.compared = set[str]()  # folders of drafts whose tokenizer is that of the model
 
-    def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
-        return Kept, ()
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return dict, ()
 
 
 @dataclass
@@ -123,10 +122,9 @@ def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[
 
 def _ready(key: str, model: PreTrainedModel) -> Ready:
     """The model made ready, anew where anything has changed since the last time."""
-    kept, state = vars(model).setdefault(SLOT, Kept()), state_of(model)
-    if kept.ready is None or kept.state != state:
-        vars(model)[SLOT] = kept = Kept()
-        kept.ready, kept.state = Ready(_cached(key, model)), state
+    kept, state = vars(model).get(SLOT), state_of(model)
+    if not isinstance(kept, Kept) or kept.state != state:
+        vars(model)[SLOT] = kept = Kept(Ready(_cached(key, model)), state)
     return kept.ready
 
 
@@ -171,7 +169,8 @@ def state_of(model: PreTrainedModel) -> object:
     for module in model.modules():
         parts += id(module), type(module)
         for name, value in list(vars(module).items()):
-            if name not in (SLOT, "training", "config") and value != {}:
+            empty = isinstance(value, dict) and not value
+            if name not in (SLOT, "training", "config") and not empty:
                 parts.append((name, _mark(value)))
     return parts
 
