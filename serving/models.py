@@ -106,7 +106,8 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
 
 def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[Ready, Ready]:
     target, kept = _ready("model", model), vars(model)[SLOT]
-    source = draft.name_or_path if isinstance(draft, PreTrainedModel) else expanduser(draft)
+    named = draft.name_or_path if isinstance(draft, PreTrainedModel) else draft
+    source = expanduser(str(named or ""))
     if source not in kept.compared:
         _refuse_other_tokens(model, source)
         kept.compared.add(source)
@@ -202,7 +203,7 @@ def _refuse_other_tokens(model: PreTrainedModel, source: str) -> None:
         check_same_vocabulary(tokenizers[0], tokenizers[1], sys.maxsize, "draft")
 
 
-def _tokenizer(folder: str) -> Any:
+def _tokenizer(folder: str | None) -> Any:
     """None: there is none, here or among what was downloaded before."""
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True) if folder else None
