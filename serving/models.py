@@ -52,17 +52,16 @@ class Ready:
 
 
 class Kept:
-    """What a model keeps: itself made ready, as it was in `state`, and drafts from folders. It is
-    neither copied nor saved with the model."""
+    """What a model keeps: itself made ready, as it was in `state`, and drafts from folders. Copied
+    and saved with the model is an empty dict."""
 
-    def __init__(self) -> None:
-        self.state: object = None
-        self.ready: Ready | None = None
+    def __init__(self, ready: Ready, state: object) -> None:
+        self.ready, self.state = ready, state
         self.drafts = OrderedDict[str, Ready]()
         self.compared = set[str]()  # folders of drafts whose tokenizer is that of the model
 
-    def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
-        return Kept, ()
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return dict, ()
 
 
 @dataclass
@@ -109,7 +108,8 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
 
 def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[Ready, Ready]:
     target, kept = _ready("model", model), vars(model)[SLOT]
-    source = draft.name_or_path if isinstance(draft, PreTrainedModel) else expanduser(draft)
+    named = draft.name_or_path if isinstance(draft, PreTrainedModel) else draft
+    source = expanduser(str(named or ""))
     if source not in kept.compared:
         _refuse_other_tokens(model, source)
         kept.compared.add(source)
@@ -125,10 +125,9 @@ def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[
 
 def _ready(key: str, model: PreTrainedModel) -> Ready:
     """The model made ready, anew where anything has changed since the last time."""
-    kept, state = vars(model).setdefault(SLOT, Kept()), state_of(model)
-    if kept.ready is None or kept.state != state:
-        vars(model)[SLOT] = kept = Kept()
-        kept.ready, kept.state = Ready(_cached(key, model)), state
+    kept, state = vars(model).get(SLOT), state_of(model)
+    if not isinstance(kept, Kept) or kept.state != state:
+        vars(model)[SLOT] = kept = Kept(Ready(_cached(key, model)), state)
     return kept.ready
 
 
@@ -173,7 +172,8 @@ def state_of(model: PreTrainedModel) -> object:
     for module in model.modules():
         parts += id(module), type(module)
         for name, value in list(vars(module).items()):
-            if name not in (SLOT, "training", "config") and value != {}:
+            empty = isinstance(value, dict) and not value
+            if name not in (SLOT, "training", "config") and not empty:
                 parts.append((name, _mark(value)))
     return parts
 
@@ -205,7 +205,7 @@ def _refuse_other_tokens(model: PreTrainedModel, source: str) -> None:
         check_same_vocabulary(tokenizers[0], tokenizers[1], sys.maxsize, "draft")
 
 
-def _tokenizer(folder: str) -> Any:
+def _tokenizer(folder: str | None) -> Any:
     """None: there is none, here or among what was downloaded before."""
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True) if folder else None
