@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionLayer
 
 from decoding.models.kv_cache import BufferCache, BufferLayer
+from runtime.errors import UserError
 
 # Model types whose states lie in the cache of transformers and whose layers go on from them by any
 # number of rows, as they would row by row. Mamba, FalconMamba, Jamba and Zamba go on by one row
@@ -33,6 +35,8 @@ STATEFUL = {
     "zaya",
 }
 
+SINCE = (5, 23)  # the transformers whose cache layers keep several states each, as `StateCache` does
+
 State = tuple[bool, Tensor | None, Tensor | None]
 """Whether there is one, what a convolution sees of the past, what a recurrence keeps of it."""
 
@@ -43,6 +47,17 @@ def keeps_states(model: PreTrainedModel) -> bool:
     limits = [getattr(part, "time_step_limit", None) for part in model.modules()]
     limited = any(limit is not None and tuple(limit) != (0.0, math.inf) for limit in limits)
     return known and not limited and type(model).__module__.startswith("transformers.")
+
+
+def refuse_old_transformers(key: str, model: PreTrainedModel) -> None:
+    """Raises UserError for a model that keeps states where transformers is older than `SINCE`."""
+    version = transformers.__version__
+    if keeps_states(model) and tuple(map(int, version.split(".")[:2])) < SINCE:
+        raise UserError(
+            f"{key}: {type(model).__name__} keeps states, which needs transformers"
+            f" {'.'.join(map(str, SINCE))} or newer, got {version}. Upgrade it, or choose a model of"
+            " attention alone"
+        )
 
 
 class StatesAndRows(LinearAttentionLayer, BufferLayer):  # type: ignore[override]
@@ -106,11 +121,11 @@ class StateCache(BufferCache):
                 yield from ((layer, index) for index in range(layer.number_of_states))
 
 
-def _layer(plain: object) -> BufferLayer | LinearAttentionLayer | DummyLayer:
-    """Ours for one of transformers."""
+def _layer(plain: object) -> object:
+    """Return the layer that stands for one of transformers: a layer that keeps nothing stays."""
     if isinstance(plain, LinearAttentionLayer) and isinstance(plain, DynamicLayer):
         return StatesAndRows(plain.number_of_states)
-    return plain if isinstance(plain, LinearAttentionLayer | DummyLayer) else BufferLayer()
+    return BufferLayer() if isinstance(plain, DynamicLayer) else plain
 
 
 def _copy(state: Tensor | None) -> Tensor | None:

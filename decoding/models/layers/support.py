@@ -3,7 +3,7 @@ full, with a sliding window or in chunks, each row of which sees rows before it 
 
 from transformers import PreTrainedModel
 
-from decoding.models.layers.states import keeps_states
+from decoding.models.layers.states import keeps_states, refuse_old_transformers
 from decoding.models.layers.windows import CHUNKED, FULL, SLIDING
 from runtime.errors import UserError
 
@@ -20,6 +20,7 @@ def refuse_other_layers(key: str, model: PreTrainedModel) -> None:
         raise UserError(
             f"{key}: {name} keeps other state than keys and values of full attention. {remedy}"
         )
+    refuse_old_transformers(key, model)
     parts = list(model.get_decoder().modules())
     if any(getattr(part, "is_causal", True) is False for part in parts):
         raise UserError(
