@@ -96,7 +96,7 @@ def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], wh
     path = Path(data["folder"]) / "manifest.json"
     if not path.is_file() or file_hash(path) != data.get("sha256"):
         return
-    for name, theirs in json.loads(path.read_text()).get("shares", {}).items():
+    for name, theirs in json.loads(path.read_text(encoding="utf-8")).get("shares", {}).items():
         if shares[name] != theirs:
             raise UserError(
                 f"splits.{name}: {shares[name]} here, {theirs} in {data['folder']}, on which"

@@ -4,12 +4,14 @@ import runtime.openmp  # noqa: F401  (before torch loads)
 
 import importlib.util
 import inspect
+import logging
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +35,7 @@ from runtime.text import printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+UNREAD = 141  # what a shell says of a program that SIGPIPE ended
 SILENT = (
     "hydra.run.dir=.",
     "hydra.output_subdir=null",
@@ -49,8 +52,8 @@ class Program:
     a function.
 
     Bad input (`UserError`, a setting that is unknown, missing or out of range, a full disk, a
-    folder without access) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130;
-    anything else is a bug and keeps its traceback. Settings are checked before Hydra makes a run
+    folder without access) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130,
+    output that nobody reads any more (``| head``) silently with exit code 141; anything else is a bug and keeps its traceback. Settings are checked before Hydra makes a run
     folder and before `body` is imported, those of every job of a sweep before the first begins. The
     working directory stays where the user is.
 
@@ -138,25 +141,27 @@ def run_reporting_errors(program: Callable[[], Any]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = (
         "1"  # Hydra then raises instead of printing a page and exiting with 1
     )
-    try:
-        program()
-    except KeyboardInterrupt:
-        _exit(
-            "interrupted. Run the same command again: jobs that save as they go continue",
-            INTERRUPTED,
-        )
-    except Exception as error:
-        message = explain(error)
-        if message is None:
-            raise
-        _exit(message, BAD_INPUT)
+    with any_terminal():
+        try:
+            program()
+        except KeyboardInterrupt:
+            _exit(
+                "interrupted. Run the same command again: jobs that save as they go continue",
+                INTERRUPTED,
+            )
+        except Exception as error:
+            message = explain(error)
+            if message is None:
+                raise
+            _exit(message, BAD_INPUT)
 
 
 def run_in_sweep(program: Callable[[], Any]) -> None:
     """Run one job of a sweep. A failure is printed at once and raised, in a form that survives the
     way back from a worker; Hydra raises it again when all jobs have had their turn."""
     try:
-        program()
+        with any_terminal():
+            program()
     except Exception as error:
         message = explain(error)
         if message is None:
@@ -166,6 +171,36 @@ def run_in_sweep(program: Callable[[], Any]) -> None:
         if message is None:
             raise
         raise UserError(message) from error
+
+
+@contextmanager
+def any_terminal() -> Iterator[None]:
+    """Print what the encoding of the terminal lacks as escapes; exit silently where the reader of a
+    pipe has gone."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    logging.raiseExceptions = False  # a line of a log that could not be written is no fault
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        unread = [stream.fileno() for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+        if not unread:  # another pipe or a socket
+            raise
+        for number in unread:  # Python still writes to it when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        sys.exit(UNREAD)
+
+
+def _is_unread(stream: Any) -> bool:
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError, AttributeError):  # it is no file
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return bool(poll.poll(0))
 
 
 def share_the_terminal(several: bool) -> None:
@@ -186,7 +221,7 @@ def share_the_terminal(several: bool) -> None:
         )
     if process.rank > 0:
         sys.argv += SILENT
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
 
 
 def explain(error: Exception) -> str | None:

@@ -17,6 +17,19 @@ from runtime.files import without_nan, write_atomically
 
 T = TypeVar("T")
 CHECKSUM = "checksum"
+BOM, GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
+UNPACK = "Unpack it"
+FORMATS = {  # how files of other formats begin
+    GZIP: ("gzip", UNPACK),
+    b"BZh": ("bzip2", UNPACK),
+    b"\xfd7zXZ": ("xz", UNPACK),
+    b"(\xb5/\xfd": ("Zstandard", UNPACK),
+    b"PK\3\4": ("a zip archive", UNPACK),
+    b"PAR1": ("Parquet", "Convert it"),
+    b"ARROW1": ("Arrow", "Convert it"),
+    b"\xff\xfe": ("UTF-16", "Save it as UTF-8"),
+    b"\xfe\xff": ("UTF-16", "Save it as UTF-8"),
+}
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 """No text for a number or the reverse, no NaN, no infinity, no unknown keys."""
 Size = Annotated[int, Field(ge=0, lt=2**63)]
@@ -112,9 +125,19 @@ def _content(path: Path, key: str, remedy: str) -> bytes:
         raise UserError(f"{key}: {path} is damaged ({error}). {remedy}") from error
 
 
+def other_format(content: bytes) -> str:
+    """Return what a file is that does not hold text in UTF-8, and what to do; "" where it may."""
+    for begins, (name, remedy) in FORMATS.items():
+        if content.startswith(begins):
+            return f"is {name}, expected JSON. {remedy}"
+    return "is binary or UTF-16, expected JSON in UTF-8" if b"\0" in content[:4096] else ""
+
+
 def _object_in(content: bytes, path: Path, key: str, remedy: str) -> dict[str, Any]:
+    if other := other_format(content):
+        raise UserError(f"{key}: {path} is damaged (it {other}). {remedy}")
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
         from_json(text, allow_inf_nan=False)  # refuses what is nested deeply
         found = json.loads(text, object_pairs_hook=_once_each, parse_float=_finite)
     except ValueError as error:

@@ -6,22 +6,17 @@ from typing import Any
 
 from data_gen.prompts.prompt import Prompt
 from runtime.errors import UserError
-from runtime.json_lines import is_text, parse_object
+from runtime.json_lines import is_text, read_objects
 
 FORM = 'Write {"prompt": ...} on every line'
 
 
 def read_rows(path: str | Path, key: str) -> list[tuple[str, int, dict[str, Any]]]:
-    """File and line in words, line number, and object of each line that is not blank. Raises
-    UserError naming the config `key`, the file and the line."""
+    """Return the objects as `read_objects` does. Raises UserError where there are none."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"{key}: there is no file {file}. Set {key}=<a JSONL file>")
-    rows = [
-        (f"{file} line {number}", number, parse_object(line, f"{key}: {file} line {number}", FORM))
-        for number, line in enumerate(file.read_bytes().splitlines(), start=1)
-        if line.strip()
-    ]
+    rows = read_objects(file, key, FORM)
     if not rows:
         raise UserError(f"{key}: {file} is empty. Give it one JSON object a line")
     return rows

@@ -8,7 +8,7 @@ from data_gen.prompts import Prompt
 from data_gen.responses.external import FORM, ExternalResponse, response_from_row
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
-from runtime.json_lines import parse_object
+from runtime.json_lines import read_objects
 from runtime.settings.kinds import Path
 
 
@@ -41,17 +41,16 @@ class ResponseFile:
                 f"responses.path: there is no file {self.path}. Set responses.path=<a JSONL file>"
             )
         found: dict[str, ExternalResponse] = {}
-        for number, line in enumerate(self.path.read_bytes().splitlines(), start=1):
-            if line.strip():
-                where = f"responses.path: {self.path} line {number}"
-                response = response_from_row(parse_object(line, where, FORM), where)
-                if first := found.get(response.prompt_id):
-                    earlier = first.where.rpartition(" ")[2]
-                    raise UserError(
-                        f"{where} answers {response.prompt_id} again (line {earlier} did). Remove"
-                        " one of them"
-                    )
-                found[response.prompt_id] = response
+        for at, _, row in read_objects(self.path, "responses.path", FORM):
+            where = f"responses.path: {at}"
+            response = response_from_row(row, where)
+            if first := found.get(response.prompt_id):
+                earlier = first.where.rpartition(" ")[2]
+                raise UserError(
+                    f"{where} answers {response.prompt_id} again (line {earlier} did). Remove one"
+                    " of them"
+                )
+            found[response.prompt_id] = response
         if missing := [prompt.id for prompt in prompts if prompt.id not in found]:
             raise UserError(
                 f"responses.path: {self.path} has no response to {missing[0]} ({len(missing)} of"

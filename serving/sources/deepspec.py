@@ -2,14 +2,14 @@
 
 import pathlib
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field as PydanticField
 
 from predictors.confidences.table import Confidences, Labels, joined
 from runtime.errors import UserError
 from runtime.json_files import OpenForm, fitting
-from runtime.json_lines import parse_object
+from runtime.json_lines import read_objects
 from runtime.settings.kinds import Path, Text
 from serving.sources.files import matching
 from serving.sources.rows import Row, of_rows
@@ -48,22 +48,16 @@ class DeepspecRecords:
         )
 
     def _records(self, path: pathlib.Path) -> list[Row]:
-        try:
-            lines = path.read_bytes().splitlines()
-        except OSError as error:
-            raise UserError(f"source.files: {path} cannot be read ({error.strerror})") from error
         found = [
-            _record(line, f"source.files: {path} line {number}")
-            for number, line in enumerate(lines, 1)
-            if line.strip()
+            _record(row, f"source.files: {where}")
+            for where, _, row in read_objects(path, "source.files", FORM)
         ]
         if not found:
             raise UserError(f"source.files: {path} is empty. Evaluate again")
         return found
 
 
-def _record(line: bytes, where: str) -> Row:
-    row = parse_object(line, where, FORM)
+def _record(row: dict[str, Any], where: str) -> Row:
     try:
         found = fitting(lambda: Record.model_validate(row))
     except ValueError as error:

@@ -1,4 +1,5 @@
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,61 @@ def test_exit_code_and_one_line(script: Path, override: str, code: int, says: st
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith(says)
     assert done.stderr.count("\n") == (1 if code else 0)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["do=good"], ["do=bad"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads_ends_silently(
+    script: Path, arguments: list[str], unbuffered: str
+) -> None:
+    """As `| head` does, here before the first line: stdout and stderr go to one pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ready = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], stdout=writer, stderr=writer, env=ready
+    )
+    os.close(writer)
+    assert done.returncode == 141
+
+
+def test_unread_output_leaves_no_traceback(script: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(script), "-m", "do=good,fine"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_broken_pipe_is_a_bug(script: Path) -> None:
+    body = script.with_name("body.py")
+    body.write_text("def main(cfg):\n    raise BrokenPipeError('of a socket')\n")
+    done = run(script, "do=good")
+    assert done.returncode == 1 and "BrokenPipeError: of a socket" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "terminal",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_a_terminal_without_the_characters_gets_escapes(
+    script: Path, terminal: dict[str, str]
+) -> None:
+    script.write_text(SCRIPT.replace("what is done", "what is done — ≥ 1"), encoding="utf-8")
+    script.with_name("body.py").write_text('def main(cfg):\n    print("caf\\u00e9 1.3×")\n')
+    for argument, printed in (("--help", r"done \u2014 \u2265 1"), ("do=x", r"caf\xe9 1.3\xd7")):
+        done = subprocess.run(
+            [sys.executable, str(script), argument],
+            capture_output=True,
+            cwd=script.parents[1],
+            env={**os.environ, **terminal},
+        )
+        assert done.returncode == 0 and done.stderr == b"", done.stderr
+        assert printed.encode() in done.stdout
 
 
 def test_missing_value_is_named(script: Path) -> None:

@@ -1,5 +1,8 @@
+import bz2
+import gzip
 import importlib.util
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -73,7 +76,57 @@ def test_jsonl_faults_name_file_and_line(tmp_path: Path, content: str, says: str
 def test_jsonl_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.jsonl"
     path.write_bytes(b'{"prompt": "ok"}\n{"prompt": "caf\xe9"}\n')
-    with pytest.raises(UserError, match="line 2 is not JSON"):
+    with pytest.raises(UserError, match="line 2 is not JSON .*Save the file as UTF-8"):
+        read(path)
+
+
+LINES = b'{"prompt": "first"}\n{"prompt": "caf\xc3\xa9"}\n'
+READ_ALL_THE_SAME = {
+    "a byte order mark": b"\xef\xbb\xbf" + LINES,
+    "gzip": gzip.compress(LINES),
+    "gzip, with a mark inside": gzip.compress(b"\xef\xbb\xbf" + LINES),
+    "an array": b'[{"prompt": "first"}, {"prompt": "caf\xc3\xa9"}]',
+    "an array of several lines": b'[\n {"prompt": "first"},\n {"prompt":\n "caf\xc3\xa9"}\n]\n',
+    "Windows lines": LINES.replace(b"\n", b"\r\n"),
+}
+OTHER_FORMATS = {
+    "is UTF-16, expected JSON. Save it as UTF-8": LINES.decode().encode("utf-16"),
+    "is binary or UTF-16, expected JSON in UTF-8": LINES.decode().encode("utf-16-le"),
+    "is Parquet, expected JSON. Convert it": b"PAR1\x15\x04",
+    "is Arrow, expected JSON. Convert it": b"ARROW1\0\0",
+    "is a zip archive, expected JSON. Unpack it": b"PK\x03\x04\x14",
+    "is xz, expected JSON. Unpack it": lzma.compress(LINES),
+    "is bzip2, expected JSON. Unpack it": bz2.compress(LINES),
+    "is Zstandard, expected JSON. Unpack it": b"(\xb5/\xfd\x04",
+    "cannot be read \\(": gzip.compress(LINES)[:-9],
+    "is CSV, expected a JSON object a line, as pandas.read_csv\\(file\\).to_json": b"id,prompt\na,b\n",
+    "is TSV, .*read_csv\\(file, sep='.t'\\)": b"id\tprompt\na\tb, c\n",
+    "is plain text, expected a JSON object a line": b"Write a poem.\n",
+    "has objects of several lines": b'{\n "prompt": "a"\n}\n{\n "prompt": "b"\n}\n',
+    "line 1 is not a JSON object": b'["first", "second"]',
+}
+
+
+@pytest.mark.parametrize("content", READ_ALL_THE_SAME.values(), ids=READ_ALL_THE_SAME)
+def test_the_same_rows_in_other_files(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "prompts"
+    path.write_bytes(content)
+    assert [prompt.text for prompt in read(path)] == ["first", "café"]
+
+
+@pytest.mark.parametrize("says", OTHER_FORMATS)
+def test_other_formats_are_named(tmp_path: Path, says: str) -> None:
+    path = tmp_path / "prompts"
+    path.write_bytes(OTHER_FORMATS[says])
+    with pytest.raises(UserError, match=rf"^dataset\.path: {path} {says}") as error:
+        read(path)
+    assert "\n" not in str(error.value) and "Mend" not in str(error.value)
+
+
+def test_an_element_without_a_prompt_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_text('[{"prompt": "a"}, {"text": "b"}]')
+    with pytest.raises(UserError, match=r"prompts\.json element 2 has no text under 'prompt'"):
         read(path)
 
 
