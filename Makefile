@@ -1,16 +1,19 @@
 # make demo    from a fresh clone: environment, model pair, data, predictors, thresholds, the table, the report
 # make test    the default tests, a process for each core
+# make test-lowest  a smoke suite on the lowest versions that pyproject.toml names, in an environment of its own
+#                   (torch with CUDA is 3 GB; UV_TORCH_BACKEND=cpu spares them where PyTorch's own index is reached)
 # make check   lint, format, types, tests
 # make docs    the documentation as a site, in site/
 # make setup   only the environment; does nothing when it is up to date
 # make browser a Chromium for the tests that open pages, where there is none (Debian and the like, as root)
 PYTHON ?= python3
 VENV ?= .venv
+LOWEST ?= .venv-lowest
 RUN := $(VENV)/bin/python
 # Several processes of one thread each: threads would wait for one another.
 TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test check docs setup browser
+.PHONY: demo test test-lowest check docs setup browser
 
 # A round at every position, so that every stop rule is tuned by replay on calibration prompts.
 demo: setup
@@ -25,6 +28,9 @@ demo: setup
 
 test: setup
 	$(TEST)
+
+test-lowest: $(LOWEST)/.installed
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m smoke $$(grep -rl --include=*.py mark.smoke tests)
 
 check: setup
 	$(RUN) -m ruff check .
@@ -44,6 +50,12 @@ browser:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(LOWEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install uv
+	$(LOWEST)/bin/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct --editable ".[dev]"
 	touch $@
 
 $(VENV)/.docs-installed: $(VENV)/.installed

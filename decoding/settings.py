@@ -20,7 +20,7 @@ Device = Annotated[
     Says("a device such as cpu or cuda:0, auto, or a mapping from parts of the model to devices"),
 ]
 DTYPE_HELP = (
-    "of its weights; auto: the 16 bits of its files, else bfloat16; on a CPU float32, unless they"
+    "of the weights; auto: the 16 bits of the files, else bfloat16; on a CPU float32, unless they"
     " are bfloat16 and the CPU multiplies it"
 )
 OPTIONS_HELP = (
@@ -46,7 +46,7 @@ class Pair(Group):
     group: Annotated[
         Count | None, "weights of a row that are rounded together, from lowest to highest"
     ]
-    dtype: Annotated[Dtype, DTYPE_HELP.replace("its", "their")]
+    dtype: Annotated[Dtype, f"{DTYPE_HELP}. Of both models"]
     target_dtype: Annotated[Dtype, DTYPE_HELP]
     draft_dtype: Annotated[Dtype, DTYPE_HELP]
     target_device: Annotated[

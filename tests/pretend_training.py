@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
 from data_gen.samples import inputs_of, read_samples
 from predictors.base import Predictor
@@ -38,7 +38,7 @@ def trained(name: str, harvest: Path) -> tuple[Predictor, Trainer]:
 
 
 def main(harvest: Path, out: Path) -> None:
-    _setup_privateuseone_for_python_backend("accel")
+    backend_registration._setup_privateuseone_for_python_backend("accel")
     torch.__future__.set_swap_module_params_on_conversion(True)  # an optimizer knows them already
     Pretend.kind = "accel"
     Accelerator.device = torch.device("accel:0")  # type: ignore[assignment]

@@ -38,6 +38,7 @@ def test_two_runs_do_not_write_one_folder(
     assert Path("runs/x/results.json").is_file() and not list(Path("runs").glob(".*"))
 
 
+@pytest.mark.smoke
 def test_greedy_equals_autoregressive_for_every_method(
     evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -201,6 +201,7 @@ def test_verify_names_every_bad_file(
     assert read_manifest("data/jsonl")["content"] == manifest["content"]
 
 
+@pytest.mark.smoke
 def test_responses_from_a_file_and_from_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

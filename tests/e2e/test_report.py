@@ -76,6 +76,7 @@ def facts(made: Path) -> Any:
     return json.loads((made / "runs/report/report.json").read_text())
 
 
+@pytest.mark.smoke
 def test_every_figure_has_its_files_and_says_what_it_rests_on(made: Path, facts: Any) -> None:
     out = made / "runs/report"
     names = {figure["name"] for figure in facts["figures"]}
@@ -104,6 +105,7 @@ def test_a_pair_may_have_a_slash_in_its_name(facts: Any) -> None:
     assert [name for name in names if name.startswith("tuned-org%2Fmine")]
 
 
+@pytest.mark.smoke
 def test_the_page_holds_all_and_fetches_nothing(made: Path, facts: Any) -> None:
     page = (made / "runs/report/index.html").read_text()
     for figure in facts["figures"]:
@@ -153,6 +155,7 @@ def test_the_page_opens_from_disk_without_a_complaint(made: Path, scheme: str, w
         ).startswith("Round 2 of")
 
 
+@pytest.mark.smoke
 def test_weights_and_biases_has_config_curves_tables_and_pictures(made: Path, facts: Any) -> None:
     trained, reported = (read_run(made / "logs" / name) for name in ("train", "report"))
     assert trained.config["trainer"]["epochs"] == 2

@@ -29,6 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     train.main()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["specdecpp", "hrad"])
 def test_checkpoint_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -205,6 +206,7 @@ def test_one_harvest_serves_fewer_layers(
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("method", ["temperature", "platt", "isotonic", "none"])
 def test_every_calibration_trains_and_decodes_as_saved(
     method: str, monkeypatch: pytest.MonkeyPatch

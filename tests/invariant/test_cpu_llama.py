@@ -84,6 +84,7 @@ def calls(lm: CachedLM) -> list[LMOutput]:
     return outputs
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", MODELS)
 def test_float32(kind: str, packed: bool) -> None:

@@ -59,6 +59,7 @@ def ours(model: LlamaForCausalLM, draft, **asked):
     return plain(model, custom_generate=speculate, draft=draft, **asked)
 
 
+@pytest.mark.smoke
 def test_greedy_is_what_generate_says(models: Models) -> None:
     target, draft = models
     expected = plain(target)
@@ -132,6 +133,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("warp", "tree"), [*((warp, False) for warp in WARPS), (WARPS[-1], True)])
 def test_the_distribution_is_that_of_generate(
     warp: dict, tree: bool, monkeypatch: pytest.MonkeyPatch
@@ -216,6 +218,7 @@ def test_another_engine(models: Models) -> None:
     assert torch.equal(found, plain(models[0]))
 
 
+@pytest.mark.smoke
 def test_a_draft_from_its_folder_and_a_pair(tmp_path: Path) -> None:
     save_tiny_pair(tmp_path)
     target = LlamaForCausalLM.from_pretrained(tmp_path / "target").double()

@@ -158,6 +158,7 @@ def test_limit_is_spread_evenly() -> None:
         select([], None)
 
 
+@pytest.mark.smoke
 def test_starter_set_needs_no_download() -> None:
     prompts = load_starter("starter", None, True)
     assert [p.dataset for p in prompts].count("humaneval") == 82
@@ -180,6 +181,7 @@ def test_missing_humaneval_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         humaneval(chat=True)
 
 
+@pytest.mark.smoke
 def test_hub_reads_a_named_column(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 

@@ -41,6 +41,7 @@ def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
+@pytest.mark.smoke
 def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
     pair = load_pair(pair_config(tiny_pair_dir))
     assert pair.target.max_length == pair.draft.max_length == 64
@@ -169,6 +170,7 @@ ON_DISK = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
 def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir: Path, tmp_path: Path) -> None:
     """A device for each part of the model, and an option for where the parts go that have none."""

@@ -39,6 +39,20 @@ def test_other_layers_are_refused(config: str, kind: str, more: dict[str, Any], 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("version", ["5.16.0", "5.22.2", "5.23.0.dev0", "6.0.0"])
+def test_states_need_a_newer_transformers(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", version)
+    model = made("Bamba", "BambaForCausalLM", {"mamba_n_heads": 4})
+    if version in ("5.16.0", "5.22.2"):
+        line = rf"^pair\.draft: Bamba.* keeps states, which needs transformers 5\.23 .* got {version}\."
+        with pytest.raises(UserError, match=line):
+            refuse_other_layers("pair.draft", model)
+    else:
+        refuse_other_layers("pair.draft", model)
+    refuse_other_layers("pair.draft", made("Llama", "LlamaForCausalLM", {}))
+
+
 @pytest.mark.parametrize(("config", "kind", "more"), TAKEN)
 def test_a_decoder_says_what_it_says_without_a_cache(
     config: str, kind: str, more: dict[str, Any]
