@@ -53,9 +53,10 @@ class Program:
 
     Bad input (`UserError`, a setting that is unknown, missing or out of range, a full disk, a
     folder without access) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130,
-    output that nobody reads any more (``| head``) silently with exit code 141; anything else is a bug and keeps its traceback. Settings are checked before Hydra makes a run
-    folder and before `body` is imported, those of every job of a sweep before the first begins. The
-    working directory stays where the user is.
+    output that nobody reads any more (``| head``) silently with exit code 141; anything else is a
+    bug and keeps its traceback. Settings are checked before Hydra makes a run folder and before
+    `body` is imported, those of every job of a sweep before the first begins. The working directory
+    stays where the user is.
 
     script: file of the program, named like its config; the ``conf`` folder is looked for beside it
         and in the folders above it

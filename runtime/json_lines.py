@@ -36,9 +36,9 @@ def read_objects(file: Path, key: str, form: str) -> list[tuple[str, int, dict[s
     content = content.removeprefix(BOM)
     if other := other_format(content) or _other_text(content):
         raise UserError(f"{key}: {file} {other}. {form}")
-    if isinstance(whole := _json(content) if content.lstrip().startswith(b"[") else None, list):
-        if whole and all(isinstance(row, dict) for row in whole):
-            return [(f"{file} element {number}", number, row) for number, row in enumerate(whole, 1)]
+    array = _json(content) if content.lstrip().startswith(b"[") else None
+    if array and all(isinstance(row, dict) for row in array):
+        return [(f"{file} element {number}", number, row) for number, row in enumerate(array, 1)]
     return [
         (f"{file} line {number}", number, parse_object(line, f"{key}: {file} line {number}", form))
         for number, line in enumerate(content.splitlines(), 1)

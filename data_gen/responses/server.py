@@ -152,12 +152,7 @@ class Server:
             try:
                 reply = await asyncio.wait_for(client.post(address, json=body), self.timeout)
                 return self._answer(prompt, reply)
-            except (
-                Passing,
-                httpx.TransportError,
-                httpx.DecodingError,
-                asyncio.TimeoutError,
-            ) as error:
+            except (TimeoutError, Passing, httpx.TransportError, httpx.DecodingError) as error:
                 problem = self._first_line(str(error) or type(error).__name__)
             if attempt < self.retries:
                 await asyncio.sleep(pause(attempt))

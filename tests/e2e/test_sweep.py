@@ -125,7 +125,8 @@ def test_every_launcher(launcher: str, tmp_path: Path) -> None:
         )
         logs = [path.read_text() for path in tmp_path.glob("outputs/*/*/.submitit/*/*_log.out")]
         outputs.append(done.stdout + "".join(logs))
-        assert done.returncode == 2 and "error: predictor.depth: must" in done.stderr, done.stderr
+        assert done.returncode == 2, done.stderr
+        assert "error: predictor.layers: expected" in done.stderr, done.stderr
     root = tmp_path / "checkpoints" / "specdecpp-sweep"
     assert sorted(path.name for path in root.iterdir()) == FOLDERS
     for name in FOLDERS:

@@ -35,7 +35,7 @@ STATEFUL = {
     "zaya",
 }
 
-SINCE = (5, 23)  # the transformers whose cache layers keep several states each, as `StateCache` does
+SINCE = (5, 23)  # transformers whose cache layers keep several states each
 
 State = tuple[bool, Tensor | None, Tensor | None]
 """Whether there is one, what a convolution sees of the past, what a recurrence keeps of it."""
@@ -55,8 +55,8 @@ def refuse_old_transformers(key: str, model: PreTrainedModel) -> None:
     if keeps_states(model) and tuple(map(int, version.split(".")[:2])) < SINCE:
         raise UserError(
             f"{key}: {type(model).__name__} keeps states, which needs transformers"
-            f" {'.'.join(map(str, SINCE))} or newer, got {version}. Upgrade it, or choose a model of"
-            " attention alone"
+            f" {'.'.join(map(str, SINCE))} or newer, got {version}. Upgrade it, or choose a"
+            " model of attention alone"
         )
 
 

@@ -139,10 +139,7 @@ def test_another_broken_pipe_is_a_bug(script: Path) -> None:
 
 @pytest.mark.parametrize(
     "terminal",
-    [
-        {"PYTHONIOENCODING": "ascii"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
 )
 def test_a_terminal_without_the_characters_gets_escapes(
     script: Path, terminal: dict[str, str]

@@ -99,7 +99,7 @@ OTHER_FORMATS = {
     "is bzip2, expected JSON. Unpack it": bz2.compress(LINES),
     "is Zstandard, expected JSON. Unpack it": b"(\xb5/\xfd\x04",
     "cannot be read \\(": gzip.compress(LINES)[:-9],
-    "is CSV, expected a JSON object a line, as pandas.read_csv\\(file\\).to_json": b"id,prompt\na,b\n",
+    "is CSV, .* as pandas.read_csv\\(file\\).to_json": b"id,prompt\na,b\n",
     "is TSV, .*read_csv\\(file, sep='.t'\\)": b"id\tprompt\na\tb, c\n",
     "is plain text, expected a JSON object a line": b"Write a poem.\n",
     "has objects of several lines": b'{\n "prompt": "a"\n}\n{\n "prompt": "b"\n}\n',
