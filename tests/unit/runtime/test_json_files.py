@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -31,6 +32,13 @@ def path(tmp_path: Path) -> Path:
 def test_it_comes_back(path: Path) -> None:
     assert read_json(path, Plan, "data", "") == VALUE
     assert json.loads(path.read_text()).keys() - VALUE.keys() == {"checksum"}
+
+
+def test_other_formats_are_named(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(gzip.compress(content))
+    with pytest.raises(UserError, match=r"^data: .*plan\.json is damaged \(it is gzip, .*Mend it$"):
+        read_json(path, Plan, "data", "Mend it")
 
 
 def test_every_bit_counts(path: Path) -> None:

@@ -1,3 +1,4 @@
+import gzip
 import json
 import pickle
 import random
@@ -162,6 +163,16 @@ def test_records_may_be_shorter_than_gamma(tmp_path: Path) -> None:
 def test_other_lines_are_refused(line: str, says: str, tmp_path: Path) -> None:
     path = records(tmp_path / "x", '{"logits": [1], "labels": [1]}', line)
     assert says in said(DeepspecRecords(str(path), None).read)
+
+
+def test_logs_of_other_formats_are_named(tmp_path: Path) -> None:
+    line = '{"logits": [1.5, -2], "labels": [1, 0]}'
+    path = records(tmp_path / "x", line)
+    expected = DeepspecRecords(str(path), None).read().logits.tolist()
+    path.write_bytes(gzip.compress(line.encode()))
+    assert DeepspecRecords(str(path), None).read().logits.tolist() == expected
+    path.write_bytes(line.encode("utf-16"))
+    assert "is UTF-16, expected JSON" in said(DeepspecRecords(str(path), None).read)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Responses brought in a file: what is read, how it becomes tokens, and what is refused."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,18 @@ def test_text_and_ids_are_read_with_blank_lines_and_strangers(
     requests = with_responses(make_requests(PROMPTS, pair, 20, 0.2, 0.2), given, pair, 18)
     responses = [request.response.tolist() for request in requests if request.response is not None]
     assert responses == [[5, 6], [7, 8, EOS], [5, 6, EOS], [5, 6]]
+
+
+def test_an_array_in_gzip_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "answers.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(lines()).encode("utf-8-sig")))
+    assert list(fetch(path)) == [prompt.id for prompt in PROMPTS]
+
+
+def test_a_table_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "answers.csv", "id,response", "p0,w5")
+    with pytest.raises(UserError, match=r"^responses\.path: .*answers\.csv is CSV, expected"):
+        fetch(path)
 
 
 def test_numbers_may_be_ids(tmp_path: Path) -> None:
