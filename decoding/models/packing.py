@@ -6,7 +6,7 @@ starts. oneDNN can keep the weights arranged. From how many rows on that is fast
 processor and the precision (`fewest_rows`): on AMD from one, on others from a few, in bfloat16
 always. Measurements: docs/lab-notes.md."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -89,7 +89,7 @@ class PackedLinear(nn.Linear):
         return product
 
 
-def refresh(linears: Sequence[nn.Module]) -> None:
+def refresh(linears: Iterable[object]) -> None:
     """Pack anew those whose weights are no longer what was packed."""
     for linear in linears:
         if isinstance(linear, PackedLinear):
