@@ -14,10 +14,12 @@ RECORDING = "transformers.utils."  # hooks of transformers, which only look
 
 
 class Watch:
-    """Notices that a model is no longer what a forward was made of."""
+    """Base of forwards that read weights: notices that the model is no longer what the forward was
+    made of. A copy notices for itself."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._state = model, list[Any]()
+        self._model: Any = model
+        self._state = list[Any]()
         self._hooks = -1
 
     def due(self, empty: bool) -> bool:

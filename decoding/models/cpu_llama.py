@@ -35,25 +35,25 @@ FIXED_ROTATIONS = {
 }  # of the others the angles depend on the context's length
 
 
-class LlamaForward:
+class LlamaForward(Watch):
     """The `Forward` of a model that `fits`, as long as it does; then that of transformers."""
 
     def __init__(self, model: PreTrainedModel, max_length: int, joins: bool = True) -> None:
         """max_length: positions lie below it; joins: see `DecoderLayer`. The model's linear layers
         share their weights with this forward."""
-        self._model: Any = model
+        super().__init__(model)
         self._max_length, self._joins = max_length, joins
         self._half, self._pause = -1, nothing
-        self._slow, self._watch = TransformersForward(model), Watch(model)
+        self._slow = TransformersForward(model)
         self._plain = self.plain()
 
     def plain(self) -> bool:
         """Whether the model still `fits`; made anew of its weights where they are others."""
-        bare, same = self._watch.look()
+        bare, same = self.look()
         self._plain = bare and (same or fits(self._model))
         if self._plain and not same:
             self._take(self._model.model)
-            self._watch.note()
+            self.note()
         if self._plain:
             refresh([self._model.lm_head, *(part for x in self._layers for part in x.linears)])
         return self._plain
@@ -77,7 +77,7 @@ class LlamaForward:
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`."""
-        if self._watch.due(rows.begin):
+        if self.due(rows.begin):
             self.plain()
         if not self._plain:
             return self._slow(rows, cache, hidden, logits)

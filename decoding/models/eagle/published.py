@@ -122,21 +122,22 @@ def rotary_of(config: Any) -> LlamaRotaryEmbedding:
     return LlamaRotaryEmbedding(config)
 
 
-class PublishedForward:
+class PublishedForward(Watch):
     """The `Forward` of a `PublishedModel`. Of L layers there are L + 2 hidden states: embeddings,
     what each layer gives, and what the output layer reads."""
 
     def __init__(self, model: PublishedModel, max_length: int) -> None:
         """max_length: positions lie below it."""
-        self._model, self._flavour = model, model.flavour
+        super().__init__(model)
+        self._flavour = model.flavour
         self._joins, self._max_length = bool(model.flavour.layers), max_length
-        self._watch, self._kinds = Watch(model), kinds(model)
-        self._look()
+        self._kinds = kinds(model)
+        self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Take the weights that are there now. Raises UserError where something was attached, which
         this forward would leave out."""
-        bare, same = self._watch.look()
+        bare, same = self.look()
         if not bare or (not same and kinds(self._model) != self._kinds):
             raise UserError(
                 "pair.draft: expected an EAGLE draft as its files give it, got one with hooks, an"
@@ -144,7 +145,7 @@ class PublishedForward:
             )
         if not same:
             self._take(self._model)
-            self._watch.note()
+            self.note()
         ends = self._model.fc, self._model.lm_head
         refresh([*ends, *(part for layer in self._layers for part in layer.linears)])
 
@@ -161,8 +162,8 @@ class PublishedForward:
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`; `rows.added` are the features."""
-        if self._watch.due(not cache.layer(0).length):
-            self._look()
+        if self.due(not cache.layer(0).length):
+            self._check()
         e = F.embedding(rows.tokens, self._model.embed_tokens.weight)
         f = torch.zeros_like(e) if rows.added is None else rows.added
         cos, sin = self._rotation[:, rows.positions].unsqueeze(2)

@@ -171,6 +171,17 @@ def test_what_changes_between_calls_is_seen(activation: str, models: Models) -> 
         before = after
 
 
+def test_new_weights_of_a_pair_are_seen_by_every_later_call() -> None:
+    pair = tiny_pair()
+    model = pair.target.model
+    before = ours(model, pair)
+    for part in (model.lm_head, model.model.layers[0].self_attn.v_proj):
+        part.weight = torch.nn.Parameter(part.weight.detach().flip(0), requires_grad=False)
+    right = plain(model)
+    assert right != before
+    assert [ours(model, pair) for _ in range(3)] == [right] * 3
+
+
 def test_what_is_kept_is_released_with_its_model() -> None:
     target, draft = made()
     ours(target, draft)
