@@ -134,10 +134,8 @@ class _Session:
             engine.branching,
             sampler.fork(),
         )
-        predicted = engine.classes.trained_gamma is not None
-        self.continuation = tokens_after_candidate(
-            engine.branching.gamma_max, predicted, engine.a_priori
-        )
+        gamma, predicted = engine.branching.gamma_max, engine.classes.trained_gamma is not None
+        self.continuation = tokens_after_candidate(gamma, predicted, engine.a_priori)
         self.sampler = sampler.fork()
         self.watch = Stopwatch()
         self.hidden: Tensor | None = None
