@@ -128,6 +128,7 @@ def chatting() -> ModelPair:
         ({"response": "w3", "finish_reason": "stop", "stop_reason": 0}, [3, EOS]),
         ({"response": "w3", "finish_reason": "stop", "stop_reason": 9}, [3]),
         ({"response": "w3", "finish_reason": "stop", "stop_reason": "w4"}, [3]),
+        ({"response": "w3", "finish_reason": "stop", "stop_reason": "w6"}, [3, 6]),
         ({"response": "w3", "finish_reason": "length"}, [3]),
         ({"response": "w3", "finish_reason": None}, [3]),
         ({"response_tokens": [3], "finish_reason": "stop"}, [3, 7]),
