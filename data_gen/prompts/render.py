@@ -142,7 +142,7 @@ def _stopped_clock(moment: str) -> Iterator[list[str]]:
 
     class Stopped(datetime):
         @classmethod
-        def now(cls, tz: tzinfo | None = None) -> "Stopped":  # type: ignore[override]
+        def now(cls, tz: tzinfo | None = None) -> "Stopped":
             return cls.fromisoformat(moment)
 
         def strftime(self, format: str) -> str:
