@@ -25,8 +25,8 @@ SETTING = {
 # Names, without case and punctuation, of what changes answers. Engines have more of them every
 # month, so what they have in common is written down.
 CHANGES = re.compile(
-    "^temp|temperature|dynatemp|^top(k|p|a|h|n)|topnsigma|minp|^typp$|typical|^tfs|mirostat|^xtc|^dry"
-    "|epsiloncutoff|etacutoff|smoothing|sampler|dosample|watermark|guidance|^cfg|negative"
+    "^temp|temperature|dynatemp|^top(k|p|a|h|n)|topnsigma|minp|^typp$|typical|^tfs|mirostat|^xtc"
+    "|^dry|epsiloncutoff|etacutoff|smoothing|sampler|dosample|watermark|guidance|^cfg|negative"
     "|penal|repeat|repetition|ngram|logit|bias|badwords|banned|suppress|forced|allowed|stop|eos|bos"
     "|maxlength|minlength|npredict|numpredict|tmaxpredict|maxtime|tokens$|budget|beam|bestof"
     "|returnseq|seed|stream|echo|suffix|guided|structur|responseformat|grammar|regex|schema|ebnf"
