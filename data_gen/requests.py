@@ -166,11 +166,11 @@ def split_prompts(prompts: Sequence[Prompt], calibration: float, test: float) ->
 
 
 def normalised(text: str) -> str:
-    """Return `text` without what tells no two tasks apart: case, compatibility forms, blanks,
-    punctuation; where nothing else is in it, without blanks at its ends."""
+    """Return `text` without what tells no two tasks apart: case, compatibility forms, blanks
+    anywhere, punctuation; where nothing else is in it, without blanks at its ends."""
     folded = unicodedata.normalize("NFKC", text).casefold()
-    words = "".join(" " if unicodedata.category(c)[0] in "PZC" else c for c in folded).split()
-    return " ".join(words) or folded.strip()
+    told = "".join(c for c in folded if unicodedata.category(c)[0] not in "PZC")
+    return told or folded.strip()
 
 
 def repeats(prompts: Sequence[Prompt]) -> int:

@@ -270,10 +270,11 @@ def unequal_budgets(cfg: DictConfig, c: float, methods: Sequence[Simulated]) -> 
         equal = " ".join(
             f"{'+' * (one.name not in cfg.gammas)}gammas.{one.name}={int(one.gamma - steps + c)}"
             for one, steps in longer
+            if one.gamma - steps + c >= 1
         )
         yield (
             f"Unequal budgets: a branch takes more draft steps than a target call lasts ({c:g}):"
-            f" {named}. Equal ones: {equal}, with a predictor trained so"
+            f" {named}." + f" Equal ones: {equal}, with a predictor trained so" * bool(equal)
         )
 
 

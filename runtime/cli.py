@@ -184,7 +184,8 @@ def any_terminal() -> Iterator[None]:
     logging.raiseExceptions = False  # a line of a log that could not be written is no fault
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed before Python began
+            sys.stdout.flush()
     except BrokenPipeError:
         unread = [stream.fileno() for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
         if not unread:  # another pipe or a socket

@@ -37,8 +37,12 @@ def read_objects(file: Path, key: str, form: str) -> list[tuple[str, int, dict[s
     if other := other_format(content) or _other_text(content):
         raise UserError(f"{key}: {file} {other}. {form}")
     array = _json(content) if content.lstrip().startswith(b"[") else None
-    if array and all(isinstance(row, dict) for row in array):
-        return [(f"{file} element {number}", number, row) for number, row in enumerate(array, 1)]
+    if array == [] or (array and isinstance(array[0], dict)):
+        rows = [(f"{file} element {number}", number, row) for number, row in enumerate(array, 1)]
+        for where, _, row in rows:
+            if not isinstance(row, dict):
+                raise UserError(f"{key}: {where} is not a JSON object. {form}")
+        return rows
     return [
         (f"{file} line {number}", number, parse_object(line, f"{key}: {file} line {number}", form))
         for number, line in enumerate(content.splitlines(), 1)
@@ -55,6 +59,8 @@ def _other_text(content: bytes) -> str:
         return ""
     if _json(lines[0]) is not None:
         return ""
+    if re.match(rb"\s*\[\s*\{", content) and _json(content) is None:
+        return "is a JSON array that is damaged or was cut off"
     if lines[0][:1] in (b"{", b"["):
         opened = len(lines) > 1 and lines[0].strip() in (b"{", b"[")
         if isinstance(whole := _json(content), list) or not (opened or whole):

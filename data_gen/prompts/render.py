@@ -3,6 +3,7 @@ here."""
 
 import hashlib
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from decoding.models.options import first_line
 from runtime.errors import UserError
 
 MARK = "zqjxvk"  # behind a prompt, to tell whether a template shows what it is given
+HOURS = re.compile("%[-_0^#EO]*[HIklMSpPfscXrRT]")  # of strftime, what tells the time of day
 _CLOCK = Lock()
 RESERVED = {"messages", "strftime_now", "raise_exception"} | {
     *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
@@ -62,8 +64,8 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
         whole = replace(prompt, parts=parts)
         marked = replace(whole, text=prompt.text + MARK)
         try:
-            text = _applied(whole, tokenizer)
-            if _shows(_applied(marked, tokenizer), marked) and _shows(text, whole):
+            text = _applied(whole, tokenizer)[0]
+            if _shows(_applied(marked, tokenizer)[0], marked) and _shows(text, whole):
                 return text, parts
         except UserError as error:
             failure = error if not parts else failure
@@ -77,7 +79,7 @@ def as_asked(
     (`day` where the template reads the clock), `Prompt.parts` and `Prompt.rendering`.
 
     elsewhere: whether another program answers them. Raises UserError where that cannot render them
-    alike, and as `rendered`."""
+    alike, where no two renderings are alike, and as `rendered`."""
     return [
         _as_asked(prompt, tokenizer, day, elsewhere) if prompt.chat else prompt
         for prompt in prompts
@@ -87,12 +89,15 @@ def as_asked(
 def _as_asked(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, day: str, elsewhere: bool
 ) -> Prompt:
-    text, parts = rendered(replace(prompt, date="2001-02-03"), tokenizer)
-    tomorrow, later = (
-        _applied(replace(prompt, parts=parts, date=moment), tokenizer) != text
-        for moment in ("2012-11-10", "2001-02-03T14:15:16")
-    )
-    if elsewhere and later:
+    fixed = replace(prompt, date="2001-02-03")
+    text, parts = rendered(fixed, tokenizer)
+    again, formats = _applied(replace(fixed, parts=parts), tokenizer)
+    if again != text:
+        raise UserError(
+            f"dataset.chat: the chat template renders the prompt {prompt.id} by chance, another way"
+            " each time. Set dataset.template to what it wants, or dataset.chat=false"
+        )
+    if elsewhere and any(HOURS.search(asked.replace("%%", "")) for asked in formats):
         raise UserError(
             f"dataset.chat: the chat template writes the time of day into the prompt {prompt.id},"
             " which answers made elsewhere do not share. Use responses=generate, or"
@@ -100,20 +105,24 @@ def _as_asked(
         )
     return replace(
         prompt,
-        date=day if tomorrow or later else None,
+        date=day if formats else None,
         parts=parts,
         rendering=hashlib.sha256(text.encode()).hexdigest()[:16],
     )
 
 
 def _shows(text: str, prompt: Prompt) -> bool:
-    """Blanks aside: many templates trim what they are given."""
-    return " ".join(_content(prompt).split()) in " ".join(text.split())
+    """Blanks aside: many templates trim what they are given. A list written out as Python or JSON
+    has it shows no text."""
+    content, shown = (" ".join(one.split()) for one in (_content(prompt), text))
+    written = f"""["']text["']: ?["']{re.escape(content)}"""
+    return content in shown and not (prompt.parts and re.search(written, shown))
 
 
-def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[str]]:
+    """Return the text, and the formats in which the template asked for the time."""
     try:
-        with _stopped_clock(datetime.fromisoformat(prompt.date or date.today().isoformat())):
+        with _stopped_clock(prompt.date or date.today().isoformat()) as formats:
             text = tokenizer.apply_chat_template(
                 turns(prompt), add_generation_prompt=True, tokenize=False, **prompt.template
             )
@@ -122,23 +131,29 @@ def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
             f"dataset.chat: the chat template refuses the prompt {prompt.id} ({first_line(error)})."
             " Set dataset.template to what it wants, or dataset.chat=false"
         ) from error
-    return str(text)
+    return str(text), formats
 
 
 @contextmanager
-def _stopped_clock(moment: datetime) -> Iterator[None]:
-    """Let chat templates read `moment` from the clock, which transformers asks by this name."""
+def _stopped_clock(moment: str) -> Iterator[list[str]]:
+    """Let chat templates read `moment`, in ISO 8601, from the clock, which transformers asks by
+    this name. Yields the formats that they ask for it in."""
+    formats: list[str] = []
 
     class Stopped(datetime):
         @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return moment
+        def now(cls, tz: tzinfo | None = None) -> "Stopped":
+            return cls.fromisoformat(moment)
+
+        def strftime(self, format: str) -> str:
+            formats.append(str(format))
+            return super().strftime(format)
 
     with _CLOCK:
         before = chat_template_utils.datetime
         vars(chat_template_utils)["datetime"] = Stopped
         try:
-            yield
+            yield formats
         finally:
             vars(chat_template_utils)["datetime"] = before
 

@@ -148,6 +148,9 @@ def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> T
     """[T] int64, 1 <= T <= max_new. Raises UserError for ids beyond the vocabulary, text without a
     token, and text in which an end token is spelled out so that it cannot be told from an end."""
     ids, ends, stopped_by = list(_encoded(response, pair)), pair.eos_ids, response.stopped_by
+    if isinstance(stopped_by, str):  # SGLang spells some end tokens
+        names: dict[Any, int] = {pair.tokenizer.convert_ids_to_tokens(end): end for end in ends}
+        stopped_by = names.get(stopped_by, stopped_by)
     if response.finished and (stopped_by is None or stopped_by in ends) and not {*ends} & {*ids}:
         ids.append(closing_id(pair.tokenizer, ends) if stopped_by is None else int(stopped_by))
     if not ids:

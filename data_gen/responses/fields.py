@@ -25,15 +25,17 @@ SETTING = {
 # Names, without case and punctuation, of what changes answers. Engines have more of them every
 # month, so what they have in common is written down.
 CHANGES = re.compile(
-    "^temp|temperature|dynatemp|^top(k|p|a|h|n)|topnsigma|minp|^typ|typical|^tfs|mirostat|^xtc|^dry"
-    "|epsiloncutoff|etacutoff|smoothing|sampler|dosample|watermark|guidance|^cfg|negative"
+    "^temp|temperature|dynatemp|^top(k|p|a|h|n)|topnsigma|minp|^typp$|typical|^tfs|mirostat|^xtc"
+    "|^dry|epsiloncutoff|etacutoff|smoothing|sampler|dosample|watermark|guidance|^cfg|negative"
     "|penal|repeat|repetition|ngram|logit|bias|badwords|banned|suppress|forced|allowed|stop|eos|bos"
     "|maxlength|minlength|npredict|numpredict|tmaxpredict|maxtime|tokens$|budget|beam|bestof"
     "|returnseq|seed|stream|echo|suffix|guided|structur|responseformat|grammar|regex|schema|ebnf"
     "|lark|lora|adapter|truncat|transforms|prompt|template|messages|^inputs?$|inputids|embeds"
     "|^image|^audio|^video|multimodal|mmprocessor|mmdata|modalit|document|tool|function|reason"
     "|think|effort|verbosity|specialtokens|generationprompt|finalmessage|customparams|^nkeep"
-    "|ndiscard|nindent|steering"
+    "|ndiscard|nindent|steering|greedy|^sampl|^decoding|^diversity|^system|^assistant|instruction"
+    "|^end(id|token)|^until$|^prefi(x|ll)|^format|^raw$|history|^plugins|websearch|contextlength"
+    "|^provider|quantiz"
 )
 NAMES = {"n", "model", "models"}
 # What matches and changes no answer, and what does so with a value of its own alone.
@@ -69,6 +71,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "usebeamsearch": (False,),
     "logitbias": ({},),
     "stop": ([],),
+    "includestopstrinoutput": (False,),
+    "earlystopping": (False,),
+    "responseformat": ({"type": "text"},),
     "stoptokenids": ([],),
     "badwords": ([],),
     "addgenerationprompt": (True,),

@@ -59,7 +59,7 @@ def lines(found: dict[str, Any], greedy: bool) -> dict[str, str]:
     if greedy:
         share = found["tokens"] / max(1, all_tokens)
         return {"given = argmax": f"{share:.2%} of {all_tokens:,} tokens looked at"}
-    rows = {}
+    rows = {"-log p(token) - H(p)": "no interval: it takes tokens of two prompts or more"}
     if found["mean"] is not None:
         rows["-log p(token) - H(p)"] = (
             f"{found['mean']:+.3f} nats a token ({found['low']:+.3f} to {found['high']:+.3f}, 95 %"

@@ -12,13 +12,20 @@ MARK = "b7e1c4"  # an answer in which no template finds anything to change
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """Return the ids that end a response, increasing: those of the generation config, of the
-    model's config and that of its text part, and of the tokenizer, where there is one."""
+    model's config and that of its text part, and of the tokenizer, where there is one. Raises
+    UserError where they are no ids."""
     config = model.config
     holders = (model.generation_config, config, config.get_text_config(), tokenizer)
     ids = set[int]()
     for holder in holders:
         named = getattr(holder, "eos_token_id", None)
-        ids.update(named if isinstance(named, list | tuple) else [] if named is None else [named])
+        each = named if isinstance(named, list | tuple) else [] if named is None else [named]
+        if any(type(token) is not int for token in each):
+            raise UserError(
+                f"pair.target: its eos_token_id is {named}, expected a token id or a list of them."
+                " Mend generation_config.json or config.json"
+            )
+        ids.update(each)
     return tuple(sorted(token for token in ids if token >= 0))
 
 

@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
+from programs.simulate import unequal_budgets
 from scripts import simulate
 from tests.eagles import FLAVOURS, SAYS, random_model, write_speculators
 from tests.programs import GREEDY, base, refused, run
@@ -112,3 +115,11 @@ def test_bad_settings_end_with_one_line(
         arguments = [*arguments, "+method@method.cut=branches", "against=[pearl]"]
         methods = "methods=[pearl,cut]"
     assert words in refused(simulate, monkeypatch, capsys, *arguments, methods, argument)
+
+
+@pytest.mark.parametrize(("c", "says"), [(1.0, "specbranch 2."), (2.0, ""), (1.9, "specbranch 2.")])
+def test_no_draft_length_is_named_where_none_is_equal(c: float, says: str) -> None:
+    longer = SimpleNamespace(name="specbranch", branch_steps=2, gamma=1)
+    cfg = OmegaConf.create({"gammas": {"specbranch": 1}})
+    line = "".join(unequal_budgets(cfg, c, [longer]))
+    assert line.endswith(says) and bool(line) == bool(says) and "Equal ones" not in line

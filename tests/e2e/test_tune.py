@@ -196,7 +196,7 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     few = (*base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none", f"thresholds={FILE}")
     message = refused(evaluate, monkeypatch, capsys, *few)
     assert f"thresholds: {FILE} was tuned for another warp. Tune this one: python" in message
-    thresholds.write(Path(FILE), found | {"pair": {**found["pair"], "draft": "another"}})
+    thresholds.write(Path(FILE), found | {"pair": {**found["pair"], "draft": "whole another"}})
     message = refused(evaluate, monkeypatch, capsys, *few)
     assert f"thresholds: {FILE} was tuned for another pair. Tune this one: python" in message
     Path(FILE).write_text("{}")

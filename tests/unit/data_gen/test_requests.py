@@ -48,6 +48,8 @@ def test_prompts_with_the_same_text_share_a_split() -> None:
         ("What is it?", "WHAT IS IT"),
         ("\uff21\uff22 caf\u00e9", "ab cafe\u0301"),
         ("a\u200bb", "a b"),
+        ("x=1;y = 2", "x = 1; y=2"),
+        ("I don't know e-mail", "I dont know email"),
         ("\u00bf?", " \u00bf? "),
     ],
 )

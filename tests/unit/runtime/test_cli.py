@@ -130,6 +130,12 @@ def test_unread_output_leaves_no_traceback(script: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_closed_output_is_no_fault(script: Path) -> None:
+    command = f'exec "{sys.executable}" "{script}" do=good >&-'
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_another_broken_pipe_is_a_bug(script: Path) -> None:
     body = script.with_name("body.py")
     body.write_text("def main(cfg):\n    raise BrokenPipeError('of a socket')\n")

@@ -104,6 +104,9 @@ OTHER_FORMATS = {
     "is plain text, expected a JSON object a line": b"Write a poem.\n",
     "has objects of several lines": b'{\n "prompt": "a"\n}\n{\n "prompt": "b"\n}\n',
     "line 1 is not a JSON object": b'["first", "second"]',
+    "element 2 is not a JSON object": b'[\n{"prompt": "first"},\n"second"\n]',
+    "is a JSON array that is damaged or was cut off": b'[\n{"prompt": "first"},\n{"prompt": "se',
+    "is empty": b"[]",
 }
 
 

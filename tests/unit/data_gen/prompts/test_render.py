@@ -62,6 +62,8 @@ def test_a_template_that_takes_lists_gets_one(
         ("{{ 1 // 0 }}", "refuses the prompt a"),
         ("{{ messages[0].content | nothing }}", "refuses the prompt a"),
         ("{% for m in messages %}", "refuses the prompt a"),
+        (STRICT + "{{ messages[0].content }}", r"refuses the prompt a \(no strings"),
+        (STRICT + "{{ messages[0].content | tojson }}", r"refuses the prompt a \(no strings"),
     ],
 )
 def test_a_template_that_fails_is_refused_in_a_line(
@@ -101,6 +103,24 @@ def test_a_template_s_clock_stands_still(tokenizer: PreTrainedTokenizerFast) -> 
         as_asked([prompt], tokenizer, "2026-01-02", elsewhere=True)
     tokenizer.chat_template = TEMPLATE
     assert as_asked([prompt], tokenizer, "2026-01-02", elsewhere=True)[0].date is None
+
+
+@pytest.mark.parametrize("asks", ["%A", "%d %b", "%Z", "%%H %m"])
+def test_a_template_that_asks_for_the_date_is_noticed_whatever_it_writes(
+    asks: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer.chat_template = f"{{% if strftime_now('{asks}') == 'x' %}}?{{% endif %}}" + TEMPLATE
+    prompt = Prompt("a", "d", "c", "hello")
+    assert as_asked([prompt], tokenizer, "2026-01-02", elsewhere=True)[0].date == "2026-01-02"
+    tokenizer.chat_template = tokenizer.chat_template.replace(asks, "%H")
+    with pytest.raises(UserError, match=r"^dataset\.chat: .* time of day"):
+        as_asked([prompt], tokenizer, "2026-01-02", elsewhere=True)
+
+
+def test_a_template_that_draws_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = "{{ range(10 ** 5) | random }} " + TEMPLATE
+    with pytest.raises(UserError, match=r"^dataset\.chat: .* by chance"):
+        as_asked([Prompt("a", "d", "c", "hello")], tokenizer, "2026-01-02", elsewhere=False)
 
 
 def test_raw_prompt_is_only_its_text(tokenizer: PreTrainedTokenizerFast) -> None:

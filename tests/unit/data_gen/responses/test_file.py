@@ -116,7 +116,7 @@ def chatting() -> ModelPair:
     pair = tiny_pair()
     turn = "{% for m in messages %}{{ m.role }} {{ m.content }} w7 {% endfor %}"
     pair.tokenizer.chat_template = turn
-    return replace(pair, eos_ids=(EOS, 6, 7))
+    return replace(pair, eos_ids=(EOS, 1, 6, 7))  # w1 is the unknown word too
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,8 @@ def chatting() -> ModelPair:
         ({"response": "w3", "finish_reason": "stop", "stop_reason": 0}, [3, EOS]),
         ({"response": "w3", "finish_reason": "stop", "stop_reason": 9}, [3]),
         ({"response": "w3", "finish_reason": "stop", "stop_reason": "w4"}, [3]),
+        ({"response": "w3", "finish_reason": "stop", "stop_reason": "w6"}, [3, 6]),
+        ({"response": "w3", "finish_reason": "stop", "stop_reason": "unheard"}, [3]),
         ({"response": "w3", "finish_reason": "length"}, [3]),
         ({"response": "w3", "finish_reason": None}, [3]),
         ({"response_tokens": [3], "finish_reason": "stop"}, [3, 7]),

@@ -113,6 +113,8 @@ def test_answers_keep_the_date_that_their_prompts_told(
         *({"extra_body": {"top_k": 20}}, {"sampling_params": {"temperature": 0.5}}),
         *({"generation_config": '{"do_sample": true, "top_k": 20}'}, {"temperature": None}),
         *({"a": [{"b": {"repetition-penalty": 1.1}}]}, {"no_repeat_ngram_size": 2}),
+        *({"greedy": True}, {"decoding_method": "greedy"}, {"system": "be brief"}, {"end_id": 3}),
+        *({"prefill": "x"}, {"format": "json"}, {"instructions": "x"}, {"provider": {"only": []}}),
     ],
     ids=lambda extra: next(iter(extra)),
 )
@@ -129,6 +131,7 @@ def test_fields_that_leave_the_answers_alone_are_sent(tmp_path: Path) -> None:
         **{"return_token_ids": True, "logprobs": 1, "min_p": 0.0, "repetition_penalty": 1.0},
         **{"top_k": -1, "temperature": 0.7, "stop": None, "cache_prompt": False, "user": "me"},
         **{"generation_config": '{"do_sample": true, "top_k": 0}', "priority": 1, "n": 1},
+        **{"response_format": {"type": "text"}, "include_stop_str_in_output": False},
         **{"skip_special_tokens": False, "metadata": {"model": "a note"}, "request_id": "r"},
     }
     with stub_server() as stub:

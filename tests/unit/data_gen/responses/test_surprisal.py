@@ -77,5 +77,7 @@ def test_a_greedy_target_is_compared_with_its_argmax() -> None:
 
 def test_too_few_responses_say_nothing() -> None:
     assert surprisal([[0, 0.0, 1]])["mean"] is None
+    single = lines(surprisal([[9, 2.0, 0]]), greedy=False)
+    assert single == {"-log p(token) - H(p)": "no interval: it takes tokens of two prompts or more"}
     few = surprisal([[10, 5.0, 0], [12, 6.5, 0]])
     assert few["mean"] > 0.4 and warning(few, greedy=False) is None

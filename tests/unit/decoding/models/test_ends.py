@@ -77,3 +77,10 @@ def test_the_chat_template_says_what_closes_an_answer(
 def test_no_end_is_guessed(ends: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=r"^pair\.target: which of the tokens \[.*\] ends"):
         closing_id(tokenizer(TURN.replace("END", "<end>")), ends)
+
+
+@pytest.mark.parametrize("named", ["5", [None, 5], [[5]], True])
+def test_ends_that_are_no_ids_are_refused_in_a_line(named: Any) -> None:
+    with pytest.raises(UserError, match=r"^pair\.target: its eos_token_id is") as error:
+        end_ids(model(config=named), None)
+    assert "\n" not in str(error.value)
