@@ -144,6 +144,8 @@ ATTACHED: dict[str, Callable[[Any], None]] = {
     "patched projection": patched("model.layers.0.self_attn.v_proj"),
     "patched norm": patched("model.norm"),
     "bias of keys alone": bias_of_keys,
+    "size of the rotations": lambda m: setattr(m.model.rotary_emb, "attention_scaling", 1.4),
+    "longest embedding": lambda m: setattr(m.model.embed_tokens, "max_norm", 1.0),
     "class of a layer": other_class,
     "class of an activation": other_activation,
     "parametrization": parametrized,
