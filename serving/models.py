@@ -28,6 +28,7 @@ from decoding.models.layers.rotations import steady_length
 from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import text_part
 from decoding.models.loading import ModelPair, check_same_vocabulary, draft_tokens, load_draft
+from decoding.models.options import load_config
 from decoding.pair import SETTINGS
 from runtime.errors import UserError
 
@@ -109,7 +110,8 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
 
 def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[Ready, Ready]:
     target, kept = _ready("model", model), vars(model)[SLOT]
-    source = draft.name_or_path if isinstance(draft, PreTrainedModel) else expanduser(draft)
+    named = draft.name_or_path if isinstance(draft, PreTrainedModel) else expanduser(draft)
+    source = str(named or "")
     if source not in kept.compared:
         _refuse_other_tokens(model, source)
         kept.compared.add(source)
@@ -140,7 +142,7 @@ def _cached(key: str, model: PreTrainedModel) -> CachedLM:
         )
     part = text_part(key, view(model))
     refuse_other_layers(key, part)
-    return cached(part, max_length=steady_length(part), joins=False)
+    return cached(part, max_length=steady_length(part.config), joins=False)
 
 
 def view(model: PreTrainedModel) -> PreTrainedModel:
@@ -205,7 +207,7 @@ def _refuse_other_tokens(model: PreTrainedModel, source: str) -> None:
         check_same_vocabulary(tokenizers[0], tokenizers[1], sys.maxsize, "draft")
 
 
-def _tokenizer(folder: str) -> Any:
+def _tokenizer(folder: str | None) -> Any:
     """None: there is none, here or among what was downloaded before."""
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True) if folder else None
@@ -218,9 +220,12 @@ def _settings(model: PreTrainedModel, source: str) -> Any:
 
 
 def _loaded(source: str, target: CachedLM) -> CachedLM:
-    """A draft from its folder or hub id, of whatever kind it is."""
+    """A draft from its folder or hub id, of whatever kind it is, for texts up to where its
+    rotations begin to depend on their length."""
     cfg = _settings(target.model, source)
     cfg.draft_device, cfg.max_length = str(target.device), target.max_length
+    if not find_checkpoint(cfg) and (steady := steady_length(load_config("draft", cfg))):
+        cfg.max_length = min(steady, target.max_length)
     tokens = draft_tokens(cfg, target.vocab_size)
     if tokens is not None:
         tokenizer = _tokenizer(target.model.name_or_path) or _tokenizer(source)

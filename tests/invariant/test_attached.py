@@ -186,6 +186,15 @@ def test_attached_before(name: str) -> None:
     close(logits_of(CachedLM(model)), expected(attach))
 
 
+def test_other_weights_of_packed_layers_that_stay_where_they_are() -> None:
+    model = build("llama")
+    pack_linears(model)
+    lm = CachedLM(model, joins=False)
+    logits_of(lm)
+    other_weights(model)
+    close(logits_of(lm), expected(other_weights))
+
+
 WEIGHTS = ("other weights", "a few other weights", "new parameters", "lora q v")
 
 
