@@ -186,6 +186,15 @@ def test_attached_before(name: str) -> None:
     close(logits_of(CachedLM(model)), expected(attach))
 
 
+def test_packed_layers_can_be_compiled() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    x = torch.arange(12.0).view(3, 4)
+    right = model(x)
+    pack_linears(model)
+    with torch.no_grad():
+        close(torch.compile(model, backend="eager", dynamic=True)(x), right)
+
+
 def test_other_weights_of_packed_layers_that_stay_where_they_are() -> None:
     model = build("llama")
     pack_linears(model)
