@@ -159,13 +159,13 @@ vars(speculate)["__signature__"] = inspect.Signature(
 
 
 def streamer_of(frame: FrameType | None) -> BaseStreamer | None:
-    """The `streamer` of the `generate` that has called the function of `frame`.
+    """The `streamer` of the `generate` inside of which `frame` runs.
 
     `generate` gives it the prompt, but hands it to none but its own decoding methods, and whoever
-    listens would wait for ever: it is read where the caller has it."""
-    caller = frame and frame.f_back
-    inside = caller and caller.f_code is inspect.unwrap(GenerationMixin.generate).__code__
-    return caller.f_locals.get("streamer") if caller and inside else None
+    listens would wait for ever: it is read where `generate` has it."""
+    while frame and frame.f_code is not inspect.unwrap(GenerationMixin.generate).__code__:
+        frame = frame.f_back
+    return frame.f_locals.get("streamer") if frame else None
 
 
 PARTS = "stop", "structure", "verifier"

@@ -28,6 +28,7 @@ from decoding.models.layers.rotations import steady_length
 from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import text_part
 from decoding.models.loading import ModelPair, check_same_vocabulary, draft_tokens, load_draft
+from decoding.models.options import load_config
 from decoding.pair import SETTINGS
 from runtime.errors import UserError
 
@@ -139,7 +140,7 @@ def _cached(key: str, model: PreTrainedModel) -> CachedLM:
         )
     part = text_part(key, view(model))
     refuse_other_layers(key, part)
-    return cached(part, max_length=steady_length(part), joins=False)
+    return cached(part, max_length=steady_length(part.config), joins=False)
 
 
 def view(model: PreTrainedModel) -> PreTrainedModel:
@@ -218,9 +219,12 @@ def _settings(model: PreTrainedModel, source: str) -> Any:
 
 
 def _loaded(source: str, target: CachedLM) -> CachedLM:
-    """A draft from its folder or hub id, of whatever kind it is."""
+    """A draft from its folder or hub id, of whatever kind it is, for texts up to where its
+    rotations begin to depend on their length."""
     cfg = _settings(target.model, source)
     cfg.draft_device, cfg.max_length = str(target.device), target.max_length
+    if not find_checkpoint(cfg) and (steady := steady_length(load_config("draft", cfg))):
+        cfg.max_length = min(steady, target.max_length)
     tokens = draft_tokens(cfg, target.vocab_size)
     if tokens is not None:
         tokenizer = _tokenizer(target.model.name_or_path) or _tokenizer(source)

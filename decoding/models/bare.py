@@ -51,21 +51,15 @@ def bare(module: nn.Module) -> bool:
 
 def state_of(model: nn.Module) -> list[Any] | None:
     """What tells apart two states of a model: modules, their forwards, where weights lie and how
-    often they were written, buffers, scalars that a forward copies. None: some module is not
-    bare."""
+    often they were written, buffers, numbers. None: some module is not bare."""
     if every_module._global_forward_hooks or every_module._global_forward_pre_hooks:
         return None
     state, modules = list[Any](), [model]
     for module in modules:  # grows
         if not bare(module):
             return None
-        scalars = vars(module)
-        state += (
-            module,
-            type(module).forward,
-            scalars.get("variance_epsilon"),
-            scalars.get("scaling"),
-        )
+        state += (module, type(module).forward)
+        state += [item for item in vars(module).items() if type(item[1]) in (int, float)]
         for weight in module._parameters.values():
             if weight is not None:
                 state += (weight.data_ptr(), version_of(weight))

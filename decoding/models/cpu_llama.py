@@ -55,7 +55,7 @@ class LlamaForward(Watch):
             self._take(self._model.model)
             self.note()
         if self._plain:
-            refresh([self._model.lm_head, *(part for x in self._layers for part in x.linears)])
+            refresh([*self._model.modules(), *(part for x in self._layers for part in x.linears)])
         return self._plain
 
     def _take(self, body: Any) -> None:
@@ -125,7 +125,8 @@ class DecoderLayer:
         self._gate_up = together(mlp.gate_proj, mlp.up_proj)
         self._out: nn.Linear = attention.o_proj
         self._down: nn.Linear = mlp.down_proj
-        self.linears = self._qkv, self._gate_up, self._out, self._down
+        products = self._qkv, self._gate_up, self._out, self._down
+        self.linears = [part for part in products if isinstance(part, nn.Linear)]
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, cache: BufferLayer, mask: Tensor | None
@@ -314,7 +315,7 @@ def _all_known(model: nn.Module) -> bool:
     to do."""
     parts, modules = PARTS[type(model)], [model]
     for module in modules:  # grows
-        kind = _class(module)
+        kind: Any = _class(module)
         known = parts.get(kind, {})
         if kind is nn.ModuleList:
             known = dict.fromkeys(module._modules, known["*"])

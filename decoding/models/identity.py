@@ -17,6 +17,7 @@ import torch
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.modules import module as every_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
@@ -33,6 +34,8 @@ CHUNK = 4 * WORDS  # bytes
 SKIPPED = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures"}
 UNSTATED = {"base_model_name_or_path", "inference_mode", "revision", "peft_version", "auto_mapping"}
 LIBRARIES = {"torch", "transformers", "accelerate", "peft"}  # their own hooks do not alter a model
+# Classes whose values say enough: kernels of the same numbers, and code that comes with weights.
+CODE = LIBRARIES | {"decoding", "transformers_modules", "fla", "mamba_ssm", "liger_kernel"}
 
 
 def draft_fingerprint(draft: CachedLM) -> str:
@@ -56,8 +59,9 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     the same for each device and floating-point dtype (floating-point values count as bfloat16,
     others by their bytes).
 
-    Functions that hooks or patched `forward` methods run are named behind the hash: they cannot be
-    hashed, only their names, constants and the numbers and tensors that they hold are.
+    Functions that hooks, patched `forward` methods and modules of other libraries run are named
+    behind the hash: only their source, constants and the numbers and tensors that they hold are in
+    it, not what they call.
     """
     fields = {k: v for k, v in model.config.to_dict().items() if k not in SKIPPED}
     adapters = {
@@ -67,14 +71,17 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     parts = [json.dumps(part, sort_keys=True, default=_plain) for part in (fields, adapters)]
     shared_once = {name for name, _ in model.named_parameters()}
     functions, runs = set(), []  # which keep their order
+    # Libraries that quantise take another class on each device; what its layers hold says enough.
+    quantised = getattr(model.config, "quantization_config", None) is not None
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         left_out = {n for n in module._parameters if f"{prefix}{n}" not in shared_once}
         with align_module_device(module):  # what is kept in CPU memory or on disk is read
             held = {f"{prefix}{n}": x for n, x in _values(module).items() if n not in left_out}
             parts += [f"{name}{tuple(x.shape)}{content(x)}" for name, x in sorted(held.items())]
-        parts += _settings(path, module)
-        for when, function in _foreign(module):
+        parts += _settings(path, module, model.config.get_text_config())
+        own_class = () if quantised else _of_class(module)
+        for when, function in [*_foreign(module), *own_class, *(() if path else _everywhere())]:
             name, numbers = _function(function)
             functions.add(name)
             runs.append(f"{path} {when} {name} {numbers}")
@@ -136,10 +143,17 @@ def _fixed(rotary: Any, name: str) -> bool:
     )
 
 
-def _settings(path: str, module: nn.Module) -> list[str]:
+def _settings(path: str, module: nn.Module, config: Any) -> list[str]:
     """Return what a module computes with besides tensors, where its class and the configuration do
-    not say it: of rotary embeddings and of adapters."""
+    not say it: of norms, attention, embeddings, rotary embeddings and adapters."""
+    size = vars(module).get("head_dim")
+    usual = {
+        "variance_epsilon": getattr(config, "rms_norm_eps", None),
+        "scaling": size and size**-0.5,
+        "max_norm": None,
+    }
     found = {n: x for n, x in vars(module).items() if n.endswith("attention_scaling")}
+    found |= {n: x for n, x in vars(module).items() if n in usual and x != usual[n]}
     if hasattr(module, "merged_adapters"):  # a layer of peft
         for name in ("active_adapters", "merged_adapters", "disable_adapters", "scaling"):
             found[name] = getattr(module, name, None)
@@ -161,6 +175,22 @@ def _foreign(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, given
 
 
+def _of_class(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the forward of a class that no library of models has, and the numbers it may read."""
+    kind = type(module)
+    if not {_library(kind), _library(kind.forward)} <= CODE:
+        held = ((n, x) for n, x in vars(module).items() if not n.startswith("_"))
+        numbers = [f"{n}={x}" for n, x in held if isinstance(x, int | float) and n != "training"]
+        yield " ".join(numbers), kind.forward
+
+
+def _everywhere() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the hooks that run in the forward of every module, and when."""
+    before, after = every_module._global_forward_pre_hooks, every_module._global_forward_hooks
+    for when, hooks in (("before all", before), ("after all", after)):
+        yield from ((when, hook) for hook in hooks.values())
+
+
 def _library(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
@@ -179,6 +209,9 @@ def _function(function: Any) -> tuple[str, list[str]]:
         held += [] if isinstance(owner, nn.Module | type) else vars(owner).values()
     elif not inspect.isfunction(function) and not isinstance(function, nn.Module):
         held += getattr(function, "__dict__", {}).values()
+    source = ""
+    with suppress(OSError, TypeError):  # nobody has it
+        source = inspect.getsource(function if inspect.isfunction(function) else type(function))
     if inspect.isfunction(function):
         with suppress(ValueError):  # of a cell that is empty yet
             outer = inspect.getclosurevars(function)
@@ -187,9 +220,14 @@ def _function(function: Any) -> tuple[str, list[str]]:
         held += [x for x in function.__code__.co_consts if isinstance(x, float)]
     else:
         function = type(function)
+    seen = set[int]()
+    for value in held:  # grows
+        if isinstance(value, list | tuple | dict) and id(value) not in seen:
+            seen.add(id(value))
+            held += [*value, *value.values()] if isinstance(value, dict) else value
     tensors = [content(x) for x in held if isinstance(x, Tensor) and not x.is_meta]
     numbers = [repr(x) for x in held if isinstance(x, bool | int | float)]
-    return f"{function.__module__}.{function.__qualname__}", tensors + numbers
+    return f"{function.__module__}.{function.__qualname__}", [source, *tensors, *numbers]
 
 
 def _plain(value: Any) -> Any:

@@ -144,6 +144,8 @@ ATTACHED: dict[str, Callable[[Any], None]] = {
     "patched projection": patched("model.layers.0.self_attn.v_proj"),
     "patched norm": patched("model.norm"),
     "bias of keys alone": bias_of_keys,
+    "size of the rotations": lambda m: setattr(m.model.rotary_emb, "attention_scaling", 1.4),
+    "longest embedding": lambda m: setattr(m.model.embed_tokens, "max_norm", 1.0),
     "class of a layer": other_class,
     "class of an activation": other_activation,
     "parametrization": parametrized,
@@ -182,6 +184,24 @@ def test_attached_before(name: str) -> None:
     attach(model)
     pack_linears(model)
     close(logits_of(CachedLM(model)), expected(attach))
+
+
+def test_packed_layers_can_be_compiled() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    x = torch.arange(12.0).view(3, 4)
+    right = model(x)
+    pack_linears(model)
+    with torch.no_grad():
+        close(torch.compile(model, backend="eager", dynamic=True)(x), right)
+
+
+def test_other_weights_of_packed_layers_that_stay_where_they_are() -> None:
+    model = build("llama")
+    pack_linears(model)
+    lm = CachedLM(model, joins=False)
+    logits_of(lm)
+    other_weights(model)
+    close(logits_of(lm), expected(other_weights))
 
 
 WEIGHTS = ("other weights", "a few other weights", "new parameters", "lora q v")

@@ -134,6 +134,7 @@ def test_up_to_there_tokens_are_those_of_generate(folders: tuple[str, str]) -> N
         model.generate(prompt[None], **options | {"max_new_tokens": STEADY})
 
 
+@pytest.mark.filterwarnings("ignore:pair.draft. its context holds 32 tokens")
 def test_a_draft_is_asked_as_well(tmp_path: Path) -> None:
     more = {"max_position_embeddings": 128}
     models = LlamaForCausalLM(LlamaConfig(**SIZES, **more)), model_of("phi3")
@@ -144,6 +145,14 @@ def test_a_draft_is_asked_as_well(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"pair.draft: .* Set pair.max_length={STEADY}"):
         open_pair(*folders, max_length=STEADY + 1)
     open_pair(*folders, max_length=STEADY)
+    options: Any = {"max_new_tokens": 12, "do_sample": False}
+    for prompt in (prompt_of(5, 0), prompt_of(STEADY - 4, 1), prompt_of(STEADY + 1, 2)):
+        right = models[0].generate(prompt[None], **options)
+        for draft in (folders[1], models[1]):
+            found = models[0].generate(
+                prompt[None], **options, custom_generate=speculate, draft=draft
+            )
+            assert torch.equal(found, right)
 
 
 def test_a_batch_holds_no_longer_text() -> None:

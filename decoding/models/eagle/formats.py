@@ -120,7 +120,8 @@ def refuse_smaller_window(checkpoint: Checkpoint, longest: int) -> None:
     config = checkpoint.config.get("transformer_layer_config") or checkpoint.config
     window, types = config.get("sliding_window"), config.get("layer_types") or []
     full = isinstance(types, list) and {"full_attention"}.issuperset(map(str, types))
-    slides = config.get("use_sliding_window", window is not None) or not full
+    uses = config.get("use_sliding_window")
+    slides = (window is not None if uses is None else uses) or not full
     if slides and not (isinstance(window, int) and window >= longest):
         raise UserError(
             f"pair.draft: expected layers that see the whole context of {longest} tokens, got"

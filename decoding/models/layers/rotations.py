@@ -7,7 +7,7 @@ the longest row of a batch for all. What was cached would depend on the calls th
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from runtime.errors import UserError
 
@@ -15,9 +15,9 @@ LONG = {"longrope", "su"}
 MSCALE = "long_mscale"  # of PhiMoE, whatever the type
 
 
-def steady_length(model: PreTrainedModel) -> int | None:
+def steady_length(config: PreTrainedConfig) -> int | None:
     """Tokens of a text up to which the angles do not depend on its length; None: any number."""
-    config = model.config.get_text_config()
+    config = config.get_text_config()
     return min(
         (limit for rope in _ropes(config) if (limit := _boundary(rope, config)) is not None),
         default=None,
@@ -27,7 +27,7 @@ def steady_length(model: PreTrainedModel) -> int | None:
 def refuse_unsteady(key: str, model: PreTrainedModel, longest: int | None) -> None:
     """Raise UserError where texts of `longest` tokens (None: as many as the model takes) reach
     beyond `steady_length`. key: what the user calls the model."""
-    steady = steady_length(model)
+    steady = steady_length(model.config)
     if steady is None:
         return
     longest = longest or model.config.get_text_config().max_position_embeddings

@@ -111,6 +111,14 @@ def test_a_streamer_of_generate_hears_all_and_ends() -> None:
     heard = "".join(streamer)
     thread.join()
     assert heard.split() == tiny_tokenizer().decode(plain(target)[0]).split()
+
+    def around(model, input_ids, **given):
+        return speculate(model, input_ids, draft=draft, **given)
+
+    heard = []
+    into = SimpleNamespace(put=heard.append, end=lambda: heard.append(torch.tensor([-1])))
+    plain(target, custom_generate=around, streamer=into)
+    assert torch.cat([*map(torch.flatten, heard)]).tolist() == [*plain(target)[0].tolist(), -1]
     for more in ({"stream": streamer}, {"num_return_sequences": 2, "do_sample": True}):
         quiet = SimpleNamespace(put=lambda value: None, end=lambda: None)
         with pytest.raises(UserError, match=r"^streamer: expected one prompt and no stream"):

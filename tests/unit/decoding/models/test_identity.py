@@ -47,6 +47,35 @@ def patched(self: Any, x: Tensor) -> Tensor:
     return x
 
 
+def thrice(module: nn.Module, given: Any, output: Tensor) -> Tensor:
+    return output * 3
+
+
+def fourfold(module: nn.Module, given: Any, output: Tensor) -> Tensor:
+    return output * 4
+
+
+fourfold.__qualname__ = thrice.__qualname__
+
+
+class Scaled(nn.Module):
+    def __init__(self, inner: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.inner, self.factor = inner, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.factor
+
+
+class Negated(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+def scaled(factor: float) -> Callable[[Any], None]:
+    return lambda m: setattr(m.model, "norm", Scaled(m.model.norm, factor))
+
+
 def scale_of(buffer: Tensor) -> Callable[[Any], None]:
     return lambda model: projection(model).register_buffer("scales", buffer)
 
@@ -69,6 +98,16 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a hook before": lambda m: projection(m).register_forward_pre_hook(patched),
     "a vector": lambda m: m.lm_head.register_forward_hook(steered(torch.ones(50))),
     "another vector": lambda m: m.lm_head.register_forward_hook(steered(torch.zeros(50))),
+    "a vector of many": lambda m: m.lm_head.register_forward_hook(steered({1: [torch.ones(50)]})),
+    "another": lambda m: m.lm_head.register_forward_hook(steered({1: [torch.zeros(50)]})),
+    "what a hook does": lambda m: m.lm_head.register_forward_hook(thrice),
+    "what it does under the same name": lambda m: m.lm_head.register_forward_hook(fourfold),
+    "a module around another": scaled(2.0),
+    "its number": scaled(3.0),
+    "a class": lambda m: setattr(projection(m), "__class__", Negated),
+    "a constant of a norm": lambda m: setattr(m.model.norm, "variance_epsilon", 0.5),
+    "scaling of scores": lambda m: setattr(m.model.layers[0].self_attn, "scaling", 1.0),
+    "longest embedding": lambda m: setattr(m.model.embed_tokens, "max_norm", 1.0),
     "a number": lambda m: m.lm_head.register_forward_hook(steered(2)),
     "a forward": lambda m: setattr(projection(m), "forward", MethodType(patched, projection(m))),
     "a parametrization": lambda m: nn.utils.parametrize.register_parametrization(
@@ -88,6 +127,16 @@ def test_whatever_a_model_computes_with_is_seen() -> None:
     named = fingerprints["a hook"]
     assert named.endswith(f", hooked {__name__}.steer")
     assert fingerprints["a vector"].partition(",")[2].endswith("steered.<locals>.<lambda>")
+
+
+def test_hooks_of_all_modules_are_seen() -> None:
+    before = model_fingerprint(model())
+    handle = nn.modules.module.register_module_forward_hook(steer)
+    try:
+        assert model_fingerprint(model()) != before
+    finally:
+        handle.remove()
+    assert model_fingerprint(model()) == before
 
 
 def on_several_devices(model: Any) -> None:

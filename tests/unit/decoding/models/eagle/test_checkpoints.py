@@ -225,6 +225,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: inner(f, sliding_window=16),
         "the whole context of 96 tokens, got sliding_window 16.* Set pair.max_length",
     ),
+    "a window of which nobody says whether it is used": (
+        lambda f: inner(f, sliding_window=16, use_sliding_window=None),
+        "the whole context of 96 tokens, got sliding_window 16",
+    ),
     "a window that is used": (
         lambda f: inner(f, sliding_window=16, use_sliding_window=True),
         "the whole context of 96 tokens, got sliding_window 16",
