@@ -25,11 +25,12 @@ CASES = [
 
 
 class PlacedLM(TableLM):
-    """Its outputs are on `output_device`, as a `CachedLM`'s are."""
+    """Its outputs are on `output_device`, as a `CachedLM`'s are; one engine uses it at a time."""
 
     def __init__(self, lm: TableLM, device: str) -> None:
         super().__init__(lm.table)
         self.device, self.output_device = torch.device(device), torch.device("cpu")
+        self.user: int | None = None
 
     def forward(self, *args: Any, **options: Any) -> LMOutput:
         found = super().forward(*args, **options)
