@@ -103,10 +103,11 @@ def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[in
     try:
         text, _ = rendered(Prompt("chats", "", "", mark), tokenizer)
     except UserError as error:
-        reason = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        cause = error.__cause__
+        fault = str(error).partition(": ")[2].partition(". ")[0]
+        reason = first_line(cause) if isinstance(cause, Exception) else fault
         raise UserError(
-            f"pair.target: its chat template does not work ({first_line(reason)}). Use another"
-            " target"
+            f"pair.target: its chat template does not work ({reason}). Use another target"
         ) from error
     before, found, after = text.partition(mark)
     end = tokenizer.eos_token

@@ -63,7 +63,8 @@ def state_of(model: nn.Module) -> list[Any] | None:
         for weight in module._parameters.values():
             if weight is not None:
                 state += (weight.data_ptr(), version_of(weight))
-        state += [buffer.tolist() for buffer in module._buffers.values() if buffer is not None]
+        buffers = [buffer for buffer in module._buffers.values() if buffer is not None]
+        state += [None if buffer.is_meta else buffer.tolist() for buffer in buffers]
         modules += [child for child in module._modules.values() if child is not None]
     return state
 

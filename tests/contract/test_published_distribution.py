@@ -31,7 +31,7 @@ def published_pair(vocab: int) -> ModelPair:
         tie_word_embeddings=False,
     )
     target = CachedLM(LlamaForCausalLM(config).double())
-    config.num_hidden_layers = 1
+    config = LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1})
     model = PublishedModel(config, Flavour((0, 1), fc_norm=True), vocab - 1, 8).double()
     for parameter in model.requires_grad_(False).parameters():
         parameter.add_(0.6 * torch.randn_like(parameter))

@@ -150,7 +150,7 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
         (None, "expected a target with a chat template, got one without"),
         ("{{ raise_exception('system first') }}", "chat template does not work (system first)"),
         ("{{ messages[0].content | nothing }}", "chat template does not work (No filter named"),
-        ("w1 w2", "does not close a user turn with '</s>'"),
+        ("w1 w2", "the chat template does not show the text of the prompt"),
         ("{{ messages[0].content }} w1", "does not close a user turn with '</s>'"),
         ("{{ messages[0].content }}</s>{{ messages[0].content }}</s>", "does not close a user"),
     ],

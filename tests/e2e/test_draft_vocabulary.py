@@ -32,7 +32,8 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
     assert [int(row[0]) for row in rows] == [4, 9, 20, VOCAB] and "modelled speed-up" in printed
     shares = [[float(row[column]) for row in rows] for column in (1, 2, 3)]
-    assert all(share == sorted(share) for share in shares) and shares[0][-1] == shares[1][-1] == 1
+    assert all(share == sorted(share) and share[-1] == 1 for share in shares[:2])
+    assert all(0 < share <= 1 for share in shares[2])  # a greedy draft's first choice may change
 
     path = Path("data/greedy/draft_vocabulary.safetensors")
     tokens = read_vocabulary(path, VOCAB).tolist()

@@ -46,7 +46,7 @@ def test_greedy_equals_autoregressive_for_every_method(
     run(monkeypatch, *evaluating, *GREEDY, ALL, "profile=true", "structure.gamma_max=6")
     printed, out = capsys.readouterr().out, Path("runs/x")
     assert printed.count("8 of 8 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
-    assert "Share of decode time" in printed and "## odd: 2 prompts, 2 repeats" in printed
+    assert "Share of decode time" in printed and "## odd: 3 prompts, 2 repeats" in printed
     assert (out / "table.md").read_text().strip() in printed
 
     results = json.loads((out / "results.json").read_text())

@@ -51,12 +51,12 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
         "split=all",
     ]
     facts = {"seconds": {"draft": 1.0, "target": 1.0}, "measured_on": None}
-    theirs = {"name": "theirs", "target": "x", "draft": "y", "tokenizer": "z"}
+    theirs = {"name": "theirs", "target": "whole x", "draft": "whole y", "tokenizer": "z"}
     Path("cost.json").write_text(json.dumps(facts | {"pair": theirs}))
     said = refused(monkeypatch, capsys, *evaluating, *given)
     assert (
-        "stop.cost: cost.json was measured with another target and draft and tokenizer. Measure"
-        in said
+        "stop.cost: cost.json was measured with another target and draft and eos_ids and tokenizer."
+        " Measure" in said
     )
     Path("cost.json").write_text(json.dumps(facts | {"pair": None, "measured_on": {"threads": 64}}))
     assert "stop.cost: cost.json does not say with which hardware" in refused(

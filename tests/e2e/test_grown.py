@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_refused(
     assert "train.py predictor=value" in said("checkpoint=nowhere")
     lacking = said("checkpoint=sampled", "cost.file=nowhere.json")
     assert "method.grown.structure.cost.file: nowhere.json is missing" in lacking
-    theirs = {"name": "theirs", "target": "x", "draft": "y", "tokenizer": "z"}
+    theirs = {"name": "theirs", "target": "whole x", "draft": "whole y", "tokenizer": "z"}
     Path("theirs.json").write_text(json.dumps(COSTS | {"pair": theirs}))
     foreign = said("checkpoint=sampled", "cost.file=theirs.json")
     assert "method.grown.structure.cost.file: theirs.json was measured with anoth" in foreign

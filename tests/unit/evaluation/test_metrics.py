@@ -62,9 +62,8 @@ def test_accepted_lengths_of_an_overlapped_engine_span_rounds() -> None:
 
 def tree_round(row: int, accepted: int) -> RoundTrace:
     """Two children of the root, rows 1 and 3, and a child of the first, row 2."""
-    return RoundTrace(
-        [4, 5, 6], [0, 1, 0], [0.5] * 3, row, accepted, [7], [], 2, dict.fromkeys(STAGES, 0.0)
-    )
+    committed, seconds = [7] * (accepted + 1), dict.fromkeys(STAGES, 0.0)
+    return RoundTrace([4, 5, 6], [0, 1, 0], [0.5] * 3, row, accepted, committed, [], 2, seconds)
 
 
 def test_runs_end_at_inner_rows_of_a_tree_only() -> None:
