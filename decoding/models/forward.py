@@ -10,12 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers import utils as transformers_utils
 
 from decoding.interfaces import RowsWanted
 from decoding.models.kv_cache import BufferCache
 from decoding.models.layers.temperature import OPTION, has_temperature
 from decoding.models.layers.windows import Windows
 from decoding.models.packing import PackedLinear, refresh
+
+# Earlier versions of transformers keep all hidden states, or count from another layer in a list.
+SELECTS = hasattr(
+    getattr(transformers_utils, "output_capturing", None), "resolve_hidden_states_indices"
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class TransformersForward:
             attention_mask=rows.mask if windows is None else windows.masks(rows, cache),
             position_ids=rows.positions,
             use_cache=True,
-            output_hidden_states=list(hidden),  # of the others none is kept
+            output_hidden_states=list(hidden) if SELECTS else bool(hidden),
             logits_to_keep=rows_to_keep("last" if spared else logits),
         )
         found = picked(result.logits, "none") if spared else result.logits
