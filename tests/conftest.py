@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.composing import composed_quickly
-from tests.tiny_pair import save_tiny_pair
+from tests.helpers.models.tiny_pair import save_tiny_pair
+from tests.helpers.programs.composing import composed_quickly
 
 torch.set_num_threads(1)
 

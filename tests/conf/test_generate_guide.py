@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from tests.tiny_pair import save_tiny_pair
+from tests.helpers.models.tiny_pair import save_tiny_pair
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "generate.md").read_text()
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from runtime.settings.check import faults
-from tests.hostile import (
+from tests.helpers.damage.hostile import (
     PROGRAMS,
     VALUES,
     Place,

@@ -9,7 +9,7 @@ import predictors
 import train
 from decoding.trace import read_traces
 from scripts import evaluate, gen_data
-from tests.programs import SPLITS, run
+from tests.helpers.programs.programs import SPLITS, run
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "plugins.md").read_text()
 FILES = re.findall(r'```(?:python|yaml) title="(\S+)"\n(.*?)```', GUIDE, re.DOTALL)

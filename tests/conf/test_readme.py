@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_pair import save_tiny_pair
+from tests.helpers.models.tiny_pair import save_tiny_pair
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

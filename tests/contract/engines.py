@@ -22,7 +22,6 @@ from decoding.stopping.never import Never
 from decoding.structures.sequoia import write_artefact
 from decoding.trace import Trace
 from runtime.errors import UserError
-from tests.checkpoints import columns, write_checkpoint
 from tests.contract.enumeration import (
     Distribution,
     autoregressive_distribution,
@@ -30,8 +29,9 @@ from tests.contract.enumeration import (
     largest_error,
 )
 from tests.contract.rules import FIRST
-from tests.costs import write_cost
-from tests.value_stub import grown
+from tests.helpers.decoding.costs import write_cost
+from tests.helpers.decoding.value_stub import grown
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 CONF = Path(__file__).parents[2] / "conf"
 STOPS, STRUCTURES = (

@@ -13,7 +13,7 @@ from decoding.interfaces import LMOutput
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Warp
 from tests.contract.engines import OFF, Case, Size, checked, engine, toy_pair
-from tests.pretend_device import pretend
+from tests.helpers.device.pretend_device import pretend
 
 CASES = [
     Case("block", {}, "chain", Size(3, 3, {"gamma_max": 2})),

@@ -13,7 +13,7 @@ from tests.contract.instances import FAMILIES
 from tests.contract.rules import RULES, outcome, walked
 from tests.contract.test_tree_verifiers import CASES, drawn
 from tests.contract.trees import STRUCTURES
-from tests.pretend_device import pretend
+from tests.helpers.device.pretend_device import pretend
 
 DEVICE = torch.device("cuda:0")
 

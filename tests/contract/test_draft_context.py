@@ -39,8 +39,8 @@ from tests.contract.overlaps import PEARL, Policy, named
 from tests.contract.test_eagle_distribution import eagle_pair
 from tests.contract.test_grown_distribution import COSTS
 from tests.contract.test_overlapped_distribution import MIXED, length_of
-from tests.tiny_pair import tiny_tokenizer
-from tests.value_stub import Nosy, grown
+from tests.helpers.decoding.value_stub import Nosy, grown
+from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:pair.draft. its context holds")
 

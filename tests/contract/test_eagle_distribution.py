@@ -15,7 +15,7 @@ from decoding.sampling import Warp
 from decoding.stopping.confidence_before import ConfidenceBefore
 from tests.contract.engines import PROMPT, THREE_WORDS, Case, decoded_distribution, engine
 from tests.contract.enumeration import autoregressive_distribution, largest_error
-from tests.tiny_pair import tiny_tokenizer
+from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 
 def eagle_pair(vocab: int) -> ModelPair:

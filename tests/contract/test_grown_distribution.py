@@ -22,7 +22,7 @@ from tests.contract.engines import (
 from tests.contract.enumeration import largest_error
 from tests.contract.lossy import PruningGrown
 from tests.contract.test_engine_controls import check_biased
-from tests.value_stub import Nosy, grown
+from tests.helpers.decoding.value_stub import Nosy, grown
 
 COSTS = {
     "free rows": cost_table(0.3, 5.0),

@@ -25,8 +25,8 @@ from predictors.features.catalogue import CATALOGUE
 from predictors.features.draft_statistics import HISTORY, history_row
 from predictors.inputs import Inputs, live
 from programs.gen_data import finish
-from tests.datasets import RECIPE, SETTINGS, some_requests
-from tests.tiny_pair import EOS, tiny_pair
+from tests.helpers.data.datasets import RECIPE, SETTINGS, some_requests
+from tests.helpers.models.tiny_pair import EOS, tiny_pair
 
 GAMMA, MOST = 3, 24
 LAYERS = RECIPE.layers.draft_layers, RECIPE.layers.target_layers

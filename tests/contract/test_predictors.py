@@ -24,8 +24,8 @@ from predictors.training.resampling import SYNTHETIC
 from predictors.training.trainer import Trainer, logits_in_chunks
 from runtime.errors import UserError
 from runtime.files import replaced_folder
-from tests.checkpoints import rewrite_checksum, save
-from tests.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
+from tests.helpers.data.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
+from tests.helpers.training.checkpoints import rewrite_checksum, save
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))

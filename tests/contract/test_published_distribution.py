@@ -13,7 +13,7 @@ from decoding.models.loading import ModelPair
 from tests.contract import test_eagle_distribution
 from tests.contract.engines import Case
 from tests.contract.test_eagle_distribution import CASES
-from tests.tiny_pair import tiny_tokenizer
+from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 
 def published_pair(vocab: int) -> ModelPair:

@@ -8,8 +8,8 @@ import pytest
 from predictors.inputs import Inputs
 from runtime.files import file_hash
 from scripts import gen_data
-from tests.checkpoints import write_checkpoint
-from tests.programs import GREEDY, SPLITS, base, run
+from tests.helpers.programs.programs import GREEDY, SPLITS, base, run
+from tests.helpers.training.checkpoints import write_checkpoint
 
 WIDTH = 24  # of a hidden state
 

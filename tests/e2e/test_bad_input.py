@@ -19,9 +19,9 @@ import train
 from data_gen.storage.dataset import read_manifest
 from runtime.json_files import write_checksummed
 from scripts import evaluate, gen_data
-from tests.checkpoints import write_checkpoint
-from tests.harvests import PAIR
-from tests.tiny_pair import save_tiny_pair
+from tests.helpers.data.harvests import PAIR
+from tests.helpers.models.tiny_pair import save_tiny_pair
+from tests.helpers.training.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS: dict[str, ModuleType] = {

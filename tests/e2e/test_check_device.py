@@ -9,8 +9,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from programs import check_device as program
 from scripts import check_device
-from tests.stateful import stateful
-from tests.tiny_pair import CONFIG, tiny_tokenizer
+from tests.helpers.models.stateful import stateful
+from tests.helpers.models.tiny_pair import CONFIG, tiny_tokenizer
 
 SMALL = (
     "device=cpu",

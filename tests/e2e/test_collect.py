@@ -10,8 +10,8 @@ import pytest
 import train
 from programs.collect import checkpoints
 from scripts import collect
-from tests.checkpoints import rewrite_checksum
-from tests.programs import refused, run
+from tests.helpers.programs.programs import refused, run
+from tests.helpers.training.checkpoints import rewrite_checksum
 
 QUICK = ("data=data/greedy", "trainer.epochs=1", "logger=none")
 REPLAY = ("data=data/greedy", "cost=c10", "points=5")

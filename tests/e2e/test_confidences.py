@@ -11,9 +11,9 @@ from predictors.confidences.maps import FILE, read_maps
 from runtime.errors import UserError
 from runtime.json_files import write_checksummed
 from scripts import import_confidence
-from tests.confidences import TEMPERATURES, logged
-from tests.harvests import write_harvest
-from tests.programs import refused, run
+from tests.helpers.data.harvests import write_harvest
+from tests.helpers.programs.programs import refused, run
+from tests.helpers.training.confidences import TEMPERATURES, logged
 
 
 @pytest.fixture(autouse=True)

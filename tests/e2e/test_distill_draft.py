@@ -12,7 +12,7 @@ from drafts.chats import Chat, load_chats
 from drafts.generation import written_tokens
 from drafts.training import DraftTraining
 from scripts import distill_draft
-from tests.tiny_pair import tiny_models, tiny_tokenizer
+from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
 
 SETTINGS = (
     "pair.target=target pair.dtype=float32 draft.layers=[0,3] out=made chats.folder=chats"

@@ -17,8 +17,8 @@ from drafts.eagle3 import Eagle3InTraining, first_draft, unrolled
 from drafts.training import DraftTraining, TrainingConfig
 from scripts import distill_draft, evaluate
 from tests.e2e.test_distill_eagle_draft import SMALL, pair  # noqa: F401
-from tests.programs import GREEDY, base, refused, run
-from tests.tiny_pair import tiny_models
+from tests.helpers.models.tiny_pair import tiny_models
+from tests.helpers.programs.programs import GREEDY, base, refused, run
 
 GIVEN = [*(word for word in SMALL if word != "draft=eagle"), "draft=eagle3"]
 

@@ -19,8 +19,8 @@ from drafts.chats import Chat, save_chats
 from drafts.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE
 from drafts.training import DraftTraining
 from scripts import distill_draft, evaluate
-from tests.programs import GREEDY, base, refused, run
-from tests.tiny_pair import CONFIG, tiny_models
+from tests.helpers.models.tiny_pair import CONFIG, tiny_models
+from tests.helpers.programs.programs import GREEDY, base, refused, run
 
 SMALL = (
     "draft=eagle stage=train chats.folder=chats chats.held_out=4 training.tokens=300"

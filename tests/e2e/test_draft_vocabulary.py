@@ -11,8 +11,8 @@ from data_gen.storage.dataset import read_manifest, read_prompts
 from decoding.models.draft_vocabulary import read_vocabulary
 from drafts.chats import Chat, save_chats
 from scripts import draft_vocabulary, evaluate, gen_data
-from tests.programs import GREEDY, SPLITS, base, refused, run
-from tests.tiny_pair import EOS, VOCAB, save_tiny_pair
+from tests.helpers.models.tiny_pair import EOS, VOCAB, save_tiny_pair
+from tests.helpers.programs.programs import GREEDY, SPLITS, base, refused, run
 
 SIZES = ("sizes=[4,20]", "size=9", "positions=40", "pair.max_length=40")
 

@@ -13,8 +13,15 @@ from decoding.trace import Trace, read_traces
 from decoding.verifiers.token import TokenVerifier
 from evaluation import runner, token_texts
 from runtime.files import only_writer
-from tests.evaluating import ALL, GREEDY, METHODS, refused, run, write_checkpoints
-from tests.processes import end, forked, wait_for
+from tests.helpers.evaluation.evaluating import (
+    ALL,
+    GREEDY,
+    METHODS,
+    refused,
+    run,
+    write_checkpoints,
+)
+from tests.helpers.programs.processes import end, forked, wait_for
 
 
 def test_two_runs_do_not_write_one_folder(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluating import GREEDY, refused, run, write_checkpoints
+from tests.helpers.evaluation.evaluating import GREEDY, refused, run, write_checkpoints
 
 
 def test_missing_and_foreign_checkpoints(

@@ -11,8 +11,8 @@ import pytest
 
 from evaluation.journal import Journal
 from scripts import expect
-from tests.processes import die, forked
-from tests.programs import SPLITS, base, refused, run
+from tests.helpers.programs.processes import die, forked
+from tests.helpers.programs.programs import SPLITS, base, refused, run
 
 SMALL = ("data=data/greedy", "prompts=3", "positions=3", *SPLITS)
 METHODS = "methods=[token,block,rrsw,rrs,spechub,dyspec]"

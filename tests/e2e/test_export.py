@@ -13,8 +13,8 @@ from predictors.confidences.maps import PositionMaps, read_maps
 from predictors.confidences.table import read_confidences
 from scripts import export, import_confidence
 from serving.schedule import Schedule, write_schedule
-from tests.harvests import write_harvest
-from tests.programs import refused, run
+from tests.helpers.data.harvests import write_harvest
+from tests.helpers.programs.programs import refused, run
 
 COSTS = '{"seconds": {"draft": 0.002, "target": {"1": 0.02, "5": 0.025}}}'
 

@@ -13,8 +13,8 @@ from data_gen.storage.dataset import read_manifest, read_records
 from data_gen.storage.embeddings import read_embeddings
 from data_gen.storage.shards import SPLITS
 from scripts import gen_data
-from tests.answer_stub import stub_server
-from tests.tiny_pair import save_tiny_pair
+from tests.helpers.data.answer_stub import stub_server
+from tests.helpers.models.tiny_pair import save_tiny_pair
 
 SMALL = (
     "max_new_tokens=12",

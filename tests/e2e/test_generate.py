@@ -14,7 +14,7 @@ from decoding.trace import read_traces
 from evaluation.baselines import generate_engine
 from evaluation.paired import page
 from scripts import evaluate
-from tests.tiny_pair import CONFIG
+from tests.helpers.models.tiny_pair import CONFIG
 
 ASSISTED = ["assisted", "assisted_dynamic", "assisted_heuristic"]
 THEIRS = ["generate", "generate_compiled", *ASSISTED, "prompt_lookup"]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from decoding.trace import read_traces
-from tests.checkpoints import write_checkpoint
-from tests.evaluating import GREEDY, identity, refused, run
+from tests.helpers.evaluation.evaluating import GREEDY, identity, refused, run
+from tests.helpers.training.checkpoints import write_checkpoint
 
 NUMBERS = 8  # inputs of the predictor
 COSTS = {"seconds": {"draft": 1.0, "target": {"1": 4.0, "65": 5.0}}}

@@ -13,9 +13,9 @@ from runtime.errors import UserError
 from runtime.files import file_hash
 from runtime.json_files import CHECKSUM, write_checksummed
 from scripts import gen_data
-from tests.answer_stub import stub_server
-from tests.programs import run
-from tests.tiny_pair import save_tiny_pair
+from tests.helpers.data.answer_stub import stub_server
+from tests.helpers.models.tiny_pair import save_tiny_pair
+from tests.helpers.programs.programs import run
 
 SMALL = ("max_new_tokens=6", "gamma=2", "batch_size=4", "anchors.stride=2", "out=data/d")
 TEMPLATE = "{% if thinking %}w9 {% endif %}{{ messages[0]['content'] }} w2"

@@ -11,8 +11,8 @@ import pytest
 
 from drafts.chats import load_chats
 from drafts.generation import written_tokens
-from tests.distillations import finish, kill_after, result
-from tests.tiny_pair import tiny_models, tiny_tokenizer
+from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
+from tests.helpers.training.distillations import finish, kill_after, result
 
 KILLS = 20
 SETTINGS = (

@@ -12,8 +12,8 @@ import pytest
 
 from predictors.base import load_predictor
 from runtime.errors import UserError
-from tests.harvests import write_harvest
-from tests.trainings import finish, kill_after, result, start
+from tests.helpers.data.harvests import write_harvest
+from tests.helpers.training.trainings import finish, kill_after, result, start
 
 KILLS = 20
 TRAIN = {

@@ -15,11 +15,11 @@ from decoding.models import loading
 from decoding.trace import read_traces
 from scripts import gen_data
 from serving.generate import speculate
-from tests import evaluating as evaluation
-from tests import programs
-from tests.evaluating import GREEDY, write_checkpoints
-from tests.pretend_device import Counts, pretend
-from tests.tiny_pair import tiny_models
+from tests.helpers.device.pretend_device import Counts, pretend
+from tests.helpers.evaluation import evaluating as evaluation
+from tests.helpers.evaluation.evaluating import GREEDY, write_checkpoints
+from tests.helpers.models.tiny_pair import tiny_models
+from tests.helpers.programs import programs
 
 DEVICES = ("pair.target_device=cuda:0", "pair.draft_device=cuda:0")
 WARPS = {"greedy": (0.0, GREEDY), "sampled": (1.0, ())}

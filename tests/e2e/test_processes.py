@@ -13,8 +13,8 @@ import pytest
 from safetensors.torch import load_file
 
 import train
-from tests.harvests import write_harvest
-from tests.programs import run
+from tests.helpers.data.harvests import write_harvest
+from tests.helpers.programs.programs import run
 
 ROOT = Path(__file__).resolve().parents[2]
 HRAD = ("predictor=hrad", "trainer.epochs=4", "data=data/toy", "logger=none")

@@ -15,9 +15,9 @@ from runtime.errors import UserError
 from runtime.files import file_hash, write_json
 from runtime.json_files import write_checksummed
 from scripts import export
-from tests.checkpoints import write_checkpoint
-from tests.hostile import ROOT
-from tests.programs import refused, run
+from tests.helpers.damage.hostile import ROOT
+from tests.helpers.programs.programs import refused, run
+from tests.helpers.training.checkpoints import write_checkpoint
 
 CHOICE = {"threshold": 0.25, "speculate": True, "speedup": 1.5, "interval": [1.25, 1.75]}
 

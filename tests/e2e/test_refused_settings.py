@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.hostile import PROGRAMS, ROOT
-from tests.programs import refused
+from tests.helpers.damage.hostile import PROGRAMS, ROOT
+from tests.helpers.programs.programs import refused
 
 HARVEST, EVALUATE, TUNE, TRAIN = "gen_data", "evaluate", "tune", "train"
 SWITCH = "expected true or false, got"

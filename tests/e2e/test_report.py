@@ -20,10 +20,10 @@ from reports.figure import Figure
 from reports.figures.general import speed
 from runtime.files import only_writer
 from scripts import evaluate, gen_data, report, tune
-from tests.browser import REMEDY, executable, launched, opened
-from tests.processes import end, forked, wait_for
-from tests.programs import SPLITS, base, refused, run
-from tests.wandb_runs import read_run
+from tests.helpers.programs.processes import end, forked, wait_for
+from tests.helpers.programs.programs import SPLITS, base, refused, run
+from tests.helpers.reports.browser import REMEDY, executable, launched, opened
+from tests.helpers.training.wandb_runs import read_run
 
 SMALL = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/toy", *SPLITS)
 QUICK = ("data=data/toy", "trainer.epochs=2", "trainer.lr=0.01")

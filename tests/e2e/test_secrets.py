@@ -8,9 +8,9 @@ import pytest
 
 import train
 from scripts import evaluate, gen_data, report
-from tests.answer_stub import stub_server
-from tests.programs import SPLITS, base, refused, run
-from tests.wandb_runs import read_run
+from tests.helpers.data.answer_stub import stub_server
+from tests.helpers.programs.programs import SPLITS, base, refused, run
+from tests.helpers.training.wandb_runs import read_run
 
 SECRET = "Pl4ntedS3cret"
 OF_MACHINE = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY")

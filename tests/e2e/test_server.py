@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_gen.responses.log import NAME
-from tests.tiny_pair import save_tiny_pair
+from tests.helpers.models.tiny_pair import save_tiny_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT, WORDS = 200, 31

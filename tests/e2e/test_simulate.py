@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from programs.simulate import unequal_budgets
 from scripts import simulate
-from tests.eagles import FLAVOURS, SAYS, random_model, write_speculators
-from tests.programs import GREEDY, base, refused, run
+from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model, write_speculators
+from tests.helpers.programs.programs import GREEDY, base, refused, run
 
 OUT = "runs/simulated.json"
 

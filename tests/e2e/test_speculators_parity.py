@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.published import Flavour
 from decoding.pair import open_pair
-from tests.eagles import SAYS, random_model, write_speculators
-from tests.tiny_pair import save_tiny_pair, tiny_models
+from tests.helpers.models.eagles import SAYS, random_model, write_speculators
+from tests.helpers.models.tiny_pair import save_tiny_pair, tiny_models
 
 pytestmark = pytest.mark.slow
 PACKAGES = ["speculators==0.9.0", "transformers<=5.19", "torch==2.13.0"]

@@ -8,7 +8,7 @@ import torch
 
 from data_gen.samples import first_prompts
 from tests.e2e.test_train import QUICK, run
-from tests.harvests import write_harvest
+from tests.helpers.data.harvests import write_harvest
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from data_gen.storage.dataset import read_manifest
 from predictors.base import load_predictor
 from runtime.json_files import write_checksummed
 from runtime.sweep import job_name
-from tests.harvests import write_harvest
-from tests.trainings import result
+from tests.helpers.data.harvests import write_harvest
+from tests.helpers.training.trainings import result
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = ("predictor.layers=[-1],[-9],null", "trainer.epochs=1", "logger=none", "data=data/toy")

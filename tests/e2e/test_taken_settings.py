@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from runtime.settings.check import faults
-from tests.hostile import VALUES, Place, changed, compositions, places, program_of
-from tests.programs import SPLITS, base, run
+from tests.helpers.damage.hostile import VALUES, Place, changed, compositions, places, program_of
+from tests.helpers.programs.programs import SPLITS, base, run
 
 MOST = 2
 QUICK = {

@@ -13,7 +13,7 @@ import train
 from decoding.trace import RoundTrace, read_traces
 from scripts import evaluate, gen_data, tune
 from tests.conf.test_plugins_guide import FILES
-from tests.programs import GREEDY, SPLITS, run
+from tests.helpers.programs.programs import GREEDY, SPLITS, run
 
 LEARNED = "checkpoints/sure"
 TUNED = ("+stop@rules.impatient=impatient", "methods=[impatient,specdecpp]", "cost=c10")

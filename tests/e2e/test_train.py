@@ -13,7 +13,7 @@ from data_gen.storage.dataset import read_manifest
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
 from runtime.json_files import write_checksummed
-from tests.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
+from tests.helpers.data.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
 

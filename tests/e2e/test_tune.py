@@ -17,8 +17,8 @@ from evaluation.replay import thresholds
 from predictors.base import load_predictor, read_config, save_predictor
 from runtime.json_files import write_checksummed
 from scripts import evaluate, tune
-from tests.checkpoints import columns, write_checkpoint
-from tests.programs import GREEDY, SPLITS, base, refused, run
+from tests.helpers.programs.programs import GREEDY, SPLITS, base, refused, run
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 METHODS = ["fixed", "confidence", "product", "confidence_before", "adaedl", "specdecpp", "hrad"]
 CONTEXT = ("pair", "warp", "draft_warp", "provenance")

@@ -8,7 +8,7 @@ import pytest
 from decoding.batch_cost import read_batch_cost
 from scripts import export, tune
 from serving.schedule import read_schedule
-from tests.programs import refused, run
+from tests.helpers.programs.programs import refused, run
 
 FILE = "runs/schedule.json"
 COST = ["batch_cost=per_row", "batch_cost.first_draft=0.001", "batch_cost.draft_row=0"]

@@ -12,7 +12,7 @@ from decoding.stopping.rollout_table import RolloutTable
 from evaluation.replay import check
 from evaluation.replay.read import read_table
 from scripts import tune
-from tests.programs import refused, run
+from tests.helpers.programs.programs import refused, run
 
 RULES = ("fixed", "confidence", "product", "confidence_before", "adaedl", "specdecpp", "hrad")
 

@@ -10,7 +10,7 @@ import pytest
 from decoding.structures.sequoia import Sequoia
 from evaluation.replay.tree_search import expected_tokens
 from scripts import evaluate, tune_tree
-from tests.programs import refused, run
+from tests.helpers.programs.programs import refused, run
 
 TREE = "trees/tiny.json"
 

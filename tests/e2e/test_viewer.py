@@ -11,9 +11,9 @@ from playwright.sync_api import Browser, Page
 from reports.artifacts import Evaluation
 from reports.viewer.rounds import MARKS, UNKNOWN, Round, Rule, rounds, summary
 from reports.viewer.viewer import fragment
-from tests.browser import REMEDY, executable, launched, opened
-from tests.traces import chain, plain, tree
-from tests.viewing import (
+from tests.helpers.decoding.traces import chain, plain, tree
+from tests.helpers.reports.browser import REMEDY, executable, launched, opened
+from tests.helpers.reports.viewing import (
     NASTY,
     PAGE,
     TEXTS,

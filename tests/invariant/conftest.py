@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from decoding.models.loading import ModelPair
-from tests.datasets import make_dataset
-from tests.tiny_pair import tiny_pair
+from tests.helpers.data.datasets import make_dataset
+from tests.helpers.models.tiny_pair import tiny_pair
 
 
 @pytest.fixture(scope="module")

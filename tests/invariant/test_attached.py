@@ -18,7 +18,7 @@ from decoding.models.draft_vocabulary import keep_rows
 from decoding.models.eagle.published import PublishedDraft
 from decoding.models.packing import PackedLinear, pack_linears
 from runtime.errors import UserError
-from tests.eagles import FLAVOURS, published_pair
+from tests.helpers.models.eagles import FLAVOURS, published_pair
 from tests.invariant.test_cached_lm import SMALL, build, random_tokens
 
 TEXT = random_tokens(12, 0)

@@ -18,7 +18,7 @@ from transformers import (
 
 from decoding.models.loading import CachedLM
 from runtime.errors import UserError
-from tests.tiny_pair import tiny_models
+from tests.helpers.models.tiny_pair import tiny_models
 
 VOCAB = 61
 SMALL = dict(

@@ -11,7 +11,7 @@ from data_gen.storage.chunks import content_hash
 from data_gen.storage.dataset import verify
 from data_gen.storage.shards import SCHEMAS, record_digests
 from decoding.models.loading import ModelPair
-from tests.datasets import RECIPE, make_dataset
+from tests.helpers.data.datasets import RECIPE, make_dataset
 
 
 @pytest.fixture(scope="module")

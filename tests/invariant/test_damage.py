@@ -16,8 +16,8 @@ from data_gen.storage.shards import SCHEMAS
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.files import write_atomically
-from tests.datasets import RECIPE, answered_dataset, make_dataset
-from tests.processes import die, forked
+from tests.helpers.data.datasets import RECIPE, answered_dataset, make_dataset
+from tests.helpers.programs.processes import die, forked
 
 CHUNKS = 3
 SHARDS = [f"{kind}-00001.parquet" for kind in SCHEMAS]

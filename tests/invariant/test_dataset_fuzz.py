@@ -28,9 +28,9 @@ from data_gen.storage.sharing import ALONE, open_chunks
 from decoding.models.loading import ModelPair
 from evaluation.replay.read import read_table
 from runtime.errors import UserError
-from tests.damage import damage_one_file, misplace_a_file
-from tests.datasets import RECIPE, answered_dataset, rewrite_checksum
-from tests.fuzz import for_as_long_as_asked, no_hang
+from tests.helpers.damage.damage import damage_one_file, misplace_a_file
+from tests.helpers.damage.fuzz import for_as_long_as_asked, no_hang
+from tests.helpers.data.datasets import RECIPE, answered_dataset, rewrite_checksum
 
 SMALL = replace(RECIPE, stride=1, max_new_tokens=6, batch_size=2)
 READERS: dict[str, Callable[[Path], Any]] = {

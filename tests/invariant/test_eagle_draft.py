@@ -33,7 +33,7 @@ from evaluation.paired.expected import Plan, Text, along
 from evaluation.paired.speedup_bound import match
 from evaluation.replay.check import draft_logits
 from runtime.errors import UserError
-from tests.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
+from tests.helpers.models.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 
 LAYERS = (1, 3)
 

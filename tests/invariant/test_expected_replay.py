@@ -22,7 +22,7 @@ from decoding.verifiers.token import TokenVerifier
 from evaluation.replay.check import counted
 from evaluation.replay.simulate import Replayer
 from tests.contract.engines import stop_rule
-from tests.rollout_tables import slow_table
+from tests.helpers.data.rollout_tables import slow_table
 
 PROMPT, MAX_NEW, GAMMA, EOS = torch.tensor([1, 2]), 14, 5, frozenset({0})
 WARP = Warp()

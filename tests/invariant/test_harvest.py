@@ -35,8 +35,8 @@ from predictors.features.draft_statistics import Q_STATS, entropy, q_stats
 from predictors.features.layers import RecordedLayers, side_by_side
 from predictors.inputs import Inputs, live
 from runtime.errors import UserError
-from tests.checkpoints import write_checkpoint
-from tests.tiny_pair import EOS, VOCAB, tiny_pair
+from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
+from tests.helpers.training.checkpoints import write_checkpoint
 
 RECIPE = HarvestSettings(
     gamma=4,

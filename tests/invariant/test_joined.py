@@ -18,10 +18,10 @@ from decoding.models.loading import ModelPair
 from decoding.models.mixed import mix_in
 from decoding.sampling import Warp
 from runtime.errors import UserError
+from tests.helpers.models.tiny_pair import EOS, tiny_pair
 from tests.invariant.test_eagle_draft import eagle_pair
 from tests.invariant.test_harvest import RECIPE, some_requests
 from tests.invariant.test_windows import windowed
-from tests.tiny_pair import EOS, tiny_pair
 
 ALONE = Room(1 << 20, 0, 0)
 TOGETHER = [Room(1 << 20, 1 << 20, 1 << 20), Room(3, 1 << 20, 1 << 20), Room(7, 20, 1 << 20)]

@@ -9,7 +9,7 @@ from decoding.engines.lookahead import LookaheadEngine
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
-from tests.tiny_pair import tiny_pair
+from tests.helpers.models.tiny_pair import tiny_pair
 
 PROMPT = [3, 4, 5, 3, 4]
 

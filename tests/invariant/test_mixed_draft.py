@@ -22,6 +22,7 @@ from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from tests.contract import test_eagle_distribution
 from tests.contract.engines import Case
+from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 from tests.invariant import (
     test_harvest,
     test_plain_harvest,
@@ -32,7 +33,6 @@ from tests.invariant import (
 from tests.invariant.test_cached_lm import build, path_to, random_parents, random_tokens
 from tests.invariant.test_eagle_draft import eagle_pair
 from tests.invariant.test_eagle_harvest import WARPS
-from tests.tiny_pair import tiny_models, tiny_pair
 from tests.unit.decoding.engines.test_overlapped import ByTarget
 
 MIX = 0.6

@@ -13,12 +13,12 @@ from data_gen.settings import HarvestSettings
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from tests.device_report import harvested
-from tests.eagles import FLAVOURS, SAYS, published_pair
+from tests.helpers.device.device_report import harvested
+from tests.helpers.device.pretend_device import pretend
+from tests.helpers.models.eagles import FLAVOURS, SAYS, published_pair
+from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_models, tiny_pair
 from tests.invariant.test_harvest import RECIPE, some_requests
 from tests.invariant.test_joined import assert_same
-from tests.pretend_device import pretend
-from tests.tiny_pair import EOS, VOCAB, tiny_models, tiny_pair
 
 SOME = [EOS, 3, 4, 9, 11, 17]
 WARPS = [

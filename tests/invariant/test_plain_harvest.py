@@ -21,7 +21,7 @@ from programs.benchmark import (
     harvest_report,
     take_turns,
 )
-from tests.tiny_pair import VOCAB, tiny_pair
+from tests.helpers.models.tiny_pair import VOCAB, tiny_pair
 
 SAMPLED = HarvestSettings(
     gamma=6,

@@ -15,8 +15,16 @@ from decoding.structures.chain import Chain
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
-from tests.device_report import ENGINES, GAMMA, WARPS, PerRound, decoded, pair_on, per_round
-from tests.pretend_device import pretend
+from tests.helpers.device.device_report import (
+    ENGINES,
+    GAMMA,
+    WARPS,
+    PerRound,
+    decoded,
+    pair_on,
+    per_round,
+)
+from tests.helpers.device.pretend_device import pretend
 
 ROW = 32 * 4  # bytes of the logits of a row
 AT_MOST = {  # per round; between two devices, rows of q and what H-RAD reads of the target

@@ -21,9 +21,9 @@ from decoding.verifiers.hsd_released import HsdReleased
 from runtime.errors import UserError
 from tests.contract.engines import engine
 from tests.contract.rules import load
-from tests.device_report import PROMPT, pair_on
+from tests.helpers.device.device_report import PROMPT, pair_on
+from tests.helpers.device.pretend_device import pretend
 from tests.invariant.test_pretend_matrix import CASES
-from tests.pretend_device import pretend
 
 UNIFORM = (0.0, 0.25, 0.5, 0.75, 1 - 2.0**-53)
 

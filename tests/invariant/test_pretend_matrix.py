@@ -25,12 +25,12 @@ from decoding.trace import Trace
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from tests.contract.engines import ALONE, ASKING, STOP_CASES, Case, Engine, engine, stop_rule
-from tests.device_report import PROMPT, harvested, pair_on, per_label
-from tests.device_report import decoded as decode_counted
-from tests.eagles import FLAVOURS, SAYS, random_model
+from tests.helpers.device.device_report import PROMPT, harvested, pair_on, per_label
+from tests.helpers.device.device_report import decoded as decode_counted
+from tests.helpers.device.pretend_device import pretend
+from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model
+from tests.helpers.models.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
 from tests.invariant.test_harvest import GREEDY, RECIPE
-from tests.pretend_device import pretend
-from tests.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
 
 WARP = Warp(0.8, 0, 0.95)
 CHAIN = "chain x token"

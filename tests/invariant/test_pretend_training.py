@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.harvests import write_harvest
-from tests.pretend_training import NAMES, trained
+from tests.helpers.data.harvests import write_harvest
+from tests.helpers.training.pretend_training import NAMES, trained
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,13 @@ def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def there(harvest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the device learned."""
     out = tmp_path_factory.mktemp("device")
-    command = [sys.executable, "-m", "tests.pretend_training", str(harvest), str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.helpers.training.pretend_training",
+        str(harvest),
+        str(out),
+    ]
     subprocess.run(command, check=True)
     return out
 

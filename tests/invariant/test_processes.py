@@ -20,8 +20,8 @@ from data_gen.storage.sharing import ALONE, Locks, Worker, open_chunks
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.json_files import write_checksummed
-from tests.datasets import RECIPE, make_dataset, some_requests
-from tests.processes import Child, die, forked
+from tests.helpers.data.datasets import RECIPE, make_dataset, some_requests
+from tests.helpers.programs.processes import Child, die, forked
 
 PROMPTS, CHUNKS = 18, 6
 

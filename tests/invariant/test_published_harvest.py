@@ -10,7 +10,7 @@ import torch
 from decoding.models.loading import ModelPair
 from decoding.models.mixed import mix_in
 from decoding.sampling import Warp
-from tests.eagles import FLAVOURS, SAYS, published_pair
+from tests.helpers.models.eagles import FLAVOURS, SAYS, published_pair
 from tests.invariant import test_eagle_harvest, test_harvest, test_plain_harvest
 
 NAMES = ["each", "eagle1"]

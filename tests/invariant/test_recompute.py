@@ -23,7 +23,7 @@ from predictors.hrad import HRAD
 from predictors.specdecpp import SpecDecPP
 from runtime.errors import UserError
 from runtime.json_files import write_checksummed
-from tests.tiny_pair import VOCAB
+from tests.helpers.models.tiny_pair import VOCAB
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = HarvestSettings(

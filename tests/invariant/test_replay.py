@@ -29,10 +29,10 @@ from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer
 from predictors.features.layers import RecordedLayers
 from programs.gen_data import finish
-from tests.checkpoints import columns, write_checkpoint
-from tests.datasets import SETTINGS
-from tests.rollout_tables import slow_table
-from tests.tiny_pair import EOS, VOCAB, tiny_pair
+from tests.helpers.data.datasets import SETTINGS
+from tests.helpers.data.rollout_tables import slow_table
+from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 CONF = Path(__file__).parents[2] / "conf" / "stop"
 GREEDY = Warp(0.0)

@@ -25,10 +25,10 @@ from predictors.calibration import Calibration
 from predictors.outcomes import Chances
 from predictors.survival import Survival
 from tests.contract.engines import stop_rule
+from tests.helpers.data.rollout_tables import slow_table
+from tests.helpers.decoding.value_stub import Saying, grown
 from tests.invariant import test_expected_replay as toy
 from tests.invariant import test_replay as tiny
-from tests.rollout_tables import slow_table
-from tests.value_stub import Saying, grown
 
 pair, folder = toy.pair, toy.folder
 

@@ -34,9 +34,9 @@ from evaluation.replay.read import read_table
 from evaluation.timeline import Devices, modelled_seconds
 from predictors.features.layers import RecordedLayers
 from programs.gen_data import finish
-from tests.checkpoints import write_checkpoint
-from tests.datasets import SETTINGS
-from tests.tiny_pair import EOS, VOCAB, tiny_pair
+from tests.helpers.data.datasets import SETTINGS
+from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
+from tests.helpers.training.checkpoints import write_checkpoint
 
 GREEDY, OFF = Warp(0.0), Warp()
 GAMMA, MAX_NEW, WIDTH, TRAINED = 16, 26, 24, 5

@@ -30,7 +30,7 @@ from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from serving.generate import speculate
-from tests.tiny_pair import EOS, VOCAB, tiny_tokenizer
+from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_tokenizer
 
 STEADY = 32
 GREEDY = Warp(temperature=0)

@@ -10,8 +10,8 @@ from data_gen.responses.generate import read_answers
 from data_gen.room import ON_A_CORE
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from tests.datasets import RECIPE, some_requests
-from tests.tiny_pair import tiny_pair
+from tests.helpers.data.datasets import RECIPE, some_requests
+from tests.helpers.models.tiny_pair import tiny_pair
 
 
 @pytest.fixture(scope="module")

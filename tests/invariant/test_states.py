@@ -30,11 +30,11 @@ from programs.benchmark import all_positions
 from runtime.errors import UserError
 from serving.generate import speculate
 from tests.contract.enumeration import autoregressive_distribution, distribution_of, largest_error
+from tests.helpers.models.stateful import KINDS, near, reference, stateful, uncached
+from tests.helpers.models.tiny_pair import tiny_tokenizer
+from tests.helpers.models.windowed import windowed
 from tests.invariant.test_cached_lm import random_tokens
 from tests.invariant.test_plain_harvest import SAMPLED, requests, with_one_by_one
-from tests.stateful import KINDS, near, reference, stateful, uncached
-from tests.tiny_pair import tiny_tokenizer
-from tests.windowed import windowed
 
 pytestmark = pytest.mark.skipif(
     not hasattr(transformers.cache_utils, "DummyLayer"),

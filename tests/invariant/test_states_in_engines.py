@@ -29,10 +29,10 @@ from evaluation.batched.measuring import measured
 from runtime.errors import UserError
 from tests.contract.enumeration import autoregressive_distribution, distribution_of, largest_error
 from tests.contract.overlaps import Policy
+from tests.helpers.models.stateful import near, stateful
+from tests.helpers.models.tiny_pair import tiny_tokenizer
+from tests.helpers.models.windowed import windowed
 from tests.invariant.test_cached_lm import random_tokens
-from tests.stateful import near, stateful
-from tests.tiny_pair import tiny_tokenizer
-from tests.windowed import windowed
 
 FEW = ["Qwen3Next", "FalconH1", "Lfm2", "Mamba2"]
 WARP = Warp(0.5)

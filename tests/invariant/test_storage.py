@@ -15,7 +15,7 @@ from data_gen.storage.dataset import read_manifest, read_records, verify
 from decoding.models.loading import ModelPair
 from runtime.cli import explain
 from runtime.errors import UserError
-from tests.datasets import make_dataset
+from tests.helpers.data.datasets import make_dataset
 
 PROMPTS = 12
 

@@ -16,7 +16,7 @@ from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
-from tests.tiny_pair import EOS, VOCAB
+from tests.helpers.models.tiny_pair import EOS, VOCAB
 
 SAMPLED = HarvestSettings(
     gamma=4,

@@ -19,8 +19,8 @@ from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from serving.generate import speculate
-from tests.tiny_pair import tiny_tokenizer
-from tests.windowed import KINDS, SMALL
+from tests.helpers.models.tiny_pair import tiny_tokenizer
+from tests.helpers.models.windowed import KINDS, SMALL
 
 SIDE = dict(
     hidden_size=16,

@@ -12,7 +12,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from tests.contract.engines import STRUCTURES, THREE_WORDS, Size, engine
-from tests.tiny_pair import tiny_pair
+from tests.helpers.models.tiny_pair import tiny_pair
 
 ONE_EACH = {
     case.builds: case

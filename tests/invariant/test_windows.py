@@ -19,10 +19,10 @@ from decoding.structures.static_tree import StaticTree
 from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
+from tests.helpers.models.tiny_pair import tiny_tokenizer
+from tests.helpers.models.windowed import KINDS, uncached, windowed
 from tests.invariant.test_cached_lm import VOCAB, path_to, random_parents, random_tokens
 from tests.invariant.test_plain_harvest import SAMPLED, with_one_by_one
-from tests.tiny_pair import tiny_tokenizer
-from tests.windowed import KINDS, uncached, windowed
 
 FEW = ("Gemma3", "Gemma4", "Mistral", "GptOss", "Llama4")
 

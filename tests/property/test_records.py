@@ -12,7 +12,7 @@ from data_gen.storage import shards
 from data_gen.storage.dataset import read_records
 from predictors.features.draft_statistics import Q_STATS
 from runtime.errors import UserError
-from tests.harvests import write_harvest
+from tests.helpers.data.harvests import write_harvest
 
 SMALL = st.integers(0, 4)
 

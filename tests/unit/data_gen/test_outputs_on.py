@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data_gen.harvest import outputs_on
-from tests.tiny_pair import tiny_pair
+from tests.helpers.models.tiny_pair import tiny_pair
 
 
 def test_outputs_arrive_where_they_did_after_an_error() -> None:

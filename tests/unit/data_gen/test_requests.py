@@ -5,7 +5,7 @@ import pytest
 from data_gen.prompts import Prompt
 from data_gen.requests import make_requests, normalised, repeats, requests_of_split, split_prompts
 from runtime.errors import UserError
-from tests.tiny_pair import tiny_pair
+from tests.helpers.models.tiny_pair import tiny_pair
 
 NAMES = [f"prompt-{number}" for number in range(400)]
 

@@ -9,7 +9,7 @@ from data_gen.samples import read_samples
 from predictors.hrad import HRAD
 from predictors.specdecpp import SpecDecPP, kept_depths
 from runtime.errors import UserError
-from tests.harvests import DIM, PROMPTS, write_harvest
+from tests.helpers.data.harvests import DIM, PROMPTS, write_harvest
 
 
 def test_rollouts_end_with_the_first_rejected_token() -> None:

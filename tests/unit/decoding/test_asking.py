@@ -4,8 +4,8 @@ import torch
 
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.specdecpp import SpecDecPPStop
-from tests.device_report import PROMPT, chain, head, pair_on
-from tests.pretend_device import pretend
+from tests.helpers.device.device_report import PROMPT, chain, head, pair_on
+from tests.helpers.device.pretend_device import pretend
 
 
 def predicted(stop: SpecDecPPStop, device: str) -> list[list[float]]:

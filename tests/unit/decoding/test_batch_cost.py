@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from decoding.batch_cost import BatchTable, PerRow, Roofline, read_batch_cost, share, tabled
 from runtime.errors import UserError
-from tests.hostile import ROOT
+from tests.helpers.damage.hostile import ROOT
 
 
 def roofline(overhead: float = 0.0) -> Roofline:

@@ -17,8 +17,8 @@ from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
 from predictors.inputs import Inputs
 from runtime.errors import UserError
-from tests.checkpoints import write_checkpoint
-from tests.tiny_pair import tiny_pair
+from tests.helpers.models.tiny_pair import tiny_pair
+from tests.helpers.training.checkpoints import write_checkpoint
 
 WIDTH, LAYERS = 24, (-3, -1)
 

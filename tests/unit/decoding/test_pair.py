@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from decoding.pair import SETTINGS, open_pair
 from runtime.errors import UserError
-from tests.tiny_pair import EOS, save_tiny_pair
+from tests.helpers.models.tiny_pair import EOS, save_tiny_pair
 
 CONF = Path(__file__).parents[3] / "conf" / "pair" / "smollm2.yaml"
 

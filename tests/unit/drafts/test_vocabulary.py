@@ -20,7 +20,7 @@ from drafts.vocabulary import (
     shortened,
     target_seconds,
 )
-from tests.tiny_pair import VOCAB, tiny_pair
+from tests.helpers.models.tiny_pair import VOCAB, tiny_pair
 
 TOKENS = torch.tensor([2, 3, 11, 19, 30])
 TEXTS = [Text(torch.arange(1, 12), 3), Text(torch.tensor([30, 4, 9, 9]), 2)]

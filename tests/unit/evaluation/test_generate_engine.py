@@ -17,7 +17,7 @@ from evaluation.baselines.generate_engine import (
     not_compiled,
     warp_settings,
 )
-from tests.tiny_pair import tiny_models, tiny_pair
+from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 
 PROMPT = torch.tensor([3, 4, 5, 3, 4])
 TWO = {

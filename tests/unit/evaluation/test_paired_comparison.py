@@ -16,8 +16,8 @@ from evaluation.paired.comparison import (
 )
 from evaluation.paired.speedup_bound import expected_rounds, match, speedup_bound
 from evaluation.timeline import Devices
-from tests.evaluations import chain, plain, trace
-from tests.tiny_pair import tiny_pair
+from tests.helpers.evaluation.evaluations import chain, plain, trace
+from tests.helpers.models.tiny_pair import tiny_pair
 
 
 def test_a_median_of_ratios_and_its_interval() -> None:

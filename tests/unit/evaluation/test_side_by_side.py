@@ -15,7 +15,7 @@ from evaluation.baselines.side_by_side import (
     model_bytes,
     tensor_bytes,
 )
-from tests.tiny_pair import VOCAB, tiny_pair
+from tests.helpers.models.tiny_pair import VOCAB, tiny_pair
 
 CONTEXT = torch.arange(1, 13)
 

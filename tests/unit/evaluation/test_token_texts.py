@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
 from evaluation.token_texts import FILE, Vocabulary, of_traces, read, write
 from runtime.errors import UserError
-from tests.tiny_pair import tiny_tokenizer
+from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 
 def trace() -> Trace:

@@ -19,7 +19,7 @@ from predictors.inputs import Inputs
 from runtime import files
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, replaced_folder
-from tests.checkpoints import METRICS, rewrite_checksum, write_checkpoint
+from tests.helpers.training.checkpoints import METRICS, rewrite_checksum, write_checkpoint
 
 DIM = 6
 WEIGHTS = dict[str, torch.Tensor]

@@ -13,9 +13,9 @@ from predictors.base import load_predictor
 from predictors.calibration import Calibration
 from predictors.survival import Survival
 from runtime.errors import UserError
-from tests.checkpoints import rewrite_checksum, write_checkpoint
-from tests.damage import damage_one_file
-from tests.fuzz import for_as_long_as_asked
+from tests.helpers.damage.damage import damage_one_file
+from tests.helpers.damage.fuzz import for_as_long_as_asked
+from tests.helpers.training.checkpoints import rewrite_checksum, write_checkpoint
 
 DIM = 6
 ISOTONIC = Calibration(

@@ -11,8 +11,8 @@ import pytest
 
 from predictors.hub import local_folder, push_to_hub
 from runtime.errors import UserError
-from tests.checkpoints import write_checkpoint
-from tests.hub_stub import hub, no_hub
+from tests.helpers.data.hub_stub import hub, no_hub
+from tests.helpers.training.checkpoints import write_checkpoint
 
 PUSH = "from predictors.hub import push_to_hub; print(push_to_hub({folder!r}, 'me/value'))"
 FETCH = """

@@ -14,7 +14,7 @@ from predictors.inputs import Inputs
 from predictors.specdecpp import SpecDecPP
 from predictors.training.trainer import Trainer
 from runtime.errors import UserError
-from tests.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
+from tests.helpers.data.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
 
 PATHS = ["q_stats", "q_path", "draft_before", "depth", "target_hidden", "history"]
 

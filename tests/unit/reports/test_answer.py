@@ -9,7 +9,7 @@ from reports.answer import answers, times
 from reports.artifacts import Artifacts, Checkpoint, Evaluation
 from reports.settings import SIMULATED
 from runtime.intervals import Estimate
-from tests.evaluations import chain, evaluation, method, plain, trace
+from tests.helpers.evaluation.evaluations import chain, evaluation, method, plain, trace
 
 SIDES = {"target": "cpu", "draft": "cpu"}
 MACHINE = {"hardware": SIDES, "dtypes": SIDES, "threads": 1, "machine": "here"}

@@ -34,9 +34,9 @@ from reports.figures.specbranch.hrad_data import (
 from reports.figures.specbranch.layers import FIGURES, by_layers
 from reports.harvest_data import draft_tokens, rounds
 from runtime.files import file_hash
-from tests import harvests
-from tests.checkpoints import write_checkpoint
-from tests.harvests import DIM, EMBEDDING, PAIR, PROMPTS, WARP, write_harvest
+from tests.helpers.data import harvests
+from tests.helpers.data.harvests import DIM, EMBEDDING, PAIR, PROMPTS, WARP, write_harvest
+from tests.helpers.training.checkpoints import write_checkpoint
 
 
 def harvest(folder: Path, **other: Any) -> Harvest:

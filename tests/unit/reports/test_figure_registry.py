@@ -10,7 +10,7 @@ from reports.artifacts import Artifacts, Evaluation
 from reports.figure import Entry, Figure, Missing
 from reports.figure_registry import builders, figure_registry, how_to_read
 from reports.settings import by_setting
-from tests.evaluations import chain, evaluation, method, plain, trace
+from tests.helpers.evaluation.evaluations import chain, evaluation, method, plain, trace
 
 DOCS = Path(__file__).parents[3] / "docs/figures.md"
 LISTED = figure_registry()

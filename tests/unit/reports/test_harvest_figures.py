@@ -11,8 +11,8 @@ from reports.artifacts import Artifacts, Checkpoint, Harvest
 from reports.checkpoint_data import one_of_each
 from reports.figure import Figure, Missing, save
 from reports.figure_registry import builders, figure_registry
-from tests import harvests
-from tests.harvests import PAIR, PROMPTS, write_harvest
+from tests.helpers.data import harvests
+from tests.helpers.data.harvests import PAIR, PROMPTS, write_harvest
 from tests.unit.reports.figures.test_batch import SCHEDULE
 from tests.unit.reports.figures.test_theory import COST, FOUND
 from tests.unit.reports.test_figure_data import checkpoint, harvest

@@ -6,8 +6,8 @@ from evaluation.ratios import compared, counted, divided, estimate, ratio
 from reports.figure import Missing
 from reports.runs import extent, method, pooled, runs, sweeps, with_all, with_method
 from runtime.intervals import Estimate
-from tests.evaluations import chain, evaluation, plain, trace
-from tests.evaluations import method as made
+from tests.helpers.evaluation.evaluations import chain, evaluation, plain, trace
+from tests.helpers.evaluation.evaluations import method as made
 
 FIXED = made("serial", "chain", "token", "fixed", structure={"gamma_max": 20}, stop={"gamma": 4})
 HRAD = made(

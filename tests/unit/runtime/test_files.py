@@ -19,7 +19,7 @@ from runtime.files import (
     write_atomically,
     write_json,
 )
-from tests.processes import die, end, forked, wait_for
+from tests.helpers.programs.processes import die, end, forked, wait_for
 
 
 def test_two_writers_of_one_file_never_break_each_other(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from runtime.tracking import NullLogger, WandbLogger
-from tests.wandb_runs import read_run
+from tests.helpers.training.wandb_runs import read_run
 
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe0def46b80000"

@@ -6,7 +6,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from runtime.errors import UserError
 from serving.generate import speculate
-from tests.tiny_pair import VOCAB, tiny_models
+from tests.helpers.models.tiny_pair import VOCAB, tiny_models
 
 PROMPT = torch.tensor([[3, 7, 1]])
 ASKED = {"max_new_tokens": 5, "do_sample": False, "custom_generate": speculate}

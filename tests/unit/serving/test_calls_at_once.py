@@ -20,7 +20,7 @@ from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from serving.generate import speculate
 from serving.models import DRAFTS, SLOT, opened
-from tests.tiny_pair import save_tiny_pair, tiny_models, tiny_pair
+from tests.helpers.models.tiny_pair import save_tiny_pair, tiny_models, tiny_pair
 
 PROMPTS = [torch.tensor([[3 + i, 7, 1, 9, 4 + i]]) for i in range(4)]
 Models = tuple[LlamaForCausalLM, LlamaForCausalLM]

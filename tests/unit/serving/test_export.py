@@ -18,7 +18,7 @@ from serving.export.tensorrt_llm import TensorrtLlm
 from serving.export.transformers import Transformers
 from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule
-from tests.exports import COSTS, CURVES, calibration, known, thresholds
+from tests.helpers.serving.exports import COSTS, CURVES, calibration, known, thresholds
 
 GOLDEN = Path(__file__).with_name("golden")
 ENGINES: dict[str, Engine] = {

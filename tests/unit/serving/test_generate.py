@@ -37,9 +37,16 @@ from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from serving.generate import SpeculativeOutput, speculate
 from serving.models import opened
-from tests.checkpoints import columns, write_checkpoint
 from tests.contract.enumeration import distribution_of, largest_error
-from tests.tiny_pair import CONFIG, EOS, save_tiny_pair, tiny_models, tiny_pair, tiny_tokenizer
+from tests.helpers.models.tiny_pair import (
+    CONFIG,
+    EOS,
+    save_tiny_pair,
+    tiny_models,
+    tiny_pair,
+    tiny_tokenizer,
+)
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 PROMPT = torch.tensor([[3, 7, 1, 9, 4]])
 Models = tuple[LlamaForCausalLM, LlamaForCausalLM]

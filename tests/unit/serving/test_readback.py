@@ -25,8 +25,8 @@ from serving.export.transformers import Transformers
 from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule
 from serving.sources.sglang import SglangShards
-from tests.confidences import logged
-from tests.exports import COSTS, SCHEDULE, TEMPERATURES, known
+from tests.helpers.serving.exports import COSTS, SCHEDULE, TEMPERATURES, known
+from tests.helpers.training.confidences import logged
 
 SGLANG, VLLM = "sglang==0.5.23", "vllm==0.33.0"
 SCHEDULES = [SCHEDULE, Schedule.at({1: 5}), Schedule((Range(1, 2, 2), Range(3, 9, 6)))]

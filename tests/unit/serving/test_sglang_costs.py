@@ -11,7 +11,7 @@ from decoding.batch_cost import BatchTable, PerRow, Roofline, tabled
 from serving.export.known import Export
 from serving.export.sglang import Sglang
 from serving.export.sglang_costs import additive, steps
-from tests.exports import SCHEDULE, known
+from tests.helpers.serving.exports import SCHEDULE, known
 
 GAMMA, OVERHEAD, SIZES = 3, 0.001, [1, 2, 4, 8]
 SUM = tabled(PerRow(0.02, 0.001, 0.002, 0.0005), SIZES, GAMMA)

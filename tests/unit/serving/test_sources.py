@@ -15,9 +15,9 @@ from serving.sources.deepspec import DeepspecRecords
 from serving.sources.harvest import Harvest
 from serving.sources.sglang import SglangShards
 from serving.sources.sglang_debug import SglangRecords
-from tests.checkpoints import columns, write_checkpoint
-from tests.confidences import logged
-from tests.harvests import DIM, PAIR, WARP, write_harvest
+from tests.helpers.data.harvests import DIM, PAIR, WARP, write_harvest
+from tests.helpers.training.checkpoints import columns, write_checkpoint
+from tests.helpers.training.confidences import logged
 
 CONTEXT = {"pair": PAIR, "warp": WARP, "draft_warp": WARP}
 

@@ -15,7 +15,7 @@ from decoding.pair import open_pair
 from runtime.errors import UserError
 from serving.generate import speculate
 from tests.contract.enumeration import distribution_of, largest_error
-from tests.tiny_pair import CONFIG, save_tiny_pair, tiny_models, tiny_tokenizer
+from tests.helpers.models.tiny_pair import CONFIG, save_tiny_pair, tiny_models, tiny_tokenizer
 from tests.unit.serving.test_generate import generated, in_float64
 
 PROMPT = torch.tensor([[3, 7, 1, 9, 4]])

@@ -20,8 +20,8 @@ from data_gen.responses.external import (
 from data_gen.responses.file import ResponseFile
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
+from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.invariant.test_teacher_forcing import SAMPLED
-from tests.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.unit.decoding.models.test_ends import tokenizer as byte_tokenizer
 
 PROMPTS = [

@@ -8,8 +8,8 @@ import pytest
 
 from data_gen.responses.log import NAME, open_log
 from runtime.errors import UserError
-from tests.answer_stub import stub_server
-from tests.answering import PROMPTS, asked_as, fetch, rows
+from tests.helpers.data.answer_stub import stub_server
+from tests.helpers.data.answering import PROMPTS, asked_as, fetch, rows
 
 
 def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from data_gen.responses.file import ResponseFile
 from data_gen.responses.log import NAME
 from data_gen.responses.server import pause
 from runtime.errors import UserError
-from tests.answer_stub import Behaviour, stub_server
-from tests.answering import NUCLEUS, PROMPTS, fetch, rows, server
+from tests.helpers.data.answer_stub import Behaviour, stub_server
+from tests.helpers.data.answering import NUCLEUS, PROMPTS, fetch, rows, server
 from tests.invariant.test_teacher_forcing import GREEDY, SAMPLED
 
 

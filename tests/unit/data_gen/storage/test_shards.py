@@ -13,7 +13,7 @@ from data_gen.storage import dataset, shards, sharing
 from runtime.errors import UserError
 from runtime.files import file_hash
 from runtime.json_files import write_checksummed
-from tests.harvests import DIM, PROMPTS, write_harvest
+from tests.helpers.data.harvests import DIM, PROMPTS, write_harvest
 
 SHARD = "rounds-00000.parquet"
 

@@ -27,7 +27,7 @@ from decoding.verifiers.token import TokenVerifier
 from evaluation.lossless import broken_invariants
 from evaluation.metrics import draft_steps
 from serving.generate import speculate
-from tests.tiny_pair import tiny_pair
+from tests.helpers.models.tiny_pair import tiny_pair
 
 PROMPT = [3, 7, 1, 9, 4, 3, 7, 1]
 WARPS = {"warp": Warp(), "draft_warp": Warp()}

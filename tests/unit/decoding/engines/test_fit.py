@@ -30,8 +30,8 @@ from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.token import TokenVerifier
 from evaluation.overlapped.settings import settings_of
 from runtime.errors import UserError
-from tests.checkpoints import write_checkpoint
 from tests.contract.engines import stop_rule
+from tests.helpers.training.checkpoints import write_checkpoint
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
 ON_GPU = SimpleNamespace(device=torch.device("cuda"), reads_target=False)

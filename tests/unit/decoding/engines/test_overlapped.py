@@ -31,7 +31,7 @@ from evaluation.baselines.side_by_side import tensor_bytes
 from evaluation.lossless import broken_invariants
 from evaluation.metrics import measure_overlap, profile
 from runtime.errors import UserError
-from tests.tiny_pair import EOS, tiny_pair
+from tests.helpers.models.tiny_pair import EOS, tiny_pair
 
 GREEDY, OFF = Warp(0.0), Warp()
 PROMPT = [3, 17, 5]

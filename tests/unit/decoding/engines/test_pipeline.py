@@ -19,7 +19,7 @@ from decoding.structures.branch_point import BranchPoint
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from runtime.errors import UserError
-from tests.tiny_pair import EOS, tiny_pair
+from tests.helpers.models.tiny_pair import EOS, tiny_pair
 
 PARTS = BranchPoint(4, 4), Always(1, Confidence(0.4)), BlockVerifier(), RrswVerifier()
 

@@ -36,7 +36,7 @@ from evaluation.replay.candidates import refuse_other_pair
 from evaluation.replay.thresholds import misfit
 from predictors.base import refuse_mismatch
 from runtime.errors import UserError
-from tests.tiny_pair import EOS, VOCAB
+from tests.helpers.models.tiny_pair import EOS, VOCAB
 
 KEPT = [9, 3, 30, 4, 17, 8, 21, 12]
 WITH_EOS = torch.tensor(sorted([EOS, *KEPT]))

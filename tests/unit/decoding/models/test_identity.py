@@ -14,7 +14,7 @@ from decoding.models.identity import model_fingerprint
 from decoding.models.loading import pair_identity
 from decoding.models.packing import pack_linears
 from runtime.compatibility import WHOLE, of_earlier
-from tests.tiny_pair import tiny_pair
+from tests.helpers.models.tiny_pair import tiny_pair
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,

@@ -6,9 +6,9 @@ import torch
 
 from decoding.models.kv_cache import SPARE, BufferCache
 from decoding.sampling import Warp
-from tests.device_report import ENGINES, pair_on
+from tests.helpers.device.device_report import ENGINES, pair_on
+from tests.helpers.device.pretend_device import pretend
 from tests.invariant.test_pretend_matrix import decoded
-from tests.pretend_device import pretend
 
 
 def put(cache: BufferCache, rows: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from decoding.pair import open_pair
 from decoding.sampling import Warp
 from evaluation.baselines.generate import assistant_of
 from runtime.errors import UserError
-from tests.tiny_pair import save_tiny_pair, tiny_pair
+from tests.helpers.models.tiny_pair import save_tiny_pair, tiny_pair
 
 MIXES = (0.9, 0.4, 0.01)
 PRECISE = [(torch.float64, 1e-12), (torch.float32, 1e-6)]

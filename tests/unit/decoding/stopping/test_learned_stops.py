@@ -28,7 +28,7 @@ from decoding.verifiers.rrsw import RrswVerifier
 from predictors.calibration import Calibration
 from predictors.survival import Survival
 from runtime.errors import UserError
-from tests.checkpoints import write_checkpoint, write_logistic
+from tests.helpers.training.checkpoints import write_checkpoint, write_logistic
 
 VOCAB = 4
 CONTEXT = RoundContext(committed=torch.tensor([0]), max_new=100)

@@ -20,7 +20,7 @@ from decoding.structures.chain import Chain
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
-from tests.costs import write_cost
+from tests.helpers.decoding.costs import write_cost
 
 
 class Step:

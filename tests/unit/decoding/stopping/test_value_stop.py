@@ -15,8 +15,8 @@ from predictors.calibration import Calibration
 from predictors.inputs import Inputs
 from predictors.survival import Survival
 from runtime.errors import UserError
-from tests.checkpoints import columns, write_checkpoint
 from tests.contract.engines import toy_pair
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 
 def stop(folder: Path, threshold: float, survival: Survival | None = None) -> ValueStop:

@@ -19,10 +19,10 @@ from predictors.inputs import Inputs
 from predictors.outcomes import OUTCOMES, Chances
 from predictors.survival import Survival
 from runtime.errors import UserError
-from tests.checkpoints import write_checkpoint
+from tests.helpers.decoding.value_stub import EVERYTHING, Nosy, Saying, grown
+from tests.helpers.training.checkpoints import write_checkpoint
 from tests.unit.decoding.structures.test_structures import COMMITTED, EOS, check_sound, depths
 from tests.unit.decoding.structures.test_structures import grown as drafted
-from tests.value_stub import EVERYTHING, Nosy, Saying, grown
 
 NUMBERS = Inputs(q_stats=True, q_path=True, depth=True, history=True)
 CURVED = Survival(0.9, -0.1, 0.1)

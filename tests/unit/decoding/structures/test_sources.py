@@ -14,9 +14,9 @@ from decoding.stopping.fixed import Fixed
 from decoding.structures.lookup import Copies, longest_match
 from decoding.structures.sources import Sources
 from decoding.verifiers.token import TokenVerifier
+from tests.helpers.decoding.value_stub import Saying
+from tests.helpers.decoding.value_stub import grown as grown_by_value
 from tests.unit.decoding.structures.test_structures import EOS, TABLE, grown
-from tests.value_stub import Saying
-from tests.value_stub import grown as grown_by_value
 
 
 class Counting(Fixed):

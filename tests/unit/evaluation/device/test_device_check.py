@@ -13,9 +13,9 @@ from decoding.sampling import Warp
 from evaluation.device import agreement, page, speeds
 from programs.check_device import chosen, on, skipped
 from runtime.errors import UserError
-from tests.device_report import pair_on
+from tests.helpers.device.device_report import pair_on
+from tests.helpers.device.pretend_device import pretend
 from tests.invariant.test_harvest import GREEDY, RECIPE, some_requests
-from tests.pretend_device import pretend
 
 PROMPTS = [torch.tensor([3, 7, 1, 9, 4]), torch.tensor([5, 2])]
 TOKENS = 8

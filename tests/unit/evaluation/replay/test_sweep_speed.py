@@ -18,7 +18,7 @@ from decoding.stopping.specdecpp import SpecDecPPStop
 from evaluation.replay.bounds import hindsight
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import choose, sweep
-from tests.checkpoints import write_checkpoint
+from tests.helpers.training.checkpoints import write_checkpoint
 
 PROMPTS, POSITIONS, GAMMA = 500, 100, 20
 

@@ -14,7 +14,7 @@ from predictors.confidences.maps import (
 from predictors.confidences.scores import as_logged, by_maps, errors, helps, scored
 from predictors.confidences.sts import Sts, equal_width_ece
 from predictors.confidences.table import Confidences, joined, table
-from tests.confidences import TEMPERATURES, logged
+from tests.helpers.training.confidences import TEMPERATURES, logged
 
 STS = Sts(0.1, 10.0, 41, False, 15)
 

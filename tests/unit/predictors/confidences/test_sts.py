@@ -5,7 +5,7 @@ import torch
 
 from predictors.confidences.sts import Sts, equal_width_ece
 from predictors.confidences.table import Confidences, blocks, table
-from tests.confidences import TEMPERATURES, logged
+from tests.helpers.training.confidences import TEMPERATURES, logged
 
 DEEPSPEC = Sts(0.05, 20.0, 256, True, 20)
 SGLANG = Sts(0.1, 10.0, 41, False, 15)

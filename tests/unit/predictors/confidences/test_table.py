@@ -13,7 +13,7 @@ from predictors.confidences.table import (
     table,
 )
 from runtime.errors import UserError
-from tests.confidences import logged, write_logged
+from tests.helpers.training.confidences import logged, write_logged
 
 Z, S = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0]])
 NAN = torch.tensor([[1.0, float("nan")]])

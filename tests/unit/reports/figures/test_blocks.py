@@ -7,7 +7,7 @@ import pytest
 
 from reports.figure import Missing, save
 from reports.figures.hsd.blocks import block_gain, parallel_drafts
-from tests.evaluations import chain, evaluation, labels, method, plain, trace
+from tests.helpers.evaluation.evaluations import chain, evaluation, labels, method, plain, trace
 
 PLAIN = [plain(4, 4.0, "a"), plain(4, 4.0, "b")]
 # tokens per call: token-wise 2 and 1, block 3 and 1

@@ -12,7 +12,15 @@ from reports.figures.specbranch.accepted_lengths import (
     observed,
     total_variation,
 )
-from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
+from tests.helpers.evaluation.evaluations import (
+    chain,
+    evaluation,
+    labels,
+    method,
+    overlapped,
+    plain,
+    trace,
+)
 
 # rounds (g, tau): (2, 0) (2, 1) (2, 2) (2, 2) (1, 1): 6 accepted, 2 rejected, so a = 6 / 8
 TRACES = [

@@ -11,7 +11,15 @@ from reports.figures.specbranch.ablation import ablation, ablation_modelled
 from reports.figures.specbranch.chosen_lengths import optimal_lengths
 from reports.figures.specbranch.rollback import rollback_rates
 from reports.figures.specbranch.sensitivity import BRANCHES, EPSILON, by_value, by_value_modelled
-from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
+from tests.helpers.evaluation.evaluations import (
+    chain,
+    evaluation,
+    labels,
+    method,
+    overlapped,
+    plain,
+    trace,
+)
 
 epsilon, epsilon_modelled = partial(by_value, EPSILON), partial(by_value_modelled, EPSILON)
 most_branches = partial(by_value, BRANCHES)

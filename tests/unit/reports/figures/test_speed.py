@@ -15,7 +15,15 @@ from reports.figure import Missing, save
 from reports.figures.specbranch.speed import specbranch_modelled, specbranch_speed
 from reports.figures.specdecpp.speed import specdecpp_modelled, specdecpp_speed
 from reports.runs import runs
-from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
+from tests.helpers.evaluation.evaluations import (
+    chain,
+    evaluation,
+    labels,
+    method,
+    overlapped,
+    plain,
+    trace,
+)
 
 HRAD = method("serial", "chain", "token", "hrad")
 BRANCHES = method("overlapped", "branch_point", "token", "hrad", engine={"pre_verify": False})

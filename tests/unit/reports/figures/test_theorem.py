@@ -9,8 +9,8 @@ import torch
 
 from reports.figure import Missing
 from reports.figures.specdecpp.theorem import NAMES, SPEED, Rollouts, _rows, threshold_rules
-from tests import harvests
-from tests.harvests import write_harvest
+from tests.helpers.data import harvests
+from tests.helpers.data.harvests import write_harvest
 from tests.unit.reports.test_figure_data import harvest
 
 

@@ -20,8 +20,8 @@ from reports.figures.specbranch.latency import (
 )
 from reports.figures.specdecpp.forward_times import forward_times
 from reports.harvest_data import Rounds
-from tests.evaluations import evaluation as made
-from tests.evaluations import method, plain
+from tests.helpers.evaluation.evaluations import evaluation as made
+from tests.helpers.evaluation.evaluations import method, plain
 
 MACHINE = {
     "hardware": {"target": "cpu", "draft": "cpu"},

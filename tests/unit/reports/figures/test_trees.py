@@ -9,7 +9,15 @@ from reports.figure import Missing, save
 from reports.figures.dyspec.trees import tree_sizes, tree_table, tree_times
 from reports.figures.specbranch.speed import specbranch_times
 from reports.figures.spechub.siblings import sibling_rules
-from tests.evaluations import chain, evaluation, labels, method, overlapped, plain, trace
+from tests.helpers.evaluation.evaluations import (
+    chain,
+    evaluation,
+    labels,
+    method,
+    overlapped,
+    plain,
+    trace,
+)
 
 
 def tree(nodes: int, accepted: int, **seconds: float) -> RoundTrace:

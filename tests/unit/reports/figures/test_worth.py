@@ -9,8 +9,8 @@ import torch
 from data_gen.siblings import siblings
 from reports.figures.spechub.toy import RULES, single, toy_distributions
 from reports.figures.spechub.worth import _with_replacement, sibling_worth
-from tests import harvests
-from tests.harvests import write_harvest
+from tests.helpers.data import harvests
+from tests.helpers.data.harvests import write_harvest
 from tests.unit.reports.test_figure_data import harvest
 
 RRSW, HUB, TOP = ([0.25, 0.5], [0.75, 0.5], [0.5, 0.25, 1.0])

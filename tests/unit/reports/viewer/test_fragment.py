@@ -11,7 +11,7 @@ from decoding.trace import Trace
 from evaluation.token_texts import Vocabulary
 from reports.artifacts import Evaluation
 from reports.viewer.viewer import PROMPT_END, PROMPTS, fragment
-from tests.traces import chain, plain
+from tests.helpers.decoding.traces import chain, plain
 
 NASTY = "</script><script>alert(1)</script><!-- \u2028 &amp; \"'"
 

@@ -17,7 +17,7 @@ from reports.viewer.rounds import (
     rule_of,
     summary,
 )
-from tests.traces import chain, overlapped, plain, tree
+from tests.helpers.decoding.traces import chain, overlapped, plain, tree
 
 
 def of(*found: RoundTrace, rule: Rule = UNKNOWN) -> list[Round]:

@@ -8,7 +8,7 @@ from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.token_texts import Vocabulary
 from reports.viewer.rounds import MARKS, UNKNOWN, Rule
 from reports.viewer.terminal import WIDTH, lines, wants_colour
-from tests.traces import chain, plain, tree
+from tests.helpers.decoding.traces import chain, plain, tree
 
 ZERO = dict.fromkeys(STAGES, 0.0)
 TEXTS = Vocabulary({4: " the", 5: "\n", 6: " cat", 9: " dog", 8: "\x1b[2J"}, {("a", "1"): "Say:"})

@@ -17,7 +17,7 @@ from decoding.models.eagle.published import PublishedDraft
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.pair import SETTINGS, open_pair
 from runtime.errors import UserError
-from tests.eagles import (
+from tests.helpers.models.eagles import (
     FLAVOURS,
     SAYS,
     published_pair,

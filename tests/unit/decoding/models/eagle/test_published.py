@@ -16,7 +16,7 @@ from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from tests.eagles import FLAVOURS, SAYS, published_pair
+from tests.helpers.models.eagles import FLAVOURS, SAYS, published_pair
 from tests.invariant.test_eagle_draft import cache
 
 TEXT = torch.randint(1, 32, (12,), generator=torch.Generator().manual_seed(3))

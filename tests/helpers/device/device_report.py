@@ -1,6 +1,6 @@
 """What a decode moves between host and device, and how often the host waits, on a pretend one.
 
-python -m tests.device_report"""
+python -m tests.helpers.device.device_report"""
 
 from collections.abc import Callable
 from functools import cache
@@ -34,10 +34,10 @@ from decoding.verifiers.parallel import ParallelVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.token import TokenVerifier
-from tests.checkpoints import columns, write_checkpoint
+from tests.helpers.device.pretend_device import Counts, Pretend, pretend
+from tests.helpers.models.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 from tests.invariant.test_harvest import GREEDY, RECIPE, some_requests
-from tests.pretend_device import Counts, Pretend, pretend
-from tests.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
 
 PROMPT = [3, 7, 1, 9, 4]
 GAMMA = 4

@@ -1,8 +1,8 @@
 """A headless Chromium that reads pages from disk, and hears of everything a page complains of or
 asks for.
 
-python -m tests.browser <page.html> <picture.png> [light|dark] [width] [CSS selector of the part]
-# a screenshot"""
+python -m tests.helpers.reports.browser <page.html> <picture.png> [light|dark] [width] [selector]
+# a screenshot of the part that the CSS selector names"""
 
 import shutil
 import sys

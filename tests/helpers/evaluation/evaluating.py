@@ -9,9 +9,9 @@ from hydra.core.global_hydra import GlobalHydra
 
 from decoding.models.loading import load_pair, pair_identity
 from scripts import evaluate
-from tests.checkpoints import write_checkpoint
+from tests.helpers.training.checkpoints import write_checkpoint
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 LEARNED = ("specdecpp", "hrad")
 METHODS = ["autoregressive", "fixed", "confidence", "product", "adaedl", *LEARNED]

@@ -20,7 +20,12 @@ LAZY = [
     "torch._dynamo",
 ]
 FORKS.set_forkserver_preload(
-    ["train", "tests.trainings", *LAZY, "hydra_plugins.hydra_submitit_launcher.config"]
+    [
+        "train",
+        "tests.helpers.training.trainings",
+        *LAZY,
+        "hydra_plugins.hydra_submitit_launcher.config",
+    ]
 )
 STEPS = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 """Calls of `os` that make, name or remove files for good."""

@@ -9,7 +9,7 @@ from decoding.trace import STAGES, RoundTrace, Span, Trace
 from evaluation.token_texts import Vocabulary
 from reports.artifacts import Evaluation
 from reports.viewer.viewer import fragment
-from tests.traces import chain, overlapped, plain
+from tests.helpers.decoding.traces import chain, overlapped, plain
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 PAGE = (

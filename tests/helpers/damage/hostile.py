@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from runtime.cli import Program
 from runtime.settings.composed import Composed, composed, options
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 CONF = ROOT / "conf"
 PROGRAMS = sorted(path.stem for path in CONF.glob("*.yaml"))
 VALUES: list[Any] = [

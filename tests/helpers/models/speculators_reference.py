@@ -1,6 +1,6 @@
 """Run in the environment of speculators, not in ours: logits of its own EAGLE-3 model.
 
-    python tests/speculators_reference.py FOLDER...
+    python tests/helpers/models/speculators_reference.py FOLDER...
 
 Each folder holds a draft (`config.json`, `model.safetensors`), and `inputs.safetensors`: `hidden`
 [1, n, L * H], `tokens` [1, n] already shifted. Writes `logits.safetensors`, [steps, n, k]."""

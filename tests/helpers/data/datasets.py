@@ -25,7 +25,7 @@ from programs.gen_data import finish
 from runtime.files import file_hash
 from runtime.json_files import CHECKSUM, write_checksummed
 from runtime.json_lines import with_checksum
-from tests.tiny_pair import VOCAB
+from tests.helpers.models.tiny_pair import VOCAB
 
 SETTINGS = OmegaConf.create(
     {"splits": {"calibration": 0.1, "test": 0.1}, "responses": {"name": "generate"}}

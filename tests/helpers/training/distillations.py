@@ -1,4 +1,4 @@
-"""scripts/distill_draft.py in child processes that are killed, forked as `tests.trainings`."""
+"""scripts/distill_draft.py in child processes that are killed, forked as in `trainings`."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.trainings import FORKS
+from tests.helpers.training.trainings import FORKS
 
 
 def start(folder: Path, *arguments: str) -> Any:

@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.windowed import SMALL as WINDOWED
+from tests.helpers.models.windowed import SMALL as WINDOWED
 
 SMALL = {**WINDOWED, "initializer_range": 0.1}  # rounding grows with the weights
 LINEAR, FULL = "linear_attention", "full_attention"

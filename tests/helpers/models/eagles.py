@@ -12,7 +12,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.published import Flavour, PublishedDraft, PublishedModel
 from decoding.models.eagle.speculators import FLAGS, KEPT, Proposal, write_published
 from decoding.models.loading import ModelPair
-from tests.tiny_pair import tiny_models, tiny_tokenizer
+from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
 
 FLAVOURS = {
     "plain": Flavour((1, 2, 3)),
@@ -30,7 +30,7 @@ PROPOSAL = Proposal("target", "LlamaForCausalLM", 3)
 def random_model(
     flavour: Flavour, *, says: int = 32, layers: int = 1, scale: float = 0.35, **more: Any
 ) -> PublishedModel:
-    """For a target of `tests.tiny_pair`; float64. more: of its configuration."""
+    """For a target of `tests.helpers.models.tiny_pair`; float64. more: of its configuration."""
     qwen = more.pop("qwen", False)
     values = dict(
         vocab_size=32,

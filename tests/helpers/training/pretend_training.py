@@ -1,4 +1,5 @@
-"""Train every predictor on a pretend device: ``python -m tests.pretend_training HARVEST OUT``.
+"""Train every predictor on a pretend device:
+``python -m tests.helpers.training.pretend_training HARVEST OUT``.
 
 In a process of its own. A backward pass asks torch who drives its device. Nobody drives ``cuda`` in
 a build without it, so the device has another name here, ``accel``, which torch lets Python
@@ -19,9 +20,9 @@ from torch.utils import backend_registration
 from data_gen.samples import inputs_of, read_samples
 from predictors.base import Predictor
 from predictors.training.trainer import Trainer
-from tests.pretend_device import Pretend, pretend
+from tests.helpers.device.pretend_device import Pretend, pretend
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))
 SETTINGS = {"epochs": 3, "lr": 2e-2, "batch_size": 4, "accumulate": 2}
 LABELS: Mapping[str, dict[str, object]] = {"value": {"inputs": ["draft_hidden"]}}
