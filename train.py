@@ -12,12 +12,38 @@ Needs a harvest (python scripts/gen_data.py). Interrupted, the same command cont
 full epoch. A sweep skips finished jobs. Several processes share every batch and give the same
 result as one, up to rounding."""
 
-from typing import Annotated
+from __future__ import annotations
+
+import pathlib
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 
 from decoding.settings import Pair
-from programs.groups import Calibration, Logger
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.compatibility import differences
+from runtime.errors import UserError
+from runtime.files import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder
+from runtime.settings.groups import Calibration, Logger
 from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
+from runtime.sweep import is_job, job_folder
+from runtime.tracking import NullLogger
+
+if TYPE_CHECKING:
+    import torch
+
+    from predictors.base import Predictor, Records
+    from predictors.inputs import Inputs
+    from predictors.training.trainer import Trainer
 
 
 class Train(Group):
@@ -45,7 +71,286 @@ class Train(Group):
     seed: Annotated[Seed, "of weights, order of rows and dropout"]
 
 
-main = Program(__file__, Train, "programs.train", several=True)
+PACKAGES = (
+    "draftpredict",
+    "torch",
+    "accelerate",
+    "imbalanced-learn",
+    "scikit-learn",
+    "safetensors",
+)
+
+
+MARKER = "metrics.json"  # what a checkpoint folder is known by
+
+
+@program(__file__, Train, several=True)
+def main(cfg: DictConfig) -> None:
+    """Harvest in, checkpoint out; imported confidences in, their calibration out."""
+    from data_gen.samples import inputs_of, unseen_prompts
+    from data_gen.storage.dataset import read_manifest
+    from data_gen.storage.shards import SPLITS
+    from predictors.confidences import run as confidences
+    from predictors.training.resume import ResumeFile
+    from runtime.processes import leave_others, this_process
+
+    if confidences.imported(cfg):
+        return confidences.main(cfg, command())
+    predictor: Predictor = instantiate(cfg.predictor)
+    manifest = read_manifest(cfg.data)
+    out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, manifest)
+    if is_job() and not cfg.overwrite and finished(out, run):
+        return
+    refuse_foreign(out, MARKER)
+    first = this_process().is_main_process
+    unseen = {other: unseen_prompts(other, cfg.data, manifest, predictor) for other in cfg.drift}
+    data = read_data(cfg, predictor, SPLITS if first else SPLITS[:1])
+    with only_writer(out) if first else nullcontext():
+        logger: Any = instantiate(cfg.logger) if first else NullLogger()
+        logger.start("train", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            trainer = instantiate(
+                cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"])
+            )
+            metrics = train(predictor, data, inputs_of(cfg.data, predictor), trainer)
+            leave_others()
+            if first:
+                judge(predictor, data, unseen, cfg, metrics)
+                save(predictor, out, facts(predictor, data, manifest, cfg, run), metrics)
+                trainer.forget()
+                report(predictor, metrics, out)
+                log(logger, predictor, metrics, out)
+        finally:
+            logger.finish()
+
+
+@dataclass(frozen=True)
+class Data:
+    """By split: samples, and the rounds of those that prefix survival is fitted and judged on."""
+
+    samples: dict[str, Records]
+    rounds: dict[str, Records | None]
+
+
+class Judged(NamedTuple):
+    """What predictions are scored on: samples, and rounds where there is prefix survival."""
+
+    samples: Records
+    rounds: Records | None
+
+
+def read_data(cfg: DictConfig, predictor: Predictor, splits: Sequence[str]) -> Data:
+    """Of the training split `cfg.prompts` prompts."""
+    from data_gen.samples import first_prompts, read_rounds, read_samples
+
+    samples = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in splits}
+    if cfg.prompts is not None:
+        samples[splits[0]] = first_prompts(samples[splits[0]], cfg.prompts)
+    return Data(
+        samples, {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in splits[1:]}
+    )
+
+
+def train(predictor: Predictor, data: Data, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
+    """Fit on the training split."""
+    started = time.perf_counter()
+    predictor.fit(data.samples["train"], inputs, trainer)
+    return {
+        "epochs": len(trainer.history),
+        "seconds": time.perf_counter() - started,
+        "history": trainer.history,
+    }
+
+
+def judge(
+    predictor: Predictor,
+    data: Data,
+    unseen: Mapping[str, torch.Tensor],
+    cfg: DictConfig,
+    metrics: dict[str, Any],
+) -> None:
+    """Fit the calibration on its split, and add the scores on the test split and on harvests of
+    other prompts to `metrics`. unseen: by such a harvest, its prompts that were not trained on."""
+    from data_gen.samples import reached
+    from predictors.against_draft import compared, fit_confidences
+    from predictors.reliability import measured
+    from predictors.scoring import fit_calibration, test_scores
+
+    samples = {split: reached(rows) for split, rows in data.samples.items()}
+    known, test = data.rounds["calibration"], Judged(samples["test"], data.rounds["test"])
+    fit_calibration(
+        predictor,
+        samples["calibration"],
+        known if cfg.calibration.survival else None,
+        instantiate(cfg.calibration.fit),
+    )
+    metrics["test"] = test_scores(predictor, samples["train"], test.samples)
+    judged = {f"{cfg.data} (test split)": test} | {
+        other: read_judged(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()
+    }
+    metrics["reliability"] = {name: measured(predictor, *rows) for name, rows in judged.items()}
+    if known is not None:
+        confidences = fit_confidences(predictor, known)
+        metrics["survival"] = {
+            name: compared(predictor, confidences, rows.rounds)
+            for name, rows in judged.items()
+            if rows.rounds is not None
+        }
+
+
+def read_judged(predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tensor) -> Judged:
+    """Those `prompts` [n] of a harvest that nothing was fitted on."""
+    from data_gen.samples import of_prompts, reached, read_rounds, read_samples
+
+    samples, rounds = (read(data, predictor, "all", pair) for read in (read_samples, read_rounds))
+    assert samples is not None
+    return Judged(
+        reached(of_prompts(samples, prompts)),
+        None if rounds is None else of_prompts(rounds, prompts),
+    )
+
+
+def facts(
+    predictor: Predictor,
+    data: Data,
+    manifest: Mapping[str, Any],
+    cfg: DictConfig,
+    run: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What `config.json` of the checkpoint says besides the predictor's own settings."""
+    return {
+        **context(predictor, manifest),
+        "dim": data.samples["train"]["inputs"].shape[1],
+        "provenance": {**provenance(cfg, data.samples), "run": run},
+    }
+
+
+def context(predictor: Predictor, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What the checkpoint is valid for."""
+    return {
+        "pair": manifest["pair"],
+        "warp": manifest["warp"],
+        "draft_warp": manifest["draft_warp"],
+        "gamma": predictor.gamma,
+    }
+
+
+def command() -> str:
+    return shlex.join(["python", "train.py", *HydraConfig.get().overrides.task])
+
+
+def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
+    counts = {
+        split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
+        for split, records in splits.items()
+    }
+    return {
+        "command": command(),
+        "config": OmegaConf.to_container(cfg, resolve=True),
+        "data": {
+            "folder": str(cfg.data),
+            "sha256": file_hash(pathlib.Path(cfg.data) / "manifest.json"),
+            "splits": counts,
+        },
+        "date": time.strftime("%Y-%m-%d"),
+        "seed": cfg.seed,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+    }
+
+
+def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What decides the content of the checkpoint; `training`: what decides that of the head
+    alone."""
+    from data_gen.storage.dataset import identity, read_manifest
+
+    groups = (
+        ("predictor", "trainer")
+        if manifest["features_stored"]
+        else ("predictor", "trainer", "pair")
+    )
+    settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
+    drift = {other: identity(read_manifest(other, "drift")) for other in cfg.drift}
+    return {
+        "training": {
+            **settings,
+            "seed": cfg.seed,
+            "prompts": cfg.prompts,
+            "data": identity(manifest),
+        },
+        "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),
+        "drift": drift,
+    }
+
+
+def checkpoint_folder(cfg: DictConfig, predictor: Predictor) -> pathlib.Path:
+    """`out`; for a job of a sweep one in it."""
+    default = f"checkpoints/{predictor.name}{'-sweep' if is_job() else ''}"
+    out = checked_folder("out", default if cfg.out is None else cfg.out)
+    return job_folder(out, MARKER) if is_job() else out
+
+
+def finished(out: pathlib.Path, run: dict[str, Any]) -> bool:
+    """Whether `out` is a whole checkpoint of this run. Says in one line that it is, or why it has
+    to be made again."""
+    from predictors.base import load_predictor, read_config
+
+    if not out.exists():
+        return False
+    try:
+        load_predictor(out, key="out")
+        made = read_config(out, "out")["provenance"].get("run", {})
+        reason = differences(made, run)
+    except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error)
+    print(
+        f"out: {out} is trained again: {reason}"
+        if reason
+        else f"out: {out} is finished, overwrite=true redoes it"
+    )
+    return not reason
+
+
+def save(
+    predictor: Predictor, out: pathlib.Path, config: dict[str, Any], metrics: dict[str, Any]
+) -> None:
+    from predictors.base import described, save_predictor
+    from predictors.card import model_card
+
+    with replaced_folder(out, MARKER) as folder:
+        card = model_card(
+            described(predictor, config), metrics, predictor.calibration, predictor.caveat
+        )
+        save_predictor(predictor, folder, config, metrics, card)
+
+
+def report(predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:
+    """Print what the model card says about the test split."""
+    from predictors.card import findings
+
+    print(f"\n{findings(predictor, metrics)}\n")
+    print(f"saved {out} ({metrics['epochs']} epochs in {metrics['seconds']:.0f} s)")
+
+
+def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:
+    logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
+    for data, found in metrics.get("survival", {}).items():
+        gaps = {name: value for name, (value, *_) in found["difference"].items()}
+        logger.log({f"survival/{data}/above {name}": value for name, value in gaps.items()})
+    logger.artifact(predictor.name, "predictor", out)
+
+
+def flat(test: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """{"hrad": {"kl": 0.9}} -> {"hrad/kl": 0.9}; numbers only."""
+    return {
+        f"{name}/{score}": value
+        for name, row in test.items()
+        for score, value in row.items()
+        if isinstance(value, float)
+    }
+
 
 if __name__ == "__main__":
     main()

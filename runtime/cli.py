@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +46,45 @@ GROUPS = ("warp", "features", "stop", "structure", "cost")
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 
+def program(
+    script: str, settings: type[Group], *, several: bool = False
+) -> Callable[[Callable[[DictConfig], Any]], "Program"]:
+    """Make a command line program of the function ``main(cfg)`` that it decorates.
+
+    Parameters
+    ----------
+    script
+        File of the program, named like its config; the ``conf`` folder is looked for beside it and
+        in the folders above it.
+    settings
+        What it can be told.
+    several
+        Whether it may be one of several processes of `accelerate launch`, of which only the first
+        prints and keeps a run folder.
+    """
+    return lambda main: Program(script, settings, main, several)
+
+
 class Program:
     """A command line program: the settings that `conf/<name>.yaml` composes, checked, then given to
-    a function.
+    the function `main`.
 
     Bad input (`UserError`, a setting that is unknown, missing or out of range, a full disk, a
     folder without access) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130,
     output that nobody reads any more (``| head``) silently with exit code 141; anything else is a
     bug and keeps its traceback. Settings are checked before Hydra makes a run folder and before
-    `body` is imported, those of every job of a sweep before the first begins. The working directory
-    stays where the user is.
-
-    script: file of the program, named like its config; the ``conf`` folder is looked for beside it
-        and in the folders above it
-    settings: what it can be told
-    body: "package.module" that defines ``main(cfg)``
-    several: whether it may be one of several processes of `accelerate launch`, of which only the
-        first prints and keeps a run folder
-    A sweep (``-m``) goes on after a job that failed, and ends with its exit code."""
+    `main` imports a model library, those of every job of a sweep before the first begins. The
+    working directory stays where the user is. A sweep (``-m``) goes on after a job that failed, and
+    ends with its exit code."""
 
     def __init__(
-        self, script: str, settings: type[Group], body: str, *, several: bool = False
+        self,
+        script: str,
+        settings: type[Group],
+        main: Callable[[DictConfig], Any],
+        several: bool = False,
     ) -> None:
-        self.script, self.settings, self.body = Path(script).resolve(), settings, body
+        self.script, self.settings, self.main = Path(script).resolve(), settings, main
         self.several = several
 
     def __call__(self) -> None:
@@ -115,14 +130,14 @@ class Job:
 
     def __init__(self, program: Program) -> None:
         self.program, self.begun = program, False
-        self.__module__, self.__name__ = program.body, "main"
+        self.__module__, self.__name__ = program.script.stem, "main"
 
     def __call__(self, cfg: DictConfig) -> None:
         self.begun = True
         reporting = (
             run_in_sweep if HydraConfig.get().mode == RunMode.MULTIRUN else run_reporting_errors
         )
-        reporting(lambda: import_module(self.program.body).main(cfg))
+        reporting(lambda: self.program.main(cfg))
 
     def __reduce__(self) -> tuple[Callable[[str], "Job"], tuple[str]]:
         return job_of, (str(self.program.script),)

@@ -10,11 +10,12 @@ are compared by scripts/evaluate.py.
 
 from typing import Annotated, Literal
 
+from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
-from programs.groups import Dataset, DraftWarp, Harvest, Splits, Warp
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.settings.groups import Dataset, DraftWarp, Harvest, Splits, Warp
 from runtime.settings.kinds import Count, Counts, Group
 
 
@@ -47,7 +48,14 @@ class Benchmark(Group):
     overlap: Overlap
 
 
-main = Program(__file__, Benchmark, "programs.benchmark")
+@program(__file__, Benchmark)
+def main(cfg: DictConfig) -> None:
+    """Run the benchmark that `what` names and print its figures."""
+    from evaluation.baselines.benchmark import benchmark_harvest, benchmark_overlap
+
+    benchmarks = {"harvest": benchmark_harvest, "overlap": benchmark_overlap}
+    print(benchmarks[cfg.what](cfg))
+
 
 if __name__ == "__main__":
     main()

@@ -12,12 +12,15 @@ draft. Run it again at any time: what is complete is checked against its stored 
 what is missing or damaged is built again. A folder appears under its name only when it is
 complete."""
 
+import pathlib
 from typing import Annotated
 
+from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.errors import UserError
 from runtime.settings.kinds import Group, Path, Says, Text
 
 
@@ -40,7 +43,34 @@ class BuildPair(Group):
     ]
 
 
-main = Program(__file__, BuildPair, "programs.build_pair")
+@program(__file__, BuildPair)
+def main(cfg: DictConfig) -> None:
+    """Build or check the target, then its drafts."""
+    from drafts.build_pair import (
+        EAGLE_PAIR,
+        ORDINARY_PAIR,
+        build,
+        build_rounded,
+        build_trained,
+        fetch_gguf,
+        write_target,
+    )
+
+    rounds = cfg.pair.get("bits") is not None
+    if not rounds and cfg.pair.name not in (ORDINARY_PAIR, EAGLE_PAIR):
+        raise UserError(
+            f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out"
+            " here"
+        )
+    target = pathlib.Path(cfg.pair.target).expanduser()
+    build(
+        "target",
+        target,
+        {"gguf": cfg.sha256},
+        lambda folder: write_target(fetch_gguf(cfg, target.parent), folder),
+    )
+    (build_rounded if rounds else build_trained)(cfg)
+
 
 if __name__ == "__main__":
     main()

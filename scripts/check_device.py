@@ -11,11 +11,17 @@ harvest, in the pair's own dtype, time outside forwards and peak memory. A secon
 there is one; what the machine lacks is skipped by name. Writes device.json and device.md to `out`
 and ends with exit code 2 where the device differs."""
 
+import shlex
+import sys
 from typing import Annotated
 
+from omegaconf import DictConfig
+
 from decoding.settings import DeviceName, Pair
-from programs.groups import Dataset, DraftWarp, Harvest, Warp
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign
+from runtime.settings.groups import Dataset, DraftWarp, Harvest, Warp
 from runtime.settings.kinds import Count, Counts, Group, Output
 
 
@@ -37,7 +43,57 @@ class CheckDevice(Group):
     out: Annotated[Output, "folder of device.json and device.md"]
 
 
-main = Program(__file__, CheckDevice, "programs.check_device")
+@program(__file__, CheckDevice)
+def main(cfg: DictConfig) -> None:
+    """Write `out`/device.json and device.md, or print how much memory is needed. Raises UserError
+    where there is no such device, or where it differs from the host."""
+    import torch
+
+    from data_gen.run import harvest_settings
+    from decoding.models.options import first_line
+    from evaluation.device.check import (
+        NAME,
+        PAGE,
+        UNTIMED,
+        chosen,
+        compared,
+        measure,
+        named,
+        needed,
+        report,
+    )
+    from evaluation.device.page import verdict
+
+    if cfg.memory is not None:
+        return needed(cfg)
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, NAME)
+    device, second = chosen(cfg.device, cfg.second)
+    settings = harvest_settings(cfg.harvest, cfg, stride=1)
+    requests, equal = compared(cfg, settings, device, second)
+    found = {
+        "device": named(device),
+        "command": shlex.join(["python", "scripts/check_device.py", *sys.argv[1:]]),
+        "setup": {},
+        "agreement": equal,
+        "speeds": {},
+        "memory": {},
+        "skipped": [UNTIMED],
+        "verdict": verdict(equal),
+    }
+    report(out, found)
+    print(f"{found['verdict']} Saved {out / PAGE}. Speeds follow", file=sys.stderr)
+    try:
+        measure(found, requests, settings, cfg, (device, second))
+    except torch.OutOfMemoryError as error:
+        remedy = "Lower harvest.batch_size or take a smaller pair"
+        raise UserError(f"harvest.batch_size: {first_line(error)}. {remedy}") from error
+    print(f"\n{report(out, found)}\nsaved {out / NAME} and {out / PAGE}")
+    if any(each["faults"] for each in equal.values()):
+        raise UserError(
+            f"device: it differs from the host. See {out / PAGE}, and attach both files to a report"
+        )
+
 
 if __name__ == "__main__":
     main()

@@ -9,14 +9,19 @@ replay.
 All of them are trained on one harvest, and replayed on one with a round at every position
 (data=null: scores alone). Only settings in which they differ are shown."""
 
+import shlex
+import sys
 from typing import Annotated
 
+from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
-from programs.groups import Replay, Warp
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.files import checked_folder, refuse_foreign_file
+from runtime.settings.groups import Replay, Warp
 from runtime.settings.kinds import Distinct, Output, Part, Path, Probability, Says
+from runtime.text import printable
 
 Levels = Annotated[
     list[Probability], Field(min_length=1), Distinct,
@@ -43,7 +48,38 @@ class Collect(Replay):
     out: Annotated[Output, "file of the table"]
 
 
-main = Program(__file__, Collect, "programs.collect")
+@program(__file__, Collect)
+def main(cfg: DictConfig) -> None:
+    """Checkpoints and a harvest in, a table out."""
+    from evaluation.replay.collect import (
+        KEY,
+        LEGEND,
+        MARK,
+        Cells,
+        checkpoints,
+        replayed,
+        scores,
+        settings,
+        table,
+    )
+
+    out, folders = (
+        checked_folder("out", cfg.out, "file"),
+        checkpoints(checked_folder(KEY, cfg.folder)),
+    )
+    refuse_foreign_file(out, MARK)
+    known = [(settings(folder), scores(folder)) for folder in folders]
+    tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
+    rows = [
+        (named, measured | found)
+        for (named, measured), each in zip(known, tuned, strict=True)
+        for found in each
+    ]
+    text = table(rows)
+    command = shlex.join(["python", "scripts/collect.py", *sys.argv[1:]])
+    out.write_text(f"{text}\n\n<!-- {printable(command)} -->\n", encoding="utf-8")
+    print(f"\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
+
 
 if __name__ == "__main__":
     main()

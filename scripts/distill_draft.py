@@ -18,11 +18,14 @@ written there."""
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from hydra.utils import instantiate
+from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
-from programs.groups import Logger
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.files import checked_folder, only_writer, refuse_foreign
+from runtime.settings.groups import Logger
 from runtime.settings.kinds import (
     Count,
     Distinct,
@@ -118,7 +121,36 @@ class DistillDraft(Group):
     training: Annotated[Part, "the loop"]
 
 
-main = Program(__file__, DistillDraft, "programs.distill_draft")
+@program(__file__, DistillDraft)
+def main(cfg: DictConfig) -> None:
+    """Run ``stage`` of the training configured by conf/distill_draft.yaml."""
+    import torch
+
+    from drafts.distill_draft import chat_writer, finish, load_target
+    from drafts.generation import first_round
+    from drafts.run import MARKER, draft_folder, start
+    from drafts.shipping import ship
+
+    kind = instantiate(cfg.draft)
+    out = draft_folder(cfg, kind.name)
+    if cfg.ship is not None:
+        into = checked_folder("ship", cfg.ship).expanduser()
+        return ship(out.expanduser(), into, {str(name): note for name, note in cfg.notes.items()})
+    if cfg.threads is not None:
+        torch.set_num_threads(cfg.threads)
+    torch.manual_seed(cfg.seed)
+    if cfg.stage == "generate":
+        target, tokenizer = load_target(cfg, kind)
+        return chat_writer(cfg, target, tokenizer).write(cfg.chats.tokens)
+    refuse_foreign(out, MARKER)
+    target, tokenizer = load_target(cfg, kind)
+    writer = chat_writer(cfg, target, tokenizer) if cfg.stage == "all" else None
+    if writer is not None:
+        writer.write(first_round(cfg.chats))
+    run = start(cfg, kind, target, out)
+    with only_writer(out):
+        finish(cfg, kind, run, writer, out)
+
 
 if __name__ == "__main__":
     main()

@@ -12,11 +12,13 @@ lists every setting."""
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
-from programs.groups import DraftWarp, Warp
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.errors import UserError
+from runtime.settings.groups import DraftWarp, Warp
 from runtime.settings.kinds import Count, Distinct, Group, Output, Path, Says
 
 Sizes = Annotated[list[Count], Distinct, Says("a list of different sizes, such as [4096,16384]")]
@@ -53,7 +55,49 @@ class DraftVocabulary(Group):
         return {}
 
 
-main = Program(__file__, DraftVocabulary, "programs.draft_vocabulary")
+@program(__file__, DraftVocabulary)
+def main(cfg: DictConfig) -> None:
+    """Responses in, a table and a file out."""
+    from decoding.models.draft_vocabulary import with_ends, write_vocabulary
+    from decoding.models.loading import load_pair
+    from decoding.models.mixed import refuse_mixed
+    from drafts.vocabulary import count, ranked
+    from evaluation.draft_vocabulary import (
+        HEADER,
+        LEGEND,
+        chats,
+        harvested,
+        places,
+        provenance,
+        refuse_other_target,
+        said,
+        table,
+    )
+    from evaluation.tables import markdown
+
+    folder, out = places(cfg)
+    cfg.pair.draft_vocabulary = (
+        None  # the draft with all tokens is what the others are held against
+    )
+    counted, held = harvested(folder) if cfg.chats is None else chats(folder, cfg.held_out)
+    pair = load_pair(cfg.pair)
+    refuse_mixed(pair.draft)
+    if cfg.chats is None:
+        refuse_other_target(pair, folder)
+    counts = count(counted, pair.draft.vocab_size)
+    tokens = ranked(counts)
+    sizes = [size for size in sorted({*cfg.sizes, cfg.size}) if size < len(tokens)]
+    if cfg.size not in sizes:
+        raise UserError(
+            f"size: {cfg.size} are all tokens of the pair, it has {len(tokens)}. Lower it"
+        )
+    rows = table(cfg, pair, held, [with_ends(tokens[:size], pair.eos_ids) for size in sizes])
+    text = markdown(
+        HEADER, [[f"{size:,}", *row] for size, row in zip([*sizes, len(tokens)], rows, strict=True)]
+    )
+    write_vocabulary(out, tokens[: cfg.size], provenance(cfg, pair, counts, len(counted)))
+    print(f"\n{text}\n\n{LEGEND}\nsaved {out}: {said(counts, cfg.size)}")
+
 
 if __name__ == "__main__":
     main()

@@ -21,10 +21,15 @@ allow.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from decoding.settings import Pair
-from programs.groups import (
+from runtime.cli import program
+from runtime.files import checked_folder, only_writer, refuse_foreign
+from runtime.settings.check import faults
+from runtime.settings.groups import (
     AnySplit,
     Dataset,
     DraftWarp,
@@ -35,8 +40,6 @@ from programs.groups import (
     Warp,
     among,
 )
-from runtime.cli import Program
-from runtime.settings.check import faults
 from runtime.settings.kinds import (
     Count,
     Distinct,
@@ -175,7 +178,29 @@ def with_value(settings: Any, names: list[str], value: Any) -> Any:
     return {**inside, first: with_value(inside.get(first), others, value)}
 
 
-main = Program(__file__, Evaluate, "programs.evaluate")
+@program(__file__, Evaluate)
+def main(cfg: DictConfig) -> None:
+    """Models and prompts in, tables out."""
+    from evaluation.evaluate import MARKER, PAGES, compare, flat, save
+    from evaluation.runner import open_journal, prepare
+
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
+    compared = prepare(cfg)
+    with only_writer(out), open_journal(cfg, compared) as journal:
+        logger = instantiate(cfg.logger)
+        logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            found, traces = compare(cfg, compared, journal)
+            text = PAGES[cfg.presentation](cfg, found)
+            save(cfg, compared, found, text, traces)
+            journal.remove()
+            print(f"\n{text}\n\nsaved in {cfg.out}")
+            logger.log(flat(found["metrics"].pooled))
+            logger.artifact("evaluation", "results", out)
+        finally:
+            logger.finish()
+
 
 if __name__ == "__main__":
     main()

@@ -14,9 +14,13 @@ interrupted run goes on when started again."""
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from omegaconf import DictConfig
+
 from decoding.settings import Pair
-from programs.groups import AnySplit, DraftWarp, Limit, SomeNames, Splits, Warp, among
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
+from runtime.json_files import write_checksummed
+from runtime.settings.groups import AnySplit, DraftWarp, Limit, SomeNames, Splits, Warp, among
 from runtime.settings.kinds import Count, Group, Output, Part, Path, Seed, Text
 
 
@@ -57,7 +61,55 @@ class Expect(Group):
         return found
 
 
-main = Program(__file__, Expect, "programs.expect")
+@program(__file__, Expect)
+def main(cfg: DictConfig) -> None:
+    """Harvest and pair in, a table out."""
+    from data_gen.storage.dataset import identity, read_manifest
+    from decoding.models.loading import load_pair
+    from evaluation.journal import Journal, journal_path
+    from evaluation.methods import Method, configured
+    from evaluation.paired.expect import (
+        MARKER,
+        depends_on,
+        found_in_json,
+        in_words,
+        listed,
+        page,
+        recorded,
+        refuse_other_tokenizer,
+        serial,
+        walked,
+    )
+    from evaluation.paired.expected import Expected
+    from evaluation.runner import run_facts
+
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
+    manifest = read_manifest(cfg.data)
+    texts = recorded(cfg)
+    pair = load_pair(cfg.pair)
+    refuse_other_tokenizer(cfg, pair, manifest)
+    methods = {name: Method(name, configured(cfg, name)) for name in cfg.methods}
+    engines = {name: serial(cfg, method, pair) for name, method in methods.items()}
+    path = journal_path(out, depends_on(cfg, pair, methods, manifest, texts))
+    with only_writer(out), Journal(path, Expected) as journal:
+        if journal.resumed:
+            print(f"going on after {journal.resumed} contexts ({path})")
+        turns = walked(cfg, engines, pair, texts, journal)
+        found = in_words(cfg, turns)
+        facts = {
+            "methods": {name: method.to_dict() for name, method in methods.items()},
+            "data": {"folder": str(cfg.data), "identity": identity(manifest)},
+            "run": run_facts(cfg, pair, "scripts/expect.py"),
+            "contexts": listed(turns),
+        }
+        text = page(cfg, found, turns, manifest)
+        with replaced_folder(out, MARKER) as folder:
+            write_checksummed(folder / MARKER, {**facts, **found_in_json(found)})
+            (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        journal.remove()
+    print(f"\n{text}\n\nsaved in {cfg.out}")
+
 
 if __name__ == "__main__":
     main()

@@ -17,9 +17,17 @@ and keys among the settings. With `serving.repository` it is sent there (log in 
 login`); what is sent is that folder, so look at it first. Loaded by predictors.hub.from_pretrained
 and by `predictor=` inside generate."""
 
+import shlex
 from typing import Annotated
 
-from runtime.cli import Program
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from runtime.cli import program
+from runtime.errors import UserError
+from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
+from runtime.json_files import write_checksummed
 from runtime.settings.kinds import DraftLength, Group, Output, Part, Path, Text
 
 
@@ -43,7 +51,37 @@ class Export(Group):
     out: Annotated[Output, "folder of the files"]
 
 
-main = Program(__file__, Export, "programs.serving.export")
+@program(__file__, Export)
+def main(cfg: DictConfig) -> None:
+    """Files in, files of an engine out."""
+    from reports.publish import publish
+    from serving.export.hub import Hub
+    from serving.export.known import Engine
+    from serving.export.write import MARKER, facts, known, page
+
+    out = checked_folder("out", cfg.out)
+    engine: Engine | Hub = instantiate(cfg.serving)
+    if isinstance(engine, Hub):
+        publish(engine, out, cfg.thresholds)
+        return
+    refuse_foreign(out, MARKER)
+    name = str(HydraConfig.get().runtime.choices["serving"])
+    command = shlex.join(["python", "scripts/export.py", *HydraConfig.get().overrides.task])
+    made = engine.export(known(cfg))
+    if not made.files:
+        why = f" ({made.left_out[0]})" if made.left_out else ""
+        raise UserError(
+            f"serving: nothing that was given can be told {name}{why}. Give"
+            " confidences=, costs=, schedule= or thresholds="
+        )
+    text = page(name, made, command)
+    with only_writer(out), replaced_folder(out, MARKER) as folder:
+        for file, content in made.files.items():
+            (folder / file).write_text(content, encoding="utf-8")
+        write_checksummed(folder / MARKER, facts(name, made, folder, command))
+        (folder / "README.md").write_text(text + "\n", encoding="utf-8")
+    print(f"{text}\n\nsaved in {out}")
+
 
 if __name__ == "__main__":
     main()

@@ -17,11 +17,18 @@ Records: mixed (draft tokens in a mix of response and candidates, SpecDec++'s) a
 draft tokens from every anchor, how many are accepted, the target's hidden states before them and
 the draft's at each)."""
 
+import sys
+import time
+from datetime import date
 from typing import Annotated
 
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
 from decoding.settings import Pair
-from programs.groups import Dataset, DraftWarp, Harvest, Splits, Warp
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.files import checked_folder, refuse_foreign
+from runtime.settings.groups import Dataset, DraftWarp, Harvest, Splits, Warp
 from runtime.settings.kinds import Count, Group, Output, Part
 
 
@@ -51,7 +58,73 @@ class GenData(Harvest):
     splits: Splits
 
 
-main = Program(__file__, GenData, "programs.gen_data", several=True)
+@program(__file__, GenData, several=True)
+def main(cfg: DictConfig) -> None:
+    """Prompts and a pair in, a dataset folder out."""
+    from data_gen.harvest import harvest
+    from data_gen.prompts import load_prompts
+    from data_gen.prompts.render import as_asked
+    from data_gen.requests import make_requests, repeats
+    from data_gen.responses import surprisal
+    from data_gen.responses.external import asked_on, with_responses
+    from data_gen.run import (
+        MARKS,
+        WRITER,
+        finish,
+        harvest_settings,
+        known_settings,
+        print_estimate,
+        progress_bar,
+        report_faults,
+        watch,
+    )
+    from data_gen.statistics import summary
+    from data_gen.storage import chunks
+    from data_gen.storage.sharing import Worker, begun_on, refuse_others
+    from decoding.models.loading import load_pair, load_tokenizer
+
+    place, out = Worker.of_launcher(), checked_folder("out", cfg.out)
+    if cfg.verify:
+        report_faults(out, place)
+        return
+    refuse_foreign(out, *MARKS)
+    settings = harvest_settings(cfg, cfg, cfg.anchors.stride, cfg.features.stored)
+    prompts = load_prompts(cfg.dataset)
+    source = instantiate(cfg.responses)
+    known = known_settings(cfg, prompts, settings, source)
+    if not cfg.estimate:
+        refuse_others(out, known)
+    if any(prompt.chat for prompt in prompts):
+        day = begun_on(out) or date.today().isoformat()
+        prompts = as_asked(prompts, load_tokenizer("target", cfg.pair), day, source.external)
+    # Before models are loaded: a server may need the memory.
+    given = source.fetch(prompts, settings, out, ask=not cfg.estimate)
+    prompts = asked_on(prompts, given)
+    place.share_cores()
+    pair = load_pair(cfg.pair)
+    pair.draft.refuse_missing(settings.layers.draft_layers)
+    pair.target.refuse_missing(settings.layers.target_layers)
+    new_tokens = settings.max_new_tokens + settings.gamma
+    requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
+    requests = with_responses(requests, given, pair, settings.max_new_tokens)
+    if cfg.estimate:
+        print_estimate(pair, requests, settings, out, place)
+        return
+    start = time.perf_counter()
+    with place.reporting(), progress_bar(requests, settings, place) as bar:
+        harvest(pair, requests, settings, out, watch(bar, settings), place)
+    if place.rank == 0:
+        manifest = finish(pair, requests, settings, out, cfg, repeats(prompts))
+        print(
+            f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
+            f"\nsaved {out}"
+        )
+        greedy = settings.warp.temperature == 0
+        if given and (line := surprisal.warning(manifest["surprisal"], greedy)):
+            print(line)
+    elif not (out / chunks.MANIFEST).exists():
+        print(f"process {place.rank + 1} of {place.size} is done. {WRITER}", file=sys.stderr)
+
 
 if __name__ == "__main__":
     main()

@@ -10,10 +10,23 @@ A row is a proposal: the confidence logit of every draft token, and whether the 
 were all accepted. Proposals of one request depend on each other; where the log names no request,
 blocks of 64 in a row count as one. Writes `out`: confidences.safetensors and confidences.json."""
 
-from typing import Annotated
+from __future__ import annotations
 
-from runtime.cli import Program
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from runtime.cli import program
+from runtime.files import checked_folder, only_writer, refuse_foreign
 from runtime.settings.kinds import DraftLength, Group, Output, Part
+from runtime.text import printable
+
+if TYPE_CHECKING:
+    from predictors.confidences.table import Confidences
 
 
 class ImportConfidence(Group):
@@ -24,7 +37,35 @@ class ImportConfidence(Group):
     out: Annotated[Output, "folder of the table"]
 
 
-main = Program(__file__, ImportConfidence, "programs.serving.import_confidence")
+@program(__file__, ImportConfidence)
+def main(cfg: DictConfig) -> None:
+    """A log in, a folder out."""
+    from predictors.confidences.table import MANIFEST, joined, write_confidences
+
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MANIFEST)
+    source = instantiate(cfg.source)
+    found = joined([source.read()], "gamma", cfg.gamma)
+    overrides = HydraConfig.get().overrides.task
+    command = shlex.join(["python", "scripts/import_confidence.py", *overrides])
+    with only_writer(out):
+        write_confidences(out, found, source.labels, command)
+    print("\n".join(summary(found)))
+    print(f"saved in {out}")
+
+
+def summary(found: Confidences) -> Iterator[str]:
+    """A line for each domain."""
+    for number, name in enumerate(found.domains):
+        rows = found.rows(found.domain == number)
+        accepted = ", ".join(
+            f"{rows.labels[rows.counts(i), i].mean():.3f}" for i in range(rows.gamma)
+        )
+        yield (
+            f"{printable(name)}: {len(rows.logits)} proposals of {rows.gamma} tokens,"
+            f" {len(rows.group.unique())} groups, accepted up to each {accepted}"
+        )
+
 
 if __name__ == "__main__":
     main()

@@ -14,10 +14,12 @@ that makes it. `trace` and `prompt` print the rounds of one request instead, and
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from omegaconf import DictConfig
 from pydantic import Field
 
-from programs.groups import Logger
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.files import checked_folder, only_writer, refuse_foreign
+from runtime.settings.groups import Logger
 from runtime.settings.kinds import Count, Group, Output, Path, Text
 
 
@@ -41,7 +43,30 @@ class Report(Group):
         return {}
 
 
-main = Program(__file__, Report, "programs.report")
+@program(__file__, Report)
+def main(cfg: DictConfig) -> None:
+    """Folders in, a page out."""
+    from evaluation import token_texts
+    from reports.find_artifacts import REPORT, gather
+    from reports.report import print_trace, searched, write
+
+    if cfg.trace is not None:
+        print_trace(cfg)
+        return
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, REPORT)
+    artifacts = gather(searched(cfg.run))
+    texts = {
+        evaluation.folder: token_texts.read(evaluation.folder)
+        for evaluation in artifacts.evaluations
+    }
+    with only_writer(out):
+        sections, lacking = write(cfg, artifacts, texts, out)
+    print(f"{sum(len(section.shown) for section in sections)} figures and tables")
+    if lacking:
+        print(f"{len(lacking)} more need other runs; the end of the page has the command for each")
+    print(f"saved {out / 'index.html'}")
+
 
 if __name__ == "__main__":
     main()

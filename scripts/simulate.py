@@ -10,14 +10,18 @@ where the draft is sampled. Every method is counted as it is set, and with the v
 that is fastest on `data`. Prices are modelled: draft and target have a device each, and a target
 call takes c draft forwards. Writes `out`."""
 
+import shlex
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
-from programs.groups import DraftWarp, SomeNames, Warp, among
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.files import checked_folder, refuse_foreign_file, write_json
+from runtime.settings.groups import DraftWarp, SomeNames, Warp, among
 from runtime.settings.kinds import (
     Count,
     Distinct,
@@ -30,6 +34,7 @@ from runtime.settings.kinds import (
     Positive,
     Says,
 )
+from runtime.text import printable
 
 Ratios = Annotated[
     list[Positive], Distinct, Field(min_length=1),
@@ -84,7 +89,37 @@ class Simulate(Group):
         return {**unknown, **among("against", values["against"], dict.fromkeys(values["methods"]))}
 
 
-main = Program(__file__, Simulate, "programs.simulate")
+@program(__file__, Simulate)
+def main(cfg: DictConfig) -> None:
+    """Harvests in, a table per speed ratio out."""
+    from data_gen.storage.dataset import read_manifest
+    from evaluation.overlapped.simulate import (
+        MARK,
+        about,
+        cell,
+        check,
+        page,
+        refuse_reading_draft,
+        simulated,
+        tables,
+    )
+    from evaluation.tables import simulated as simulated_draft
+
+    out, manifest = checked_folder("out", cfg.out, "file"), read_manifest(cfg.data)
+    refuse_foreign_file(out, MARK)
+    check(cfg, manifest)
+    methods = [simulated(cfg, name) for name in cfg.methods]
+    if any(not method.serial for method in methods):
+        refuse_reading_draft(cfg)
+    chosen_on, *judged_on = (tables(cfg, folder, methods) for folder in [cfg.data, *cfg.judge_data])
+    judged = judged_on or [chosen_on]
+    found = {f"{c:g}": cell(cfg, methods, chosen_on, judged, c) for c in cfg.ratios}
+    command = shlex.join([*MARK.split(), *sys.argv[1:]])
+    write_json(out, {"command": command, **about(cfg, manifest), "cells": found})
+    pages = [page(cfg, c, rows, methods) for c, rows in found.items()]
+    heading = f"# {printable(manifest['pair']['name'])}"
+    print("\n\n".join([heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]))
+
 
 if __name__ == "__main__":
     main()

@@ -27,11 +27,18 @@ numbers within rounding of each other decided it; exits with 1 where one is not.
 Harvest with pair.dtype=float32, and set it here, too: in bfloat16 too many decisions of a greedy
 decode rest on rounding."""
 
+import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
 from decoding.settings import Pair
-from programs.groups import (
+from runtime.cli import program
+from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file, write_json
+from runtime.settings.groups import (
     Calibration,
     Dataset,
     DraftWarp,
@@ -42,7 +49,6 @@ from programs.groups import (
     Warp,
     among,
 )
-from runtime.cli import Program
 from runtime.settings.kinds import Count, Counts, Group, Output, Part, Path, Paths, Seed
 
 
@@ -147,7 +153,78 @@ class Tune(Replay):
         return {**Replay.misfits(values), **unknown}
 
 
-main = Program(__file__, Tune, "programs.tune")
+@program(__file__, Tune)
+def main(cfg: DictConfig) -> None:
+    """Harvest and costs in, thresholds out; with check=true, whether replay is decode;
+    with batch=[...], lengths by requests."""
+    from data_gen.storage.dataset import read_manifest
+    from evaluation.replay import thresholds
+    from evaluation.replay.check import check_replay, excused, in_lines
+    from evaluation.replay.report import report
+    from evaluation.replay.tune import MARK, check, command, out_file, tunable, tuned
+    from evaluation.tables import simulated
+
+    if cfg.batch is not None:
+        by_requests(cfg)
+        return
+    out, manifest = out_file(cfg), read_manifest(cfg.data)
+    check(cfg, manifest)
+    refuse_foreign_file(out, MARK)
+    stops = {name: tunable(cfg, name) for name in cfg.methods if name in cfg.rules}
+    if cfg.check:
+        found = check_replay(cfg, manifest, stops)
+        write_json(out, {"command": command(), "rules": found})
+        print(f"\n{in_lines(found)}\n\nsaved {out}")
+        sys.exit(not excused(found))
+    facts = tuned(cfg, manifest, stops)
+    thresholds.write(out, facts)
+    print("", report(facts), *simulated(cfg.pair), f"saved {out}", sep="\n\n")
+
+
+def by_requests(cfg: DictConfig) -> None:
+    """Write the best fixed length for so many requests decoded together."""
+    from dataclasses import asdict
+
+    from data_gen.storage.dataset import read_manifest
+    from decoding.batch_cost import tabled
+    from evaluation.batched import scheduling
+    from evaluation.batched.lengths import best_lengths
+    from evaluation.batched.tune import fixed, page, priced
+    from evaluation.replay.candidates import check_sizes, refuse_other_harvests, refuse_other_warps
+    from evaluation.replay.tune import MARK, command
+    from serving.schedule import Schedule, write_schedule
+
+    manifest = read_manifest(cfg.data)
+    check_sizes(cfg, manifest)
+    refuse_other_warps(cfg, manifest)
+    refuse_other_harvests(cfg, manifest)
+    name = str(HydraConfig.get().runtime.choices["batch_cost"])
+    default = f"runs/{file_name(cfg.pair.name)}-schedule-{name}.json"
+    out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
+    refuse_foreign_file(out, MARK)
+    gamma = cfg.gamma_max or manifest["gamma"]
+    cost = priced(cfg, gamma)
+    costs = tabled(cost, cfg.batch, gamma)
+    chosen_on, judged_on = (fixed(cfg, gamma, split) for split in (cfg.choose, cfg.judge))
+    choices = best_lengths(chosen_on, judged_on, cost, cfg.batch, gamma)
+    found = scheduling.simulated(cfg, cost, gamma) if cfg.scheduler else {}
+    details = {
+        **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
+        "data": {
+            "folder": str(cfg.data),
+            "sha256": file_hash(pathlib.Path(cfg.data) / "manifest.json"),
+        },
+        "chosen_on": cfg.choose,
+        "judged_on": cfg.judge,
+        "cost": {"name": name, "made": cost.made},
+        "sizes": [asdict(choice) for choice in choices],
+        "scheduler": scheduling.facts(found),
+    }
+    schedule = Schedule.at({choice.requests: choice.length for choice in choices}, costs)
+    write_schedule(out, schedule, command(), details)
+    about = f"\nCosts {name} ({cost.made}), speeds modelled, {cfg.judge} prompts"
+    print(about, page(choices), *scheduling.pages(found), f"saved {out}", sep="\n\n")
+
 
 if __name__ == "__main__":
     main()

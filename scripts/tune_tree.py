@@ -10,13 +10,16 @@ and depth. What it promises is modelled: it leaves out drawing and verification.
 `structure.tree`, which structure=sequoia reads."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
+from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
-from programs.groups import AnySplit, Dataset, DraftWarp, Limit, Splits, Warp
-from runtime.cli import Program
+from runtime.cli import program
+from runtime.files import refuse_foreign_file
+from runtime.settings.groups import AnySplit, Dataset, DraftWarp, Limit, Splits, Warp
 from runtime.settings.kinds import Count, Counts, Group, Part, Seed
 
 Nodes = Annotated[int, Field(ge=1, le=1024)]
@@ -47,7 +50,36 @@ class TuneTree(Group):
         return {}
 
 
-main = Program(__file__, TuneTree, "programs.tune_tree")
+@program(__file__, TuneTree)
+def main(cfg: DictConfig) -> None:
+    """Pair and prompts in, a tree out."""
+    from decoding.models.loading import load_pair
+    from evaluation.replay.tree_search import Programme, best_plans
+    from evaluation.replay.tune_tree import (
+        MARK,
+        choose,
+        load_requests,
+        measure_acceptance,
+        measure_costs,
+        most_nodes,
+        save,
+        table,
+    )
+    from evaluation.tables import simulated
+
+    refuse_foreign_file(Path(cfg.structure.tree), MARK, "structure.tree")
+    pair = load_pair(cfg.pair)
+    requests = load_requests(cfg, pair)
+    texts, acceptance = measure_acceptance(cfg, pair, requests)
+    draft_cost, target_cost = measure_costs(cfg, pair, sorted(texts, key=len)[len(texts) // 2])
+    plans = best_plans(
+        Programme(acceptance, most_nodes(cfg) + 1, cfg.max_depth), draft_cost, target_cost
+    )
+    best = choose(cfg, plans)
+    save(cfg, pair, best, acceptance, draft_cost, target_cost)
+    text = table(plans, best, acceptance, target_cost)
+    print("", text, *simulated(cfg.pair), f"saved {cfg.structure.tree}", sep="\n\n")
+
 
 if __name__ == "__main__":
     main()

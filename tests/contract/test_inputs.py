@@ -11,6 +11,7 @@ from torch import Tensor
 
 from data_gen.harvest import Progress, harvest
 from data_gen.requests import Request
+from data_gen.run import finish
 from data_gen.samples import read_inputs
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
@@ -24,7 +25,6 @@ from decoding.verifiers.token import TokenVerifier
 from predictors.features.catalogue import CATALOGUE
 from predictors.features.draft_statistics import HISTORY, history_row
 from predictors.inputs import Inputs, live
-from programs.gen_data import finish
 from tests.helpers.data.datasets import RECIPE, SETTINGS, some_requests
 from tests.helpers.models.tiny_pair import EOS, tiny_pair
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from programs import check_device as program
+from evaluation.device import check as program
 from scripts import check_device
 from tests.helpers.models.stateful import stateful
 from tests.helpers.models.tiny_pair import CONFIG, tiny_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import train
-from programs.collect import checkpoints
+from evaluation.replay.collect import checkpoints
 from scripts import collect
 from tests.helpers.programs.programs import refused, run
 from tests.helpers.training.checkpoints import rewrite_checksum

@@ -159,7 +159,7 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
         return whole(cfg, engines, requests, *more)
 
     monkeypatch.setattr(runner, "decode", seen)
-    monkeypatch.setattr("programs.evaluate.decode", seen)
+    monkeypatch.setattr("evaluation.evaluate.decode", seen)
     small = (*evaluating, "methods=[fixed]", "split=test", "repeats=1", "tried_prompts=2")
     splits = ("splits.calibration=0.3", "splits.test=0.3")
     run(monkeypatch, *small, *splits)

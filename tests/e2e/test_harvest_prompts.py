@@ -56,20 +56,20 @@ class Earlier(date):
 def test_a_harvest_goes_on_another_day_with_the_date_it_began_with(
     harvest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("programs.gen_data.date", Earlier)
+    monkeypatch.setattr("scripts.gen_data.date", Earlier)
     harvest()
     before = read_manifest("data/d")
     assert before["dates"] == ["2031-01-30"]
     for name in ("manifest.json", "chunk-00001.json"):
         (Path("data/d") / name).unlink()
-    monkeypatch.setattr("programs.gen_data.date", Later)
+    monkeypatch.setattr("scripts.gen_data.date", Later)
     harvest()
     assert read_manifest("data/d")["content"] == before["content"]
 
 
 @pytest.mark.parametrize("harvest", [CLOCK], indirect=True)
 def test_answers_of_a_server_belong_to_their_day(harvest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("programs.gen_data.date", Later)
+    monkeypatch.setattr("scripts.gen_data.date", Later)
     monkeypatch.setattr("data_gen.responses.server.today", lambda: "2031-01-30")
     with stub_server() as stub:
         harvest("responses=server", f"responses.url={stub.url}", "responses.model=m")

@@ -10,7 +10,7 @@ import yaml
 from evaluation.replay import thresholds
 from predictors.base import CARD, FILES, load_predictor, read_config, read_metrics
 from predictors.hub import push_to_hub, refuse_private
-from programs.serving.publish import ADDED
+from reports.publish import ADDED
 from runtime.errors import UserError
 from runtime.files import file_hash, write_json
 from runtime.json_files import write_checksummed

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from programs.simulate import unequal_budgets
+from evaluation.overlapped.simulate import unequal_budgets
 from scripts import simulate
 from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model, write_speculators
 from tests.helpers.programs.programs import GREEDY, base, refused, run

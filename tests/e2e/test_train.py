@@ -179,7 +179,7 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
     write_harvest(Path("data/toy"))
     manifest = read_manifest(write_harvest(Path("data/other")))
     write_checksummed(Path("data/other/manifest.json"), {**manifest, **changed})
-    monkeypatch.setattr("programs.train.read_samples", None)
+    monkeypatch.setattr("data_gen.samples.read_samples", None)
     with pytest.raises(SystemExit) as exit_code:
         run(monkeypatch, "predictor=hrad", "data=data/toy", f"drift={drift}", *QUICK)
     assert exit_code.value.code == 2

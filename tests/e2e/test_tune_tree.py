@@ -207,7 +207,7 @@ def test_evaluate_refuses_what_does_not_go_together_before_it_decodes(
     def never(*args: object) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr("programs.evaluate.decode", never)
+    monkeypatch.setattr("evaluation.evaluate.decode", never)
     common = [value for value in base if not value.startswith("structure")]
     message = refused(
         evaluate, monkeypatch, capsys, *common, "methods=[custom]", "logger=none", *arguments

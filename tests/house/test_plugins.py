@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = [
     *("runtime", "predictors", "decoding", "data_gen", "drafts", "evaluation", "serving"),
-    *("reports", "programs", "scripts"),
+    *("reports", "scripts"),
 ]
 FILES = [ROOT / "train.py", *(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))]
 GROUPS = ("predictor", "stop", "verifier", "structure", "dataset")

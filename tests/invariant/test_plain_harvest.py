@@ -9,10 +9,7 @@ from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from evaluation.baselines.plain_harvest import Coins, OneByOne
-from predictors.features.draft_statistics import Q_STATS
-from predictors.features.layers import RecordedLayers
-from programs.benchmark import (
+from evaluation.baselines.benchmark import (
     ALL,
     COMPARED,
     ONE,
@@ -21,6 +18,9 @@ from programs.benchmark import (
     harvest_report,
     take_turns,
 )
+from evaluation.baselines.plain_harvest import Coins, OneByOne
+from predictors.features.draft_statistics import Q_STATS
+from predictors.features.layers import RecordedLayers
 from tests.helpers.models.tiny_pair import VOCAB, tiny_pair
 
 SAMPLED = HarvestSettings(

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from data_gen.harvest import Progress, harvest
 from data_gen.requests import Request
+from data_gen.run import finish
 from data_gen.settings import HarvestSettings
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import StopRule
@@ -28,7 +29,6 @@ from evaluation.replay.check import counted
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import Counts, Replayer
 from predictors.features.layers import RecordedLayers
-from programs.gen_data import finish
 from tests.helpers.data.datasets import SETTINGS
 from tests.helpers.data.rollout_tables import slow_table
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair

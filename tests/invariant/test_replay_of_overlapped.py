@@ -13,6 +13,7 @@ import torch
 
 from data_gen.harvest import Progress, harvest
 from data_gen.requests import Request
+from data_gen.run import finish
 from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.models.loading import ModelPair
@@ -33,7 +34,6 @@ from evaluation.overlapped.walk import traces
 from evaluation.replay.read import read_table
 from evaluation.timeline import Devices, modelled_seconds
 from predictors.features.layers import RecordedLayers
-from programs.gen_data import finish
 from tests.helpers.data.datasets import SETTINGS
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.helpers.training.checkpoints import write_checkpoint

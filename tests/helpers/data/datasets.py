@@ -13,6 +13,7 @@ from data_gen.harvest import Progress, harvest, plan
 from data_gen.prompts import Prompt
 from data_gen.requests import Request
 from data_gen.responses import log
+from data_gen.run import finish
 from data_gen.settings import HarvestSettings
 from data_gen.storage.chunks import PLAN, plan_id
 from data_gen.storage.dataset import read_responses
@@ -21,7 +22,6 @@ from data_gen.storage.sharing import ALONE, Worker
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from predictors.features.layers import RecordedLayers
-from programs.gen_data import finish
 from runtime.files import file_hash
 from runtime.json_files import CHECKSUM, write_checksummed
 from runtime.json_lines import with_checksum

@@ -67,7 +67,12 @@ def result(checkpoint: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 def _train(folder: str, arguments: tuple[str, ...], last_step: int | None) -> None:
     import torch
 
-    import programs.train  # noqa: F401  (what the program imports when it runs)
+    import predictors.against_draft
+    import predictors.card
+    import predictors.confidences.run
+    import predictors.reliability
+    import predictors.scoring
+    import predictors.training.resume  # noqa: F401  (what the program imports when it runs)
     import train
 
     os.chdir(folder)

@@ -17,7 +17,7 @@ from runtime.settings.composed import refuse_missing
 SCRIPT = """
 '''Does the job.'''
 from typing import Annotated
-from runtime.cli import Program
+from runtime.cli import program
 from runtime.settings.kinds import Count, Group, Text
 
 class Pair(Group):
@@ -28,7 +28,11 @@ class Settings(Group):
     do: Annotated[Text, "what is done"]
     times: Count
 
-main = Program(__file__, Settings, "body")
+@program(__file__, Settings)
+def main(cfg):
+    import body
+
+    body.main(cfg)
 
 if __name__ == "__main__":
     main()

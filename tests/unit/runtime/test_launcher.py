@@ -13,13 +13,17 @@ from runtime.launcher import Launched, launched
 from runtime.processes import this_process
 
 SCRIPT = """
-from runtime.cli import Program
+from runtime.cli import program
 from runtime.settings.kinds import Count, Group
 
 class Settings(Group):
     a: Count
 
-main = Program(__file__, Settings, "body", several=SEVERAL)
+@program(__file__, Settings, several=SEVERAL)
+def main(cfg):
+    import body
+
+    body.main(cfg)
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[3]
 PROGRAMS = [ROOT / "train.py", *sorted((ROOT / "scripts").glob("[a-z]*.py"))]
 NOTING = """
 import importlib.abc, os, sys, runpy
-from importlib import import_module
 
 class Noting(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -20,7 +19,7 @@ class Noting(importlib.abc.MetaPathFinder):
             raise SystemExit
 
 sys.meta_path.insert(0, Noting())
-import_module(runpy.run_path(sys.argv[1])["main"].body)
+runpy.run_path(sys.argv[1])["main"].main(None)
 """
 
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from evaluation.device import agreement, page, speeds
-from programs.check_device import chosen, on, skipped
+from evaluation.device.check import chosen, on, skipped
 from runtime.errors import UserError
 from tests.helpers.device.device_report import pair_on
 from tests.helpers.device.pretend_device import pretend

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from data_gen.storage.dataset import read_manifest, read_prompts
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
-from decoding.models.draft_vocabulary import with_ends, write_vocabulary
-from decoding.models.loading import ModelPair, load_pair, pair_identity
-from decoding.models.mixed import refuse_mixed
+from decoding.models.loading import ModelPair, pair_identity
 from drafts.chats import load_chats, shards
 from drafts.vocabulary import (
     Text,
@@ -23,12 +21,10 @@ from drafts.vocabulary import (
     draft_seconds,
     fits,
     modelled_speedup,
-    ranked,
     shortened,
     target_seconds,
 )
 from evaluation.replay.candidates import refuse_other_pair
-from evaluation.tables import markdown
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign_file
 
@@ -49,32 +45,6 @@ LEGEND = (
     " Speed-up: the best fixed draft length's, modelled from these and the measured target, as if"
     " every token were accepted independently."
 )
-
-
-def main(cfg: DictConfig) -> None:
-    """Responses in, a table and a file out."""
-    folder, out = places(cfg)
-    cfg.pair.draft_vocabulary = (
-        None  # the draft with all tokens is what the others are held against
-    )
-    counted, held = harvested(folder) if cfg.chats is None else chats(folder, cfg.held_out)
-    pair = load_pair(cfg.pair)
-    refuse_mixed(pair.draft)
-    if cfg.chats is None:
-        refuse_other_target(pair, folder)
-    counts = count(counted, pair.draft.vocab_size)
-    tokens = ranked(counts)
-    sizes = [size for size in sorted({*cfg.sizes, cfg.size}) if size < len(tokens)]
-    if cfg.size not in sizes:
-        raise UserError(
-            f"size: {cfg.size} are all tokens of the pair, it has {len(tokens)}. Lower it"
-        )
-    rows = table(cfg, pair, held, [with_ends(tokens[:size], pair.eos_ids) for size in sizes])
-    text = markdown(
-        HEADER, [[f"{size:,}", *row] for size, row in zip([*sizes, len(tokens)], rows, strict=True)]
-    )
-    write_vocabulary(out, tokens[: cfg.size], provenance(cfg, pair, counts, len(counted)))
-    print(f"\n{text}\n\n{LEGEND}\nsaved {out}: {said(counts, cfg.size)}")
 
 
 def places(cfg: DictConfig) -> tuple[Path, Path]:

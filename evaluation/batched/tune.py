@@ -2,64 +2,24 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from decoding.batch_cost import BatchCost, tabled, write_batch_cost
+from decoding.batch_cost import BatchCost, write_batch_cost
 from decoding.models.loading import load_pair, pair_identity
 from decoding.models.machine import setup_facts
-from evaluation.batched.lengths import BatchChoice, best_lengths
+from evaluation.batched.lengths import BatchChoice
 from evaluation.batched.measuring import measured
-from evaluation.replay.candidates import (
-    candidates_of,
-    check_sizes,
-    refuse_other_harvests,
-    refuse_other_warps,
-    replayer,
-)
+from evaluation.replay.candidates import candidates_of, replayer
 from evaluation.replay.tuning import Candidate, span
-from programs.serving import scheduler
 from runtime.errors import UserError
-from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file
-from serving.schedule import Schedule, write_schedule
+from runtime.files import refuse_foreign_file
 
 MARK = "python scripts/tune.py"  # in what it writes
-
-
-def main(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
-    """Harvest and costs in, schedule out."""
-    check_sizes(cfg, manifest)
-    refuse_other_warps(cfg, manifest)
-    refuse_other_harvests(cfg, manifest)
-    name = str(HydraConfig.get().runtime.choices["batch_cost"])
-    default = f"runs/{file_name(cfg.pair.name)}-schedule-{name}.json"
-    out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
-    refuse_foreign_file(out, MARK)
-    gamma = cfg.gamma_max or manifest["gamma"]
-    cost = priced(cfg, gamma)
-    costs = tabled(cost, cfg.batch, gamma)
-    chosen_on, judged_on = (_fixed(cfg, gamma, split) for split in (cfg.choose, cfg.judge))
-    choices = best_lengths(chosen_on, judged_on, cost, cfg.batch, gamma)
-    found = scheduler.simulated(cfg, cost, gamma) if cfg.scheduler else {}
-    details = {
-        **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
-        "data": {"folder": str(cfg.data), "sha256": file_hash(Path(cfg.data) / "manifest.json")},
-        "chosen_on": cfg.choose,
-        "judged_on": cfg.judge,
-        "cost": {"name": name, "made": cost.made},
-        "sizes": [asdict(choice) for choice in choices],
-        "scheduler": scheduler.facts(found),
-    }
-    schedule = Schedule.at({choice.requests: choice.length for choice in choices}, costs)
-    write_schedule(out, schedule, command(), details)
-    about = f"\nCosts {name} ({cost.made}), speeds modelled, {cfg.judge} prompts"
-    print(about, page(choices), *scheduler.pages(found), f"saved {out}", sep="\n\n")
 
 
 def command() -> str:
@@ -92,7 +52,7 @@ def priced(cfg: DictConfig, gamma: int) -> BatchCost:
     return found
 
 
-def _fixed(cfg: DictConfig, gamma: int, split: str) -> list[Candidate]:
+def fixed(cfg: DictConfig, gamma: int, split: str) -> list[Candidate]:
     found = replayer(cfg, gamma, cfg.data, split, [])
     return candidates_of(cfg, {"fixed": instantiate(cfg.rules.fixed)}, found)
 

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from decoding.trace import Trace, write_traces
 from evaluation import results, tables, token_texts
@@ -18,32 +17,12 @@ from evaluation.methods import engine
 from evaluation.metrics import Metrics
 from evaluation.paired import page as paired_page
 from evaluation.paired.comparison import against_of
-from evaluation.runner import Comparison, decode, open_journal, prepare, run_facts, settle
-from runtime.files import checked_folder, file_name, only_writer, refuse_foreign, replaced_folder
+from evaluation.runner import Comparison, decode, run_facts, settle
+from runtime.files import file_name, replaced_folder
 from runtime.json_files import write_checksummed
 
 MARKER = "results.json"  # what a folder of results is known by
 PAGES = {"table": tables.page, "paired": paired_page.page}
-
-
-def main(cfg: DictConfig) -> None:
-    """Models and prompts in, tables out."""
-    out = checked_folder("out", cfg.out)
-    refuse_foreign(out, MARKER)
-    compared = prepare(cfg)
-    with only_writer(out), open_journal(cfg, compared) as journal:
-        logger = instantiate(cfg.logger)
-        logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
-        try:
-            found, traces = compare(cfg, compared, journal)
-            text = PAGES[cfg.presentation](cfg, found)
-            save(cfg, compared, found, text, traces)
-            journal.remove()
-            print(f"\n{text}\n\nsaved in {cfg.out}")
-            logger.log(flat(found["metrics"].pooled))
-            logger.artifact("evaluation", "results", out)
-        finally:
-            logger.finish()
 
 
 def compare(

@@ -20,42 +20,15 @@ from evaluation.token_texts import Vocabulary
 from reports.artifacts import Artifacts
 from reports.figure import Builder, Figure, Missing, save
 from reports.figure_registry import builders, figure_registry
-from reports.find_artifacts import REPORT, RESULTS, gather, read_evaluation
+from reports.find_artifacts import REPORT, RESULTS, read_evaluation
 from reports.page import Lack, Section, Shown, page
 from reports.viewer import terminal
 from reports.viewer.rounds import UNKNOWN, rule_of
 from reports.viewer.viewer import fragment
 from runtime.errors import UserError
-from runtime.files import (
-    checked_folder,
-    file_name,
-    only_writer,
-    refuse_foreign,
-    replaced_folder,
-    write_json,
-)
+from runtime.files import file_name, replaced_folder, write_json
 
 DEFAULT = ("runs", "data", "checkpoints")
-
-
-def main(cfg: DictConfig) -> None:
-    """Folders in, a page out."""
-    if cfg.trace is not None:
-        print_trace(cfg)
-        return
-    out = checked_folder("out", cfg.out)
-    refuse_foreign(out, REPORT)
-    artifacts = gather(searched(cfg.run))
-    texts = {
-        evaluation.folder: token_texts.read(evaluation.folder)
-        for evaluation in artifacts.evaluations
-    }
-    with only_writer(out):
-        sections, lacking = write(cfg, artifacts, texts, out)
-    print(f"{sum(len(section.shown) for section in sections)} figures and tables")
-    if lacking:
-        print(f"{len(lacking)} more need other runs; the end of the page has the command for each")
-    print(f"saved {out / 'index.html'}")
 
 
 def write(

@@ -16,6 +16,7 @@ from data_gen.prompts import load_prompts
 from data_gen.prompts.render import prompt_ids
 from data_gen.records import Row
 from data_gen.requests import Request, make_requests, spread
+from data_gen.run import harvest_settings
 from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair
@@ -25,14 +26,7 @@ from evaluation.baselines.side_by_side import branch_bytes, measure_step, model_
 from evaluation.tables import markdown
 from predictors.features.draft_statistics import Q_STATS
 from predictors.outcomes import NEGLIGIBLE
-from programs.gen_data import harvest_settings
 from runtime.errors import UserError
-
-
-def main(cfg: DictConfig) -> None:
-    """Run the benchmark that `what` names and print its figures."""
-    benchmarks = {"harvest": benchmark_harvest, "overlap": benchmark_overlap}
-    print(benchmarks[cfg.what](cfg))
 
 
 def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:

@@ -4,8 +4,6 @@ become shards."""
 import shlex
 import shutil
 import sys
-import time
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,22 +11,20 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.harvest import Progress, harvest, outputs_on, plan, settings_of
-from data_gen.prompts import Prompt, load_prompts
-from data_gen.prompts.render import as_asked
-from data_gen.requests import Request, make_requests, repeats, split_prompts
+from data_gen.harvest import Progress, outputs_on, plan, settings_of
+from data_gen.prompts import Prompt
+from data_gen.requests import Request, split_prompts
 from data_gen.responses import surprisal
-from data_gen.responses.external import Source, asked_on, with_responses
+from data_gen.responses.external import Source
 from data_gen.responses.log import NAME as ANSWERS
 from data_gen.settings import HarvestSettings
-from data_gen.statistics import estimate, statistics, summary
+from data_gen.statistics import estimate, statistics
 from data_gen.storage import chunks
 from data_gen.storage.dataset import read_manifest, verify
-from data_gen.storage.sharing import LOCK, Worker, begun_on, refuse_others
-from decoding.models.loading import ModelPair, load_pair, load_tokenizer
+from data_gen.storage.sharing import LOCK, Worker
+from decoding.models.loading import ModelPair
 from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign
 from runtime.json_files import write_checksummed
 from runtime.text import printable
 
@@ -38,51 +34,6 @@ WRITER = (
     "The first one (RANK=0) writes manifest.json; if there is none, run the same command without"
     " WORLD_SIZE"
 )
-
-
-def main(cfg: DictConfig) -> None:
-    """Prompts and a pair in, a dataset folder out."""
-    place, out = Worker.of_launcher(), checked_folder("out", cfg.out)
-    if cfg.verify:
-        report_faults(out, place)
-        return
-    refuse_foreign(out, *MARKS)
-    settings = harvest_settings(cfg, cfg, cfg.anchors.stride, cfg.features.stored)
-    prompts = load_prompts(cfg.dataset)
-    source = instantiate(cfg.responses)
-    known = known_settings(cfg, prompts, settings, source)
-    if not cfg.estimate:
-        refuse_others(out, known)
-    if any(prompt.chat for prompt in prompts):
-        day = begun_on(out) or date.today().isoformat()
-        prompts = as_asked(prompts, load_tokenizer("target", cfg.pair), day, source.external)
-    # Before models are loaded: a server may need the memory.
-    given = source.fetch(prompts, settings, out, ask=not cfg.estimate)
-    prompts = asked_on(prompts, given)
-    place.share_cores()
-    pair = load_pair(cfg.pair)
-    pair.draft.refuse_missing(settings.layers.draft_layers)
-    pair.target.refuse_missing(settings.layers.target_layers)
-    new_tokens = settings.max_new_tokens + settings.gamma
-    requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
-    requests = with_responses(requests, given, pair, settings.max_new_tokens)
-    if cfg.estimate:
-        print_estimate(pair, requests, settings, out, place)
-        return
-    start = time.perf_counter()
-    with place.reporting(), progress_bar(requests, settings, place) as bar:
-        harvest(pair, requests, settings, out, watch(bar, settings), place)
-    if place.rank == 0:
-        manifest = finish(pair, requests, settings, out, cfg, repeats(prompts))
-        print(
-            f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
-            f"\nsaved {out}"
-        )
-        greedy = settings.warp.temperature == 0
-        if given and (line := surprisal.warning(manifest["surprisal"], greedy)):
-            print(line)
-    elif not (out / chunks.MANIFEST).exists():
-        print(f"process {place.rank + 1} of {place.size} is done. {WRITER}", file=sys.stderr)
 
 
 def report_faults(out: Path, place: Worker) -> None:
@@ -106,7 +57,7 @@ def report_faults(out: Path, place: Worker) -> None:
 def harvest_settings(
     harvest: DictConfig, warps: DictConfig, stride: int, features_stored: bool = True
 ) -> HarvestSettings:
-    """harvest: as `programs.groups.Harvest`; warps: what holds `warp` and `draft_warp`."""
+    """harvest: as `runtime.settings.groups.Harvest`; warps: what holds `warp` and `draft_warp`."""
     return HarvestSettings(
         gamma=harvest.gamma,
         seed=harvest.seed,

@@ -1,7 +1,5 @@
 """Decode and harvest on a device and on the host, and say whether they agree."""
 
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from transformers import PreTrainedModel
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
+from data_gen.run import harvest_settings
 from data_gen.settings import HarvestSettings
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
@@ -23,53 +22,17 @@ from decoding.models.layers.recurrent import cached, refuse_recurrent
 from decoding.models.layers.text_part import auto_class, text_part
 from decoding.models.loading import ModelPair, load_pair, load_plain
 from decoding.models.machine import setup_facts
-from decoding.models.options import context_limit, first_line, load_config, resolve_dtype, source_of
+from decoding.models.options import context_limit, load_config, resolve_dtype, source_of
 from decoding.sampling import Warp
 from evaluation.baselines.generate_engine import GenerateEngine
 from evaluation.device import agreement, memory, speeds
-from evaluation.device.page import memory_page, page, verdict
-from programs.gen_data import harvest_settings
+from evaluation.device.page import memory_page, page
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign
 from runtime.json_files import write_checksummed
 
 NAME, PAGE = "device.json", "device.md"
 LACKS = "{}: this machine has no {}"
 UNTIMED = "speeds and memory: the check ended before"
-
-
-def main(cfg: DictConfig) -> None:
-    """Write `out`/device.json and device.md, or print how much memory is needed. Raises UserError
-    where there is no such device, or where it differs from the host."""
-    if cfg.memory is not None:
-        return needed(cfg)
-    out = checked_folder("out", cfg.out)
-    refuse_foreign(out, NAME)
-    device, second = chosen(cfg.device, cfg.second)
-    settings = harvest_settings(cfg.harvest, cfg, stride=1)
-    requests, equal = compared(cfg, settings, device, second)
-    found = {
-        "device": named(device),
-        "command": shlex.join(["python", "scripts/check_device.py", *sys.argv[1:]]),
-        "setup": {},
-        "agreement": equal,
-        "speeds": {},
-        "memory": {},
-        "skipped": [UNTIMED],
-        "verdict": verdict(equal),
-    }
-    report(out, found)
-    print(f"{found['verdict']} Saved {out / PAGE}. Speeds follow", file=sys.stderr)
-    try:
-        measure(found, requests, settings, cfg, (device, second))
-    except torch.OutOfMemoryError as error:
-        remedy = "Lower harvest.batch_size or take a smaller pair"
-        raise UserError(f"harvest.batch_size: {first_line(error)}. {remedy}") from error
-    print(f"\n{report(out, found)}\nsaved {out / NAME} and {out / PAGE}")
-    if any(each["faults"] for each in equal.values()):
-        raise UserError(
-            f"device: it differs from the host. See {out / PAGE}, and attach both files to a report"
-        )
 
 
 def chosen(device: str | None, second: str | None) -> tuple[str, str | None]:

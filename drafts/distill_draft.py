@@ -6,52 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from decoding.models.loading import load_llama, load_tokenizer
-from drafts.generation import ChatWriter, first_round
-from drafts.run import (
-    MARKER,
-    alternate,
-    draft_folder,
-    provenance,
-    resume,
-    save,
-    scores,
-    start,
-    train,
-)
+from drafts.generation import ChatWriter
+from drafts.run import alternate, provenance, resume, save, scores, train
 from drafts.self_chat import chat_headers
-from drafts.shipping import ship
 from drafts.training import DraftTraining
 from runtime.errors import UserError
-from runtime.files import checked_folder, only_writer, refuse_foreign
-
-
-def main(cfg: DictConfig) -> None:
-    """Run ``stage`` of the training configured by conf/distill_draft.yaml."""
-    kind = instantiate(cfg.draft)
-    out = draft_folder(cfg, kind.name)
-    if cfg.ship is not None:
-        into = checked_folder("ship", cfg.ship).expanduser()
-        return ship(out.expanduser(), into, {str(name): note for name, note in cfg.notes.items()})
-    if cfg.threads is not None:
-        torch.set_num_threads(cfg.threads)
-    torch.manual_seed(cfg.seed)
-    if cfg.stage == "generate":
-        target, tokenizer = load_target(cfg, kind)
-        return chat_writer(cfg, target, tokenizer).write(cfg.chats.tokens)
-    refuse_foreign(out, MARKER)
-    target, tokenizer = load_target(cfg, kind)
-    writer = chat_writer(cfg, target, tokenizer) if cfg.stage == "all" else None
-    if writer is not None:
-        writer.write(first_round(cfg.chats))
-    run = start(cfg, kind, target, out)
-    with only_writer(out):
-        finish(cfg, kind, run, writer, out)
 
 
 def load_target(cfg: DictConfig, kind: Any) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:

@@ -1,7 +1,5 @@
 """Count and price decoding methods from harvests, engines side by side included: no model runs."""
 
-import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -12,7 +10,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.samples import refuse_other_distributions
-from data_gen.storage.dataset import read_manifest
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.maps import FILE
@@ -24,12 +21,9 @@ from evaluation.overlapped.walk import traces
 from evaluation.replay.candidates import refuse_foreign_checkpoint
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import WALKS, Replayer
-from evaluation.tables import simulated as simulated_draft
 from predictors.base import read_config
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign_file, write_json
 from runtime.intervals import METHOD, Estimate
-from runtime.text import printable
 
 MARK = "python scripts/simulate.py"  # in what it writes
 HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
@@ -68,24 +62,6 @@ class Simulated:
             settings = replace(settings, threshold=value)
         walks = WALKS if cfg.warp.temperature else 1  # a greedy target draws no coins
         return Sums.overlapped(traces(table, settings, range(walks)), cfg.ratios)
-
-
-def main(cfg: DictConfig) -> None:
-    """Harvests in, a table per speed ratio out."""
-    out, manifest = checked_folder("out", cfg.out, "file"), read_manifest(cfg.data)
-    refuse_foreign_file(out, MARK)
-    check(cfg, manifest)
-    methods = [simulated(cfg, name) for name in cfg.methods]
-    if any(not method.serial for method in methods):
-        refuse_reading_draft(cfg)
-    chosen_on, *judged_on = (tables(cfg, folder, methods) for folder in [cfg.data, *cfg.judge_data])
-    judged = judged_on or [chosen_on]
-    found = {f"{c:g}": cell(cfg, methods, chosen_on, judged, c) for c in cfg.ratios}
-    command = shlex.join([*MARK.split(), *sys.argv[1:]])
-    write_json(out, {"command": command, **about(cfg, manifest), "cells": found})
-    pages = [page(cfg, c, rows, methods) for c, rows in found.items()]
-    heading = f"# {printable(manifest['pair']['name'])}"
-    print("\n\n".join([heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]))
 
 
 def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.storage.dataset import read_manifest
 from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
 from evaluation.replay import thresholds
@@ -25,11 +24,9 @@ from evaluation.replay.candidates import (
     refuse_other_warps,
     replayer,
 )
-from evaluation.replay.check import check_replay, excused, in_lines
 from evaluation.replay.growing import GrowsByWorth, Sample, sample, settled_rates, untuned
 from evaluation.replay.measuring import measured_cost, same_questions, with_questions
 from evaluation.replay.read import Asks
-from evaluation.replay.report import report
 from evaluation.replay.tuning import (
     Candidate,
     Choice,
@@ -39,10 +36,8 @@ from evaluation.replay.tuning import (
     judge,
     picks,
 )
-from evaluation.tables import simulated
-from programs.serving import batch as by_batch
 from runtime.errors import UserError
-from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file, write_json
+from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file
 
 MARK = "python scripts/tune.py"  # in what it writes
 MEASURED = ("measure", "measured")  # costs of this machine
@@ -52,26 +47,6 @@ NOT_REPLAYED = {
     "copies": "no harvest says what could be copied",
 }
 """Settings of a structure that replay cannot follow, and why."""
-
-
-def main(cfg: DictConfig) -> None:
-    """Harvest and costs in, thresholds out; with check=true, whether replay is decode;
-    with batch=[...], lengths by requests."""
-    if cfg.batch is not None:
-        by_batch.main(cfg, read_manifest(cfg.data))
-        return
-    out, manifest = out_file(cfg), read_manifest(cfg.data)
-    check(cfg, manifest)
-    refuse_foreign_file(out, MARK)
-    stops = {name: tunable(cfg, name) for name in cfg.methods if name in cfg.rules}
-    if cfg.check:
-        found = check_replay(cfg, manifest, stops)
-        write_json(out, {"command": command(), "rules": found})
-        print(f"\n{in_lines(found)}\n\nsaved {out}")
-        sys.exit(not excused(found))
-    facts = tuned(cfg, manifest, stops)
-    thresholds.write(out, facts)
-    print("", report(facts), *simulated(cfg.pair), f"saved {out}", sep="\n\n")
 
 
 def tuned(

@@ -20,9 +20,9 @@ from transformers import (
 from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
 from decoding.models.eagle.maps import read_maps
+from drafts import build_pair
 from drafts.rounded import rounded
 from drafts.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE, EAGLE_SHIPPED, earlier_runs, ship
-from programs import build_pair
 from runtime.errors import UserError
 from tests.conf.test_configs import composed
 

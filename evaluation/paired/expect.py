@@ -8,14 +8,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from data_gen.storage.dataset import identity, read_manifest, read_responses
+from data_gen.storage.dataset import identity, read_responses
 from decoding.engines.serial import SerialEngine
-from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import setup_facts
 from evaluation.checks import check_checkpoints, check_costs, checkpoint_configs
 from evaluation.datasets import ByDataset
-from evaluation.journal import Journal, file_hashes, journal_path
-from evaluation.methods import Method, configured, engine
+from evaluation.journal import Journal, file_hashes
+from evaluation.methods import Method, engine
 from evaluation.paired.expected import (
     FIGURES,
     Expected,
@@ -26,46 +26,14 @@ from evaluation.paired.expected import (
     differences,
     means,
 )
-from evaluation.runner import named_files, run_facts
+from evaluation.runner import named_files
 from evaluation.tables import markdown
 from runtime.errors import UserError
-from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.intervals import METHOD, Estimate
-from runtime.json_files import write_checksummed
 from runtime.text import printable
 
 MARKER = "expected.json"  # what a folder of results is known by
 DIFFERENCES = ("tokens", "accepted")
-
-
-def main(cfg: DictConfig) -> None:
-    """Harvest and pair in, a table out."""
-    out = checked_folder("out", cfg.out)
-    refuse_foreign(out, MARKER)
-    manifest = read_manifest(cfg.data)
-    texts = recorded(cfg)
-    pair = load_pair(cfg.pair)
-    refuse_other_tokenizer(cfg, pair, manifest)
-    methods = {name: Method(name, configured(cfg, name)) for name in cfg.methods}
-    engines = {name: serial(cfg, method, pair) for name, method in methods.items()}
-    path = journal_path(out, depends_on(cfg, pair, methods, manifest, texts))
-    with only_writer(out), Journal(path, Expected) as journal:
-        if journal.resumed:
-            print(f"going on after {journal.resumed} contexts ({path})")
-        turns = walked(cfg, engines, pair, texts, journal)
-        found = in_words(cfg, turns)
-        facts = {
-            "methods": {name: method.to_dict() for name, method in methods.items()},
-            "data": {"folder": str(cfg.data), "identity": identity(manifest)},
-            "run": run_facts(cfg, pair, "scripts/expect.py"),
-            "contexts": listed(turns),
-        }
-        text = page(cfg, found, turns, manifest)
-        with replaced_folder(out, MARKER) as folder:
-            write_checksummed(folder / MARKER, {**facts, **found_in_json(found)})
-            (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-        journal.remove()
-    print(f"\n{text}\n\nsaved in {cfg.out}")
 
 
 # What is asked for --------------------------------------------------------------------------------

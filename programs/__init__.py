@@ -1,1 +1,0 @@
-"""What the programs do: composed, checked settings in, files and tables out."""

@@ -1,1 +1,0 @@
-"""Programs for serving engines."""
