@@ -54,6 +54,24 @@ KEPT_FIELDS = (
 )
 
 
+def build_all(cfg: DictConfig) -> None:
+    """Build or check the target, then its drafts."""
+    rounds = cfg.pair.get("bits") is not None
+    if not rounds and cfg.pair.name not in (ORDINARY_PAIR, EAGLE_PAIR):
+        raise UserError(
+            f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out"
+            " here"
+        )
+    target = Path(cfg.pair.target).expanduser()
+    build(
+        "target",
+        target,
+        {"gguf": cfg.sha256},
+        lambda folder: write_target(fetch_gguf(cfg, target.parent), folder),
+    )
+    (build_rounded if rounds else build_trained)(cfg)
+
+
 def build_rounded(cfg: DictConfig) -> None:
     target, draft = (Path(cfg.pair[side]).expanduser() for side in ("target", "draft"))
     bits, group = cfg.pair.bits, cfg.pair.group

@@ -12,7 +12,6 @@ draft. Run it again at any time: what is complete is checked against its stored 
 what is missing or damaged is built again. A folder appears under its name only when it is
 complete."""
 
-import pathlib
 from typing import Annotated
 
 from omegaconf import DictConfig
@@ -20,7 +19,6 @@ from pydantic import Field
 
 from decoding.settings import Pair
 from runtime.cli import program
-from runtime.errors import UserError
 from runtime.settings.kinds import Group, Path, Says, Text
 
 
@@ -46,30 +44,9 @@ class BuildPair(Group):
 @program(__file__, BuildPair)
 def main(cfg: DictConfig) -> None:
     """Build or check the target, then its drafts."""
-    from drafts.build_pair import (
-        EAGLE_PAIR,
-        ORDINARY_PAIR,
-        build,
-        build_rounded,
-        build_trained,
-        fetch_gguf,
-        write_target,
-    )
+    from drafts.build_pair import build_all
 
-    rounds = cfg.pair.get("bits") is not None
-    if not rounds and cfg.pair.name not in (ORDINARY_PAIR, EAGLE_PAIR):
-        raise UserError(
-            f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out"
-            " here"
-        )
-    target = pathlib.Path(cfg.pair.target).expanduser()
-    build(
-        "target",
-        target,
-        {"gguf": cfg.sha256},
-        lambda folder: write_target(fetch_gguf(cfg, target.parent), folder),
-    )
-    (build_rounded if rounds else build_trained)(cfg)
+    build_all(cfg)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def put_wheel(cfg: DictConfig, content: bytes = GGUF) -> Path:
 
 
 def run(cfg: DictConfig) -> None:
-    build_pair.main(cfg)
+    build_pair.build_all(cfg)
 
 
 def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg: DictConfig) -> None:
