@@ -32,7 +32,7 @@ from decoding.settings import Pair
 from runtime.cli import program
 from runtime.compatibility import differences
 from runtime.errors import UserError
-from runtime.files import checked_folder, file_hash, only_writer, refuse_foreign, replaced_folder
+from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.settings.groups import Calibration, Logger
 from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
 from runtime.sweep import is_job, job_folder
@@ -41,6 +41,7 @@ from runtime.tracking import NullLogger
 if TYPE_CHECKING:
     import torch
 
+    from data_gen.storage.dataset import Harvest
     from predictors.base import Predictor, Records
     from predictors.inputs import Inputs
     from predictors.training.trainer import Trainer
@@ -88,7 +89,7 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 def main(cfg: DictConfig) -> None:
     """Harvest in, checkpoint out; imported confidences in, their calibration out."""
     from data_gen.samples import inputs_of, unseen_prompts
-    from data_gen.storage.dataset import read_manifest
+    from data_gen.storage.dataset import Harvest
     from data_gen.storage.shards import SPLITS
     from predictors.confidences import run as confidences
     from predictors.training.resume import ResumeFile
@@ -97,14 +98,15 @@ def main(cfg: DictConfig) -> None:
     if confidences.imported(cfg):
         return confidences.main(cfg, command())
     predictor: Predictor = instantiate(cfg.predictor)
-    manifest = read_manifest(cfg.data)
-    out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, manifest)
+    harvest = Harvest.open(cfg.data)
+    others = [Harvest.open(folder, "drift") for folder in cfg.drift]
+    out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, harvest, others)
     if is_job() and not cfg.overwrite and finished(out, run):
         return
     refuse_foreign(out, MARKER)
     first = this_process().is_main_process
-    unseen = {other: unseen_prompts(other, cfg.data, manifest, predictor) for other in cfg.drift}
-    data = read_data(cfg, predictor, SPLITS if first else SPLITS[:1])
+    unseen = [unseen_prompts(other, harvest, predictor) for other in others]
+    data = read_data(cfg, harvest, predictor, SPLITS if first else SPLITS[:1])
     with only_writer(out) if first else nullcontext():
         logger: Any = instantiate(cfg.logger) if first else NullLogger()
         logger.start("train", OmegaConf.to_container(cfg, resolve=True))
@@ -112,11 +114,15 @@ def main(cfg: DictConfig) -> None:
             trainer = instantiate(
                 cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"])
             )
-            metrics = train(predictor, data, inputs_of(cfg.data, predictor), trainer)
+            metrics = train(predictor, data, inputs_of(harvest, predictor), trainer)
             leave_others()
             if first:
-                judge(predictor, data, unseen, cfg, metrics)
-                save(predictor, out, facts(predictor, data, manifest, cfg, run), metrics)
+                elsewhere = {
+                    folder: read_judged(predictor, other, cfg.pair, prompts)
+                    for folder, other, prompts in zip(cfg.drift, others, unseen, strict=True)
+                }
+                judge(predictor, data, elsewhere, cfg, metrics)
+                save(predictor, out, facts(predictor, data, harvest, cfg, run), metrics)
                 trainer.forget()
                 report(predictor, metrics, out)
                 log(logger, predictor, metrics, out)
@@ -139,15 +145,17 @@ class Judged(NamedTuple):
     rounds: Records | None
 
 
-def read_data(cfg: DictConfig, predictor: Predictor, splits: Sequence[str]) -> Data:
+def read_data(
+    cfg: DictConfig, harvest: Harvest, predictor: Predictor, splits: Sequence[str]
+) -> Data:
     """Of the training split `cfg.prompts` prompts."""
     from data_gen.samples import first_prompts, read_rounds, read_samples
 
-    samples = {split: read_samples(cfg.data, predictor, split, cfg.pair) for split in splits}
+    samples = {split: read_samples(harvest, predictor, split, cfg.pair) for split in splits}
     if cfg.prompts is not None:
         samples[splits[0]] = first_prompts(samples[splits[0]], cfg.prompts)
     return Data(
-        samples, {split: read_rounds(cfg.data, predictor, split, cfg.pair) for split in splits[1:]}
+        samples, {split: read_rounds(harvest, predictor, split, cfg.pair) for split in splits[1:]}
     )
 
 
@@ -165,12 +173,12 @@ def train(predictor: Predictor, data: Data, inputs: Inputs, trainer: Trainer) ->
 def judge(
     predictor: Predictor,
     data: Data,
-    unseen: Mapping[str, torch.Tensor],
+    elsewhere: Mapping[str, Judged],
     cfg: DictConfig,
     metrics: dict[str, Any],
 ) -> None:
     """Fit the calibration on its split, and add the scores on the test split and on harvests of
-    other prompts to `metrics`. unseen: by such a harvest, its prompts that were not trained on."""
+    other prompts, `elsewhere`, to `metrics`."""
     from data_gen.samples import reached
     from predictors.against_draft import compared, fit_confidences
     from predictors.reliability import measured
@@ -185,9 +193,7 @@ def judge(
         instantiate(cfg.calibration.fit),
     )
     metrics["test"] = test_scores(predictor, samples["train"], test.samples)
-    judged = {f"{cfg.data} (test split)": test} | {
-        other: read_judged(predictor, other, cfg.pair, prompts) for other, prompts in unseen.items()
-    }
+    judged = {f"{cfg.data} (test split)": test, **elsewhere}
     metrics["reliability"] = {name: measured(predictor, *rows) for name, rows in judged.items()}
     if known is not None:
         confidences = fit_confidences(predictor, known)
@@ -198,11 +204,15 @@ def judge(
         }
 
 
-def read_judged(predictor: Predictor, data: str, pair: DictConfig, prompts: torch.Tensor) -> Judged:
+def read_judged(
+    predictor: Predictor, harvest: Harvest, pair: DictConfig, prompts: torch.Tensor
+) -> Judged:
     """Those `prompts` [n] of a harvest that nothing was fitted on."""
     from data_gen.samples import of_prompts, reached, read_rounds, read_samples
 
-    samples, rounds = (read(data, predictor, "all", pair) for read in (read_samples, read_rounds))
+    samples, rounds = (
+        read(harvest, predictor, "all", pair) for read in (read_samples, read_rounds)
+    )
     assert samples is not None
     return Judged(
         reached(of_prompts(samples, prompts)),
@@ -211,27 +221,14 @@ def read_judged(predictor: Predictor, data: str, pair: DictConfig, prompts: torc
 
 
 def facts(
-    predictor: Predictor,
-    data: Data,
-    manifest: Mapping[str, Any],
-    cfg: DictConfig,
-    run: Mapping[str, Any],
+    predictor: Predictor, data: Data, harvest: Harvest, cfg: DictConfig, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `config.json` of the checkpoint says besides the predictor's own settings."""
     return {
-        **context(predictor, manifest),
-        "dim": data.samples["train"]["inputs"].shape[1],
-        "provenance": {**provenance(cfg, data.samples), "run": run},
-    }
-
-
-def context(predictor: Predictor, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What the checkpoint is valid for."""
-    return {
-        "pair": manifest["pair"],
-        "warp": manifest["warp"],
-        "draft_warp": manifest["draft_warp"],
+        **harvest.context,
         "gamma": predictor.gamma,
+        "dim": data.samples["train"]["inputs"].shape[1],
+        "provenance": {**provenance(cfg, harvest, data.samples), "run": run},
     }
 
 
@@ -239,7 +236,7 @@ def command() -> str:
     return shlex.join(["python", "train.py", *HydraConfig.get().overrides.task])
 
 
-def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
+def provenance(cfg: DictConfig, harvest: Harvest, splits: dict[str, Records]) -> dict[str, Any]:
     counts = {
         split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
         for split, records in splits.items()
@@ -247,11 +244,7 @@ def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
     return {
         "command": command(),
         "config": OmegaConf.to_container(cfg, resolve=True),
-        "data": {
-            "folder": str(cfg.data),
-            "sha256": file_hash(pathlib.Path(cfg.data) / "manifest.json"),
-            "splits": counts,
-        },
+        "data": {"folder": str(cfg.data), "sha256": harvest.sha256, "splits": counts},
         "date": time.strftime("%Y-%m-%d"),
         "seed": cfg.seed,
         "versions": {
@@ -261,24 +254,20 @@ def provenance(cfg: DictConfig, splits: dict[str, Records]) -> dict[str, Any]:
     }
 
 
-def whole_run(cfg: DictConfig, manifest: dict[str, Any]) -> dict[str, Any]:
+def whole_run(cfg: DictConfig, harvest: Harvest, others: Sequence[Harvest]) -> dict[str, Any]:
     """What decides the content of the checkpoint; `training`: what decides that of the head
     alone."""
-    from data_gen.storage.dataset import identity, read_manifest
-
     groups = (
-        ("predictor", "trainer")
-        if manifest["features_stored"]
-        else ("predictor", "trainer", "pair")
+        ("predictor", "trainer") if harvest.features_stored else ("predictor", "trainer", "pair")
     )
     settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
-    drift = {other: identity(read_manifest(other, "drift")) for other in cfg.drift}
+    drift = {folder: other.identity for folder, other in zip(cfg.drift, others, strict=True)}
     return {
         "training": {
             **settings,
             "seed": cfg.seed,
             "prompts": cfg.prompts,
-            "data": identity(manifest),
+            "data": harvest.identity,
         },
         "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),
         "drift": drift,

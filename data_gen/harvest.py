@@ -27,7 +27,7 @@ from data_gen.responses.teacher_forcing import teacher_forced_answers
 from data_gen.room import Room, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
-from data_gen.storage.chunks import DATES, plan_id, save_chunk
+from data_gen.storage.chunks import DATES, Marker, plan_id, save_chunk
 from data_gen.storage.sharing import ALONE, Worker, open_chunks
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import dtypes
@@ -42,14 +42,14 @@ class Progress:
     sampled: Callable[[int], object] = lambda tokens: None
     finished: Callable[[int, int], object] = lambda prompts, tokens: None
 
-    def earlier(self, marker: dict[str, Any]) -> None:
+    def earlier(self, marker: Marker) -> None:
         """A chunk was made by an earlier run."""
-        self.finished(marker["prompts"], 0)
+        self.finished(marker.prompts, 0)
 
-    def elsewhere(self, marker: dict[str, Any]) -> None:
+    def elsewhere(self, marker: Marker) -> None:
         """A chunk was made by another process of this run."""
-        self.sampled(marker["tokens"])
-        self.finished(marker["prompts"], marker["tokens"])
+        self.sampled(marker.tokens)
+        self.finished(marker.prompts, marker.tokens)
 
 
 def harvest(

@@ -3,8 +3,6 @@ from its token ids."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from data_gen.rollouts import Places, Texts, candidate_states, forward_along
 from data_gen.room import ON_A_CORE, ON_A_DEVICE
-from data_gen.storage.dataset import read_manifest, read_prompts
+from data_gen.storage.dataset import Harvest
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from predictors.features.layers import RecordedLayers, side_by_side
@@ -25,25 +23,22 @@ Maker = Callable[[ModelPair, Row, Row, RecordedLayers], Tensor]
 
 
 def recompute(
-    folder: str | Path, kind: str, split: str, columns: Collection[str], pair_cfg: DictConfig
+    harvest: Harvest, kind: str, split: str, columns: Collection[str], pair_cfg: DictConfig
 ) -> Row:
-    """Those columns of `data_gen.samples.read_columns(folder, kind, split, columns)`, equal up to
+    """Those columns of `data_gen.samples.read_columns(harvest, kind, split, columns)`, equal up to
     rounding to what a harvest would have stored.
 
     pair_cfg: the pair that was harvested. Raises UserError where it is another one.
     """
-    manifest = read_manifest(folder)
     pair = _loaded(OmegaConf.to_yaml(pair_cfg, resolve=True))
-    refuse_other_pair(pair, manifest)
-    layers = RecordedLayers.from_dict(manifest["inputs"])
-    answers = read_prompts(folder, "responses", split, ["prompt_tokens", "response_tokens"])
+    refuse_other_pair(pair, harvest)
+    answers = harvest.by_prompt("responses", split, ["prompt_tokens", "response_tokens"])
     ids = ["position", "token"] if kind == "mixed" else ["anchor", "committed", "token"]
-    found: dict[str, list[Tensor]] = {name: [] for name in columns}
-    rows = read_prompts(folder, kind, split, ids)
-    for answer, row in zip(answers, rows, strict=True):
+    made: dict[str, list[Tensor]] = {name: [] for name in columns}
+    for answer, row in zip(answers, harvest.by_prompt(kind, split, ids), strict=True):
         for name in columns:
-            found[name].append(MAKERS[kind, name](pair, answer, row, layers))
-    return {name: torch.cat(parts) for name, parts in found.items()}
+            made[name].append(MAKERS[kind, name](pair, answer, row, harvest.inputs))
+    return {name: torch.cat(parts) for name, parts in made.items()}
 
 
 @lru_cache(maxsize=1)
@@ -52,13 +47,13 @@ def _loaded(pair: str) -> ModelPair:
     return load_pair(DictConfig(OmegaConf.create(pair)))
 
 
-def refuse_other_pair(pair: ModelPair, manifest: Mapping[str, Any]) -> None:
-    ours, harvested = pair_identity(pair), manifest["pair"]
-    models = {side: harvested[side] for side in ("target", "draft")}
-    if found := incompatible({"pair": ours}, {"pair": models}):
+def refuse_other_pair(pair: ModelPair, harvest: Harvest) -> None:
+    """Raise UserError where the models are others than those of a harvest."""
+    models = {"target": harvest.pair.target, "draft": harvest.pair.draft}
+    if unlike := incompatible({"pair": pair_identity(pair)}, {"pair": models}):
         raise UserError(
-            f"{found[-1].name}: it is not the one of the harvest, {harvested['name']}"
-            f"{of_earlier(harvested)}, whose hidden states are to be recomputed. Give"
+            f"{unlike[-1].name}: it is not the one of the harvest, {harvest.pair.name}"
+            f"{of_earlier(models)}, whose hidden states are to be recomputed. Give"
             " the pair that was harvested"
         )
 

@@ -20,7 +20,7 @@ from data_gen.responses.log import NAME as ANSWERS
 from data_gen.settings import HarvestSettings
 from data_gen.statistics import estimate, statistics
 from data_gen.storage import chunks
-from data_gen.storage.dataset import read_manifest, verify
+from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.sharing import LOCK, Worker
 from decoding.models.loading import ModelPair
 from predictors.features.layers import RecordedLayers
@@ -47,11 +47,9 @@ def report_faults(out: Path, place: Worker) -> None:
             f"out: {len(bad)} bad files in {out}. Run the command that harvested it again: it makes"
             " anew what is bad"
         )
-    manifest = read_manifest(out, "out")
-    print(
-        f"{out} is whole: {len(manifest['shards'])} shards, {manifest['prompts']['count']} prompts"
-    )
-    print(f"content {manifest['content']}")
+    manifest = Harvest.open(out, "out").manifest
+    print(f"{out} is whole: {len(manifest.shards)} shards, {manifest.prompts.count} prompts")
+    print(f"content {manifest.content}")
 
 
 def harvest_settings(

@@ -1,18 +1,14 @@
 """What a predictor learns from, and is measured on: the samples made of a harvest's records."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.storage.dataset import read_manifest, read_prompts, read_records
-from data_gen.storage.embeddings import read_embeddings
+from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import FEATURES
 from predictors.base import Predictor, Records
-from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs, recorded, refuse_unreadable
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
@@ -21,38 +17,37 @@ VERDICTS = ("known", "drafted", "accept_prob", "q_drawn")
 
 
 def read_samples(
-    folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None
+    harvest: Harvest, predictor: Predictor, split: str, pair: DictConfig | None = None
 ) -> Records:
     """The samples of one split ("train", "calibration", "test" or "all").
 
     pair: config of the pair that was harvested; only needed where the harvest stored no hidden
-    states, to run it again. Raises UserError as `read_records`, and where harvested rounds are
+    states, to run it again. Raises UserError as `Harvest.records`, and where harvested rounds are
     shorter than those the predictor is about."""
-    refuse_short_rounds(folder, predictor)
+    refuse_short_rounds(harvest, predictor)
     return predictor.samples(
-        read_inputs(folder, predictor, predictor.kind, split, predictor.columns, pair)
+        read_inputs(harvest, predictor, predictor.kind, split, predictor.columns, pair)
     )
 
 
-def refuse_short_rounds(folder: str | Path, predictor: Predictor) -> None:
+def refuse_short_rounds(harvest: Harvest, predictor: Predictor) -> None:
     """Raise UserError where harvested rounds are shorter than those `predictor` is about."""
-    harvested = read_manifest(folder)["gamma"]
-    if predictor.gamma is not None and predictor.gamma > harvested:
+    if predictor.gamma is not None and predictor.gamma > harvest.gamma:
         raise UserError(
-            f"predictor.gamma: {predictor.gamma} is more than the {harvested} tokens per round of"
-            f" {folder}. Lower it, or harvest longer rounds: python scripts/gen_data.py"
+            f"predictor.gamma: {predictor.gamma} is more than the {harvest.gamma} tokens per round"
+            f" of {harvest.folder}. Lower it, or harvest longer rounds: python scripts/gen_data.py"
             f" gamma={predictor.gamma}"
         )
 
 
 def read_rounds(
-    folder: str | Path, predictor: Predictor, split: str, pair: DictConfig | None = None
+    harvest: Harvest, predictor: Predictor, split: str, pair: DictConfig | None = None
 ) -> Records | None:
     """The rounds of one split with `inputs` [N, gamma, D], for prefix survival; None where
     `predictor` is not asked about single draft tokens."""
     if predictor.when == "round":
         return None
-    return read_inputs(folder, predictor, "rounds", split, VERDICTS, pair)
+    return read_inputs(harvest, predictor, "rounds", split, VERDICTS, pair)
 
 
 def of_prompts(records: Records, prompts: Tensor) -> Records:
@@ -82,58 +77,55 @@ def reached(samples: Records) -> Records:
     return {name: values[samples["reached"]] for name, values in samples.items()}
 
 
-def unseen_prompts(
-    data: str, trained_on: str, manifest: dict[str, Any], predictor: Predictor
-) -> torch.Tensor:
-    """[prompts] bool: which of the harvest `data` are not among those of the harvest `trained_on`,
-    whatever the split.
+def unseen_prompts(harvest: Harvest, trained_on: Harvest, predictor: Predictor) -> Tensor:
+    """[prompts] bool: which of a harvest are not among those of the harvest `trained_on`, whatever
+    the split.
 
     Raises UserError where none is, where it differs in more than its prompts, or where its rounds
     are too short."""
-    refuse_other_distributions(data, manifest)
-    refuse_short_rounds(data, predictor)
-    known = set(prompt_texts(trained_on))
-    unseen = torch.tensor([prompt not in known for prompt in prompt_texts(data)])
+    refuse_other_distributions(harvest, trained_on)
+    refuse_short_rounds(harvest, predictor)
+    seen = set(prompt_texts(trained_on))
+    unseen = torch.tensor([prompt not in seen for prompt in prompt_texts(harvest)])
+    data, home = harvest.folder, trained_on.folder
     if not unseen.any():
         raise UserError(
-            f"drift: {data} holds no prompts besides those of {trained_on}. Harvest others: "
+            f"drift: {data} holds no prompts besides those of {home}. Harvest others: "
             "python scripts/gen_data.py dataset=... out=..."
         )
-    print(f"drift: {int(unseen.sum())} of {len(unseen)} prompts of {data} are not in {trained_on}")
+    print(f"drift: {int(unseen.sum())} of {len(unseen)} prompts of {data} are not in {home}")
     return unseen
 
 
-def prompt_texts(data: str) -> Iterator[tuple[int, ...]]:
+def prompt_texts(harvest: Harvest) -> Iterator[tuple[int, ...]]:
     """Tokens of every prompt, in the order of the groups of `read_samples`. Ids need not be unique
     across data sets."""
-    for row in read_prompts(data, "responses", "all", ["prompt_tokens"]):
+    for row in harvest.by_prompt("responses", "all", ["prompt_tokens"]):
         yield tuple(row["prompt_tokens"].tolist())
 
 
 def refuse_other_distributions(
-    data: str, manifest: Mapping[str, Any], key: str = "drift", of: str = "the data to train on"
+    harvest: Harvest, like: Harvest, key: str = "drift", name: str = "the data to train on"
 ) -> None:
-    """Raise UserError naming `key` where the harvest `data` differs from that `of` the manifest in
-    more than its prompts."""
-    other = read_manifest(data, key)
-    same = {key: manifest[key] for key in ("pair", "warp", "draft_warp", "inputs")}
-    if found := incompatible(other, same):
-        name, made, here = found[0]
+    """Raise UserError naming `key` where a harvest differs from `like`, called `name`, in more than
+    its prompts."""
+    same = {**like.context, "inputs": like.inputs.to_dict()}
+    if unlike := incompatible(harvest.manifest.written, same):
+        setting, made, here = unlike[0]
         raise UserError(
-            f"{key}: {data} was made with {name}={made}, {of} with {here}. Harvest it with"
-            " the same pair, distributions and inputs: python scripts/gen_data.py"
+            f"{key}: {harvest.folder} was made with {setting}={made}, {name} with {here}. Harvest"
+            " it with the same pair, distributions and inputs: python scripts/gen_data.py"
         )
 
 
-def inputs_of(folder: str | Path, predictor: Predictor) -> Inputs:
+def inputs_of(harvest: Harvest, predictor: Predictor) -> Inputs:
     """What `predictor` reads of a harvest, every layer spelled out. Raises UserError where the
     harvest does not hold it."""
-    layers = RecordedLayers.from_dict(read_manifest(folder)["inputs"])
-    return predictor.reads.among(layers)
+    return predictor.reads.among(harvest.inputs)
 
 
 def read_inputs(
-    folder: str | Path,
+    harvest: Harvest,
     predictor: Predictor,
     kind: str,
     split: str,
@@ -142,62 +134,59 @@ def read_inputs(
 ) -> Records:
     """The columns `columns` of one kind of record, `group`, and `inputs`, the matrix that
     `predictor` reads (`predictors.inputs.recorded`)."""
-    inputs, when = inputs_of(folder, predictor), predictor.when
+    inputs, when = inputs_of(harvest, predictor), predictor.when
     refuse_unreadable(inputs, when, kind, predictor.name)
-    needed = inputs.columns(when)
-    records = read_columns(folder, kind, split, {*columns, *needed}, pair)
-    layers = RecordedLayers.from_dict(read_manifest(folder)["inputs"])
+    records = read_columns(harvest, kind, split, {*columns, *inputs.columns(when)}, pair)
     kept = {name: records[name] for name in (*columns, "group")}
-    return kept | {"inputs": recorded(inputs, layers, records, when)}
+    return kept | {"inputs": recorded(inputs, harvest.inputs, records, when)}
 
 
 def read_columns(
-    folder: str | Path,
+    harvest: Harvest,
     kind: str,
     split: str,
     columns: Collection[str],
     pair: DictConfig | None = None,
 ) -> Records:
-    """`read_records`, with hidden states computed again where none are stored, and with the columns
-    of `WORKED_OUT`."""
+    """`Harvest.records`, with hidden states computed again where none are stored, and with the
+    columns of `WORKED_OUT`."""
     ids = {WORKED_OUT[name][0] for name in columns if name in WORKED_OUT}
-    records = read_records(folder, kind, split, {*columns, *ids})
-    stored = read_manifest(folder)["features_stored"]
+    records = harvest.records(kind, split, {*columns, *ids})
     wanted = {name for name in columns if name in FEATURES or name in EMBEDDINGS}
-    if wanted and not stored:
+    if wanted and not harvest.features_stored:
         if pair is None:
             raise UserError(
-                f"pair: {folder} stores no hidden states. Give the pair that was harvested"
+                f"pair: {harvest.folder} stores no hidden states. Give the pair that was harvested"
             )
         from data_gen.recompute import recompute  # imports the models
 
-        records |= recompute(folder, kind, split, wanted, pair)
-    found = {
-        name: WORKED_OUT[name][1](folder, records[WORKED_OUT[name][0]])
+        records |= recompute(harvest, kind, split, wanted, pair)
+    made = {
+        name: WORKED_OUT[name][1](harvest, records[WORKED_OUT[name][0]])
         for name in columns
         if name in WORKED_OUT and name not in records
     }
-    return {**records, **found}
+    return {**records, **made}
 
 
-def _depth(folder: str | Path, tokens: Tensor) -> Tensor:
+def _depth(harvest: Harvest, tokens: Tensor) -> Tensor:
     return torch.arange(1, tokens.shape[-1] + 1).expand_as(tokens)
 
 
-def _embedding(folder: str | Path, tokens: Tensor) -> Tensor:
+def _embedding(harvest: Harvest, tokens: Tensor) -> Tensor:
     """[..., E] of token ids [...]."""
-    ids, vectors = read_embeddings(folder)
-    place = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
-    if not torch.equal(ids[place], tokens):
+    ids, vectors = harvest.embeddings
+    row = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
+    if not torch.equal(ids[row], tokens):
         raise UserError(
-            f"data: {folder} lacks embeddings of tokens that it names. Harvest again with another"
-            " out=..."
+            f"data: {harvest.folder} lacks embeddings of tokens that it names. Harvest again"
+            " with another out=..."
         )
-    return vectors[place]
+    return vectors[row]
 
 
 EMBEDDINGS = ("embedding", "committed_embedding")
-WORKED_OUT: dict[str, tuple[str, Callable[[str | Path, Tensor], Tensor]]] = {
+WORKED_OUT: dict[str, tuple[str, Callable[[Harvest, Tensor], Tensor]]] = {
     "depth": ("token", _depth),
     "embedding": ("token", _embedding),
     "committed_embedding": ("committed", _embedding),

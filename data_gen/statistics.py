@@ -164,4 +164,4 @@ def _shard_bytes(records: list[dict[str, Row]]) -> int:
             shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records])
             for kind in shards.SCHEMAS
         ]
-        return sum(entry["bytes"] for entry in made)
+        return sum(shard.bytes for shard in made)

@@ -158,8 +158,7 @@ def read_batch_cost(
 ) -> BatchTable:
     """Raises UserError naming `key` where there is none."""
     remedy = "Measure it: python scripts/tune.py batch=[1,2,4] batch_cost=measure"
-    found = read_json(pathlib.Path(file), BatchCostFile, key, remedy, KIND)
-    return BatchTable(**found["seconds"])
+    return read_json(pathlib.Path(file), BatchCostFile, key, remedy, KIND).seconds
 
 
 def write_batch_cost(file: pathlib.Path, facts: Mapping[str, Any]) -> None:

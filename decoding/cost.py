@@ -181,14 +181,14 @@ def read_cost(
     `key` where there is none."""
     remedy = "Measure it: python scripts/tune.py cost=measure"
     found = read_json(pathlib.Path(file), CostFile, key, remedy, KIND)
-    seconds, target = found["seconds"], found["seconds"]["target"]
-    if isinstance(target, Mapping):
-        target = {int(rows): value for rows, value in target.items()}
+    seconds, target = found.seconds.model_dump(exclude_unset=True), found.seconds.target
+    if isinstance(target, dict):
+        seconds["target"] = {int(rows): value for rows, value in target.items()}
     try:
-        table = cost_table(**{**seconds, "target": target})
+        table = cost_table(**seconds)
     except UserError as error:
         raise UserError(f"{key}: {file}: {error}") from error
-    return replace(table, pair=found.get("pair"), measured_on=found.get("measured_on"))
+    return replace(table, pair=found.pair, measured_on=found.measured_on)
 
 
 def write_cost(file: Path, facts: Mapping[str, Any]) -> None:

@@ -94,7 +94,7 @@ def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
     note = run.folder / SETTINGS
     if (run.folder / STATE).is_file() and note.is_file():
         before = read_json(note, Note, "out", f"Delete {run.folder}, or choose another out")
-        if reason := differences(before, now):
+        if reason := differences(before.written, now):
             raise UserError(
                 f"out: {run.folder} holds a run that was interrupted with {reason}. Delete it, or"
                 " choose another out"

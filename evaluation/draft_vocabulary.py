@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.storage.dataset import read_manifest, read_prompts
+from data_gen.storage.dataset import Harvest
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.loading import ModelPair, pair_identity
 from drafts.chats import load_chats, shards
@@ -57,19 +57,19 @@ def places(cfg: DictConfig) -> tuple[Path, Path]:
     return folder, out
 
 
-def harvested(folder: Path) -> tuple[list[Text], list[Text]]:
+def harvested(harvest: Harvest) -> tuple[list[Text], list[Text]]:
     """Responses that are counted, and held-out ones."""
-    read_manifest(folder)
-    splits = {name: texts(folder, name) for name in ("train", "calibration", "test")}
+    splits = {name: texts(harvest, name) for name in ("train", "calibration", "test")}
     if not splits["train"] or not (held := splits["calibration"] + splits["test"]):
         raise UserError(
-            f"data: {folder} has no responses to count, or none held out. Harvest more prompts"
+            f"data: {harvest.folder} has no responses to count, or none held out. Harvest"
+            " more prompts"
         )
     return splits["train"], held
 
 
-def texts(folder: Path, split: str) -> list[Text]:
-    rows = read_prompts(folder, "responses", split, ["prompt_tokens", "response_tokens"])
+def texts(harvest: Harvest, split: str) -> list[Text]:
+    rows = harvest.by_prompt("responses", split, ["prompt_tokens", "response_tokens"])
     return [Text.joined(row["prompt_tokens"], row["response_tokens"]) for row in rows]
 
 
@@ -84,14 +84,11 @@ def chats(folder: Path, held_out: int) -> tuple[list[Text], list[Text]]:
     return found[held_out:], found[:held_out]
 
 
-def refuse_other_target(pair: ModelPair, folder: Path) -> None:
+def refuse_other_target(pair: ModelPair, harvest: Harvest) -> None:
     """What another model has said tells nothing; what another draft of the same target was
     harvested for does."""
-    harvested = read_manifest(folder)["pair"]
-    sides = {side: harvested[side] for side in ("target", "tokenizer")}
-    refuse_other_pair(
-        pair_identity(pair), {"pair": {"name": harvested["name"], **sides}}, "pair.target: it"
-    )
+    sides = harvest.pair.model_dump(include={"name", "target", "tokenizer"})
+    refuse_other_pair(pair_identity(pair), sides, "pair.target: it")
 
 
 def table(

@@ -77,10 +77,10 @@ def read(folder: Path) -> Vocabulary:
         return Vocabulary()
     found = read_json(folder / FILE, Texts, "run", "Run scripts/evaluate.py again, or delete it")
     return Vocabulary(
-        {int(token): text for token, text in found["tokens"].items()},
+        found.tokens,
         {
             (dataset, prompt_id): text
-            for dataset, prompts in found["prompts"].items()
+            for dataset, prompts in found.prompts.items()
             for prompt_id, text in prompts.items()
         },
     )

@@ -206,7 +206,7 @@ def read_config(folder: Path, key: str, made_by: str = "") -> dict[str, Any]:
     if not path.is_file():
         train = made_by or f"python train.py predictor=... out={folder}"
         raise UserError(f"{key}: no checkpoint in {folder}. Train one: {train}")
-    config = read_json(path, CheckpointConfig, key, "Train it again: python train.py")
+    config = read_json(path, CheckpointConfig, key, "Train it again: python train.py").written
     if not _is_predictor(name := config["predictor"]):
         raise UserError(
             f"{key}: {folder} holds predictor {name!r}, of which there is no module. Put its folder"
@@ -291,7 +291,7 @@ def read_metrics(folder: Path, key: str) -> dict[str, Any]:
     card = folder / CARD
     if not card.is_file() or config["sha256"].get(CARD) != file_hash(card):
         print(f"warning: {card} is not as it was written. The numbers are those of {FILES[2]}")
-    return read_json(folder / FILES[2], MetricsFile, key, "Train it again: python train.py")
+    return read_json(folder / FILES[2], MetricsFile, key, "Train it again: python train.py").written
 
 
 def settings(predictor: Any) -> dict[str, Any]:

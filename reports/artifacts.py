@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from data_gen.storage.dataset import Harvest
 from decoding.trace import Trace
 from evaluation.datasets import ByDataset
 
@@ -52,19 +53,6 @@ class Evaluation:
     @property
     def datasets(self) -> list[str]:
         return sorted({trace.dataset for found in self.traces.values() for trace in found})
-
-
-@dataclass(frozen=True)
-class Harvest:
-    """A dataset of scripts/gen_data.py; its records are read where they are needed
-    (`data_gen.storage.dataset`)."""
-
-    folder: Path
-    manifest: Json
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_gen.samples import of_prompts, read_inputs
-from data_gen.storage.chunks import MANIFEST
-from data_gen.storage.dataset import read_responses
+from data_gen.samples import of_prompts, prompt_texts, read_inputs
+from data_gen.storage.dataset import Harvest
 from predictors.base import Predictor, Records, load_predictor
 from predictors.training.trainer import logits_in_chunks
-from reports.artifacts import Checkpoint, Harvest
-from reports.harvest_data import of_each
-from runtime.files import file_hash
+from reports.artifacts import Checkpoint
+from reports.harvest_data import models, of_each
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def on_harvests(
 ) -> tuple[Predictor, list[Harvest]]:
     """The predictor and the harvests it fits, that of its training first."""
     predictor, home = load_predictor(checkpoint.folder, key="run"), trained_on(checkpoint, harvests)
-    if home is None or not home.manifest["features_stored"]:
+    if home is None or not home.features_stored:
         return predictor, []
     return predictor, [
         home,
@@ -87,17 +85,17 @@ def on_harvests(
 
 def trained_on(checkpoint: Checkpoint, harvests: Sequence[Harvest]) -> Harvest | None:
     wanted = training_data(checkpoint)
-    return next(
-        (harvest for harvest in harvests if file_hash(harvest.folder / MANIFEST) == wanted), None
-    )
+    return next((harvest for harvest in harvests if harvest.sha256 == wanted), None)
 
 
 def _fits(other: Harvest, home: Harvest, predictor: Predictor) -> bool:
     """Whether it differs in its prompts alone, and holds some that `home` does not."""
-    theirs, ours = other.manifest, home.manifest
-    keys = ("pair", "warp", "draft_warp", "inputs")
-    alike = all({**theirs[key], "name": ""} == {**ours[key], "name": ""} for key in keys)
-    whole = theirs["features_stored"] and (predictor.gamma or 0) <= theirs["gamma"]
+    alike = (
+        models(other.context["pair"]) == models(home.context["pair"])
+        and other.warps == home.warps
+        and other.inputs == home.inputs
+    )
+    whole = other.features_stored and (predictor.gamma or 0) <= other.gamma
     return alike and whole and bool(unseen(other, home).any())
 
 
@@ -109,7 +107,7 @@ def _predicted(
     return Predicted(
         checkpoint=checkpoint.folder.name,
         predictor=predictor.name,
-        temperature=float(home.manifest["warp"]["temperature"]),
+        temperature=home.warps.target.temperature,
         trained_on=home.name,
         dataset=harvest.name,
         in_domain=harvest is home,
@@ -132,17 +130,11 @@ def held_out_records(
     predictor: Predictor, harvest: Harvest, home: Harvest, kind: str, columns: Collection[str]
 ) -> Records:
     if harvest is home:
-        return read_inputs(home.folder, predictor, kind, "test", columns, None)
-    return of_prompts(
-        read_inputs(harvest.folder, predictor, kind, "all", columns, None), unseen(harvest, home)
-    )
+        return read_inputs(home, predictor, kind, "test", columns)
+    return of_prompts(read_inputs(harvest, predictor, kind, "all", columns), unseen(harvest, home))
 
 
 def unseen(harvest: Harvest, home: Harvest) -> torch.Tensor:
     """[prompts] bool: those that `home` does not hold."""
-    known = {tuple(response["prompt_tokens"]) for response in read_responses(home.folder, "all")}
-    found = [
-        tuple(response["prompt_tokens"]) not in known
-        for response in read_responses(harvest.folder, "all")
-    ]
-    return torch.tensor(found)
+    held = set(prompt_texts(home))
+    return torch.tensor([prompt not in held for prompt in prompt_texts(harvest)])

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import field_validator
 
 from data_gen.storage.chunks import MANIFEST, PLAN
-from data_gen.storage.dataset import read_manifest
+from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SCHEMA_VERSION
 from decoding.cost import read_cost
 from decoding.models.machine import DECIDES_COSTS
@@ -23,7 +23,7 @@ from evaluation.metrics import Metrics
 from evaluation.replay import thresholds
 from evaluation.tables import BASELINE
 from predictors.base import FORMAT_VERSION, read_config, read_metrics
-from reports.artifacts import Artifacts, Checkpoint, Evaluation, Harvest, Json
+from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
 from runtime.errors import UserError
 from runtime.json_files import CHECKSUM, OpenForm, read_json, read_object
 from serving.schedule import read_schedule
@@ -161,7 +161,7 @@ def read_evaluation(folder: Path) -> Evaluation:
         and set(results["metrics"] or ()) == OF_METRICS
     ):
         raise Foreign("not written by this version of scripts/evaluate.py")
-    results = read_json(path, Results, KEY, remedy)
+    results = read_json(path, Results, KEY, remedy).written
     methods, command = results["metrics"]["pooled"], results["run"]["command"]
     traces = _traces(folder)
     if lacking := [
@@ -193,7 +193,7 @@ def read_harvest(folder: Path) -> Harvest:
     )
     if found.get("schema_version") != SCHEMA_VERSION:
         raise Foreign("not a dataset of this version of scripts/gen_data.py")
-    return Harvest(folder, read_manifest(folder, KEY))
+    return Harvest.open(folder, KEY)
 
 
 def _unfinished(folder: Path) -> Harvest:

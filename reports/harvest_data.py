@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from data_gen.storage.dataset import read_records, read_responses
+from data_gen.storage.dataset import Harvest
 from predictors.base import Records
-from reports.artifacts import Artifacts, Harvest
+from reports.artifacts import Artifacts
 from reports.figure import Missing
 from runtime.errors import TooFewRows
 
@@ -56,9 +56,9 @@ class Rounds:
     group: Tensor
 
 
-def distributions(manifest: Mapping[str, Any]) -> str:
+def distributions(harvest: Harvest) -> str:
     """What a harvest was sampled from."""
-    return _at(*(float(manifest[warp]["temperature"]) for warp in ("warp", "draft_warp")))
+    return _at(*(warp.temperature for warp in harvest.warps))
 
 
 def _at(target: float, draft: float) -> str:
@@ -69,12 +69,12 @@ def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:
     """Harvests of one pair together, whatever it was called."""
     found: dict[str, list[Harvest]] = {}
     for harvest in harvests:
-        found.setdefault(models(harvest.manifest["pair"]), []).append(harvest)
+        found.setdefault(models(harvest.context["pair"]), []).append(harvest)
     return list(found.values())
 
 
 def of_pair(pair: Mapping[str, str], harvests: Sequence[Harvest]) -> list[Harvest]:
-    return [harvest for harvest in harvests if models(harvest.manifest["pair"]) == models(pair)]
+    return [harvest for harvest in harvests if models(harvest.context["pair"]) == models(pair)]
 
 
 def models(pair: Mapping[str, str]) -> str:
@@ -130,13 +130,9 @@ def _draft_tokens(harvest: Harvest) -> list[DraftTokens]:
 
 
 def _of_datasets(harvest: Harvest) -> Iterator[DraftTokens]:
-    records = read_records(harvest.folder, "rounds", "all", DRAWN)
-    warps = harvest.manifest["warp"], harvest.manifest["draft_warp"]
-    target, draft = (float(warp["temperature"]) for warp in warps)
-    pair, names = (
-        harvest.manifest["pair"]["name"],
-        [response["dataset"] for response in read_responses(harvest.folder, "all")],
-    )
+    records = harvest.rounds("all", DRAWN)
+    target, draft = (warp.temperature for warp in harvest.warps)
+    names = [prompt.dataset for prompt in harvest.prompts("all")]
     kept, accepted = verdicts(records)
     columns = {
         "q": records["q" if draft else "q_max"],
@@ -150,7 +146,7 @@ def _of_datasets(harvest: Harvest) -> Iterator[DraftTokens]:
         of_dataset = torch.tensor([other == name for other in names])
         rows = kept & of_dataset[records["group"]][:, None]
         yield DraftTokens(
-            pair,
+            harvest.pair.name,
             name,
             target,
             draft,
@@ -201,8 +197,8 @@ def rounds(harvests: Sequence[Harvest]) -> dict[float, list[Rounds]]:
 
 def _rounds(harvest: Harvest) -> Rounds:
     """Raises TooFewRows where nothing was drafted, or no verdict was given."""
-    records = read_records(harvest.folder, "rounds", "all", ("known", "drafted", "accepted"))
-    temperature = float(harvest.manifest["warp"]["temperature"])
+    records = harvest.rounds("all", ("known", "drafted", "accepted"))
+    temperature = harvest.warps.target.temperature
     most = torch.minimum(records["drafted"], records["known"])
     if not most.any():
         raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from data_gen.storage.dataset import Harvest
 from decoding.models.machine import in_words
 from reports.answer import answers, times
-from reports.artifacts import Artifacts, Checkpoint, Evaluation, Harvest, Json
+from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
 from reports.figure import Cell, Figure
 
 MOST_ROWS = 200  # of a table in the page; its CSV has all
@@ -83,7 +84,7 @@ def pictures_first(section: Section) -> Section:
 def title(artifacts: Artifacts) -> str:
     """Names the pairs."""
     pairs = [evaluation.config["pair"]["name"] for evaluation in artifacts.evaluations]
-    pairs += [harvest.manifest["pair"]["name"] for harvest in artifacts.harvests]
+    pairs += [harvest.pair.name for harvest in artifacts.harvests]
     pairs += [
         checkpoint.config.get("pair", {}).get("name", "") for checkpoint in artifacts.checkpoints
     ]
@@ -133,12 +134,12 @@ def _evaluation(evaluation: Evaluation) -> Origin:
 
 
 def _harvest(harvest: Harvest) -> Origin:
-    found = harvest.manifest
     about = (
-        f"{found['pair']['name']}, temperature {found['warp']['temperature']:g},"
-        f" {found['prompts']['count']} prompts, rounds of {found['gamma']} tokens"
+        f"{harvest.pair.name}, temperature {harvest.warps.target.temperature:g},"
+        f" {harvest.manifest.prompts.count} prompts, rounds of {harvest.gamma} tokens"
     )
-    return Origin("harvest", str(harvest.folder), about, _versions(found), found.get("command", ""))
+    facts = harvest.manifest.written
+    return Origin("harvest", str(harvest.folder), about, _versions(facts), facts.get("command", ""))
 
 
 def _checkpoint(checkpoint: Checkpoint) -> Origin:

@@ -9,13 +9,22 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic_core import from_json
 
 from runtime.errors import UserError
 from runtime.files import without_nan, write_atomically
 
 T = TypeVar("T")
+FormT = TypeVar("FormT", bound="Form")
 CHECKSUM = "checksum"
 BOM, GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
 UNPACK = "Unpack it"
@@ -59,6 +68,21 @@ class Form(BaseModel):
 
     model_config = STRICT
     version: ClassVar[tuple[str, int] | None] = None
+    _written: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The object as the file holds it, with keys that the form does not name, but without its
+        checksum."""
+        return self._written
+
+    @classmethod
+    def of(cls: type[FormT], value: Mapping[str, Any]) -> FormT:
+        """Return the form of what JSON holds. Raises ValueError saying in a few words what does not
+        fit."""
+        form = fitting(lambda: cls.model_validate_json(json.dumps(value)))
+        form._written = {key: part for key, part in value.items() if key != CHECKSUM}
+        return form
 
 
 class OpenForm(Form):
@@ -81,11 +105,9 @@ def write_checksummed(
     write_atomically(path, lambda temporary: _write(temporary, content), key)
 
 
-def read_json(
-    path: Path, form: type[Form], key: str, remedy: str, kind: str = ""
-) -> dict[str, Any]:
-    """The object in a file, as written, but for its checksum. Raises UserError where the file is
-    missing or damaged, of another version, or does not fit `form`.
+def read_json(path: Path, form: type[FormT], key: str, remedy: str, kind: str = "") -> FormT:
+    """Return the object in a file. Raises UserError where the file is missing or damaged, of
+    another version, or does not fit `form`.
 
     A checksum fits where there is one; the form says where there has to be. key: config key named
     in errors; remedy: what the user is told to do; kind: as in `write_checksummed`."""
@@ -100,15 +122,13 @@ def read_json(
         raise UserError(
             f"{where} is damaged or of an earlier version (it has no checksum). {remedy}"
         )
-    whole, sealed = json.dumps(found), CHECKSUM in found
-    found.pop(CHECKSUM, None)
-    if sealed and content != _text(kind or path.name, found).encode():
+    bare = {name: value for name, value in found.items() if name != CHECKSUM}
+    if CHECKSUM in found and content != _text(kind or path.name, bare).encode():
         raise UserError(f"{where} is damaged (its checksum does not fit). {remedy}")
     try:
-        fitting(lambda: form.model_validate_json(whole))
+        return form.of(found)
     except ValueError as error:
         raise UserError(f"{where} is damaged ({error}). {remedy}") from error
-    return found
 
 
 def read_object(path: Path, key: str, remedy: str) -> dict[str, Any]:

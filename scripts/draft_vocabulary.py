@@ -58,6 +58,7 @@ class DraftVocabulary(Group):
 @program(__file__, DraftVocabulary)
 def main(cfg: DictConfig) -> None:
     """Responses in, a table and a file out."""
+    from data_gen.storage.dataset import Harvest
     from decoding.models.draft_vocabulary import with_ends, write_vocabulary
     from decoding.models.loading import load_pair
     from decoding.models.mixed import refuse_mixed
@@ -79,11 +80,12 @@ def main(cfg: DictConfig) -> None:
     cfg.pair.draft_vocabulary = (
         None  # the draft with all tokens is what the others are held against
     )
-    counted, held = harvested(folder) if cfg.chats is None else chats(folder, cfg.held_out)
+    harvest = Harvest.open(folder) if cfg.chats is None else None
+    counted, held = harvested(harvest) if harvest else chats(folder, cfg.held_out)
     pair = load_pair(cfg.pair)
     refuse_mixed(pair.draft)
-    if cfg.chats is None:
-        refuse_other_target(pair, folder)
+    if harvest:
+        refuse_other_target(pair, harvest)
     counts = count(counted, pair.draft.vocab_size)
     tokens = ranked(counts)
     sizes = [size for size in sorted({*cfg.sizes, cfg.size}) if size < len(tokens)]

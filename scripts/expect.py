@@ -64,7 +64,7 @@ class Expect(Group):
 @program(__file__, Expect)
 def main(cfg: DictConfig) -> None:
     """Harvest and pair in, a table out."""
-    from data_gen.storage.dataset import identity, read_manifest
+    from data_gen.storage.dataset import Harvest
     from decoding.models.loading import load_pair
     from evaluation.journal import Journal, journal_path
     from evaluation.methods import Method, configured
@@ -85,13 +85,13 @@ def main(cfg: DictConfig) -> None:
 
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
-    manifest = read_manifest(cfg.data)
-    texts = recorded(cfg)
+    harvest = Harvest.open(cfg.data)
+    texts = recorded(cfg, harvest)
     pair = load_pair(cfg.pair)
-    refuse_other_tokenizer(cfg, pair, manifest)
+    refuse_other_tokenizer(pair, harvest)
     methods = {name: Method(name, configured(cfg, name)) for name in cfg.methods}
     engines = {name: serial(cfg, method, pair) for name, method in methods.items()}
-    path = journal_path(out, depends_on(cfg, pair, methods, manifest, texts))
+    path = journal_path(out, depends_on(cfg, pair, methods, harvest, texts))
     with only_writer(out), Journal(path, Expected) as journal:
         if journal.resumed:
             print(f"going on after {journal.resumed} contexts ({path})")
@@ -99,11 +99,11 @@ def main(cfg: DictConfig) -> None:
         found = in_words(cfg, turns)
         facts = {
             "methods": {name: method.to_dict() for name, method in methods.items()},
-            "data": {"folder": str(cfg.data), "identity": identity(manifest)},
+            "data": {"folder": str(cfg.data), "identity": harvest.identity},
             "run": run_facts(cfg, pair, "scripts/expect.py"),
             "contexts": listed(turns),
         }
-        text = page(cfg, found, turns, manifest)
+        text = page(cfg, found, turns, harvest)
         with replaced_folder(out, MARKER) as folder:
             write_checksummed(folder / MARKER, {**facts, **found_in_json(found)})
             (folder / "table.md").write_text(text + "\n", encoding="utf-8")

@@ -92,7 +92,7 @@ class Simulate(Group):
 @program(__file__, Simulate)
 def main(cfg: DictConfig) -> None:
     """Harvests in, a table per speed ratio out."""
-    from data_gen.storage.dataset import read_manifest
+    from data_gen.storage.dataset import Harvest
     from evaluation.overlapped.simulate import (
         MARK,
         about,
@@ -105,19 +105,20 @@ def main(cfg: DictConfig) -> None:
     )
     from evaluation.tables import simulated as simulated_draft
 
-    out, manifest = checked_folder("out", cfg.out, "file"), read_manifest(cfg.data)
+    out, harvest = checked_folder("out", cfg.out, "file"), Harvest.open(cfg.data)
     refuse_foreign_file(out, MARK)
-    check(cfg, manifest)
+    elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
+    check(cfg, harvest, elsewhere)
     methods = [simulated(cfg, name) for name in cfg.methods]
     if any(not method.serial for method in methods):
         refuse_reading_draft(cfg)
-    chosen_on, *judged_on = (tables(cfg, folder, methods) for folder in [cfg.data, *cfg.judge_data])
+    chosen_on, *judged_on = (tables(cfg, each, methods) for each in [harvest, *elsewhere])
     judged = judged_on or [chosen_on]
     found = {f"{c:g}": cell(cfg, methods, chosen_on, judged, c) for c in cfg.ratios}
     command = shlex.join([*MARK.split(), *sys.argv[1:]])
-    write_json(out, {"command": command, **about(cfg, manifest), "cells": found})
+    write_json(out, {"command": command, **about(cfg, harvest), "cells": found})
     pages = [page(cfg, c, rows, methods) for c, rows in found.items()]
-    heading = f"# {printable(manifest['pair']['name'])}"
+    heading = f"# {printable(harvest.pair.name)}"
     print("\n\n".join([heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]))
 
 

@@ -27,7 +27,6 @@ numbers within rounding of each other decided it; exits with 1 where one is not.
 Harvest with pair.dtype=float32, and set it here, too: in bfloat16 too many decisions of a greedy
 decode rest on rounding."""
 
-import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -37,7 +36,7 @@ from omegaconf import DictConfig
 
 from decoding.settings import Pair
 from runtime.cli import program
-from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file, write_json
+from runtime.files import checked_folder, file_name, refuse_foreign_file, write_json
 from runtime.settings.groups import (
     Calibration,
     Dataset,
@@ -157,7 +156,7 @@ class Tune(Replay):
 def main(cfg: DictConfig) -> None:
     """Harvest and costs in, thresholds out; with check=true, whether replay is decode;
     with batch=[...], lengths by requests."""
-    from data_gen.storage.dataset import read_manifest
+    from data_gen.storage.dataset import Harvest
     from evaluation.replay import thresholds
     from evaluation.replay.check import check_replay, excused, in_lines
     from evaluation.replay.report import report
@@ -167,16 +166,17 @@ def main(cfg: DictConfig) -> None:
     if cfg.batch is not None:
         by_requests(cfg)
         return
-    out, manifest = out_file(cfg), read_manifest(cfg.data)
-    check(cfg, manifest)
+    out, harvest = out_file(cfg), Harvest.open(cfg.data)
+    elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
+    check(cfg, harvest, elsewhere)
     refuse_foreign_file(out, MARK)
     stops = {name: tunable(cfg, name) for name in cfg.methods if name in cfg.rules}
     if cfg.check:
-        found = check_replay(cfg, manifest, stops)
+        found = check_replay(cfg, harvest, stops)
         write_json(out, {"command": command(), "rules": found})
         print(f"\n{in_lines(found)}\n\nsaved {out}")
         sys.exit(not excused(found))
-    facts = tuned(cfg, manifest, stops)
+    facts = tuned(cfg, harvest, elsewhere, stops)
     thresholds.write(out, facts)
     print("", report(facts), *simulated(cfg.pair), f"saved {out}", sep="\n\n")
 
@@ -185,7 +185,7 @@ def by_requests(cfg: DictConfig) -> None:
     """Write the best fixed length for so many requests decoded together."""
     from dataclasses import asdict
 
-    from data_gen.storage.dataset import read_manifest
+    from data_gen.storage.dataset import Harvest
     from decoding.batch_cost import tabled
     from evaluation.batched import scheduling
     from evaluation.batched.lengths import best_lengths
@@ -194,26 +194,24 @@ def by_requests(cfg: DictConfig) -> None:
     from evaluation.replay.tune import MARK, command
     from serving.schedule import Schedule, write_schedule
 
-    manifest = read_manifest(cfg.data)
-    check_sizes(cfg, manifest)
-    refuse_other_warps(cfg, manifest)
-    refuse_other_harvests(cfg, manifest)
+    harvest = Harvest.open(cfg.data)
+    elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
+    check_sizes(cfg, harvest)
+    refuse_other_warps(cfg, harvest)
+    refuse_other_harvests(cfg, harvest, elsewhere)
     name = str(HydraConfig.get().runtime.choices["batch_cost"])
     default = f"runs/{file_name(cfg.pair.name)}-schedule-{name}.json"
     out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
     refuse_foreign_file(out, MARK)
-    gamma = cfg.gamma_max or manifest["gamma"]
+    gamma = cfg.gamma_max or harvest.gamma
     cost = priced(cfg, gamma)
     costs = tabled(cost, cfg.batch, gamma)
-    chosen_on, judged_on = (fixed(cfg, gamma, split) for split in (cfg.choose, cfg.judge))
+    chosen_on, judged_on = (fixed(cfg, gamma, harvest, split) for split in (cfg.choose, cfg.judge))
     choices = best_lengths(chosen_on, judged_on, cost, cfg.batch, gamma)
-    found = scheduling.simulated(cfg, cost, gamma) if cfg.scheduler else {}
+    found = scheduling.simulated(cfg, [harvest, *elsewhere], cost, gamma) if cfg.scheduler else {}
     details = {
-        **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
-        "data": {
-            "folder": str(cfg.data),
-            "sha256": file_hash(pathlib.Path(cfg.data) / "manifest.json"),
-        },
+        **harvest.context,
+        "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,
         "cost": {"name": name, "made": cost.made},

@@ -77,9 +77,7 @@ def read_schedule(path: str | Path, key: str = "schedule") -> Schedule:
     """Raises UserError naming `key` where the file is missing, damaged or holds no schedule."""
     remedy = 'Write e.g. {"ranges": [[1,4,5],[5,8,2]]}'
     found = read_json(Path(path), ScheduleFile, key, remedy, KIND)
-    costs = found.get("costs")
-    ranges = tuple(Range(*one) for one in found["ranges"])
-    return Schedule(ranges, BatchTable(**costs) if costs else None)
+    return Schedule(tuple(Range(*each) for each in found.ranges), found.costs)
 
 
 def write_schedule(

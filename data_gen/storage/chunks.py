@@ -25,7 +25,16 @@ from pydantic import (
     field_validator,
 )
 
-from data_gen.storage.shards import SCHEMA_VERSION, SCHEMAS, SPLITS, fault, shard_name, write_shard
+from data_gen.storage.shards import (
+    SCHEMA_VERSION,
+    SCHEMAS,
+    SPLITS,
+    MarkedShard,
+    Shard,
+    fault,
+    shard_name,
+    write_shard,
+)
 from runtime.errors import UserError
 from runtime.json_files import Form, Length, OpenForm, Size, digest, read_json, write_checksummed
 
@@ -69,7 +78,7 @@ def save_chunk(
         "chunk": index,
         "prompts": len(rows["responses"]),
         "tokens": tokens,
-        "shards": shards,
+        "shards": [shard.model_dump() for shard in shards],
         "given": [row["given"] for row in rows["responses"] if "given" in row],
     }
     write_checksummed(folder / marker_name(index), marker)
@@ -83,16 +92,15 @@ def remove_marker(folder: Path, index: int) -> None:
 # Done or not --------------------------------------------------------------------------------------
 
 
-def marker_of(folder: Path, index: int, plan: str) -> dict[str, Any] | None:
+def marker_of(folder: Path, index: int, plan: str) -> "Marker | None":
     """The marker of a chunk whose files are there, in full length; None where the chunk is still to
     be made. Hashes are not computed."""
     try:
         marker = read_marker(folder, index, plan)
     except UserError:
         return None
-    sizes = {entry["name"]: entry["bytes"] for entry in marker["shards"]}
     try:
-        whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
+        whole = all((folder / shard.name).stat().st_size == shard.bytes for shard in marker.shards)
     except OSError:
         return None
     return marker if whole else None
@@ -107,19 +115,19 @@ def marked_chunks(folder: Path) -> list[int]:
     ]
 
 
-def read_marker(folder: Path, index: int, plan: str | None) -> dict[str, Any]:
+def read_marker(folder: Path, index: int, plan: str | None) -> "Marker":
     """Raises UserError where it is missing, damaged, or belongs to another dataset. plan: None for
     any."""
     path = folder / marker_name(index)
     marker = read_json(path, Marker, "data", "")
-    if marker["chunk"] != index:
+    if marker.chunk != index:
         raise UserError(f"data: {path} is damaged (no valid chunk). ")
-    if plan not in (None, marker["plan"]):
+    if plan not in (None, marker.plan):
         raise UserError(f"data: {path} belongs to another dataset. ")
     return marker
 
 
-def readable_markers(folder: Path) -> Iterator[dict[str, Any]]:
+def readable_markers(folder: Path) -> Iterator["Marker"]:
     """The markers in the folder that are not damaged, of whatever plan."""
     for path in folder.glob("chunk-*.json"):
         try:
@@ -135,28 +143,34 @@ def faults(folder: Path, index: int, plan: str | None) -> list[tuple[str, str]]:
     except UserError as error:
         name = marker_name(index)
         return [(name, str(error).split(f"{name} ", 1)[1].rstrip(". "))]
-    found = [(entry["name"], fault(folder / entry["name"], entry)) for entry in marker["shards"]]
-    return [(name, problem) for name, problem in found if problem]
+    return [
+        (shard.name, problem)
+        for shard in marker.shards
+        if (problem := fault(folder / shard.name, shard))
+    ]
 
 
 def inventory(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
     """What a manifest says about the files of a finished harvest: `shards` by kind, `bytes`, and
     `content`, a hash of all records in sorted order, which does not depend on chunks, processes or
     parquet."""
-    markers = (read_marker(folder, index, plan_id(plan)) for index in range(chunk_count(plan)))
-    entries = [entry for marker in markers for entry in marker["shards"]]
-    records = [record for entry in entries for record in entry.pop("records")]
+    shards = [shard for marker in markers_of(folder, plan) for shard in marker.shards]
+    ordered = [shard for kind in SCHEMAS for shard in shards if shard.kind == kind]
     return {
-        "shards": [entry for kind in SCHEMAS for entry in entries if entry["kind"] == kind],
-        "bytes": sum(entry["bytes"] for entry in entries),
-        "content": content_hash(records),
+        "shards": [shard.model_dump(exclude={"records"}) for shard in ordered],
+        "bytes": sum(shard.bytes for shard in shards),
+        "content": content_hash(record for shard in shards for record in shard.records),
     }
 
 
 def given_rows(folder: Path, plan: Mapping[str, Any]) -> list[list[float]]:
     """Return what the markers of a finished harvest say of each given response."""
-    markers = (read_marker(folder, index, plan_id(plan)) for index in range(chunk_count(plan)))
-    return [row for marker in markers for row in marker.get("given", [])]
+    return [row for marker in markers_of(folder, plan) for row in marker.given]
+
+
+def markers_of(folder: Path, plan: Mapping[str, Any]) -> Iterator["Marker"]:
+    """Return the marker of every chunk of a finished harvest."""
+    return (read_marker(folder, index, plan_id(plan)) for index in range(chunk_count(plan)))
 
 
 def content_hash(records: Iterable[str]) -> str:
@@ -176,30 +190,6 @@ def strangers(folder: Path, count: int) -> list[str]:
 
 
 # What the JSON files hold -------------------------------------------------------------------------
-
-
-class Shard(Form):
-    """As a manifest lists it."""
-
-    kind: str
-    name: str
-    rows: Size
-    bytes: Size
-    sha256: str
-
-    @field_validator("name")
-    @classmethod
-    def _of_its_kind(cls, name: str, info: ValidationInfo) -> str:
-        kind = info.data.get("kind")
-        if kind not in SCHEMAS or not re.fullmatch(rf"{kind}-[0-9]{{5,}}\.parquet", name):
-            raise ValueError("no name of a shard")
-        return name
-
-
-class MarkedShard(Shard):
-    """As the marker of its chunk lists it. records: a digest of each."""
-
-    records: list[str]
 
 
 class Marker(Form):
@@ -289,5 +279,8 @@ class Manifest(Plan):
     anchors: Anchors
     inputs: Layers
     features_stored: bool
+    dtypes: dict[str, Any] | None = None
+    responses: str | None = None
     responses_from: dict[str, Any] | None = None
     shards: list[Shard]
+    content: str | None = None

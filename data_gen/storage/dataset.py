@@ -1,10 +1,11 @@
-"""Reading a finished harvest: its manifest, its records by split, its responses; whether it is
-whole."""
+"""A finished harvest: its manifest, its records by split, its responses; whether it is whole."""
 
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +15,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data_gen.storage import chunks
-from data_gen.storage.chunks import MANIFEST, PLAN
-from data_gen.storage.shards import DRAWN, FEATURES, INTEGERS, PROMPT, SCHEMAS, SIBLINGS, read_shard
+from data_gen.storage.chunks import MANIFEST, PLAN, Manifest, PairNames
+from data_gen.storage.shards import DRAWN, FEATURES, INTEGERS, PROMPT, SCHEMAS, SIBLINGS, batches
+from decoding.sampling import Warp
 from predictors.features.draft_statistics import HISTORY
+from predictors.features.layers import RecordedLayers
 from runtime.errors import TooFewRows, UserError
+from runtime.files import file_hash
 from runtime.json_files import digest, read_json
 
 WRITTEN = (
@@ -29,115 +33,213 @@ WRITTEN = (
 )  # how and as what its records were written
 
 
-def read_manifest(folder: str | Path, key: str = "data") -> dict[str, Any]:
-    """The manifest of a finished harvest. Raises UserError when there is none, saying which command
-    makes it.
+class PairWarps(NamedTuple):
+    """What turns the logits of each model into the distribution that is sampled."""
 
-    key: config key named in errors.
-    """
-    folder = Path(folder)
-    path = folder / MANIFEST
-    remedy = f"Run: python scripts/gen_data.py out={folder}"
-    if not path.exists():
-        state = "is only half harvested" if (folder / PLAN).exists() else "is no harvested dataset"
-        raise UserError(f"{key}: {folder} {state}. {remedy}")
-    return read_json(
-        path, chunks.Manifest, key, f"{remedy} (and its settings): it writes the file again"
-    )
+    target: Warp
+    draft: Warp
 
 
-def identity(manifest: dict[str, Any]) -> str:
-    """Digest of what a harvest holds and of the settings it was made with; not of the command, the
-    versions of packages or the bytes of its files, which change when the same records are written
-    again."""
-    aside = WRITTEN if "content" in manifest else ()
-    return digest({name: value for name, value in manifest.items() if name not in aside})
+@dataclass(frozen=True)
+class HarvestedPrompt:
+    """A prompt and what the target answered, as token ids."""
+
+    prompt_id: str
+    dataset: str
+    split: str
+    prompt_tokens: list[int]
+    response_tokens: list[int]
 
 
-def read_records(
-    folder: str | Path, kind: str, split: str, columns: Collection[str] | None = None
-) -> dict[str, Tensor]:
-    """All samples of one kind ("mixed" or "rounds") and split ("train", "calibration", "test"
-    or "all").
+@dataclass(frozen=True)
+class Harvest:
+    """A finished harvest in a folder. `open` reads and checks its manifest, once for whatever is
+    asked of it; records are read from the mapped shards where they are asked for.
 
-    Returns one tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample
-    first: integers int64, floats float32, [N], or [N, gamma] in `rounds` where every token of a
-    round has a value, [N, gamma, k] of its siblings; `history` [N, 3]; hidden states bfloat16 [N,
-    L * H] or [N, gamma, L * H]; and `group` int64 [N], the number of the prompt a sample came from
-    (to check or make splits by prompt). Hidden states are left out where the harvest stored none.
-    Raises UserError naming the shard when one is missing or damaged, or when the split is
-    empty."""
-    folder = Path(folder)
-    manifest = read_manifest(folder)
-    stored = [
-        name for name in SCHEMAS[kind].names if name not in FEATURES or manifest["features_stored"]
-    ]
-    names = [name for name in stored if name not in PROMPT and (columns is None or name in columns)]
-    counted = "anchor" if kind == "rounds" else "position"  # one value per sample
-    entries = [entry for entry in manifest["shards"] if entry["kind"] == kind]
-    tables = [read_shard(folder, entry, ["split", counted, *names]) for entry in entries]
-    parts = [part for table in tables if len(part := _of_split(table, split))]
-    counts = np.concatenate(
-        [np.zeros(0, int), *(pc.list_value_length(part[counted]).to_numpy() for part in parts)]
-    )
-    if counts.sum() == 0:
-        raise TooFewRows(
-            f"data: {folder} has no {kind} records in split {split}. Harvest more prompts"
-        )
-    table = pa.concat_tables(parts)
-    try:
-        values = {
-            name: _shaped(table[name], name, kind, counts, manifest["gamma"]) for name in names
+    Splits are "train", "calibration" and "test", or "all" of them."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: str | Path, key: str = "data") -> "Harvest":
+        """Raises UserError when there is none, saying which command makes it.
+
+        key: config key named in errors.
+        """
+        folder = Path(folder)
+        path = folder / MANIFEST
+        remedy = f"Run: python scripts/gen_data.py out={folder}"
+        if not path.exists():
+            half = (folder / PLAN).exists()
+            state = "is only half harvested" if half else "is no harvested dataset"
+            raise UserError(f"{key}: {folder} {state}. {remedy}")
+        again = f"{remedy} (and its settings): it writes the file again"
+        return cls(folder, read_json(path, Manifest, key, again))
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    # What the manifest says
+
+    @property
+    def pair(self) -> PairNames:
+        return self.manifest.pair
+
+    @property
+    def warps(self) -> PairWarps:
+        target, draft = self.manifest.warp, self.manifest.draft_warp
+        return PairWarps(Warp(**target.model_dump()), Warp(**draft.model_dump()))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether neither model was sampled."""
+        return self.warps.target.temperature == 0 == self.warps.draft.temperature
+
+    @property
+    def inputs(self) -> RecordedLayers:
+        """The layers whose hidden states were recorded."""
+        return RecordedLayers(**self.manifest.inputs.model_dump())
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens of a round."""
+        return self.manifest.gamma
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.manifest.max_new_tokens
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Prompts of each split."""
+        return self.manifest.splits
+
+    @property
+    def features_stored(self) -> bool:
+        return self.manifest.features_stored
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What everything made of this harvest is valid for, as JSON: pair and warps."""
+        return {name: self.manifest.written[name] for name in ("pair", "warp", "draft_warp")}
+
+    @property
+    def identity(self) -> str:
+        """Digest of what the harvest holds and of the settings it was made with; not of the
+        command, the versions of packages or the bytes of its files, which change when the same
+        records are written again."""
+        aside = WRITTEN if self.manifest.content is not None else ()
+        facts = self.manifest.written
+        return digest({name: value for name, value in facts.items() if name not in aside})
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the manifest's file."""
+        return file_hash(self.folder / MANIFEST)
+
+    # Records
+
+    def rounds(self, split: str, columns: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Return the rounds of a split, as `records`."""
+        return self.records("rounds", split, columns)
+
+    def mixed(self, split: str, columns: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Return the records of mixed sequences of a split, as `records`."""
+        return self.records("mixed", split, columns)
+
+    def records(
+        self, kind: str, split: str, columns: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Return all samples of one kind ("mixed" or "rounds") and split.
+
+        One tensor per column of ``SCHEMAS[kind]`` (or per name in `columns`) with the sample first:
+        integers int64, floats float32, [N], or [N, gamma] in `rounds` where every token of a round
+        has a value, [N, gamma, k] of its siblings; `history` [N, 3]; hidden states bfloat16 [N, L *
+        H] or [N, gamma, L * H]; and `group` int64 [N], the number of the prompt a sample came from
+        (to check or make splits by prompt). Hidden states are left out where the harvest stored
+        none. Raises UserError naming the shard when one is missing or damaged, or when the split is
+        empty."""
+        names = [
+            name
+            for name in SCHEMAS[kind].names
+            if name not in PROMPT
+            and (columns is None or name in columns)
+            and (self.features_stored or name not in FEATURES)
+        ]
+        counted = "anchor" if kind == "rounds" else "position"  # one value per sample
+        parts: dict[str, list[pa.Array]] = {name: [] for name in [counted, *names]}
+        for table in self.batches(kind, split, parts):
+            for name, part in parts.items():
+                part += table[name].chunks
+        counts = _lengths(parts[counted])
+        if counts.sum() == 0:
+            raise TooFewRows(
+                f"data: {self.folder} has no {kind} records in split {split}. Harvest more prompts"
+            )
+        try:
+            values = {
+                name: _shaped(parts.pop(name), name, kind, counts, self.gamma) for name in names
+            }
+        except ValueError as error:
+            raise UserError(
+                f"data: {self.folder} is damaged ({error}). Harvest again with another out=..."
+            ) from error
+        return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
+
+    def prompts(self, split: str) -> Iterator[HarvestedPrompt]:
+        """Return the prompts of a split, in the order of the groups of `records`."""
+        names = [*PROMPT, "prompt_tokens", "response_tokens"]
+        for table in self.batches("responses", split, names):
+            yield from (HarvestedPrompt(**row) for row in table.to_pylist())
+
+    def by_prompt(
+        self, kind: str, split: str, columns: Collection[str]
+    ) -> Iterator[dict[str, Tensor]]:
+        """Return some columns of one kind, prompt by prompt, in the order of `records`: int64 or
+        float32, as stored."""
+        dtypes = {
+            name: torch.int64 if SCHEMAS[kind].field(name).type == INTEGERS else torch.float32
+            for name in columns
         }
-    except ValueError as error:
-        raise UserError(
-            f"data: {folder} is damaged ({error}). Harvest again with another out=..."
-        ) from error
-    return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
+        for table in self.batches(kind, split, columns):
+            for row in table.to_pylist():
+                yield {name: torch.tensor(row[name], dtype=dtypes[name]) for name in columns}
+
+    def batches(self, kind: str, split: str, columns: Collection[str]) -> Iterator[pa.Table]:
+        """Return some columns of one kind and split, a few prompts at a time."""
+        for shard in self.manifest.shards:
+            if shard.kind == kind:
+                for table in batches(self.folder, shard, ["split", *columns]):
+                    if split != "all":
+                        table = table.filter(pc.equal(table["split"], split))
+                    if len(table):
+                        yield table
+
+    @cached_property
+    def embeddings(self) -> tuple[Tensor, Tensor]:
+        """Ids [U], ascending, of all tokens that the records name, and the target's input
+        embeddings of them [U, E], bfloat16. The harvest must have stored them."""
+        vectors: dict[int, Tensor] = {}
+        for table in self.batches("responses", "all", ["embedded", "embedding"]):
+            ids, bits = (
+                table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+                for name in ("embedded", "embedding")
+            )
+            rows = torch.from_numpy(bits.copy()).view(torch.bfloat16).view(len(ids), -1)
+            vectors |= dict(zip(ids.tolist(), rows, strict=True))
+        ids = sorted(vectors)
+        return torch.tensor(ids), torch.stack([vectors[token] for token in ids])
 
 
-RESPONSE = (*PROMPT, "prompt_tokens", "response_tokens")
-
-
-def read_responses(folder: str | Path, split: str) -> list[dict[str, Any]]:
-    """`prompt_id`, `dataset`, `split`, `prompt_tokens` and `response_tokens` of the prompts of a
-    split, in the order of the groups of `read_records`."""
-    folder = Path(folder)
-    entries = [entry for entry in read_manifest(folder)["shards"] if entry["kind"] == "responses"]
-    tables = [read_shard(folder, entry, RESPONSE) for entry in entries]
-    return [row for table in tables for row in _of_split(table, split).to_pylist()]
-
-
-def read_prompts(
-    folder: str | Path, kind: str, split: str, columns: Collection[str]
-) -> Iterator[dict[str, Tensor]]:
-    """Per prompt of a split, in the order of `read_records`, some columns of one kind: int64 or
-    float32, as stored."""
-    folder = Path(folder)
-    dtypes = {
-        name: torch.int64 if SCHEMAS[kind].field(name).type == INTEGERS else torch.float32
-        for name in columns
-    }
-    for entry in read_manifest(folder)["shards"]:
-        if entry["kind"] == kind:
-            table = read_shard(folder, entry, ["split", *columns])
-            for row in _of_split(table, split).select(list(columns)).to_pylist():
-                yield {
-                    name: torch.tensor(values, dtype=dtypes[name]) for name, values in row.items()
-                }
-
-
-def _of_split(table: pa.Table, split: str) -> pa.Table:
-    return table if split == "all" else table.filter(pc.equal(table["split"], split))
-
-
-def _shaped(
-    column: pa.ChunkedArray, name: str, kind: str, counts: np.ndarray, gamma: int
-) -> Tensor:
+def _shaped(parts: list[pa.Array], name: str, kind: str, counts: np.ndarray, gamma: int) -> Tensor:
     """counts: [rows], samples of each row. Raises ValueError where a row has not as many values as
     its samples need."""
     each_token = kind == "rounds" and (name in DRAWN or name in SIBLINGS)
-    values, shape = _values(column), [int(counts.sum()), *([gamma] if each_token else [])]
+    shape = [int(counts.sum()), *([gamma] if each_token else [])]
+    flat = np.concatenate([part.flatten().to_numpy(zero_copy_only=False) for part in parts])
+    values = torch.from_numpy(flat if flat.dtype in (np.int16, np.float32) else flat.astype("i8"))
     if name == "history":
         shape.append(HISTORY)
     if name in SIBLINGS:
@@ -146,22 +248,16 @@ def _shaped(
         values = values.view(torch.bfloat16)
         shape.append(len(values) // math.prod(shape))
     per_sample = math.prod(shape[1:])
-    if per_sample == 0 or not np.array_equal(
-        pc.list_value_length(column).to_numpy(), counts * per_sample
-    ):
+    if per_sample == 0 or not np.array_equal(_lengths(parts), counts * per_sample):
         raise ValueError(
             f"column {name} has not {per_sample or 'any'} values for each of the {kind} records"
         )
     return values.view(shape)
 
 
-def _values(column: pa.ChunkedArray) -> Tensor:
-    values = np.concatenate(
-        [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
-    )
-    return torch.from_numpy(
-        values if values.dtype in (np.int16, np.float32) else values.astype(np.int64)
-    )
+def _lengths(parts: list[pa.Array]) -> np.ndarray:
+    """Values in each row of a column of lists."""
+    return np.concatenate([np.zeros(0, int), *(part.value_lengths().to_numpy() for part in parts)])
 
 
 # Whole or damaged ---------------------------------------------------------------------------------
@@ -177,16 +273,18 @@ def verify(folder: Path) -> list[str]:
     ):
         raise UserError(f"out: {folder} is no harvested dataset. Give the folder of one: out=...")
     (plan, manifest), bad = _settings_files(folder)
-    known = plan or manifest
+    settings = plan or manifest
     count = (
-        chunks.chunk_count(known) if known else max(chunks.marked_chunks(folder), default=-1) + 1
+        chunks.chunk_count(settings)
+        if settings
+        else max(chunks.marked_chunks(folder), default=-1) + 1
     )
     identity = chunks.plan_id(plan) if plan else None
     for index in tqdm(range(count), desc="verify", unit=" chunks", leave=False, mininterval=1):
         bad += [
             f"{folder / name} {problem}" for name, problem in chunks.faults(folder, index, identity)
         ]
-    if known:
+    if settings:
         bad += [
             f"{folder / name} belongs to no chunk. Delete it"
             for name in chunks.strangers(folder, count)
@@ -207,7 +305,7 @@ def _settings_files(folder: Path) -> tuple[list[dict[str, Any] | None], list[str
     bad = []
     for name, form in ((PLAN, chunks.Plan), (MANIFEST, chunks.Manifest)):
         try:
-            found.append(read_json(folder / name, form, "out", ""))
+            found.append(read_json(folder / name, form, "out", "").written)
         except UserError as error:
             found.append(None)
             bad.append(str(error).removeprefix("out: ").rstrip(". "))
@@ -218,7 +316,7 @@ def _harvested(folder: Path, bad: list[str]) -> list[str]:
     """Ids of the prompts whose responses were harvested. A shard that cannot be read is added to
     `bad`."""
     try:
-        return [row["prompt_id"] for row in read_responses(folder, "all")]
+        return [prompt.prompt_id for prompt in Harvest.open(folder).prompts("all")]
     except UserError as error:
         bad.append(str(error).removeprefix("data: ").removeprefix("shard ").rstrip(". "))
         return []

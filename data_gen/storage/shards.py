@@ -56,7 +56,8 @@ bfloat16 numbers kept as int16 bits: n * L * H, n * gamma * L * H for L layers. 
 `features=recompute` these lists are empty and the manifest says `"features_stored": false`."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from data_gen.siblings import MORE, TOP
@@ -73,6 +75,7 @@ from predictors.base import UNREADABLE
 from predictors.features.draft_statistics import Q_STATS
 from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically
+from runtime.json_files import Form, Size
 
 SCHEMA_VERSION = 5
 ROWS_AT_ONCE = 8  # prompts of one table: what is written is in memory six times
@@ -117,15 +120,38 @@ def shard_name(kind: str, index: int) -> str:
     return f"{kind}-{index:05d}.parquet"
 
 
+class Shard(Form):
+    """A file of records, as a manifest lists it."""
+
+    name: str
+    kind: str
+    rows: Size
+    bytes: Size
+    sha256: str
+
+    @model_validator(mode="after")
+    def _named_by_its_kind(self) -> "Shard":
+        name = rf"{re.escape(self.kind)}-[0-9]{{5,}}\.parquet"
+        if self.kind not in SCHEMAS or not re.fullmatch(name, self.name):
+            raise ValueError("no name of a shard")
+        return self
+
+
+class MarkedShard(Shard):
+    """The same as the marker of its chunk lists it. records: a digest of each."""
+
+    records: list[str]
+
+
 # Writing ------------------------------------------------------------------------------------------
 
 
-def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Write one shard: `rows` has one dict per prompt with the columns of ``SCHEMAS[kind]``.
+def write_shard(
+    folder: Path, kind: str, index: int, rows: Sequence[Mapping[str, Any]]
+) -> MarkedShard:
+    """Write one shard: `rows` has one mapping per prompt with the columns of ``SCHEMAS[kind]``.
 
-    Returns its entry: name, kind, rows, bytes, sha256 of the file, and a digest of every row.
-    Raises UserError when a
-    number is NaN or infinite: such a shard is never written.
+    Raises UserError when a number is NaN or infinite: such a shard is never written.
     """
     path, sink, digests = folder / shard_name(kind, index), pa.BufferOutputStream(), list[str]()
     # Values are close to random bits: dictionaries would only cost time.
@@ -142,17 +168,17 @@ def write_shard(folder: Path, kind: str, index: int, rows: list[dict[str, Any]])
             digests += record_digests(table, kind)
     content = sink.getvalue()
     write_atomically(path, lambda temporary: _write(temporary, content))
-    return {
-        "name": path.name,
-        "kind": kind,
-        "rows": len(rows),
-        "bytes": content.size,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "records": digests,
-    }
+    return MarkedShard(
+        name=path.name,
+        kind=kind,
+        rows=len(rows),
+        bytes=content.size,
+        sha256=hashlib.sha256(content).hexdigest(),
+        records=digests,
+    )
 
 
-def _table(kind: str, rows: list[dict[str, Any]]) -> pa.Table:
+def _table(kind: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
     return pa.Table.from_pylist(plain, SCHEMAS[kind])
 
@@ -216,37 +242,45 @@ def _all_finite(name: str, values: np.ndarray) -> bool:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def read_shard(folder: Path, entry: dict[str, Any], columns: Collection[str]) -> pa.Table:
-    """Some columns of the shard of a manifest's entry. Raises UserError naming it when it is not
-    the file that the entry describes: no damaged byte reaches the parquet reader."""
-    path = folder / entry["name"]
-    if problem := fault(path, entry, _known_hash):
+def batches(folder: Path, shard: Shard, columns: Collection[str]) -> Iterator[pa.Table]:
+    """Return some columns of a shard, in tables of a few prompts, read from the mapped file. Raises
+    UserError naming the shard when it is not the file that was written: no damaged byte reaches the
+    parquet reader."""
+    path = folder / shard.name
+    if problem := fault(path, shard, _hash_once):
         raise UserError(
             f"data: shard {path} {problem}. Run the harvest again with out={folder}: it remakes bad"
             " shards"
         )
     try:
-        return _checked(pq.read_table(path, columns=list(dict.fromkeys(columns))), entry)
+        with pq.ParquetFile(path, memory_map=True) as file:
+            if file.metadata.num_rows != shard.rows:
+                raise ValueError(f"{file.metadata.num_rows} rows instead of {shard.rows}")
+            names = list(dict.fromkeys(columns))
+            _check_types(file.schema_arrow, SCHEMAS[shard.kind], names)
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=names):
+                yield _without_holes(pa.Table.from_batches([batch]).select(names))
     except UNREADABLE as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise UserError(
-            f"data: shard {path} cannot be read ({said}). Delete it and run the harvest again with"
-            f" out={folder}"
+            f"data: shard {path} cannot be read ({reason}). Delete it and run the harvest again"
+            f" with out={folder}"
         ) from error
 
 
-def _checked(table: pa.Table, entry: dict[str, Any]) -> pa.Table:
-    """`table`, if its columns are of the types of ``SCHEMAS``, whole, and as long as the entry
-    says; else a ValueError."""
+def _check_types(schema: pa.Schema, expected: pa.Schema, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in schema.names:
+            raise ValueError(f"column {name} is missing")
+        stored, right = schema.field(name).type, expected.field(name).type
+        if stored != right:
+            raise ValueError(f"column {name} is of type {stored} instead of {right}")
+
+
+def _without_holes(table: pa.Table) -> pa.Table:
+    """`table`, if it is whole; else a ValueError."""
     table.validate(full=True)
-    schema = SCHEMAS[entry["kind"]]
-    if table.num_rows != entry["rows"]:
-        raise ValueError(f"{table.num_rows} rows instead of {entry['rows']}")
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.type != schema.field(name).type:
-            raise ValueError(
-                f"column {name} is of type {column.type} instead of {schema.field(name).type}"
-            )
         if column.null_count or (
             pa.types.is_list(column.type) and pc.list_flatten(column).null_count
         ):
@@ -254,16 +288,13 @@ def _checked(table: pa.Table, entry: dict[str, Any]) -> pa.Table:
     return table
 
 
-def fault(
-    path: Path, entry: dict[str, Any], hashing: Callable[[Path], str] | None = None
-) -> str | None:
-    """What is wrong with the file of an entry, None where nothing is. hashing: instead of
-    `file_hash`."""
+def fault(path: Path, shard: Shard, hashing: Callable[[Path], str] = file_hash) -> str | None:
+    """Return what is wrong with the file of a shard, None where nothing is."""
     try:
         size = path.stat().st_size
-        if size != entry["bytes"]:
-            return f"is damaged: {size} bytes instead of {entry['bytes']}"
-        right = (hashing or file_hash)(path) == entry["sha256"]
+        if size != shard.bytes:
+            return f"is damaged: {size} bytes instead of {shard.bytes}"
+        right = hashing(path) == shard.sha256
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
@@ -273,8 +304,8 @@ def fault(
     )
 
 
-def _known_hash(path: Path) -> str:
-    """`file_hash`, once per process as long as the file is not replaced."""
+def _hash_once(path: Path) -> str:
+    """Return `file_hash`, computed once per process as long as the file is not replaced."""
     stat = path.stat()
     return _hash_of(path.absolute(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from data_gen.storage import chunks
+from data_gen.storage.chunks import Marker
 from data_gen.storage.shards import SCHEMA_VERSION
 from runtime.compatibility import differences, leaves
 from runtime.errors import UserError
@@ -33,9 +34,6 @@ POLL = 0.2  # seconds between two looks at chunks that others are making
 _AGAIN = "Choose another out=... or delete the folder"
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _PLAN, _PRESENCE, _FIRST_CHUNK = 0, 2**40, 1  # bytes to lock
-
-Marker = dict[str, Any]
-"""Content of the completion marker of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -179,20 +177,19 @@ def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
             path, Settings, "out", f"The shards beside it may have other settings. {_AGAIN}"
         )
     except UserError:
-        if {str(marker.get("plan")) for marker in chunks.readable_markers(folder)} != {
-            chunks.plan_id(plan)
-        }:
+        plans = {marker.plan for marker in chunks.readable_markers(folder)}
+        if plans != {chunks.plan_id(plan)}:
             raise
         write_checksummed(path, plan)
         return
-    _refuse_changes(folder, made_with, plan)
+    _refuse_changes(folder, made_with.written, plan)
 
 
 def begun_on(folder: Path) -> str | None:
     """Return the date that the prompts of the harvest in `folder` were rendered with, where there
     is such a harvest and its chat template reads the clock."""
     try:
-        dates = read_json(folder / chunks.PLAN, Settings, "out", "").get(chunks.DATES)
+        dates = read_json(folder / chunks.PLAN, Settings, "out", "").written.get(chunks.DATES)
     except UserError:
         return None
     return str(dates[0]) if dates else None
@@ -203,7 +200,7 @@ def refuse_others(folder: Path, known: dict[str, Any]) -> None:
     ones of a plan, whose responses are "generated" or "external". A plan that cannot be read is
     left to `claim`."""
     try:
-        plan = read_json(folder / chunks.PLAN, Settings, "out", "")
+        plan = read_json(folder / chunks.PLAN, Settings, "out", "").written
     except UserError:
         return
     if any(folder.glob("*.parquet")):

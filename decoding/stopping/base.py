@@ -1,8 +1,7 @@
 """What stop rules that can be tuned share."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -71,9 +70,9 @@ class TunableRule:
         """Values of `setting` to try. points: steps from 0 to 1; gamma_max: longest draft."""
         return np.linspace(0, 1, points + 1).tolist()
 
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """Columns for `RolloutTable.predicted`, a row per round: what its predictor says there.
-        records: `columns` of a harvest with this manifest."""
+        records: `columns` of a harvest that recorded `layers`."""
         return {}
 
 
@@ -83,10 +82,9 @@ def in_chunks(ask: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
     return found.view(*matrix.shape[:-1], *found.shape[1:])
 
 
-def matrix_of(predictor: Predictor, records: Records, manifest: Mapping[str, Any]) -> Tensor:
-    """What `predictor` reads of the rounds of a harvest with this manifest
+def matrix_of(predictor: Predictor, records: Records, layers: RecordedLayers) -> Tensor:
+    """What `predictor` reads of the rounds of a harvest that recorded `layers`
     (`predictors.inputs.recorded`)."""
-    layers = RecordedLayers.from_dict(manifest["inputs"])
     return recorded(predictor.inputs, layers, records, predictor.when)
 
 

@@ -2,9 +2,9 @@
 without branches)."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor, read_config
 from predictors.calibration import balanced
+from predictors.features.layers import RecordedLayers
 from predictors.inputs import readable
 from runtime.errors import UserError
 from runtime.settings.kinds import Path, Probability
@@ -112,10 +113,10 @@ class HRADStop(TunableRule):
     def grid(self, points: int, gamma_max: int) -> Sequence[float]:
         return self.confidence.grid(points, gamma_max)
 
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """[n], the class of each round."""
-        outcome = in_chunks(self.decide, matrix_of(self.predictor, records, manifest))
-        return {self.outcomes: outcome, **self.confidence.predictions(records, manifest)}
+        outcome = in_chunks(self.decide, matrix_of(self.predictor, records, layers))
+        return {self.outcomes: outcome, **self.confidence.predictions(records, layers)}
 
     def _checked(self, balance: float, checkpoint: Path) -> float:
         if balance != 1 and not self.predictor.calibration.log_prior:

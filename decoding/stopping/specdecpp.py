@@ -1,8 +1,8 @@
 """SpecDec++: stop when the learned probability that some draft token will be rejected exceeds a
 threshold."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from decoding.stopping.base import TunableRule, in_chunks, matrix_of
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records, load_predictor
+from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 from runtime.settings.kinds import DraftLength, Path, Probability, Says
 
@@ -99,9 +100,9 @@ class SpecDecPPStop(TunableRule):
         ahead = self.order == "paper" and bool(self.predictor.inputs.draft_hidden)
         return Policy(lowest(rejected), sign=-1, most=self.most, ahead=ahead, first=1 + unscored)
 
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """[n, G], survival of each prefix of each rollout."""
-        f = in_chunks(self.predictor.predict_proba, matrix_of(self.predictor, records, manifest))
+        f = in_chunks(self.predictor.predict_proba, matrix_of(self.predictor, records, layers))
         return {self.survival: self.predictor.calibration.survival(f)}
 
     def _acceptance(self, step: DraftStep) -> float:

@@ -1,8 +1,8 @@
 """Stop when one more token is no longer worth its time: by the learned probability that it will be
 reached and accepted."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.value import load_value
 from predictors.base import Records
+from predictors.features.layers import RecordedLayers
 from predictors.inputs import readable
 from predictors.outcomes import survival
 from runtime.settings.kinds import Path, Probability
@@ -83,9 +84,9 @@ class ValueStop(TunableRule):
         found: list[float] = np.geomspace(LEAST, 1, points).tolist()
         return [0.0, *found]
 
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """[n, G], of the token after each one of each rollout."""
-        matrix = matrix_of(self.predictor, records, manifest)
+        matrix = matrix_of(self.predictor, records, layers)
         outcomes = in_chunks(self.predictor.predict_proba, matrix)
         return {self.survival: self._calibrated(survival(outcomes))}
 

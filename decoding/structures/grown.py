@@ -1,11 +1,11 @@
 """Drafts grown by value against cost: whatever is worth its time is drawn, the best draw first, and
 nothing is pruned."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -23,6 +23,7 @@ from decoding.structures.comb import Worth, row_seconds
 from decoding.structures.lookup import Copies, copy
 from decoding.value import Said, ask, load_value
 from predictors.base import Records
+from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs, readable
 from predictors.outcomes import Chances
 from runtime.errors import UserError
@@ -141,9 +142,9 @@ class Grown:
 
     # In replay
 
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """[n, G, 5], of each token of each rollout."""
-        matrix = matrix_of(self.predictor, records, manifest)
+        matrix = matrix_of(self.predictor, records, layers)
         return {self._outcomes: in_chunks(self.predictor.predict_proba, matrix)}
 
     def worth(self, table: RolloutTable) -> Worth:

@@ -24,7 +24,7 @@ class Sequoia(StaticTree):
     sibling_samplers = (without_replacement, hub_pair)
 
     def __init__(self, tree: Annotated[Path, "file of a tree (scripts/tune_tree.py)"]) -> None:
-        super().__init__(read_artefact(pathlib.Path(tree))["parents"])
+        super().__init__(read_artefact(pathlib.Path(tree)).parents)
 
 
 class TreeFile(OpenForm):
@@ -46,7 +46,7 @@ class TreeFile(OpenForm):
         return parents
 
 
-def read_artefact(path: pathlib.Path) -> dict[str, Any]:
+def read_artefact(path: pathlib.Path) -> TreeFile:
     """Raises UserError for a file that is missing, damaged, or holds no tree."""
     return read_json(
         path, TreeFile, "structure.tree", "Make one: python scripts/tune_tree.py", KIND

@@ -6,6 +6,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from data_gen.storage.dataset import Harvest
 from decoding.batch_cost import BatchCost
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.batched.compared import Scheduled, chosen, judged
@@ -16,17 +17,21 @@ from predictors.confidences.maps import PositionMaps
 from runtime.intervals import Estimate
 
 
-def simulated(cfg: DictConfig, cost: BatchCost, gamma: int) -> dict[str, list[Scheduled]]:
-    """By what it is judged on. Lengths and calibrations are of the `choose` prompts."""
+def simulated(
+    cfg: DictConfig, harvests: Sequence[Harvest], cost: BatchCost, gamma: int
+) -> dict[str, list[Scheduled]]:
+    """By what it is judged on. Lengths and calibrations are of the `choose` prompts of the first of
+    the harvests, the others are judged on whole."""
 
-    def rounds(folder: str, split: str) -> RolloutTable:
-        return replayer(cfg, gamma, folder, split, []).table
+    def rounds(harvest: Harvest, split: str) -> RolloutTable:
+        return replayer(cfg, gamma, harvest, split, []).table
 
-    known = rounds(cfg.data, cfg.choose)
+    home, *elsewhere = harvests
+    known = rounds(home, cfg.choose)
     maps = calibrated(cfg, known, gamma)
     ways = chosen(known, maps, cost, cfg.batch, gamma)
-    tables = {f"{cfg.data}, {cfg.judge} prompts": rounds(cfg.data, cfg.judge)}
-    tables |= {str(folder): rounds(folder, "all") for folder in cfg.judge_data}
+    tables = {f"{cfg.data}, {cfg.judge} prompts": rounds(home, cfg.judge)}
+    tables |= {str(other.folder): rounds(other, "all") for other in elsewhere}
     return {name: judged(table, maps, cost, ways, gamma) for name, table in tables.items()}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from data_gen.storage.dataset import Harvest
 from decoding.batch_cost import BatchCost, write_batch_cost
 from decoding.models.loading import load_pair, pair_identity
 from decoding.models.machine import setup_facts
@@ -52,8 +53,8 @@ def priced(cfg: DictConfig, gamma: int) -> BatchCost:
     return found
 
 
-def fixed(cfg: DictConfig, gamma: int, split: str) -> list[Candidate]:
-    found = replayer(cfg, gamma, cfg.data, split, [])
+def fixed(cfg: DictConfig, gamma: int, harvest: Harvest, split: str) -> list[Candidate]:
+    found = replayer(cfg, gamma, harvest, split, [])
     return candidates_of(cfg, {"fixed": instantiate(cfg.rules.fixed)}, found)
 
 

@@ -15,6 +15,7 @@ from decoding.stopping.policy import ALL
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.replay.decoding import REPLAYED
 from predictors.base import Records
+from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 
 CANDIDATES = 3
@@ -27,7 +28,7 @@ class BranchRecords:
 
     columns: Sequence[str] = COLUMNS
 
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         return {name: records[name] for name in COLUMNS}
 
 

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.samples import refuse_other_distributions
+from data_gen.storage.dataset import Harvest
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.maps import FILE
@@ -18,7 +19,7 @@ from decoding.stopping.rollout_table import RolloutTable
 from evaluation.overlapped.settings import BranchRecords, is_serial, refuse_short, settings_of
 from evaluation.overlapped.sums import Sums
 from evaluation.overlapped.walk import traces
-from evaluation.replay.candidates import refuse_foreign_checkpoint
+from evaluation.replay.candidates import refuse_foreign_checkpoint, refuse_other_warps
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import WALKS, Replayer
 from predictors.base import read_config
@@ -64,26 +65,21 @@ class Simulated:
         return Sums.overlapped(traces(table, settings, range(walks)), cfg.ratios)
 
 
-def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
+def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> None:
     """Refuse what cannot work, before anything is computed."""
-    for key in ("warp", "draft_warp"):
-        if instantiate(cfg[key]).to_dict() != manifest[key]:
-            raise UserError(
-                f"{key}: {cfg.data} was harvested with {manifest[key]}. Give the same, or another"
-                " data="
-            )
-    if (name := manifest["pair"]["name"]) != cfg.pair.name:
+    refuse_other_warps(cfg, harvest)
+    if (name := harvest.pair.name) != cfg.pair.name:
         raise UserError(
             f"pair: expected {name}, whose harvest {cfg.data} is, got {cfg.pair.name}. Give that"
             " pair, or another data="
         )
-    for folder in cfg.judge_data:
-        refuse_other_distributions(folder, manifest, "judge_data", str(cfg.data))
+    for other in elsewhere:
+        refuse_other_distributions(other, harvest, "judge_data", str(cfg.data))
     for name in cfg.methods:
         if OmegaConf.select(cfg.method[name], "stop.checkpoint"):
             refuse_other_gamma(cfg, name)
             refuse_foreign_checkpoint(
-                Path(cfg.checkpoint), manifest, "checkpoint", gamma_of(cfg, name)
+                Path(cfg.checkpoint), harvest, "checkpoint", gamma_of(cfg, name)
             )
 
 
@@ -147,21 +143,18 @@ def configured(cfg: DictConfig, name: str) -> DictConfig:
     return settings_of_method
 
 
-def tables(cfg: DictConfig, folder: str, methods: Sequence[Simulated]) -> RolloutTable:
+def tables(cfg: DictConfig, harvest: Harvest, methods: Sequence[Simulated]) -> RolloutTable:
     asked = [method.stop for method in methods if hasattr(method.stop, "predictions")]
-    table = read_table(folder, "all", [BranchRecords(), *asked], cfg.pair)
+    table = read_table(harvest, "all", [BranchRecords(), *asked], cfg.pair)
     refuse_short(table, max(method.gamma for method in methods))
     return table
 
 
-def about(cfg: DictConfig, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def about(cfg: DictConfig, harvest: Harvest) -> dict[str, Any]:
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint"]
     names += ["method", "methods"]
-    return {
-        **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
-        **{name: settings[name] for name in names},
-    }
+    return {**harvest.context, **{name: settings[name] for name in names}}
 
 
 # Cells --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from data_gen.storage.dataset import identity, read_responses
+from data_gen.storage.dataset import Harvest
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import setup_facts
@@ -39,17 +39,17 @@ DIFFERENCES = ("tokens", "accepted")
 # What is asked for --------------------------------------------------------------------------------
 
 
-def recorded(cfg: DictConfig) -> list[Text]:
+def recorded(cfg: DictConfig, harvest: Harvest) -> list[Text]:
     """Responses of the split, `cfg.prompts` of them, evenly spaced; an empty one is left out."""
     found = [
         Text(
-            row["dataset"],
-            row["prompt_id"],
-            torch.tensor([*row["prompt_tokens"], *row["response_tokens"]]),
-            len(row["prompt_tokens"]),
+            prompt.dataset,
+            prompt.prompt_id,
+            torch.tensor([*prompt.prompt_tokens, *prompt.response_tokens]),
+            len(prompt.prompt_tokens),
         )
-        for row in read_responses(cfg.data, cfg.split)
-        if len(row["prompt_tokens"]) and len(row["response_tokens"])
+        for prompt in harvest.prompts(cfg.split)
+        if prompt.prompt_tokens and prompt.response_tokens
     ]
     if not found:
         raise UserError(
@@ -60,11 +60,11 @@ def recorded(cfg: DictConfig) -> list[Text]:
     return [found[number * len(found) // count] for number in range(count)]
 
 
-def refuse_other_tokenizer(cfg: DictConfig, pair: ModelPair, manifest: Mapping[str, Any]) -> None:
-    if pair_identity(pair)["tokenizer"] != manifest["pair"]["tokenizer"]:
+def refuse_other_tokenizer(pair: ModelPair, harvest: Harvest) -> None:
+    if pair_identity(pair)["tokenizer"] != harvest.pair.tokenizer:
         raise UserError(
-            f"data: {cfg.data} was harvested with another tokenizer than that of pair={pair.name}."
-            " Give a harvest of a pair that has it"
+            f"data: {harvest.folder} was harvested with another tokenizer than that of"
+            f" pair={pair.name}. Give a harvest of a pair that has it"
         )
 
 
@@ -87,14 +87,14 @@ def depends_on(
     cfg: DictConfig,
     pair: ModelPair,
     methods: Mapping[str, Method],
-    manifest: dict[str, Any],
+    harvest: Harvest,
     texts: Sequence[Text],
 ) -> list[Any]:
     """Everything that the figures of a context come from."""
     return [
         {name: method.to_dict() for name, method in methods.items()},
         [instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")],
-        [cfg.positions, cfg.draws, cfg.seed, identity(manifest)],
+        [cfg.positions, cfg.draws, cfg.seed, harvest.identity],
         [[text.dataset, text.prompt_id] for text in texts],
         pair_identity(pair),
         [pair.target.max_length, pair.draft.max_length],
@@ -178,16 +178,14 @@ def listed(turns: Turns) -> list[dict[str, Any]]:
     ]
 
 
-def page(
-    cfg: DictConfig, found: ByDataset[dict[str, Row]], turns: Turns, manifest: Mapping[str, Any]
-) -> str:
+def page(cfg: DictConfig, found: ByDataset[dict[str, Row]], turns: Turns, harvest: Harvest) -> str:
     """A table of every dataset."""
     contexts = sum(len(next(iter(of.values()))) for of in turns.values())
     parts = [
         f"# {printable(cfg.pair.name)}, temperature {cfg.warp.temperature}: expected per target"
         " call",
         f"{len(turns)} prompts, {contexts} contexts, {cfg.draws} draft(s) in each; {METHOD}."
-        f" Contexts are of {origin(manifest)}. Expectations over the verdicts of a draft; every"
+        f" Contexts are of {origin(harvest)}. Expectations over the verdicts of a draft; every"
         " method has the same contexts and random numbers, and knows nothing of earlier rounds.",
     ]
     for name, rows in found.shown():
@@ -199,12 +197,12 @@ def page(
     return "\n\n".join(parts)
 
 
-def origin(manifest: Mapping[str, Any]) -> str:
+def origin(harvest: Harvest) -> str:
     """Whose responses: the warps of the drafts may be others."""
-    if manifest["responses"] != "generated":
+    if harvest.manifest.responses != "generated":
         return "given responses"
-    temperature = manifest["warp"]["temperature"]
-    return f"responses of {printable(manifest['pair']['name'])} at temperature {temperature}"
+    temperature = harvest.context["warp"]["temperature"]
+    return f"responses of {printable(harvest.pair.name)} at temperature {temperature}"
 
 
 def cell(row: Row, column: str) -> str:

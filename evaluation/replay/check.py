@@ -8,7 +8,7 @@ rounding of each other may change places."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.storage.dataset import read_responses
+from data_gen.storage.dataset import Harvest, HarvestedPrompt
 from decoding.engines.request import prefill
 from decoding.interfaces import LM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
@@ -39,29 +39,27 @@ LOGITS, VALUES, PREDICTIONS = 1e-3, 1e-4, 5e-3
 Verdicts = dict[str, list[dict[str, Any]]]
 
 
-def check_replay(
-    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
-) -> Verdicts:
+def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> Verdicts:
     """By rule and value of its setting, one verdict per prompt: `equal`, the counts `replayed` and
     `decoded`, and the `reason` where they differ."""
-    if manifest["warp"]["temperature"] or manifest["draft_warp"]["temperature"]:
+    if not harvest.greedy:
         raise UserError(
             f"data: expected a greedy harvest, got {cfg.data}, of which a decode is another draw."
             " Give a greedy one"
         )
     pair = load_pair(cfg.pair)
-    refuse_other_pair(pair_identity(pair), manifest, f"pair: {cfg.pair.name}")
-    refuse_other_dtypes(dtypes(pair), manifest.get("dtypes"))
-    responses = read_responses(cfg.data, "all")[: cfg.check_prompts]
-    table = read_table(cfg.data, "all", stops.values(), cfg.pair)
+    refuse_other_pair(pair_identity(pair), harvest.context["pair"], f"pair: {cfg.pair.name}")
+    refuse_other_dtypes(dtypes(pair), harvest.manifest.dtypes)
+    prompts = list(islice(harvest.prompts("all"), cfg.check_prompts))
+    table = read_table(harvest, "all", stops.values(), cfg.pair)
     rules = [(name, value) for name, stop in stops.items() for value in values(cfg, stop, table)]
     found: Verdicts = {}
-    with tqdm(total=len(rules) * len(responses), desc="decode", unit="prompt") as bar:
+    with tqdm(total=len(rules) * len(prompts), desc="decode", unit="prompt") as bar:
         for name, value in rules:
             replay = Replay.of(table, stops[name], value)
             stop, rows = with_value(cfg.rules[name], stops[name].setting, value), []
-            for index, response in enumerate(responses):
-                rows.append(compared(pair, stop, response, manifest, replay, index))
+            for index, prompt in enumerate(prompts):
+                rows.append(compared(pair, stop, prompt, harvest, replay, index))
                 bar.update()
             found[f"{name} {value:.3g}"] = rows
     return found
@@ -93,11 +91,9 @@ def with_value(rule: DictConfig, setting: str, value: float) -> TunableRule:
     return stop
 
 
-def decode(
-    pair: ModelPair, stop: TunableRule, response: Mapping[str, Any], manifest: Mapping[str, Any]
-) -> Trace:
-    greedy = engine(pair, stop, manifest["gamma"], Warp(0.0), Warp(0.0))
-    return greedy.decode(response["prompt_tokens"], manifest["max_new_tokens"], Sampler.seeded(0))
+def decode(pair: ModelPair, stop: TunableRule, prompt: HarvestedPrompt, harvest: Harvest) -> Trace:
+    greedy = engine(pair, stop, harvest.gamma, Warp(0.0), Warp(0.0))
+    return greedy.decode(prompt.prompt_tokens, harvest.max_new_tokens, Sampler.seeded(0))
 
 
 # Comparing ----------------------------------------------------------------------------------------
@@ -124,23 +120,23 @@ class Replay:
 def compared(
     pair: ModelPair,
     stop: TunableRule,
-    response: Mapping[str, Any],
-    manifest: Mapping[str, Any],
+    prompt: HarvestedPrompt,
+    harvest: Harvest,
     replay: Replay,
     index: int,
 ) -> dict[str, Any]:
-    """The verdict of the prompt of `response`, which is row `index` of the table."""
-    trace = decode(pair, stop, response, manifest)
+    """The verdict of a prompt, which is row `index` of the table."""
+    trace = decode(pair, stop, prompt, harvest)
     replayed, decoded = replay.counts.of(index), counted(trace)
     found = {
-        "prompt": response["prompt_id"],
+        "prompt": prompt.prompt_id,
         "equal": replayed == decoded,
         "replayed": replayed,
         "decoded": decoded,
     }
     if not found["equal"]:
-        prompt = torch.tensor(response["prompt_tokens"])
-        found["reason"] = reason(pair, replay, index, prompt, trace)
+        tokens = torch.tensor(prompt.prompt_tokens)
+        found["reason"] = reason(pair, replay, index, tokens, trace)
     return found
 
 

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from data_gen.storage.dataset import read_manifest
+from data_gen.storage.dataset import Harvest
 from decoding.cost import CostTable
 from evaluation.replay.bounds import hindsight
 from evaluation.replay.candidates import (
@@ -107,18 +107,16 @@ def survival(metrics: dict[str, Any]) -> Cells:
 
 def replayed(cfg: DictConfig, folders: Sequence[Path]) -> list[list[Cells]]:
     """For each checkpoint, a row for its best threshold, or for each of `cfg.thresholds`."""
-    manifest = read_manifest(cfg.data)
-    check_sizes(cfg, manifest)
-    cost = given_cost(cfg.cost, manifest, "cost")
+    harvest = Harvest.open(cfg.data)
+    check_sizes(cfg, harvest)
+    cost = given_cost(cfg.cost, harvest, "cost")
     for folder in folders:
-        refuse_foreign_checkpoint(folder, manifest, KEY, cfg.gamma_max or manifest["gamma"])
+        refuse_foreign_checkpoint(folder, harvest, KEY, cfg.gamma_max or harvest.gamma)
     bar = tqdm(folders, desc="replay", unit="checkpoint")
-    return [[judged(choice) for choice in tune_one(cfg, manifest, folder, cost)] for folder in bar]
+    return [[judged(choice) for choice in tune_one(cfg, harvest, folder, cost)] for folder in bar]
 
 
-def tune_one(
-    cfg: DictConfig, manifest: dict[str, Any], folder: Path, cost: CostTable
-) -> list[Choice]:
+def tune_one(cfg: DictConfig, harvest: Harvest, folder: Path, cost: CostTable) -> list[Choice]:
     """The best threshold of the rule that asks this checkpoint, or each that is given."""
     name = read_config(folder, KEY)["predictor"]
     if name not in cfg.rules:
@@ -127,9 +125,9 @@ def tune_one(
             f" its YAML: +stop@rules.{name}=<stop rule>"
         )
     stops = {name: instantiate(cfg.rules[name], checkpoint=str(folder))}
-    gamma_max = cfg.gamma_max or manifest["gamma"]
+    gamma_max = cfg.gamma_max or harvest.gamma
     first, second = (
-        replayer(cfg, gamma_max, cfg.data, split, stops.values())
+        replayer(cfg, gamma_max, harvest, split, stops.values())
         for split in (cfg.choose, cfg.judge)
     )
     chosen_on, judged_on = (

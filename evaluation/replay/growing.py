@@ -4,7 +4,7 @@ The rate is what decoding reaches with the drafts that are worth it: a fixed poi
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +16,7 @@ from evaluation.replay.bounds import KNOWING, knowing
 from evaluation.replay.simulate import Counts, Replayer
 from evaluation.replay.tuning import Candidate, sweep
 from predictors.base import Records
+from predictors.features.layers import RecordedLayers
 
 MOVES, ROUNDS = 1e-4, 40  # share by which a rate still moves; rates tried at most
 FACTORS = [1.2**power for power in range(-6, 7)]
@@ -29,7 +30,7 @@ class GrowsByWorth(Protocol):
     columns: Sequence[str]
     budget: int
 
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """As of stop rules (`TunableRule.predictions`)."""
         ...
 

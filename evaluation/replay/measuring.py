@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -13,6 +12,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import requests_of_split
+from data_gen.storage.dataset import Harvest
 from decoding.cost import CostTable, observed_cost, regress_traces, write_cost
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
@@ -27,15 +27,13 @@ from evaluation.replay.decoding import engine
 PLAIN = "autoregressive"
 
 
-def measured_cost(
-    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
-) -> CostTable:
+def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> CostTable:
     """From real decodes, saved for cost=measured."""
     asked = {rule: instantiate(cfg.rules[rule]) for rule in same_questions(cfg).values()}
     pair = load_pair(cfg.pair)
     identity, setup = pair_identity(pair), setup_facts(pair)
-    refuse_other_pair(identity, manifest, f"pair: {cfg.pair.name}")
-    traces = decode_some(cfg, pair, cfg.gamma_max or manifest["gamma"], {**asked, **stops})
+    refuse_other_pair(identity, harvest.context["pair"], f"pair: {cfg.pair.name}")
+    traces = decode_some(cfg, pair, cfg.gamma_max or harvest.gamma, {**asked, **stops})
     plain = traces.pop(PLAIN)
     table = replace(observed_cost(traces, plain), pair=identity, measured_on=setup)
     fit = regress_traces([trace for found in (plain, *traces.values()) for trace in found])

@@ -2,17 +2,17 @@
 rounds."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from omegaconf import DictConfig
 from torch import Tensor
 
 from data_gen.samples import read_columns
-from data_gen.storage.dataset import read_manifest, read_responses
+from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
 from decoding.stopping.rollout_table import RolloutTable, build
 from predictors.base import Records
+from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 
 COLUMNS = ("anchor", "drafted", "accepted", "token", "q_drawn", "q_max", "q_entropy", "accept_prob")
@@ -24,36 +24,35 @@ class Asks(Protocol):
 
     columns: Sequence[str]
 
-    def predictions(self, records: Records, manifest: Mapping[str, Any]) -> dict[str, Tensor]: ...
+    def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]: ...
 
 
 def read_table(
-    folder: str | Path, split: str, asked: Iterable[Asks] = (), pair: DictConfig | None = None
+    harvest: Harvest, split: str, asked: Iterable[Asks] = (), pair: DictConfig | None = None
 ) -> RolloutTable:
     """The rounds of one split, or of "all", with what `asked` say of them. pair: config of the
     harvested pair, only needed where the harvest stored no features.
 
     Raises UserError where the harvest has no round at some position."""
-    manifest, all_asked = read_manifest(folder), list(asked)
+    all_asked, stride = list(asked), harvest.manifest.anchors.stride
     if split not in ("all", *SPLITS):
         raise UserError(f"split: expected all, {', '.join(SPLITS)}, got {split!r}. Use one of them")
-    if manifest["anchors"]["stride"] != 1:
+    if stride != 1:
         raise UserError(
-            f"data: expected a round at every position, got one every"
-            f" {manifest['anchors']['stride']} in {folder}. Harvest them: python"
-            " scripts/gen_data.py anchors.stride=1 out=<another folder>"
+            f"data: expected a round at every position, got one every {stride} in"
+            f" {harvest.folder}. Harvest them: python scripts/gen_data.py"
+            " anchors.stride=1 out=<another folder>"
         )
-    siblings = DRAWN if manifest["draft_warp"]["temperature"] else LARGEST
-    read = (name for one in all_asked for name in one.columns)
+    siblings = DRAWN if harvest.warps.draft.temperature else LARGEST
+    read = (name for each in all_asked for name in each.columns)
     columns = dict.fromkeys([*COLUMNS, siblings, *read])
-    records = read_columns(folder, "rounds", split, list(columns), pair)
+    records = read_columns(harvest, "rounds", split, list(columns), pair)
     values = {**recorded(records), "siblings": records[siblings][..., -2:]}
     predicted: dict[str, Tensor] = {}
-    for one in all_asked:
-        predicted |= one.predictions(records, manifest)
-    greedy = manifest["warp"]["temperature"] == 0 == manifest["draft_warp"]["temperature"]
-    rows = by_prompt(folder, split, values, predicted, records["group"], manifest["max_new_tokens"])
-    return build(list(rows), greedy)
+    for each in all_asked:
+        predicted |= each.predictions(records, harvest.inputs)
+    rows = by_prompt(harvest, split, values, predicted, records["group"])
+    return build(list(rows), harvest.greedy)
 
 
 def recorded(records: Records) -> dict[str, Tensor]:
@@ -70,30 +69,29 @@ def recorded(records: Records) -> dict[str, Tensor]:
 
 
 def by_prompt(
-    folder: str | Path,
+    harvest: Harvest,
     split: str,
     values: Mapping[str, Tensor],
     predicted: Mapping[str, Tensor],
     group: Tensor,
-    max_new: int,
 ) -> Iterator[dict[str, Any]]:
     """One mapping per prompt, as `build` takes them."""
-    responses = read_responses(folder, split)
-    sizes = group.bincount(minlength=len(responses)).tolist()
-    if sizes != [len(response["response_tokens"]) for response in responses]:
+    prompts = list(harvest.prompts(split))
+    sizes = group.bincount(minlength=len(prompts)).tolist()
+    if sizes != [len(prompt.response_tokens) for prompt in prompts]:
         raise UserError(
-            f"data: {folder} is damaged (rounds and responses differ in length). Harvest again:"
-            " out=..."
+            f"data: {harvest.folder} is damaged (rounds and responses differ in length). Harvest"
+            " again: out=..."
         )
-    parts, said = (
+    parts, predictions = (
         {name: column.split(sizes) for name, column in columns.items()}
         for columns in (values, predicted)
     )
-    for number, response in enumerate(responses):
+    for number, prompt in enumerate(prompts):
         yield {
-            "prompt_id": response["prompt_id"],
+            "prompt_id": prompt.prompt_id,
             "length": sizes[number],
-            "max_new": max_new,
+            "max_new": harvest.max_new_tokens,
             **{name: chunks[number] for name, chunks in parts.items()},
-            "predicted": {name: chunks[number] for name, chunks in said.items()},
+            "predicted": {name: chunks[number] for name, chunks in predictions.items()},
         }

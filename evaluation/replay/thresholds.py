@@ -82,7 +82,8 @@ def write(path: Path, facts: Mapping[str, Any]) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """Raises UserError for a file that is not one of `write`."""
-    return read_json(path, Thresholds, "thresholds", "Tune again: python scripts/tune.py", KIND)
+    remedy = "Tune again: python scripts/tune.py"
+    return read_json(path, Thresholds, "thresholds", remedy, KIND).written
 
 
 def misfit(found: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:

@@ -11,6 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from data_gen.storage.dataset import Harvest
 from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
 from evaluation.replay import thresholds
@@ -37,7 +38,7 @@ from evaluation.replay.tuning import (
     picks,
 )
 from runtime.errors import UserError
-from runtime.files import checked_folder, file_hash, file_name, refuse_foreign_file
+from runtime.files import checked_folder, file_name, refuse_foreign_file
 
 MARK = "python scripts/tune.py"  # in what it writes
 MEASURED = ("measure", "measured")  # costs of this machine
@@ -50,26 +51,29 @@ NOT_REPLAYED = {
 
 
 def tuned(
-    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
+    cfg: DictConfig,
+    harvest: Harvest,
+    elsewhere: Sequence[Harvest],
+    stops: Mapping[str, TunableRule],
 ) -> dict[str, Any]:
     """What the file of thresholds holds."""
     given = {"chosen": cfg.cost, **cfg.what_if}
     tables = {
-        name: given_cost(node, manifest, "cost" if node is cfg.cost else f"what_if.{name}")
+        name: given_cost(node, harvest, "cost" if node is cfg.cost else f"what_if.{name}")
         for name, node in given.items()
         if "_target_" in node
     }
     structures = {name: growing(cfg, name) for name in cfg.methods if name in cfg.structures}
-    gamma_max = cfg.gamma_max or manifest["gamma"]
+    gamma_max = cfg.gamma_max or harvest.gamma
 
-    def replayed(folder: str, split: str) -> Sample:
+    def replayed(on: Harvest, split: str) -> Sample:
         asked: list[Asks] = [*stops.values(), *structures.values()]
-        found = replayer(cfg, gamma_max, folder, split, asked)
+        found = replayer(cfg, gamma_max, on, split, asked)
         return sample(found, candidates_of(cfg, stops, found), structures, cfg.points)
 
-    chosen_on, judged_on = (replayed(cfg.data, split) for split in (cfg.choose, cfg.judge))
+    chosen_on, judged_on = (replayed(harvest, split) for split in (cfg.choose, cfg.judge))
     if "chosen" not in tables:
-        tables = {"chosen": measured_cost(cfg, manifest, stops), **tables}
+        tables = {"chosen": measured_cost(cfg, harvest, stops), **tables}
     same = same_questions(cfg)
     tables = {name: with_questions(table, same) for name, table in tables.items()}
     rates = {name: settled_rates(chosen_on, table) for name, table in tables.items()}
@@ -78,10 +82,10 @@ def tuned(
         return {name: tune(chosen_on, found, table, rates[name]) for name, table in tables.items()}
 
     return {
-        **about(cfg, manifest, stops),
+        **about(cfg, harvest, stops),
         "measured_on": tables["chosen"].measured_on,
         "results": judged(judged_on),
-        "elsewhere": {str(folder): judged(replayed(folder, "all")) for folder in cfg.judge_data},
+        "elsewhere": {str(each.folder): judged(replayed(each, "all")) for each in elsewhere},
         "frontier": frontiers(judged_on.candidates),
         "oracle_calls": oracle_totals(judged_on.table) if judged_on.table.greedy else None,
     }
@@ -141,24 +145,22 @@ def out_file(cfg: DictConfig) -> Path:
     return checked_folder("out", default if cfg.out is None else cfg.out, "file")
 
 
-def check(cfg: DictConfig, manifest: Mapping[str, Any]) -> None:
+def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> None:
     """Refuse settings that cannot work, before anything is computed."""
-    check_sizes(cfg, manifest)
+    check_sizes(cfg, harvest)
     if "_target_" not in cfg.cost:
         refuse_foreign_file(Path(cfg.cost.file), MARK, "cost.file")
-    refuse_other_warps(cfg, manifest)
-    gamma_max = cfg.gamma_max or manifest["gamma"]
+    refuse_other_warps(cfg, harvest)
+    gamma_max = cfg.gamma_max or harvest.gamma
     for name in cfg.methods:
         group = "rules" if name in cfg.rules else "structures"
         if "checkpoint" in cfg[group][name]:
             folder = Path(cfg[group][name].checkpoint)
-            refuse_foreign_checkpoint(folder, manifest, f"{group}.{name}.checkpoint", gamma_max)
-    refuse_other_harvests(cfg, manifest)
+            refuse_foreign_checkpoint(folder, harvest, f"{group}.{name}.checkpoint", gamma_max)
+    refuse_other_harvests(cfg, harvest, elsewhere)
 
 
-def about(
-    cfg: DictConfig, manifest: Mapping[str, Any], stops: Mapping[str, TunableRule]
-) -> dict[str, Any]:
+def about(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> dict[str, Any]:
     """What the thresholds belong to."""
     rules = {}
     for name, stop in stops.items():
@@ -171,10 +173,10 @@ def about(
             ),
         }
     return {
-        **{key: manifest[key] for key in ("pair", "warp", "draft_warp")},
-        "gamma": cfg.gamma_max or manifest["gamma"],
-        "max_new_tokens": cfg.max_new_tokens or manifest["max_new_tokens"],
-        "data": {"folder": str(cfg.data), "sha256": file_hash(Path(cfg.data) / "manifest.json")},
+        **harvest.context,
+        "gamma": cfg.gamma_max or harvest.gamma,
+        "max_new_tokens": cfg.max_new_tokens or harvest.max_new_tokens,
+        "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
         "cost": cost_name(),
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,

@@ -140,4 +140,4 @@ class MapsFile(Form):
 def read_maps(folder: str | Path, key: str = "calibration") -> dict[str, Any]:
     """The file of a calibration that train.py has made of imported confidences."""
     remedy = "Make it: python train.py calibration=sts data=<imported>"
-    return read_json(Path(folder) / FILE, MapsFile, key, remedy)
+    return read_json(Path(folder) / FILE, MapsFile, key, remedy).written

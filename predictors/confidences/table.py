@@ -164,7 +164,7 @@ def read_confidences(folder: str | Path, key: str = "data") -> Confidences:
     facts = read_json(folder / MANIFEST, Manifest, key, REMEDY)
     path = folder / TENSORS
     try:
-        whole = file_hash(path) == facts["sha256"]
+        whole = file_hash(path) == facts.sha256
         found = load_file(path) if whole else {}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{key}: {path} cannot be read ({error}). {REMEDY}") from error
@@ -174,6 +174,6 @@ def read_confidences(folder: str | Path, key: str = "data") -> Confidences:
         found["logits"].double(),
         found["labels"].double(),
         **{name: found[name].long() for name in ("length", "group", "domain")},
-        domains=tuple(facts["domains"]),
-        facts={**facts["facts"], "labels": facts["labels"], "command": facts["command"]},
+        domains=tuple(facts.domains),
+        facts={**facts.facts, "labels": facts.labels, "command": facts.command},
     )

@@ -1,13 +1,13 @@
 """Confidences of our own harvests."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from data_gen.samples import EMBEDDINGS, inputs_of, read_inputs, refuse_short_rounds
-from data_gen.storage.dataset import read_manifest, read_records, read_responses
+from data_gen.storage import dataset
 from data_gen.storage.shards import FEATURES
 from predictors.base import Predictor, Records, load_predictor
 from predictors.confidences.table import Confidences, Labels, joined, table
@@ -17,7 +17,6 @@ from runtime.errors import UserError
 from runtime.settings.kinds import Path
 
 COLUMNS = ("known", "drafted", "accept_prob", "q_drawn")
-CONTEXT = ("pair", "warp", "draft_warp")
 
 
 @dataclass(frozen=True)
@@ -32,41 +31,42 @@ class Harvest:
 
     def read(self) -> Confidences:
         """Raises UserError for no harvest, and a checkpoint that was made for another."""
-        manifest = read_manifest(self.data, "source.data")
+        harvest = dataset.Harvest.open(self.data, "source.data")
         if self.checkpoint is None:
-            rounds: Records = read_records(self.data, "rounds", "all", COLUMNS)
+            rounds: Records = harvest.rounds("all", COLUMNS)
             confidence = rounds["q_drawn"].double()
         else:
-            predictor = self._predictor(manifest)
-            rounds = read_inputs(self.data, predictor, "rounds", "all", COLUMNS)
+            predictor = self._predictor(harvest)
+            rounds = read_inputs(harvest, predictor, "rounds", "all", COLUMNS)
             confidence = acceptance(predictor, rounds)
-        found = self._by_dataset(torch.logit(confidence, 1e-7), rounds)
-        return replace(found, facts={key: manifest[key] for key in CONTEXT})
+        confidences = self._by_dataset(harvest, torch.logit(confidence, 1e-7), rounds)
+        return replace(confidences, facts=harvest.context)
 
-    def _predictor(self, manifest: dict[str, Any]) -> Predictor:
-        wanted = {key: manifest[key] for key in CONTEXT}
-        predictor = load_predictor(str(self.checkpoint), expect=wanted, key="source.checkpoint")
+    def _predictor(self, harvest: dataset.Harvest) -> Predictor:
+        predictor = load_predictor(
+            str(self.checkpoint), expect=harvest.context, key="source.checkpoint"
+        )
         if predictor.when != "token":
             raise UserError(
                 f"source.checkpoint: expected a predictor of single draft tokens, got"
                 f" {predictor.name}. Give another, or null"
             )
-        reads = set(inputs_of(self.data, predictor).columns(predictor.when))
-        if not manifest["features_stored"] and reads & {*FEATURES, *EMBEDDINGS}:
+        reads = set(inputs_of(harvest, predictor).columns(predictor.when))
+        if not harvest.features_stored and reads & {*FEATURES, *EMBEDDINGS}:
             raise UserError(
                 f"source.checkpoint: {self.checkpoint} reads hidden states, {self.data} stores"
                 " none. Harvest with features=stored"
             )
-        refuse_short_rounds(self.data, predictor)
+        refuse_short_rounds(harvest, predictor)
         return predictor
 
-    def _by_dataset(self, logits: Tensor, rounds: Records) -> Confidences:
-        names = [row["dataset"] for row in read_responses(self.data, "all")]
+    def _by_dataset(self, harvest: dataset.Harvest, logits: Tensor, rounds: Records) -> Confidences:
+        names = [prompt.dataset for prompt in harvest.prompts("all")]
         labels = rounds["accept_prob"].double().cumprod(1)
         length = torch.minimum(rounds["drafted"], rounds["known"])
         parts = []
         for name in dict.fromkeys(names):
-            prompts = torch.tensor([one == name for one in names])
+            prompts = torch.tensor([other == name for other in names])
             kept = prompts[rounds["group"]]
             said, happened, count = (each[kept] for each in (logits, labels, length))
             if kept.any():

@@ -13,6 +13,7 @@ from data_gen.harvest import Progress, harvest
 from data_gen.requests import Request
 from data_gen.run import finish
 from data_gen.samples import read_inputs
+from data_gen.storage.dataset import Harvest
 from decoding.draft import RoundContext
 from decoding.draft_step import DraftStep
 from decoding.engines.serial import SerialEngine
@@ -79,10 +80,10 @@ def harvested(
         SimpleNamespace(reads=reads, when=when, name="any")
         for reads, when in ((BEFORE, "round"), (DRAWN, "token"))
     )
-    columns = ("accepted", "token")
+    columns, read = ("accepted", "token"), Harvest.open(folder)
     return (
-        read_inputs(folder, before, "rounds", "train", columns),  # type: ignore[arg-type]
-        read_inputs(folder, drawn, "rounds", "train", columns),  # type: ignore[arg-type]
+        read_inputs(read, before, "rounds", "train", columns),  # type: ignore[arg-type]
+        read_inputs(read, drawn, "rounds", "train", columns),  # type: ignore[arg-type]
     )
 
 

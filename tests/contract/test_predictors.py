@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from data_gen.samples import inputs_of, read_inputs, read_samples
+from data_gen.storage.dataset import Harvest
 from decoding.stopping.hrad import load_classifier
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.baselines import base_rate
@@ -35,12 +36,12 @@ CONTEXT = {"pair": PAIR, "warp": WARP, "draft_warp": WARP, "gamma": 4}
 
 
 @pytest.fixture(scope="module")
-def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_harvest(tmp_path_factory.mktemp("harvest"))
+def harvest(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
+    return Harvest.open(write_harvest(tmp_path_factory.mktemp("harvest")))
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
+def trained(request: pytest.FixtureRequest, harvest: Harvest) -> Predictor:
     config = OmegaConf.load(CONF / "predictor" / f"{request.param}.yaml")
     predictor: Predictor = instantiate(config, **CHANGED.get(request.param, {}))
     trainer = instantiate(
@@ -51,7 +52,7 @@ def trained(request: pytest.FixtureRequest, harvest: Path) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def dim(trained: Predictor, harvest: Path) -> int:
+def dim(trained: Predictor, harvest: Harvest) -> int:
     found = read_samples(harvest, trained, "train")["inputs"].shape[1]
     assert found == DIM + EMBEDDING * ("token" in trained.inputs.names)
     return found
@@ -64,7 +65,7 @@ def checkpoint(trained: Predictor, dim: int, tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
-def test_it_ranks_a_learnable_label(trained: Predictor, harvest: Path) -> None:
+def test_it_ranks_a_learnable_label(trained: Predictor, harvest: Harvest) -> None:
     test = read_samples(harvest, trained, "test")
     probs = torch.softmax(logits_in_chunks(trained.head, test["inputs"]), -1)
     assert scores(probs, trained.targets(test))["auroc"] > (0.85 if trained.name == "hrad" else 0.7)
@@ -75,7 +76,7 @@ METHODS = sorted(path.stem for path in (CONF / "calibration").glob("*.yaml"))
 
 @pytest.mark.parametrize("method", METHODS)
 def test_calibration_keeps_the_ranking_and_helps_on_its_split(
-    trained: Predictor, harvest: Path, method: str
+    trained: Predictor, harvest: Harvest, method: str
 ) -> None:
     records = read_samples(harvest, trained, "calibration")
     logits, targets = logits_in_chunks(trained.head, records["inputs"]), trained.targets(records)
@@ -116,7 +117,7 @@ def test_round_trip_through_disk_is_exact(trained: Predictor, dim: int, checkpoi
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_calibration_comes_back_exact(
-    trained: Predictor, dim: int, harvest: Path, tmp_path: Path, method: str
+    trained: Predictor, dim: int, harvest: Harvest, tmp_path: Path, method: str
 ) -> None:
     records = read_samples(harvest, trained, "calibration")
     logits, x = logits_in_chunks(trained.head, records["inputs"]), torch.randn(50, dim)
@@ -130,7 +131,7 @@ def test_every_calibration_comes_back_exact(
     trained.calibration = Calibration()
 
 
-def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:
+def test_same_seed_same_predictor(trained: Predictor, harvest: Harvest) -> None:
     again = type(trained)(**settings(trained))
     trainer = instantiate(
         OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{trained.name}.yaml"), TRAINING)
@@ -141,7 +142,7 @@ def test_same_seed_same_predictor(trained: Predictor, harvest: Path) -> None:
 
 
 def test_what_it_was_trained_for_is_accepted(
-    trained: Predictor, harvest: Path, checkpoint: Path
+    trained: Predictor, harvest: Harvest, checkpoint: Path
 ) -> None:
     spec = inputs_of(harvest, trained)
     renamed = {**PAIR, "name": "another name"}
@@ -244,7 +245,7 @@ class Recorder(Trainer):
 
 
 def test_rebalancing_sees_the_training_fold_only(
-    harvest: Path, monkeypatch: pytest.MonkeyPatch
+    harvest: Harvest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No synthetic row is held out, and none is made from a held-out prompt."""
     from predictors import hrad
@@ -271,7 +272,7 @@ def test_rebalancing_sees_the_training_fold_only(
     assert torch.bincount(trainer.items.y).unique().numel() == 1
 
 
-def test_soft_labels_of_rounds_are_learned_as_they_are(harvest: Path) -> None:
+def test_soft_labels_of_rounds_are_learned_as_they_are(harvest: Harvest) -> None:
     """No row is added, drawn oftener or smoothed, and no prior is divided out."""
     predictor = HRAD(labels="soft")
     records = read_samples(harvest, predictor, "train")
@@ -284,7 +285,7 @@ def test_soft_labels_of_rounds_are_learned_as_they_are(harvest: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", ["coins", "soft"])
-def test_lengths_are_learned_like_classes(harvest: Path, tmp_path: Path, labels: Any) -> None:
+def test_lengths_are_learned_like_classes(harvest: Harvest, tmp_path: Path, labels: Any) -> None:
     """The same rows, a label for each accepted length; no stop rule takes it for a class."""
     classes, lengths = HRAD(4, labels=labels), HRAD(4, "lengths", labels=labels)
     records = {one.predicts: read_samples(harvest, one, "train") for one in (classes, lengths)}
@@ -306,7 +307,7 @@ def test_lengths_are_learned_like_classes(harvest: Path, tmp_path: Path, labels:
 
 
 @pytest.mark.parametrize("age", [1, 2])
-def test_older_states_are_those_of_the_rounds_before(harvest: Path, age: int) -> None:
+def test_older_states_are_those_of_the_rounds_before(harvest: Harvest, age: int) -> None:
     """Row by row: from a round to the one `age` rounds after it, while the response goes on."""
     predictor, fresh = HRAD(3, age=age), HRAD(3)
     records = read_inputs(harvest, fresh, "rounds", "train", fresh.columns)
@@ -326,7 +327,7 @@ def test_older_states_are_those_of_the_rounds_before(harvest: Path, age: int) ->
     assert torch.equal(found["inputs"], records["inputs"][read])
 
 
-def test_older_states_need_a_round_at_every_position(harvest: Path) -> None:
+def test_older_states_need_a_round_at_every_position(harvest: Harvest) -> None:
     records = read_inputs(harvest, HRAD(3), "rounds", "train", HRAD.columns)
     gaps = {name: values[::2] for name, values in records.items()}
     with pytest.raises(UserError, match=r"^predictor\.age: .* anchors\.stride=1$"):
@@ -338,7 +339,7 @@ def test_base_rate_uses_training_labels() -> None:
     assert base_rate(torch.eye(3)[[0, 0, 1, 2]], 1).tolist() == [[0.5, 0.25, 0.25]]
 
 
-def test_one_harvest_serves_every_gamma_up_to_its_own(harvest: Path) -> None:
+def test_one_harvest_serves_every_gamma_up_to_its_own(harvest: Harvest) -> None:
     from predictors.hrad import HRAD
 
     labels = {gamma: read_samples(harvest, HRAD(gamma), "train")["label"] for gamma in (1, 2, 4)}

@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
 import train
-from data_gen.storage.dataset import read_manifest
+from data_gen.storage.dataset import Harvest
 from runtime.json_files import write_checksummed
 from scripts import evaluate, gen_data
 from tests.helpers.data.harvests import PAIR
@@ -316,7 +316,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checkpoint(folder: Path, **changes: object) -> None:
     """Trained on the harvest, or on one that differs in this."""
-    manifest = read_manifest(folder / "data" / "toy")
+    manifest = Harvest.open(folder / "data" / "toy").manifest.written
     context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")} | changes
     write_checkpoint(folder / "checkpoints" / "specdecpp", "specdecpp", 24, context=context)
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_gen.storage.dataset import read_manifest, read_prompts
+from data_gen.storage.dataset import Harvest
 from decoding.models.draft_vocabulary import read_vocabulary
 from drafts.chats import Chat, save_chats
 from scripts import draft_vocabulary, evaluate, gen_data
@@ -40,7 +40,9 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     said = torch.cat(
         [
             row["response_tokens"]
-            for row in read_prompts("data/greedy", "responses", "train", ["response_tokens"])
+            for row in Harvest.open("data/greedy").by_prompt(
+                "responses", "train", ["response_tokens"]
+            )
         ]
     )
     counts = torch.bincount(said, minlength=VOCAB)
@@ -48,7 +50,10 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
 
     small = ("max_new_tokens=12", "gamma=3", "out=data/short", *SPLITS, *GREEDY)
     run(gen_data, monkeypatch, *base(tiny_pair_dir), *small, f"pair.draft_vocabulary={path}")
-    manifest, whole = read_manifest("data/short")["pair"], read_manifest("data/greedy")["pair"]
+    manifest, whole = (
+        Harvest.open("data/short").manifest.written["pair"],
+        Harvest.open("data/greedy").manifest.written["pair"],
+    )
     assert manifest["draft"] != whole["draft"] and manifest["target"] == whole["target"]
     drafted = {
         token

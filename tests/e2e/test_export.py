@@ -8,7 +8,7 @@ import torch
 from pydantic import TypeAdapter
 
 import train
-from data_gen.storage.dataset import read_records
+from data_gen.storage.dataset import Harvest
 from predictors.confidences.maps import PositionMaps, read_maps
 from predictors.confidences.table import read_confidences
 from scripts import export, import_confidence
@@ -23,7 +23,7 @@ COSTS = '{"seconds": {"draft": 0.002, "target": {"1": 0.02, "5": 0.025}}}'
 def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In SGLang's layout, of a harvest, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    rounds = read_records(write_harvest(Path("data/rounds")), "rounds", "all")
+    rounds = Harvest.open(write_harvest(Path("data/rounds"))).records("rounds", "all")
     logits = torch.logit(rounds["q_drawn"].float(), 1e-6)
     mask = (torch.arange(logits.shape[1]) < rounds["accepted"][:, None]).float()
     for number, some in enumerate(torch.arange(len(logits)).split(256)):

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from data_gen.storage.dataset import read_manifest, read_records
-from data_gen.storage.embeddings import read_embeddings
+from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
 from scripts import gen_data
 from tests.helpers.data.answer_stub import stub_server
@@ -57,7 +56,7 @@ def test_dataset_folder(
     assert not (tmp_path / "data" / "jsonl").exists()
 
     run(monkeypatch)
-    manifest = read_manifest("data/jsonl")
+    manifest = Harvest.open("data/jsonl").manifest.written
     found = manifest["statistics"]
     assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9 and all(
         manifest["splits"].values()
@@ -66,12 +65,12 @@ def test_dataset_folder(
         path.stat().st_size for path in Path("data/jsonl").glob("*.parquet")
     )
     for kind, column, width in (("mixed", "draft_hidden", 24), ("rounds", "target_hidden", 4 * 24)):
-        read = [read_records("data/jsonl", kind, split) for split in SPLITS]
+        read = [Harvest.open("data/jsonl").records(kind, split) for split in SPLITS]
         assert sum(len(records["group"]) for records in read) == found["records"][kind]
         assert {records[column].shape[1] for records in read} == {width}
     assert {records["draft_hidden"].shape[1:] for records in read} == {(3, 24)}
     assert {records["history"].shape[1:] for records in read} == {(3,)}
-    ids, vectors = read_embeddings("data/jsonl")
+    ids, vectors = Harvest.open("data/jsonl").embeddings
     assert {int(token) for records in read for token in records["token"].flatten()} <= set(
         ids.tolist()
     )
@@ -86,7 +85,7 @@ def test_dataset_folder(
     assert {
         path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")
     } == before
-    assert read_manifest("data/jsonl") == manifest
+    assert Harvest.open("data/jsonl").manifest.written == manifest
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,7 @@ def test_what_was_begun_in_one_dtype_does_not_go_on_in_another(
     """Whatever the config says: on another machine, auto may be another one."""
     save_tiny_pair(tmp_path / "pair")
     run(monkeypatch, "pair.dtype=auto")
-    assert read_manifest("data/jsonl")["dtypes"] == {
+    assert Harvest.open("data/jsonl").manifest.written["dtypes"] == {
         "target": "torch.float32",
         "draft": "torch.float32",
     }
@@ -165,7 +164,7 @@ def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
     )
     monkeypatch.setenv("RANK", "1")  # without a size it means nothing
     run(monkeypatch)
-    assert read_manifest("data/jsonl")["prompts"]["count"] == 9
+    assert Harvest.open("data/jsonl").manifest.written["prompts"]["count"] == 9
 
 
 def test_verify_names_every_bad_file(
@@ -173,7 +172,7 @@ def test_verify_names_every_bad_file(
 ) -> None:
     save_tiny_pair(tmp_path / "pair")
     run(monkeypatch)
-    manifest, folder = read_manifest("data/jsonl"), Path("data/jsonl")
+    manifest, folder = Harvest.open("data/jsonl").manifest.written, Path("data/jsonl")
     run(monkeypatch, "verify=true")
     printed = capsys.readouterr().out
     assert "data/jsonl is whole: 9 shards, 9 prompts" in printed and manifest["content"] in printed
@@ -198,7 +197,7 @@ def test_verify_names_every_bad_file(
     )
     run(monkeypatch)
     run(monkeypatch, "verify=true")
-    assert read_manifest("data/jsonl")["content"] == manifest["content"]
+    assert Harvest.open("data/jsonl").manifest.written["content"] == manifest["content"]
 
 
 @pytest.mark.smoke
@@ -217,7 +216,7 @@ def test_responses_from_a_file_and_from_a_server(
         run(monkeypatch, *ask, "out=data/server")
         assert len(stub.bodies) == 9
     run(monkeypatch, "responses=file", "responses.path=data/server/answers.jsonl", "out=data/file")
-    asked, read = (read_manifest(f"data/{name}") for name in ("server", "file"))
+    asked, read = (Harvest.open(f"data/{name}").manifest.written for name in ("server", "file"))
     assert asked["responses"] == read["responses"] != "generated"
     assert asked["responses_from"]["model"] == "tiny"
     taken, given = read["statistics"]["response_tokens"], read["given_tokens"]
@@ -237,7 +236,7 @@ def test_responses_from_a_file_and_from_a_server(
         "out=data/greedy",
         "warp=greedy",
     )
-    greedy = read_manifest("data/greedy")
+    greedy = Harvest.open("data/greedy").manifest.written
     assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, (
         "as far as the target says it"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_gen.requests import refuse_other_shares
-from data_gen.storage.dataset import read_manifest, read_responses
+from data_gen.storage.dataset import Harvest
 from runtime.errors import UserError
 from runtime.files import file_hash
 from runtime.json_files import CHECKSUM, write_checksummed
@@ -37,7 +37,7 @@ def harvest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 
 
 def prompts() -> dict[str, list[int]]:
-    return {row["prompt_id"]: row["prompt_tokens"] for row in read_responses("data/d", "all")}
+    return {each.prompt_id: each.prompt_tokens for each in Harvest.open("data/d").prompts("all")}
 
 
 class Later(date):
@@ -58,13 +58,13 @@ def test_a_harvest_goes_on_another_day_with_the_date_it_began_with(
 ) -> None:
     monkeypatch.setattr("scripts.gen_data.date", Earlier)
     harvest()
-    before = read_manifest("data/d")
+    before = Harvest.open("data/d").manifest.written
     assert before["dates"] == ["2031-01-30"]
     for name in ("manifest.json", "chunk-00001.json"):
         (Path("data/d") / name).unlink()
     monkeypatch.setattr("scripts.gen_data.date", Later)
     harvest()
-    assert read_manifest("data/d")["content"] == before["content"]
+    assert Harvest.open("data/d").manifest.written["content"] == before["content"]
 
 
 @pytest.mark.parametrize("harvest", [CLOCK], indirect=True)
@@ -74,7 +74,7 @@ def test_answers_of_a_server_belong_to_their_day(harvest, monkeypatch: pytest.Mo
     with stub_server() as stub:
         harvest("responses=server", f"responses.url={stub.url}", "responses.model=m")
     assert {ids[-1] for ids in prompts().values()} == {30}, "as the server saw them"
-    assert read_manifest("data/d")["dates"] == ["2031-01-30"]
+    assert Harvest.open("data/d").manifest.written["dates"] == ["2031-01-30"]
 
 
 @pytest.mark.parametrize("harvest", [TEMPLATE], indirect=True)
@@ -87,7 +87,7 @@ def test_template_arguments_reach_both_renderings(harvest, how: str) -> None:
         harvest(*ask, how)
         assert all(body["chat_template_kwargs"] == {"thinking": True} for body in stub.bodies)
     assert all(ids[0] == 9 for ids in prompts().values())
-    assert "dates" not in read_manifest("data/d")
+    assert "dates" not in Harvest.open("data/d").manifest.written
 
 
 @pytest.mark.parametrize("harvest", [TEMPLATE], indirect=True)
@@ -96,9 +96,9 @@ def test_repeated_texts_are_counted_and_splits_of_ids_are_not_gone_on_with(
 ) -> None:
     harvest()
     assert "; 1 repeat the text of another, in its split" in capsys.readouterr().out
-    manifest = read_manifest("data/d")
+    manifest = Harvest.open("data/d").manifest.written
     assert manifest["repeated_texts"] == 1
-    splits = {row["prompt_id"]: row["split"] for row in read_responses("data/d", "all")}
+    splits = {each.prompt_id: each.split for each in Harvest.open("data/d").prompts("all")}
     assert splits["jsonl-1"] == splits["jsonl-6"] and len(set(splits.values())) == 3
     for name in ("plan.json", "manifest.json"):
         path = Path("data/d") / name

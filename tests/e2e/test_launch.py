@@ -10,7 +10,7 @@ from random import Random
 import psutil
 import pytest
 
-from data_gen.storage.dataset import read_manifest, verify
+from data_gen.storage.dataset import Harvest, verify
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +89,10 @@ def original(tiny_pair_dir: Path, prompts: Path, tmp_path_factory: pytest.TempPa
 
 def assert_same(out: Path, original: Path) -> None:
     assert verify(out) == []
-    assert read_manifest(out)["content"] == read_manifest(original)["content"]
+    assert (
+        Harvest.open(out).manifest.written["content"]
+        == Harvest.open(original).manifest.written["content"]
+    )
 
 
 def test_two_processes_make_the_records_of_one(

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
-from data_gen.storage.dataset import read_records
+from data_gen.storage.dataset import Harvest
 from decoding.models import loading
 from decoding.trace import read_traces
 from scripts import gen_data
@@ -84,7 +84,7 @@ def test_harvest(
     programs.run(gen_data, monkeypatch, *whole, *DEVICES, "out=there")
     assert counts.bytes["to host"], "nothing was on the device"
     for kind in ("rounds", "mixed"):
-        theirs, ours = (read_records(folder, kind, "all") for folder in ("host", "there"))
+        theirs, ours = (Harvest.open(folder).records(kind, "all") for folder in ("host", "there"))
         assert ours.keys() == theirs.keys() and len(ours["token"])
         for column, values in theirs.items():
             torch.testing.assert_close(ours[column], values, atol=1e-2, rtol=1e-2)

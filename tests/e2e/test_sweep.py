@@ -10,7 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import train
-from data_gen.storage.dataset import read_manifest
+from data_gen.storage.dataset import Harvest
 from predictors.base import load_predictor
 from runtime.json_files import write_checksummed
 from runtime.sweep import job_name
@@ -71,7 +71,7 @@ def test_jobs_have_folders_and_are_done_once(
         and [result(root / name) for name in FOLDERS] == before
     )
 
-    manifest = read_manifest("data/toy")
+    manifest = Harvest.open("data/toy").manifest.written
     again = {"command": "python scripts/gen_data.py out=./data/toy", "versions": {"torch": "9"}}
     write_checksummed(Path("data/toy/manifest.json"), {**manifest, **again})
     assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]") == 0

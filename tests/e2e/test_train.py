@@ -9,7 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from pydantic import TypeAdapter
 
 import train
-from data_gen.storage.dataset import read_manifest
+from data_gen.storage.dataset import Harvest
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
 from runtime.json_files import write_checksummed
@@ -177,7 +177,7 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_harvest(Path("data/toy"))
-    manifest = read_manifest(write_harvest(Path("data/other")))
+    manifest = Harvest.open(write_harvest(Path("data/other"))).manifest.written
     write_checksummed(Path("data/other/manifest.json"), {**manifest, **changed})
     monkeypatch.setattr("data_gen.samples.read_samples", None)
     with pytest.raises(SystemExit) as exit_code:
@@ -189,7 +189,7 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
 def test_one_harvest_serves_fewer_layers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = read_manifest(write_harvest(Path("data/toy")))
+    manifest = Harvest.open(write_harvest(Path("data/toy"))).manifest.written
     manifest["inputs"]["target_layers"] = [-4, -3, -2, -1]  # of the width DIM / 4
     write_checksummed(Path("data/toy/manifest.json"), manifest)
     run(monkeypatch, "predictor=hrad", "predictor.layers=[-3,-1]", "data=data/toy", *QUICK)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_gen.harvest import Progress
-from data_gen.storage.dataset import read_manifest, read_records, read_responses, verify
+from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.shards import SCHEMAS
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
@@ -88,11 +88,11 @@ def assert_found_and_repaired(
     assert verify(folder) == []
     assert (
         manifest["content"]
-        == read_manifest(folder)["content"]
-        == read_manifest(original)["content"]
+        == Harvest.open(folder).manifest.written["content"]
+        == Harvest.open(original).manifest.written["content"]
     )
-    assert len(read_records(folder, "rounds", "all")["group"]) == len(
-        read_records(original, "rounds", "all")["group"]
+    assert len(Harvest.open(folder).records("rounds", "all")["group"]) == len(
+        Harvest.open(original).records("rounds", "all")["group"]
     )
 
 
@@ -101,8 +101,8 @@ def assert_readers_name(folder: Path, name: str) -> None:
     to read."""
     with pytest.raises(UserError) as error:
         for kind in ("mixed", "rounds"):
-            read_records(folder, kind, "all")
-        read_responses(folder, "all")
+            Harvest.open(folder).records(kind, "all")
+        list(Harvest.open(folder).prompts("all"))
     assert (
         name in str(error.value)
         and "scripts/gen_data.py" in str(error.value)
@@ -209,7 +209,7 @@ def test_manifest_from_before_a_chunk_was_made_again(
         rewrite(patch)
         (folder / SHARDS[0]).unlink()
         content = make_dataset(pair, folder)["content"]
-    assert content == read_manifest(original)["content"] and verify(folder) == []
+    assert content == Harvest.open(original).manifest.written["content"] and verify(folder) == []
     (folder / "manifest.json").write_bytes(old)
     assert_readers_name(folder, SHARDS[1])
     assert_found_and_repaired(pair, folder, original, ["manifest.json"])
@@ -296,7 +296,9 @@ def test_what_the_settings_were_is_known_from_the_seals(
     ):
         make_dataset(pair, folder, recipe=replace(RECIPE, gamma=2))
     before = files(folder)
-    assert make_dataset(pair, folder)["content"] == read_manifest(original)["content"]
+    assert (
+        make_dataset(pair, folder)["content"] == Harvest.open(original).manifest.written["content"]
+    )
     assert files(folder).items() >= before.items() - {
         item for item in before.items() if "00002" in item[0]
     }
@@ -345,7 +347,7 @@ def test_own_files_without_shards_are_replaced(
     for path in folder.glob("*-0*"):
         path.unlink()
     make_dataset(pair, folder, recipe=replace(RECIPE, seed=9))
-    assert verify(folder) == [] and read_manifest(folder)["seed"] == 9
+    assert verify(folder) == [] and Harvest.open(folder).manifest.written["seed"] == 9
 
 
 @pytest.mark.parametrize(

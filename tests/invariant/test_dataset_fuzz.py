@@ -17,13 +17,7 @@ from torch import Tensor
 from data_gen.prompts import Prompt
 from data_gen.responses.log import NAME, open_log
 from data_gen.storage.chunks import MANIFEST, PLAN
-from data_gen.storage.dataset import (
-    read_manifest,
-    read_prompts,
-    read_records,
-    read_responses,
-    verify,
-)
+from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.sharing import ALONE, open_chunks
 from decoding.models.loading import ModelPair
 from evaluation.replay.read import read_table
@@ -34,12 +28,14 @@ from tests.helpers.data.datasets import RECIPE, answered_dataset, rewrite_checks
 
 SMALL = replace(RECIPE, stride=1, max_new_tokens=6, batch_size=2)
 READERS: dict[str, Callable[[Path], Any]] = {
-    "manifest": read_manifest,
-    "rounds": lambda folder: read_records(folder, "rounds", "all"),
-    "mixed": lambda folder: read_records(folder, "mixed", "train"),
-    "responses": lambda folder: read_responses(folder, "all"),
-    "prompts": lambda folder: list(read_prompts(folder, "rounds", "all", ["anchor", "token"])),
-    "table": lambda folder: vars(read_table(folder, "all")),
+    "manifest": lambda folder: Harvest.open(folder).manifest.written,
+    "rounds": lambda folder: Harvest.open(folder).records("rounds", "all"),
+    "mixed": lambda folder: Harvest.open(folder).records("mixed", "train"),
+    "responses": lambda folder: list(Harvest.open(folder).prompts("all")),
+    "prompts": lambda folder: list(
+        Harvest.open(folder).by_prompt("rounds", "all", ["anchor", "token"])
+    ),
+    "table": lambda folder: vars(read_table(Harvest.open(folder), "all")),
 }
 
 

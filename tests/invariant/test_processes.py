@@ -14,7 +14,7 @@ import torch
 
 from data_gen.harvest import Progress, label_chunk, plan, split_into_chunks
 from data_gen.storage import chunks, shards
-from data_gen.storage.dataset import read_manifest, verify
+from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.shards import SCHEMA_VERSION
 from data_gen.storage.sharing import ALONE, Locks, Worker, open_chunks
 from decoding.models.loading import ModelPair
@@ -40,7 +40,10 @@ def team(
 
 def assert_same(folder: Path, original: Path) -> None:
     assert verify(folder) == []
-    assert read_manifest(folder)["content"] == read_manifest(original)["content"]
+    assert (
+        Harvest.open(folder).manifest.written["content"]
+        == Harvest.open(original).manifest.written["content"]
+    )
     assert {path.name: path.read_bytes() for path in folder.glob("*-0*")} == {
         path.name: path.read_bytes() for path in original.glob("*-0*")
     }
@@ -286,7 +289,7 @@ def test_killed_at_every_step_on_disk(
         assert forked(lambda last=last: killed(last)).wait() == -signal.SIGKILL
         save(folder)
         assert verify(folder) == []
-        assert read_manifest(folder) == read_manifest(tmp_path / "whole")
+        assert Harvest.open(folder) == Harvest.open(tmp_path / "whole").manifest.written
 
 
 @pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])

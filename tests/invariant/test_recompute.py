@@ -15,6 +15,7 @@ from data_gen.samples import read_samples
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from data_gen.storage.chunks import inventory
+from data_gen.storage.dataset import Harvest
 from decoding.models.loading import load_pair
 from decoding.sampling import Warp
 from predictors.base import Predictor
@@ -69,8 +70,8 @@ def test_recomputed_features_equal_stored_ones(
     folders: dict[bool, Path], pair_cfg: DictConfig, predictor: Predictor
 ) -> None:
     for split in shards.SPLITS:
-        stored = read_samples(folders[True], predictor, split)
-        again = read_samples(folders[False], predictor, split, pair_cfg)
+        stored = read_samples(Harvest.open(folders[True]), predictor, split)
+        again = read_samples(Harvest.open(folders[False]), predictor, split, pair_cfg)
         assert stored.keys() == again.keys()
         for name, values in stored.items():
             assert values.dtype == again[name].dtype
@@ -86,6 +87,6 @@ def test_nothing_of_them_is_on_disk(folders: dict[bool, Path]) -> None:
 def test_another_pair_is_refused(folders: dict[bool, Path], pair_cfg: DictConfig) -> None:
     other = DictConfig({**pair_cfg, "draft": pair_cfg.target})
     with pytest.raises(UserError, match=r"^pair\.draft: it is not the one of the harvest, tiny"):
-        read_samples(folders[False], HRAD(), "test", other)
+        read_samples(Harvest.open(folders[False]), HRAD(), "test", other)
     with pytest.raises(UserError, match=r"^pair: .* stores no hidden states"):
-        read_samples(folders[False], HRAD(), "test")
+        read_samples(Harvest.open(folders[False]), HRAD(), "test")

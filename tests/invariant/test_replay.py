@@ -16,6 +16,7 @@ from data_gen.harvest import Progress, harvest
 from data_gen.requests import Request
 from data_gen.run import finish
 from data_gen.settings import HarvestSettings
+from data_gen.storage.dataset import Harvest
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import StopRule
 from decoding.models.loading import ModelPair
@@ -215,7 +216,7 @@ def harvested(prompts: list[torch.Tensor], how: HarvestSettings, folder: Path) -
     finish(models(), requests, how, folder, SETTINGS)
     stops = [rule(name, {}) for name in ("specdecpp", "hrad", "value")]
     more = [rule(*one) for one in ONLY_HARVESTED]
-    return read_table(folder, "train", [*stops, *more])
+    return read_table(Harvest.open(folder), "train", [*stops, *more])
 
 
 def test_a_harvest_holds_what_the_models_say_one_by_one(tmp_path: Path) -> None:

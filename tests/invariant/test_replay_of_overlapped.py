@@ -15,6 +15,7 @@ from data_gen.harvest import Progress, harvest
 from data_gen.requests import Request
 from data_gen.run import finish
 from data_gen.settings import HarvestSettings
+from data_gen.storage.dataset import Harvest
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
@@ -81,7 +82,7 @@ def table(ends: bool, draft_warp: Warp = GREEDY, seed: int = 0) -> RolloutTable:
     harvest(models(ends), requests, how, folder, Progress())
     finish(models(ends), requests, how, folder, SETTINGS)
     asked = [BranchRecords(), *(classes(*one) for one in CLASSES)]
-    return read_table(folder, "train", asked)
+    return read_table(Harvest.open(folder), "train", asked)
 
 
 CLASSES = [(False, 0.35), (False, 0.6), (True, 0.4)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_gen.storage.dataset import read_manifest, read_records, verify
+from data_gen.storage.dataset import Harvest, verify
 from decoding.models.loading import ModelPair
 from runtime.cli import explain
 from runtime.errors import UserError
@@ -58,10 +58,13 @@ def test_a_disk_that_is_full_keeps_what_is_finished(
     markers = sorted(path.name for path in folder.glob("chunk-*.json"))
     assert 0 < len(markers) < PROMPTS // 3 and not list(folder.glob(".*.tmp"))
     with pytest.raises(UserError, match="is only half harvested"):
-        read_manifest(folder)
+        Harvest.open(folder)
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")}
     resized(disk, "size=4m")
-    assert make_dataset(pair, folder, PROMPTS)["content"] == read_manifest(original)["content"]
+    assert (
+        make_dataset(pair, folder, PROMPTS)["content"]
+        == Harvest.open(original).manifest.written["content"]
+    )
     checksummed = {path for path in kept if f"chunk-{path.stem.split('-')[1]}.json" in markers}
     assert all(path.stat().st_mtime_ns == kept[path] for path in checksummed)
 
@@ -75,7 +78,7 @@ def test_a_folder_that_is_read_only_can_be_read_and_checked(
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
     resized(disk, "ro")
     assert verify(folder) == [f"{folder / 'rounds-00001.parquet'} is missing"]
-    assert len(read_records(folder, "mixed", "all")["group"])
+    assert len(Harvest.open(folder).records("mixed", "all")["group"])
     with pytest.raises(OSError) as error:
         make_dataset(pair, folder, PROMPTS)
     assert (
@@ -85,7 +88,10 @@ def test_a_folder_that_is_read_only_can_be_read_and_checked(
     )
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
     resized(disk, "rw")
-    assert make_dataset(pair, folder, PROMPTS)["content"] == read_manifest(original)["content"]
+    assert (
+        make_dataset(pair, folder, PROMPTS)["content"]
+        == Harvest.open(original).manifest.written["content"]
+    )
 
 
 def test_a_limit_on_file_sizes(pair: ModelPair, original: Path, tmp_path: Path) -> None:
@@ -109,7 +115,10 @@ def test_a_limit_on_file_sizes(pair: ModelPair, original: Path, tmp_path: Path) 
         signal.signal(signal.SIGXFSZ, action)
     assert {path.name: path.read_bytes() for path in folder.glob("*-0000[013].*")} == before
     assert not list(folder.glob(".*.tmp"))
-    assert make_dataset(pair, folder, PROMPTS)["content"] == read_manifest(original)["content"]
+    assert (
+        make_dataset(pair, folder, PROMPTS)["content"]
+        == Harvest.open(original).manifest.written["content"]
+    )
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES])
@@ -139,5 +148,8 @@ def test_any_file_may_fail(
         ):
             make_dataset(pair, folder, PROMPTS)
     assert not list(folder.glob(".*.tmp"))
-    assert make_dataset(pair, folder, PROMPTS)["content"] == read_manifest(original)["content"]
+    assert (
+        make_dataset(pair, folder, PROMPTS)["content"]
+        == Harvest.open(original).manifest.written["content"]
+    )
     assert verify(folder) == []

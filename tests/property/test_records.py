@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_gen.labels import accepted_length, drafted_length, known_depth
 from data_gen.storage import shards
-from data_gen.storage.dataset import read_records
+from data_gen.storage.dataset import Harvest
 from predictors.features.draft_statistics import Q_STATS
 from runtime.errors import UserError
 from tests.helpers.data.harvests import write_harvest
@@ -43,7 +43,7 @@ def test_rounds_come_back_as_they_were(rows: int, gamma: int, seed: int) -> None
     with tempfile.TemporaryDirectory() as name:
         folder = write_harvest(Path(name), rows=2, gamma=gamma)
         entry = shards.write_shard(folder, "rounds", 0, [record])
-        row = shards.read_shard(folder, entry, record).to_pylist()[0]
+        (row,) = next(shards.batches(folder, entry, record)).to_pylist()
     assert row["prompt_id"] == "é\n|" and row["accepted"] == whole.tolist()
     assert torch.equal(torch.tensor(row["accept_prob"]), floats.flatten())
     bits = torch.tensor(row["draft_hidden"], dtype=torch.int16).view(torch.bfloat16)
@@ -105,4 +105,4 @@ def damage(path: Path, data: st.DataObject) -> None:
 
 
 def read(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {kind: read_records(folder, kind, "all") for kind in ("mixed", "rounds")}
+    return {kind: Harvest.open(folder).records(kind, "all") for kind in ("mixed", "rounds")}

@@ -6,7 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from reports.artifacts import Artifacts, Harvest, Json
+from data_gen.storage.dataset import Harvest
+from reports.artifacts import Artifacts, Json
 from reports.drawing import (
     COLOURS,
     DASHES,
@@ -108,9 +109,7 @@ def _distributions(found: Json) -> str:
 def _prompts(found: Json, harvests: Sequence[Harvest]) -> str:
     """Of the split it was judged on; how many, where its harvest is among those known."""
     folder, split = str(found["data"]["folder"]), found["judged_on"]
-    counts = [
-        harvest.manifest["splits"][split] for harvest in harvests if str(harvest.folder) == folder
-    ]
+    counts = [harvest.splits[split] for harvest in harvests if str(harvest.folder) == folder]
     return (
         f"{f'{counts[0]} prompts, ' if counts else ''}{split} split of"
         f" {folder.rstrip('/').split('/')[-1]}"

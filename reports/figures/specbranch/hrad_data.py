@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_gen.storage.dataset import Harvest
 from predictors.base import Predictor, Records, load_predictor
 from predictors.calibration import balanced
 from predictors.hrad import HRAD, class_chances, class_of_length, next_round
 from predictors.training.trainer import logits_in_chunks
-from reports.artifacts import Artifacts, Checkpoint, Harvest
+from reports.artifacts import Artifacts, Checkpoint
 from reports.checkpoint_data import (
     held_out,
     held_out_records,
@@ -215,7 +216,7 @@ def aged(checkpoint: Checkpoint, harvests: Sequence[Harvest], unit: str) -> list
         return []
     predictor, fitting = on_harvests(checkpoint, harvests)
     return of_each(
-        [harvest for harvest in fitting if harvest.manifest["anchors"]["stride"] == 1],
+        [harvest for harvest in fitting if harvest.manifest.anchors.stride == 1],
         lambda harvest: _aged(checkpoint, predictor, (harvest, fitting[0]), unit),
     )
 

@@ -220,7 +220,7 @@ def _of_cost(cost: Json, artifacts: Artifacts) -> list[Builder]:
             artifacts.once(key, lambda: rounds(harvests)).get(temperature, []), cost, decoded
         )
 
-    temperatures = {float(harvest.manifest["warp"]["temperature"]) for harvest in harvests}
+    temperatures = {harvest.warps.target.temperature for harvest in harvests}
     return [partial(build, temperature) for temperature in sorted(temperatures, reverse=True)] or [
         partial(latency, [], cost)
     ]

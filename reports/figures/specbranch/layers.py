@@ -6,9 +6,10 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
+from data_gen.storage.dataset import Harvest
 from predictors.metrics import log_loss
 from reports import drawing
-from reports.artifacts import Artifacts, Checkpoint, Harvest
+from reports.artifacts import Artifacts, Checkpoint
 from reports.checkpoint_data import Predicted, predicted, training_data
 from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
 from reports.figures.general.calibration import base_rate

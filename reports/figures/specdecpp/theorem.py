@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data_gen.storage.dataset import read_records
+from data_gen.storage.dataset import Harvest
 from evaluation.replay.optimal_stopping import BINS, Rule, best, fixed, survival, threshold, totals
-from reports.artifacts import Artifacts, Harvest
+from reports.artifacts import Artifacts
 from reports.figure import Builder, Cell, Entry, Figure, Missing
 from reports.harvest_data import by_pair, distributions, of_each
 from runtime.errors import TooFewRows
@@ -36,7 +36,7 @@ class Rollouts:
 
 def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
     """Harvests of one pair, those of the same distributions together."""
-    sampled = [one for one in harvests if one.manifest["warp"]["temperature"]]
+    sampled = [one for one in harvests if one.warps.target.temperature]
     if not sampled:
         raise Missing(NEEDS)
     found = of_each(sampled, _rollouts)
@@ -51,7 +51,7 @@ def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
         title="Whether the best stop rule is a threshold on survival",
         source="SpecDec++, theorem 4.3",
         kind="modelled",
-        n=f"{harvests[0].manifest['pair']['name']}, {prompts:,} prompts, {rounds:,} rounds",
+        n=f"{harvests[0].pair.name}, {prompts:,} prompts, {rounds:,} rounds",
         interval=METHOD,
         columns=["temperatures", "target call, draft forwards", "rule", *columns(SPEED)]
         + [*columns(GAIN), "threshold or length"],
@@ -61,14 +61,14 @@ def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
 
 def _rollouts(harvest: Harvest) -> Rollouts:
     """Raises TooFewRows where there are not two prompts of them for each half."""
-    records = read_records(harvest.folder, "rounds", "all", ("drafted", "accept_prob"))
+    records = harvest.rounds("all", ("drafted", "accept_prob"))
     accept, group = records["accept_prob"].double(), records["group"]
     whole = records["drafted"] == accept.shape[1]
     if len(torch.unique(group[whole])) < 4:
         raise TooFewRows("data: there are no four prompts with whole rounds. Harvest more prompts")
-    warps = [harvest.manifest[side] for side in ("warp", "draft_warp")]
-    said = distributions(harvest.manifest)
-    return Rollouts(warps, said, accept[whole].numpy(), group[whole].numpy())
+    return Rollouts(
+        harvest.warps, distributions(harvest), accept[whole].numpy(), group[whole].numpy()
+    )
 
 
 def _rows(alike: Sequence[Rollouts]) -> Iterator[list[Cell]]:

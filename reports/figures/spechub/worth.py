@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_gen.storage.dataset import read_records
+from data_gen.storage.dataset import Harvest
 from data_gen.verdicts import NEGLIGIBLE
 from evaluation.ratios import divided
 from predictors.base import Records
-from reports.artifacts import Artifacts, Harvest
+from reports.artifacts import Artifacts
 from reports.figure import Builder, Cell, Entry, Figure, Missing
 from reports.harvest_data import by_pair, distributions, of_each
 from runtime.errors import TooFewRows
@@ -53,7 +53,7 @@ def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
         title="What siblings are worth",
         source="SpecHub, tables 1 to 3: acceptance of the first and second draft, over all steps",
         kind="measured",
-        n=f"{harvests[0].manifest['pair']['name']}, {prompts:,} prompts, {tokens:,} draft tokens",
+        n=f"{harvests[0].pair.name}, {prompts:,} prompts, {tokens:,} draft tokens",
         interval=METHOD,
         columns=names,
         rows=rows,
@@ -65,7 +65,7 @@ def worth(harvest: Harvest) -> Worth:
     where none has any."""
     names = ["known", "drafted", "accept_prob", "q_drawn"]
     names += ["rrsw_accept", "hub_accept", "top_accept"]
-    records = read_records(harvest.folder, "rounds", "all", names)
+    records = harvest.rounds("all", names)
     path, first = _reached(records), records["accept_prob"].double()
     if not path.any():
         raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")
@@ -81,8 +81,7 @@ def worth(harvest: Harvest) -> Worth:
         for law, accept in accepted.items()
         for candidate, *both in _each(path, accept)
     }
-    warps = [harvest.manifest[side] for side in ("warp", "draft_warp")]
-    return Worth(warps, distributions(harvest.manifest), int((path > 0).sum()), sums)
+    return Worth(harvest.warps, distributions(harvest), int((path > 0).sum()), sums)
 
 
 def _reached(records: Records) -> Tensor:

@@ -16,7 +16,7 @@ from data_gen.responses import log
 from data_gen.run import finish
 from data_gen.settings import HarvestSettings
 from data_gen.storage.chunks import PLAN, plan_id
-from data_gen.storage.dataset import read_responses
+from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
 from data_gen.storage.sharing import ALONE, Worker
 from decoding.models.loading import ModelPair
@@ -74,8 +74,8 @@ def answered_dataset(
     and its plan."""
     make_dataset(pair, folder / "generated", count, recipe)
     responses = {
-        row["prompt_id"]: row["response_tokens"]
-        for row in read_responses(folder / "generated", "all")
+        prompt.prompt_id: prompt.response_tokens
+        for prompt in Harvest.open(folder / "generated").prompts("all")
     }
     requests = [
         replace(r, response=torch.tensor(responses[r.prompt_id])) for r in some_requests(count)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from data_gen.storage import chunks, shards
+from data_gen.storage.dataset import Harvest
 from predictors.features.draft_statistics import Q_STATS, history_rows
 from runtime.json_files import write_checksummed
 
@@ -56,6 +57,12 @@ def write_harvest(
     }
     write_checksummed(folder / "manifest.json", manifest)
     return folder
+
+
+def described_as(folder: Path, **other: Any) -> Harvest:
+    """The harvest in `folder` as if its manifest said something `other`."""
+    said = {**Harvest.open(folder).manifest.written, **other, "checksum": ""}
+    return Harvest(folder, chunks.Manifest.of(said))
 
 
 def repetitive(length: int, seed: int) -> torch.Tensor:

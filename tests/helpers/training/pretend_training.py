@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch.utils import backend_registration
 
 from data_gen.samples import inputs_of, read_samples
+from data_gen.storage.dataset import Harvest
 from predictors.base import Predictor
 from predictors.training.trainer import Trainer
 from tests.helpers.device.pretend_device import Pretend, pretend
@@ -34,8 +35,9 @@ def trained(name: str, harvest: Path) -> tuple[Predictor, Trainer]:
     predictor: Predictor = instantiate(config, **LABELS.get(name, {}))
     recipe = OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{name}.yaml"), SETTINGS)
     trainer: Trainer = instantiate(recipe)
-    samples = read_samples(harvest, predictor, "train")
-    return predictor.fit(samples, inputs_of(harvest, predictor), trainer), trainer
+    data = Harvest.open(harvest)
+    samples = read_samples(data, predictor, "train")
+    return predictor.fit(samples, inputs_of(data, predictor), trainer), trainer
 
 
 def main(harvest: Path, out: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from data_gen.samples import read_samples
+from data_gen.storage.dataset import Harvest
 from predictors.hrad import HRAD
 from predictors.specdecpp import SpecDecPP, kept_depths
 from runtime.errors import UserError
@@ -53,7 +54,7 @@ def test_a_depth_occurs_as_often_as_it_is_reached() -> None:
 def test_both_contexts_and_hrad_read_one_harvest(tmp_path: Path) -> None:
     folder = write_harvest(tmp_path / "toy", rows=5, gamma=3)
     mixed, rollouts, classes = (
-        read_samples(folder, predictor, "test")
+        read_samples(Harvest.open(folder), predictor, "test")
         for predictor in (SpecDecPP(), SpecDecPP(context="rollout"), HRAD(2))
     )
     assert len(mixed["inputs"]) == len(classes["label"]) == 5 * PROMPTS["test"]

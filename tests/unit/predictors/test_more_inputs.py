@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from data_gen.samples import inputs_of, read_samples
+from data_gen.storage.dataset import Harvest
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.features.catalogue import FIXED
 from predictors.hrad import HRAD
@@ -20,8 +21,8 @@ PATHS = ["q_stats", "q_path", "draft_before", "depth", "target_hidden", "history
 
 
 @pytest.fixture(scope="module")
-def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_harvest(tmp_path_factory.mktemp("harvest"))
+def harvest(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
+    return Harvest.open(write_harvest(tmp_path_factory.mktemp("harvest")))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_they_are_learned_from_and_come_back(
-    predictor: Predictor, dim: int, harvest: Path, tmp_path: Path
+    predictor: Predictor, dim: int, harvest: Harvest, tmp_path: Path
 ) -> None:
     rows, read = read_samples(harvest, predictor, "train"), inputs_of(harvest, predictor)
     assert rows["inputs"].shape[1] == dim and set(predictor.more.names) < set(read.names)  # type: ignore[attr-defined]
@@ -63,7 +64,7 @@ def test_by_default_they_read_what_their_papers_read(kind: Any) -> None:
         (SpecDecPP(inputs=["history"]), "inputs that mixed records hold, got history"),
     ],
 )
-def test_what_is_not_there_is_refused(predictor: Predictor, says: str, harvest: Path) -> None:
+def test_what_is_not_there_is_refused(predictor: Predictor, says: str, harvest: Harvest) -> None:
     with pytest.raises(UserError, match=f"^predictor: expected {says}"):
         read_samples(harvest, predictor, "train")
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from data_gen.samples import read_inputs, read_samples
-from data_gen.storage.dataset import read_manifest, read_records
+from data_gen.storage.dataset import Harvest
 from predictors.base import load_predictor
 from predictors.inputs import Inputs
 from predictors.metrics import log_loss
-from reports.artifacts import Artifacts, Checkpoint, Harvest
+from reports.artifacts import Artifacts, Checkpoint
 from reports.checkpoint_data import predicted, unseen
 from reports.figure import Figure, Missing
 from reports.figures.specbranch.activations import NEEDS
@@ -35,12 +35,20 @@ from reports.figures.specbranch.layers import FIGURES, by_layers
 from reports.harvest_data import draft_tokens, rounds
 from runtime.files import file_hash
 from tests.helpers.data import harvests
-from tests.helpers.data.harvests import DIM, EMBEDDING, PAIR, PROMPTS, WARP, write_harvest
+from tests.helpers.data.harvests import (
+    DIM,
+    EMBEDDING,
+    PAIR,
+    PROMPTS,
+    WARP,
+    described_as,
+    write_harvest,
+)
 from tests.helpers.training.checkpoints import write_checkpoint
 
 
 def harvest(folder: Path, **other: Any) -> Harvest:
-    return Harvest(folder, {**read_manifest(folder), "anchors": {"stride": 1}, **other})
+    return described_as(folder, anchors={"stride": 1}, **other)
 
 
 def context_of(data: Path) -> Mapping[str, Any]:
@@ -70,7 +78,7 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
 
 def test_draft_tokens_are_those_with_a_verdict(home: Harvest) -> None:
     (tokens,) = draft_tokens([home])
-    records = read_records(home.folder, "rounds", "all")
+    records = home.rounds("all")
     kept, accepted = [], []
     for row in range(len(records["group"])):
         most = int(min(records["drafted"][row], records["known"][row]))
@@ -123,7 +131,7 @@ def test_they_are_those_of_the_checkpoint(tmp_path: Path, home: Harvest, name: s
     ours = checkpoint(tmp_path / "h", home.folder, name)
     (one,) = predicted(ours, [home])
     predictor = load_predictor(ours.folder)
-    samples = read_samples(home.folder, predictor, "test")
+    samples = read_samples(home, predictor, "test")
     probs = predictor.predict_proba(samples["inputs"].float())
     assert torch.allclose(one.calibrated if name == "hrad" else one.calibrated[:, 1], probs)
     assert torch.equal(one.targets, predictor.targets(samples))
@@ -151,7 +159,7 @@ def test_old_features_are_those_of_earlier_rounds_of_the_same_prompt(
     ours = checkpoint(tmp_path / "h", home.folder)
     (one,) = aged(ours, [home], "positions")
     predictor = load_predictor(ours.folder)
-    records = read_inputs(home.folder, predictor, "rounds", "test", ("anchor", "known"))
+    records = read_inputs(home, predictor, "rounds", "test", ("anchor", "known"))
     row = {
         (int(g), int(a)): n
         for n, (g, a) in enumerate(zip(records["group"], records["anchor"], strict=True))
@@ -185,7 +193,7 @@ def test_ages_in_rounds_are_those_of_the_rounds_a_decode_comes_to(
     ours = checkpoint(tmp_path / "h", home.folder)
     (one,) = aged(ours, [home], "rounds")
     predictor = load_predictor(ours.folder)
-    records = read_inputs(home.folder, predictor, "rounds", "test", predictor.columns)
+    records = read_inputs(home, predictor, "rounds", "test", predictor.columns)
     rows = rounds_back(records, 3)
     assert len(rows) == len(one.group) > 0 and one.back[0] == 0 and one.back[2] > one.back[1] > 1
     for place, age in enumerate((0, 1, 2)):
@@ -226,7 +234,7 @@ def test_lengths_are_held_against_the_classes_they_belong_to(
     found = heads(ours, lengths, [away, home])
     assert [one.dataset for one in found] == [home.name, away.name]
     predictor, direct = (load_predictor(one.folder) for one in (ours, lengths))
-    samples = read_samples(home.folder, predictor, "test")
+    samples = read_samples(home, predictor, "test")
     x, one = samples["inputs"].float(), found[0]
     said = direct.predict_proba(x)
     assert torch.allclose(one.probs[CLASSES], predictor.predict_proba(x))
@@ -270,7 +278,7 @@ def test_layers_are_compared_on_the_same_rounds(tmp_path: Path, two_layers: Harv
     predictor, other = (load_predictor(one.folder) for one in (last, both))
     losses = []
     for one in (predictor, other):
-        samples = read_samples(two_layers.folder, one, "test")
+        samples = read_samples(two_layers, one, "test")
         probs = one.predict_proba(samples["inputs"].float()).double()
         losses.append(log_loss(probs, one.targets(samples).double()))
     assert figure.column("log loss") == pytest.approx([float(x.mean()) for x in losses])

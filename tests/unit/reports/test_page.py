@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from reports.artifacts import Artifacts, Checkpoint, Harvest
+from reports.artifacts import Artifacts, Checkpoint
 from reports.figure import Figure
 from reports.page import MOST_ROWS, Lack, Section, Shown, cell, page
+from tests.helpers.data.harvests import PAIR, WARP, described_as, write_harvest
 from tests.unit.reports.test_answer import decoded
 
 NASTY = '<script>alert("http://x")</script>'
@@ -99,20 +100,19 @@ def test_long_tables_are_cut_and_say_so() -> None:
     assert f"The first {MOST_ROWS} of {MOST_ROWS + 5} rows" in text
 
 
-def test_what_it_is_made_from_comes_last() -> None:
-    manifest = {
-        "pair": {"name": "mine"},
-        "warp": {"temperature": 0.5},
-        "prompts": {"count": 7},
-        "gamma": 4,
-        "command": "python scripts/gen_data.py gamma=4",
-        "versions": {"torch": "2.6"},
-    }
-    text = one(a_figure(), artifacts=Artifacts(harvests=[Harvest(Path("data/mine"), manifest)]))
+def test_what_it_is_made_from_comes_last(tmp_path: Path) -> None:
+    harvest = described_as(
+        write_harvest(tmp_path / "data" / "mine"),
+        pair={**PAIR, "name": "mine"},
+        warp={**WARP, "temperature": 0.5},
+        command="python scripts/gen_data.py gamma=4",
+        versions={"torch": "2.6"},
+    )
+    text = one(a_figure(), artifacts=Artifacts(harvests=[harvest]))
     assert "<title>Report: mine</title>" in text
     for words in (
         "data/mine",
-        "temperature 0.5, 7 prompts",
+        "temperature 0.5, 20 prompts",
         "python scripts/gen_data.py gamma=4",
         "torch 2.6",
     ):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.storage.dataset import read_records
+from data_gen.storage import dataset
 from runtime.errors import UserError
 from runtime.json_files import write_checksummed
 from serving.sources.deepspec import DeepspecRecords
@@ -246,7 +246,7 @@ def test_other_json_is_refused(content: str, says: str, tmp_path: Path) -> None:
 
 def test_a_harvest_says_what_its_draft_thought(tmp_path: Path) -> None:
     folder = write_harvest(tmp_path / "data")
-    found, rounds = Harvest(str(folder), None).read(), read_records(folder, "rounds", "all")
+    found, rounds = Harvest(str(folder), None).read(), dataset.Harvest.open(folder).rounds("all")
     assert torch.allclose(torch.sigmoid(found.logits), rounds["q_drawn"].double(), atol=1e-6)
     inside = torch.arange(found.gamma) < found.length[:, None]
     expected = rounds["accept_prob"].double().cumprod(1)

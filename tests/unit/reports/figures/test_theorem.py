@@ -46,5 +46,5 @@ def test_a_greedy_target_has_nothing_to_know(tmp_path: Path) -> None:
 
 def test_other_distributions_have_rows_of_their_own(tmp_path: Path) -> None:
     one = harvest(write_harvest(tmp_path / "tiny", rows=8))
-    other = harvest(one.folder, warp={**one.manifest["warp"], "top_k": 50})
+    other = harvest(one.folder, warp={**one.context["warp"], "top_k": 50})
     assert len(threshold_rules([one, other]).rows) == 2 * len(threshold_rules([one, one]).rows)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from reports.artifacts import Evaluation, Harvest
+from data_gen.storage.dataset import Harvest
+from reports.artifacts import Evaluation
 from reports.figure import Missing, save
 from reports.figures.general.thresholds import DISCARD, VERIFICATION, frontier, tuned
 from reports.figures.specbranch.latency import (
@@ -20,6 +21,7 @@ from reports.figures.specbranch.latency import (
 )
 from reports.figures.specdecpp.forward_times import forward_times
 from reports.harvest_data import Rounds
+from tests.helpers.data.harvests import write_harvest
 from tests.helpers.evaluation.evaluations import evaluation as made
 from tests.helpers.evaluation.evaluations import method, plain
 
@@ -138,8 +140,11 @@ FOUND: dict[str, Any] = {
 }
 
 
-def test_the_frontier_has_the_oracle_of_a_greedy_target() -> None:
-    figure = frontier(FOUND, [Harvest(Path("data/rounds"), {"splits": {"test": 9}})])
+def test_the_frontier_has_the_oracle_of_a_greedy_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    figure = frontier(FOUND, [Harvest.open(write_harvest(Path("data/rounds")))])
     assert figure.column("rule") == ["fixed", "fixed", "confidence", "oracle"]
     assert figure.column(DISCARD) == [0.3, 0.5, 0.2, 0.0] and figure.column(VERIFICATION) == [
         0.7,
@@ -148,7 +153,7 @@ def test_the_frontier_has_the_oracle_of_a_greedy_target() -> None:
         0.4,
     ]
     assert figure.column("fixed lengths dominated, %") == [None, None, 100.0, None]
-    assert (figure.kind, figure.n) == ("measured", "9 prompts, test split of rounds")
+    assert (figure.kind, figure.n) == ("measured", "4 prompts, test split of rounds")
 
 
 def test_a_sampled_target_has_no_oracle_point() -> None:
