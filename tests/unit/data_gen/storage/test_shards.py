@@ -205,7 +205,7 @@ def test_a_manifest_that_is_none_is_refused_in_one_line(
                     }
                 ]
             },
-            "shards.0.name",
+            "shards.0",
         ),
         ({"splits": {"train": 1, "calibration": 1, "test": 1}}, "splits"),
         ({"max_new_tokens": 10**30}, "max_new_tokens"),
