@@ -1,6 +1,7 @@
 """train.py from its command line: data in, checkpoint folder out."""
 
 import json
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     GlobalHydra.instance().clear()
     monkeypatch.setattr("sys.argv", ["train.py", *arguments])
     train.main()
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, function: str) -> list[tuple[Any, ...]]:
+    """The arguments of every call from now on."""
+    calls: list[tuple[Any, ...]] = []
+    called = pkgutil.resolve_name(function)
+    monkeypatch.setattr(function, lambda *given: [calls.append(given), called(*given)][1])
+    return calls
 
 
 @pytest.mark.smoke
@@ -105,6 +114,7 @@ def test_drift_is_measured_on_other_harvests(
 ) -> None:
     write_harvest(Path("data/toy"))
     write_harvest(Path("data/other"), rows=20, names="other")
+    reads = count_calls(monkeypatch, "data_gen.storage.dataset.read_json")
     run(
         monkeypatch,
         f"predictor={name}",
@@ -113,6 +123,7 @@ def test_drift_is_measured_on_other_harvests(
         "drift=[data/other]",
         *QUICK,
     )
+    assert [path.parent.name for path, *_ in reads] == ["toy", "other"], "a manifest is read once"
     metrics = json.loads(Path(f"checkpoints/{name}/metrics.json").read_text())
     here, there = metrics["reliability"].values()
     what = "class" if name == "hrad" else "prefix 2"

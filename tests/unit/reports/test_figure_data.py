@@ -48,7 +48,7 @@ from tests.helpers.training.checkpoints import write_checkpoint
 
 
 def harvest(folder: Path, **other: Any) -> Harvest:
-    return described_as(folder, anchors={"stride": 1}, **other)
+    return described_as(folder, **other)
 
 
 def context_of(data: Path) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from reports.figure import Missing
 from reports.figures.specdecpp.theorem import NAMES, SPEED, Rollouts, _rows, threshold_rules
 from tests.helpers.data import harvests
-from tests.helpers.data.harvests import write_harvest
+from tests.helpers.data.harvests import WARP, write_harvest
 from tests.unit.reports.test_figure_data import harvest
 
 
@@ -38,7 +38,7 @@ def test_halves_are_of_the_prompts_there_are() -> None:
 
 
 def test_a_greedy_target_has_nothing_to_know(tmp_path: Path) -> None:
-    greedy = harvest(write_harvest(tmp_path / "tiny"), warp={"temperature": 0.0})
+    greedy = harvest(write_harvest(tmp_path / "tiny"), warp={**WARP, "temperature": 0.0})
     for some in ([], [greedy]):
         with pytest.raises(Missing, match="sampled target"):
             threshold_rules(some)
