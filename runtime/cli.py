@@ -2,6 +2,7 @@
 
 import runtime.openmp  # noqa: F401  (before torch loads)
 
+import importlib
 import importlib.util
 import inspect
 import logging
@@ -24,8 +25,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from runtime.errors import UserError
-from runtime.files import remedy
+from runtime.errors import UserError, shown
+from runtime.files import ROOT, remedy
 from runtime.launcher import launched
 from runtime.settings.composed import asked, check, composed, jobs, runs
 from runtime.settings.help import table
@@ -42,6 +43,7 @@ SILENT = (
     "hydra/hydra_logging=none",
 )
 _FOREIGN_GROUP = re.compile(r"Could not override '([^'@]+)'\. No match in the defaults list")
+FOLDERS = ("", "scripts", "pairs")  # of programs, in a checkout and in an installation alike
 GROUPS = ("warp", "features", "stop", "structure", "cost")
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
@@ -150,6 +152,26 @@ def job_of(script: str) -> Job:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return Job(module.main)
+
+
+def command() -> None:
+    """Run ``draftpredict <program> key=value``, which is ``python scripts/<program>.py key=value``
+    from any folder."""
+    files = [file for folder in FOLDERS for file in sorted((ROOT / folder).glob("*.py"))]
+    programs = {
+        file.stem: ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for file in files
+        if (ROOT / "conf" / f"{file.stem}.yaml").is_file()
+    }
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in programs:
+        _exit(
+            f"expected a program, got {shown(name)}. Write draftpredict <program> key=value with"
+            f" one of {', '.join(sorted(programs))}; draftpredict <program> --help says more",
+            BAD_INPUT,
+        )
+    del sys.argv[1]
+    importlib.import_module(programs[name]).main()
 
 
 def run_reporting_errors(program: Callable[[], Any]) -> None:
@@ -332,5 +354,6 @@ def _conf_folder(script: Path) -> Path:
         if (folder / "conf" / f"{script.stem}.yaml").is_file():
             return folder / "conf"
     raise UserError(
-        f"conf/{script.stem}.yaml: not found above {script}. Run the script from a source checkout"
+        f"conf/{script.stem}.yaml: not found above {script}. Install the toolkit whole:"
+        " pip install ."
     )

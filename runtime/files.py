@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 
 from runtime.errors import UserError
 
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout, or the folder it is installed in
 _FULL = "Free some space, or choose another folder, and run the same command again"
 _OTHERWISE = "Choose another place, or mend this one, and run the same command again"
 _LOCKED = "Make it writable, or choose another folder"
@@ -47,6 +48,12 @@ def file_name(*parts: object) -> str:
     if len(name) <= LONGEST_PART:
         return name
     return f"{name[:LONGEST_PART]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def installed(path: str) -> str:
+    """Return the path of a file that comes with the toolkit: as it is where the working directory
+    holds it, otherwise the one installed."""
+    return path if Path(path).exists() else str(ROOT / path)
 
 
 def write_json(path: Path, value: Any, key: str = "out") -> None:

@@ -13,11 +13,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runtime.errors import UserError, shown
-from runtime.files import file_name
+from runtime.files import file_name, installed
 from runtime.settings.check import Fault, faults
 from runtime.settings.kinds import Group
 
-OmegaConf.register_new_resolver("file_name", file_name, replace=True)  # used by conf/
+OmegaConf.register_new_resolver("file_name", file_name, replace=True)  # both used by conf/
+OmegaConf.register_new_resolver("installed", installed, replace=True)
 
 
 def asked(arguments: Sequence[str]) -> Namespace:
