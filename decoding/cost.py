@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -23,22 +23,10 @@ KIND = "costs"  # in checksums: the file may be renamed
 SAMPLES = 3  # rounds of one size below which their seconds are no measurement
 
 
-class Counts(Protocol):
-    """What is priced, per response, [B] each. forwards: of the draft; calls: numbers the stop rule
-    computed; tokens: of the response; by_length: [B, G + 1], rounds (one target forward each) by
-    the length of their draft."""
-
-    @property
-    def forwards(self) -> NDArray[np.float64]: ...
-
-    @property
-    def calls(self) -> NDArray[np.float64]: ...
-
-    @property
-    def tokens(self) -> NDArray[np.float64]: ...
-
-    @property
-    def by_length(self) -> NDArray[np.float64]: ...
+Counts = Mapping[str, NDArray[np.float64]]
+"""Counts by column of the table of measurements, [B] each, a number per response. `price` reads
+draft_forwards, questions and calls_by_drafted [B, G + 1] (target calls by the length of their
+draft), `plain` reads emitted."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +68,17 @@ class CostTable:
     measured_on: Mapping[str, Any] | None = None
 
     def price(self, counts: Counts, rule: str = "") -> NDArray[np.float64]:
-        """[B], of each response; prefill is left out."""
-        rows = self.target.of(np.arange(1, counts.by_length.shape[1] + 1))
+        """Return the seconds of each response, [B]; prefill is left out."""
+        rows = self.target.of(np.arange(1, counts["calls_by_drafted"].shape[1] + 1))
         return (
-            counts.forwards * self.draft
-            + counts.by_length @ rows
-            + counts.calls * self.calls.get(rule, 0.0)
+            counts["draft_forwards"] * self.draft
+            + counts["calls_by_drafted"] @ rows
+            + counts["questions"] * self.calls.get(rule, 0.0)
         )
 
     def plain(self, counts: Counts) -> NDArray[np.float64]:
-        """[B], the same without a draft."""
-        return counts.tokens * self.autoregressive
+        """Return the same without a draft, [B]."""
+        return counts["emitted"] * self.autoregressive
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments of `cost_table`."""

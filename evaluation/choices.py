@@ -14,7 +14,7 @@ from evaluation.methods import Method, configured, is_given
 from evaluation.replay.decoding import REPLAYED
 from evaluation.replay.thresholds import NO_ADVICE, checkpoint_hash, command_anew, rule_settings
 from evaluation.replay.tuning import span
-from evaluation.tables import BASELINE
+from evaluation.table import BASELINE
 
 # Tuned thresholds ---------------------------------------------------------------------------------
 

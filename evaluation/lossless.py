@@ -2,13 +2,16 @@
 always."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from decoding.interfaces import LM
+from decoding.models.loading import ModelPair
 from decoding.trace import Trace
+from evaluation.table import BASELINE
+from runtime.text import printable
 
 TOLERANCE = 1e-3  # largest top-two logit gap that float32 rounding may flip
 STEPS = 2  # of narrower dtypes, in steps between neighbouring numbers: each logit may be one off
@@ -41,50 +44,41 @@ def greedy_differences(
     baseline: Sequence[Trace],
     dtype: torch.dtype = torch.float32,
 ) -> list[Difference]:
-    """One entry per request whose tokens are not the baseline's. prompts: ids [n] of each request;
-    dtype: of the target's logits."""
-    found = []
-    for prompt, ours, theirs in zip(prompts, traces, baseline, strict=True):
-        if ours.tokens != theirs.tokens:
-            found.append(_first_difference(target, prompt, ours, theirs, dtype))
-    return found
+    """Return one entry per request whose tokens are not the baseline's. prompts: ids [n] of each
+    request; dtype: of the target's logits."""
+    return [
+        _first_difference(target, prompt, trace, plain, dtype)
+        for prompt, trace, plain in zip(prompts, traces, baseline, strict=True)
+        if trace.tokens != plain.tokens
+    ]
 
 
 def _first_difference(
-    target: LM, prompt: torch.Tensor, ours: Trace, theirs: Trace, dtype: torch.dtype
+    target: LM, prompt: torch.Tensor, trace: Trace, plain: Trace, dtype: torch.dtype
 ) -> Difference:
-    position = next(
-        (i for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=False)) if a != b),
-        min(len(ours.tokens), len(theirs.tokens)),
-    )
-    token, expected = (dict(enumerate(trace.tokens)).get(position) for trace in (ours, theirs))
-    if token is None or expected is None:
-        return Difference(
-            ours.prompt_id, position, expected, token, float("inf")
-        )  # one simply goes on: a bug
+    pairs = enumerate(zip(trace.tokens, plain.tokens, strict=False))
+    shorter = min(len(trace.tokens), len(plain.tokens))
+    position = next((i for i, (a, b) in pairs if a != b), shorter)
+    token, expected = (dict(enumerate(each.tokens)).get(position) for each in (trace, plain))
+    if token is None or expected is None:  # one simply goes on: a bug
+        return Difference(trace.prompt_id, position, expected, token, float("inf"))
     target.reset()
-    prefix = torch.cat([prompt, torch.tensor(ours.tokens[:position], dtype=torch.long)])
+    prefix = torch.cat([prompt, torch.tensor(trace.tokens[:position], dtype=torch.long)])
     logits = target.forward(prefix, logits="last").logits[-1]
     first, second = logits[expected].item(), logits[token].item()
-    return Difference(
-        ours.prompt_id,
-        position,
-        expected,
-        token,
-        first - second,
-        near_tie(max(first, second), dtype),
-    )
+    limit = near_tie(max(first, second), dtype)
+    return Difference(trace.prompt_id, position, expected, token, first - second, limit)
 
 
 def near_tie(logit: float, dtype: torch.dtype) -> float:
-    """The gap from which on two logits of about `logit` in `dtype` are not the same up to
+    """Return the gap from which on two logits of about `logit` in `dtype` are not the same up to
     rounding."""
     step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(logit), 1.0)))
     return max(TOLERANCE, math.nextafter(STEPS * step, math.inf))
 
 
 def broken_invariants(trace: Trace, max_new_tokens: int, eos_ids: frozenset[int]) -> list[str]:
-    """What no correct decode does, whatever the distribution; empty for a sound trace."""
+    """Return what no correct decode does, whatever the distribution; empty for a sound trace."""
     facts = {
         "the output is not the concatenation of its rounds": (
             trace.tokens != [token for round_ in trace.rounds for token in round_.tokens]
@@ -103,3 +97,66 @@ def broken_invariants(trace: Trace, max_new_tokens: int, eos_ids: frozenset[int]
         "a drawn token had no probability": any(q <= 0 for r in trace.rounds for q in r.draft_q),
     }
     return [fact for fact, broken in facts.items() if broken]
+
+
+# In words -----------------------------------------------------------------------------------------
+
+
+def evidence(
+    pair: ModelPair,
+    prompts: Sequence[torch.Tensor],
+    traces: Mapping[str, Sequence[Trace]],
+    lossy: Sequence[str],
+    recorded: Collection[str],
+    max_new_tokens: int,
+    greedy: bool,
+) -> list[str]:
+    """Return lines on what shows that decoding was lossless. Greedy: equality with plain decoding,
+    and how near a tie each difference is. Sampled: the fixed invariants.
+
+    prompts [n] of the requests, which every repeat decodes in this order; lossy: methods whose
+    verifier changes the distribution; recorded: methods whose traces say what was drafted."""
+    every = [trace for name in traces if name in recorded for trace in traces[name]]
+    broken = {
+        fact
+        for trace in every
+        for fact in broken_invariants(trace, max_new_tokens, frozenset(pair.eos_ids))
+    }
+    state = "; ".join(sorted(broken)) or "hold"
+    lines = [f"invariants of a lossless decode: {state} ({len(every)} traces)"]
+    if not greedy:
+        proven = f"NOT lossless for {', '.join(lossy)}" if lossy else "proven lossless"
+        lines += [f"sampled: the verifier's distribution is {proven} by enumeration"]
+        foreign = ", ".join(name for name in traces if name not in recorded)
+        return [*lines, f"not enumerated, as no code of ours: {foreign}"] if foreign else lines
+    plain, dtype = traces[BASELINE], pair.target.model.dtype
+    asked = list(prompts) * (len(plain) // len(prompts))
+    found = {
+        name: greedy_differences(pair.target, asked, decoded, plain, dtype)
+        for name, decoded in traces.items()
+        if name != BASELINE
+    }
+    return [*lines, *difference_lines(found, len(plain))]
+
+
+def difference_lines(
+    differences: Mapping[str, Sequence[Difference]],
+    outputs: int,
+    baseline: str = "autoregressive decoding",
+) -> list[str]:
+    """Return who equals the baseline token for token, and how near a tie every difference is."""
+    lines = []
+    for name, found in differences.items():
+        wrong = sum(not difference.excused for difference in found)
+        state = "equal up to near ties" if found else "equal"
+        state = f"NOT LOSSLESS on {wrong}" if wrong else state
+        lines.append(
+            f"{name}: {outputs - len(found)} of {outputs} outputs equal {baseline} ({state})"
+        )
+        lines += [
+            f"  {printable(d.prompt_id)}, token {d.position}: {d.token} instead of"
+            f" {d.baseline_token}, logit gap {d.gap:.1e}"
+            f" ({'near tie' if d.excused else 'too large'}, limit {d.limit:.0e})"
+            for d in found
+        ]
+    return lines

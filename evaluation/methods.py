@@ -9,8 +9,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from decoding.models.loading import ModelPair
-from evaluation.interleaving import Engine
-from evaluation.tables import BASELINE
+from evaluation.decode import Engine
+from evaluation.table import BASELINE
 from runtime.errors import UserError
 
 CUSTOM = "custom"  # what the command line chooses

@@ -3,7 +3,7 @@
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,20 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, normalised, requests_of_split
 from decoding.models.loading import ModelPair, load_pair, pair_identity
-from decoding.models.machine import setup_facts
+from decoding.models.machine import other_machine, setup_facts
 from decoding.trace import Trace
 from evaluation import energy
 from evaluation.checks import check_checkpoints, check_costs, check_splits, checkpoint_configs
 from evaluation.choices import alternatives, chosen, tuned_elsewhere, tuned_methods, tuned_names
-from evaluation.interleaving import Engine, Plan, Traces, run, warm_up
+from evaluation.decode import Plan, decode
 from evaluation.journal import Journal, file_hashes, journal_path
 from evaluation.methods import Method, configured, engine, method_names, set_keys
-from evaluation.metrics import tokens_per_second
 from evaluation.replay import thresholds
+from evaluation.table import tokens_per_second
 from runtime.compatibility import of_earlier
 from runtime.errors import UserError
 from runtime.text import printable
@@ -37,7 +36,8 @@ CHOSEN_ON = "calibration"  # the split whose prompts settings are tried on
 class Comparison:
     """methods: by name, the baseline first; checkpoints: what each was trained for, by the key that
     names it; tried: of a method that is not settled yet, the ways to settle it, by what is set;
-    tried_on: the prompts for that, none of them of the test split."""
+    tried_on: the prompts for that, none of them of the test split; advice: the `rule` that tuning
+    with costs of this machine says to use, and the `file` that says so"""
 
     methods: dict[str, Method]
     checkpoints: dict[str, dict[str, Any]]
@@ -45,6 +45,7 @@ class Comparison:
     requests: list[Request]
     tried: dict[str, dict[str, Method]] = field(default_factory=dict)
     tried_on: list[Request] = field(default_factory=list)
+    advice: dict[str, str] | None = None
 
 
 def prepare(cfg: DictConfig) -> Comparison:
@@ -59,7 +60,7 @@ def prepare(cfg: DictConfig) -> Comparison:
     for warning in check_costs(cfg, pair, names):
         print(warning)
     methods = {name: Method(name, configured(cfg, name)) for name in names}
-    tuned = use_thresholds(cfg, pair, names, overrides)
+    tuned, advice = use_thresholds(cfg, pair, names, overrides)
     tried = {
         name: found
         for name in names
@@ -77,17 +78,18 @@ def prepare(cfg: DictConfig) -> Comparison:
         load_requests(cfg, pair, cfg.split, cfg.limit, tried_on),
         tried,
         tried_on,
+        advice,
     )
 
 
 def use_thresholds(
     cfg: DictConfig, pair: ModelPair, names: Sequence[str], overrides: Sequence[str]
-) -> dict[str, Method]:
-    """The methods that the file `cfg.thresholds` settles, where there is one and it is of this
-    pair and these distributions. Says which."""
+) -> tuple[dict[str, Method], dict[str, str] | None]:
+    """Return the methods that the file `cfg.thresholds` settles, where there is one and it is of
+    this pair and these distributions, and what it advises (`Comparison`). Says which."""
     asked = "thresholds" in set_keys(overrides)
     if cfg.thresholds is None or not (asked or Path(cfg.thresholds).is_file()):
-        return {}
+        return {}, None
     found = thresholds.read(Path(cfg.thresholds))
     warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
     if other := thresholds.misfit(found, {"pair": pair_identity(pair), **warps}):
@@ -98,7 +100,7 @@ def use_thresholds(
                 " python scripts/tune.py, or use none: thresholds=null"
             )
         print(f"thresholds: those of {cfg.thresholds} are for another {other}, left out")
-        return {}
+        return {}, None
     if tuned_names(names, found):
         check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
         if cfg.split == "all":
@@ -108,9 +110,14 @@ def use_thresholds(
                 " prompts or split=test"
             )
     tuned, lines = tuned_methods(cfg, names, found, overrides)
-    lines += tuned_elsewhere(cfg, found, overrides, setup_facts(pair))
+    here = setup_facts(pair)
+    lines += tuned_elsewhere(cfg, found, overrides, here)
     print("\n".join(map(printable, lines)))
-    return tuned
+    rule = found["results"]["chosen"]["advice"]
+    advises = rule in tuned or rule == thresholds.NO_ADVICE
+    if not (advises and found["measured_on"]) or other_machine(found["measured_on"], here):
+        return tuned, None
+    return tuned, {"rule": rule, "file": str(cfg.thresholds)}
 
 
 def load_requests(
@@ -186,36 +193,12 @@ def settle(
         speeds[name] = {}
         if len(tried) > 1:
             engines = {label: engine(one, compared.pair) for label, one in tried.items()}
-            traces = decode(cfg, engines, compared.tried_on, 1, journal, f"{name}, tried")
-            speeds[name] = {label: tokens_per_second(found[0]) for label, found in traces.items()}
+            plan = Plan(1, cfg.max_new_tokens, cfg.seed)
+            traces = decode(engines, compared.tried_on, plan, journal, f"{name}, tried")
+            speeds[name] = {label: tokens_per_second(found) for label, found in traces.items()}
         where = f"on {len(compared.tried_on)} prompt(s) of the {CHOSEN_ON} split"
         methods[name] = chosen(tried, speeds[name], where)
     return methods, {name: found for name, found in speeds.items() if found}
-
-
-def decode(
-    cfg: DictConfig,
-    engines: Mapping[str, Engine],
-    requests: Sequence[Request],
-    repeats: int,
-    journal: Journal[Trace],
-    stage: str,
-) -> Traces:
-    """Every method on every request, after a warm-up, with a progress bar that counts tokens."""
-    turns = [turn for key, turn in journal.turns.items() if key.startswith(f"{stage}/")]
-    tokens, done, total = 0, sum(map(len, turns)), len(engines) * len(requests) * repeats
-    if done < total:
-        warm_up(engines, requests[0])
-    plan = Plan(repeats, cfg.max_new_tokens, cfg.seed)
-    with tqdm(total=total, initial=done, desc=stage.split(":")[0], unit="request") as bar:
-
-        def advance(trace: Trace) -> None:
-            nonlocal tokens
-            tokens += len(trace.tokens)
-            bar.update()
-            bar.set_postfix_str(f"{tokens / bar.format_dict['elapsed']:.0f} tokens/s")
-
-        return run(engines, requests, plan, journal, stage, advance)
 
 
 def run_facts(cfg: DictConfig, pair: ModelPair, script: str) -> dict[str, Any]:

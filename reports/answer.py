@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from decoding.models.machine import other_machine
-from evaluation.metrics import tokens_per_second
-from evaluation.tables import BASELINE
+from evaluation.table import BASELINE, tokens_per_second
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
 from reports.estimates import over, speedup
 from reports.harvest_data import models

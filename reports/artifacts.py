@@ -3,12 +3,13 @@ checkpoints, tunings."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from data_gen.storage.dataset import Harvest
 from decoding.trace import Trace
-from evaluation.datasets import ByDataset
+from evaluation.table import Summary, by_dataset, summary, timed
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -19,7 +20,7 @@ class Evaluation:
     """One run of scripts/evaluate.py.
 
     results: its results.json; traces: method -> every request of every repeat, in the order they
-    were decoded (method names as in `metrics.pooled`)."""
+    were decoded."""
 
     folder: Path
     results: Json
@@ -41,10 +42,11 @@ class Evaluation:
         one."""
         return bool(self.results.get("methods", {}).get(name, {}).get("speculates", True))
 
-    @property
-    def metrics(self) -> ByDataset[Json]:
-        """By method, `evaluation.metrics.Metrics` as JSON has them."""
-        return ByDataset(**self.results["metrics"])
+    @cached_property
+    def summary(self) -> dict[str, Summary]:
+        """Every figure of every method, on all prompts and by dataset, as it is shown."""
+        parts = by_dataset(timed(self.traces))
+        return {name: summary(rows) for name, rows in parts.items()}
 
     @property
     def temperature(self) -> float:

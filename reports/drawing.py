@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from evaluation.datasets import ALL
+from evaluation.table import ALL
 from reports.figure import Cell
 
 NAMES = ("blue", "orange", "green", "red", "purple", "brown", "grey", "cyan", "olive", "pink")

@@ -4,10 +4,9 @@ call, accepted length, rollback."""
 from collections.abc import Sequence
 
 from decoding.trace import Trace
-from evaluation.metrics import accepted_lengths, draft_steps
-from evaluation.ratios import Count, compared, counted, divided, ratio
-from evaluation.tables import BASELINE
+from evaluation.table import BASELINE, accepted_lengths, draft_steps
 from evaluation.timeline import TABLES, Devices, modelled_seconds
+from reports.ratios import Count, compared, counted, divided, ratio
 from reports.runs import Run
 from runtime.intervals import Array, Estimate
 

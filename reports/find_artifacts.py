@@ -6,7 +6,6 @@ refused by name."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,17 @@ from data_gen.storage.shards import SCHEMA_VERSION
 from decoding.cost import read_cost
 from decoding.models.machine import DECIDES_COSTS
 from decoding.trace import Trace, read_traces
-from evaluation.datasets import ByDataset
-from evaluation.metrics import Metrics
 from evaluation.replay import thresholds
-from evaluation.tables import BASELINE
+from evaluation.table import BASELINE
 from predictors.base import FORMAT_VERSION, read_config, read_metrics
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
 from runtime.errors import UserError
-from runtime.json_files import CHECKSUM, OpenForm, read_json, read_object
+from runtime.json_files import CHECKSUM, OpenForm, Size, read_json, read_object
 from serving.schedule import read_schedule
 
 KEY = "run"
 RESULTS, WEIGHTS, REPORT = "results.json", "model.safetensors", "report.json"
-OF_EVALUATION = {
-    *("metrics", "overlap", "modelled", "profile", "checkpoints", "run", "methods", "tried")
-}
-OF_METRICS = {field.name for field in fields(ByDataset)}
+OF_EVALUATION = {*("summary", "requests", "sha256", "checkpoints", "run", "methods", "tried")}
 OF_RUN = {"command", "config", "pair", "date", "versions", *DECIDES_COSTS}
 OF_TUNING = {"format_version", "results", "frontier", "rules"}
 OF_SCHEDULE = {"ranges", "costs", "command", "details"}
@@ -63,16 +57,16 @@ class Run(OpenForm):
 class Results(OpenForm):
     """What of results.json every figure asks."""
 
-    metrics: ByDataset[dict[str, Metrics]]
+    requests: dict[str, Size]
     run: Run
     checksum: str
 
-    @field_validator("metrics")
+    @field_validator("requests")
     @classmethod
-    def _beside_the_baseline(cls, metrics: ByDataset[Any]) -> ByDataset[Any]:
-        if any(BASELINE not in of for _, of in metrics.shown()):
+    def _beside_the_baseline(cls, requests: dict[str, int]) -> dict[str, int]:
+        if BASELINE not in requests:
             raise ValueError(f"no {BASELINE}")
-        return metrics
+        return requests
 
 
 class Foreign(Exception):
@@ -155,22 +149,16 @@ def read_evaluation(folder: Path) -> Evaluation:
     trace is damaged."""
     path, remedy = folder / RESULTS, "Run scripts/evaluate.py again, or move it away"
     results = read_object(path, KEY, remedy)
-    if not (
-        results.keys() >= {*OF_EVALUATION, CHECKSUM}
-        and OF_RUN <= set(results["run"] or ())
-        and set(results["metrics"] or ()) == OF_METRICS
-    ):
+    if not (results.keys() >= {*OF_EVALUATION, CHECKSUM} and OF_RUN <= set(results["run"] or ())):
         raise Foreign("not written by this version of scripts/evaluate.py")
     results = read_json(path, Results, KEY, remedy).written
-    methods, command = results["metrics"]["pooled"], results["run"]["command"]
+    requests, command = results["requests"], results["run"]["command"]
     traces = _traces(folder)
-    if lacking := [
-        name for name, of in methods.items() if len(traces.get(name, ())) != of["requests"]
-    ]:
+    if lacking := [name for name, count in requests.items() if len(traces.get(name, ())) != count]:
         raise UserError(
             f"{KEY}: {folder} has not all traces of {', '.join(lacking)}. Run again: {command}"
         )
-    return Evaluation(folder, results, {method: traces[method] for method in methods})
+    return Evaluation(folder, results, {method: traces[method] for method in requests})
 
 
 def _traces(folder: Path) -> dict[str, list[Trace]]:

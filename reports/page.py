@@ -124,7 +124,7 @@ def origins(artifacts: Artifacts) -> list[Origin]:
 
 def _evaluation(evaluation: Evaluation) -> Origin:
     run, config = evaluation.results["run"], evaluation.config
-    requests = next(iter(evaluation.metrics.pooled.values()))["requests"]
+    requests = max(map(len, evaluation.traces.values()))
     about = (
         f"{config['pair']['name']}, temperature {evaluation.temperature:g},"
         f" {', '.join(evaluation.datasets)}: {requests // config['repeats']} prompts, repeats:"

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decoding.trace import Trace
-from evaluation.datasets import ALL, shown_as
-from evaluation.tables import BASELINE
+from evaluation.table import ALL, BASELINE, shown_as
 from reports.artifacts import Evaluation, Json
 from reports.figure import Missing
 

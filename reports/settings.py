@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from decoding.models.machine import in_words
-from evaluation.tables import simulated
+from evaluation.page import simulated
 from reports.artifacts import Artifacts, Evaluation
 from reports.figure import Builder, Figure
 from reports.harvest_data import models

@@ -74,7 +74,7 @@ def main(cfg: DictConfig) -> None:
         said,
         table,
     )
-    from evaluation.tables import markdown
+    from evaluation.table import markdown
 
     folder, out = places(cfg)
     cfg.pair.draft_vocabulary = (

@@ -2,7 +2,7 @@
 
     python scripts/evaluate.py
     python scripts/evaluate.py methods=[fixed,confidence] warp=greedy draft_warp.temperature=0
-    python scripts/evaluate.py methods=[custom] stop=adaedl verifier=block profile=true
+    python scripts/evaluate.py methods=[custom] stop=adaedl verifier=block verbose=true
     python scripts/evaluate.py methods=[custom] engine=lookahead
     python scripts/evaluate.py experiment=generate dataset=jsonl dataset.path=prompts.jsonl
 
@@ -10,12 +10,12 @@ Needs the pair (python scripts/build_pair.py) and, for rules and structures that
 checkpoints (python train.py), made with the same warps; grown drafts need measured costs as well
 (python scripts/tune.py cost=measure). Takes the thresholds of scripts/tune.py where there are some
 for this pair and these warps, unless others are given; other settings are tried on calibration
-prompts (`tried`). Writes results.json, table.md, the traces of every method and the texts of their
-tokens (vocabulary.json) to `out`. An interrupted run goes on when started again.
+prompts (`tried`). Writes results.json, table.md, measurements.parquet, the traces of every method
+and the texts of their tokens (vocabulary.json) to `out`. An interrupted run goes on when started
+again.
 
-presentation=table shows the spread over repeats; presentation=paired the medians of ratios on the
-same prompt, with intervals over prompts, and what the draft's acceptance and the costs of forwards
-allow.
+Prints what to use and how sure that is, then one table; verbose=true prints every table, which are
+in table.md anyway. bound=true adds what the draft's acceptance and the costs of forwards allow.
 """
 
 from collections.abc import Iterator, Mapping
@@ -100,11 +100,6 @@ class Evaluate(Group):
     max_new_tokens: Annotated[Count, "most tokens of a response"]
     repeats: Annotated[Count, "times that every method decodes every prompt, in turn"]
     seed: Annotated[Seed, "of the responses' draws"]
-    presentation: Annotated[
-        Literal["table", "paired"],
-        "spread over the repeats; or medians of ratios on the same prompt, with intervals over"
-        " prompts",
-    ]
     against: Annotated[
         dict[str, SomeNames],
         "what methods are compared with besides the baseline: of each list, the fastest",
@@ -115,17 +110,18 @@ class Evaluate(Group):
         " where there is none",
     ]
     longest_draft: Annotated[
-        int,
-        Field(ge=1, le=1000),
-        "presentation=paired: tokens of a draft, at most, in the modelled bound of the speed-up",
+        int, Field(ge=1, le=1000), "with bound=true, tokens of a draft at most"
     ]
-    profile: Annotated[bool, "where the time goes"]
+    bound: Annotated[
+        bool, "the speed-up that the draft's acceptance and the costs of forwards allow, modelled"
+    ]
+    verbose: Annotated[bool, "print every table: by dataset, drafts, where the time goes"]
     modelled: Annotated[
         CostTables,
         "speed-up on two devices, priced: measured, pipeline (a split target), speed ratios c",
     ]
     out: Annotated[
-        Output, "folder of results.json, table.md, traces of each method, vocabulary.json"
+        Output, "folder of results.json, table.md, measurements.parquet, traces, vocabulary.json"
     ]
 
     @staticmethod
@@ -180,8 +176,9 @@ def with_value(settings: Any, names: list[str], value: Any) -> Any:
 
 @program(__file__, Evaluate)
 def main(cfg: DictConfig) -> None:
-    """Models and prompts in, tables out."""
-    from evaluation.evaluate import MARKER, PAGES, compare, flat, save
+    """Models and prompts in, the table of measurements and its page out."""
+    from evaluation import page
+    from evaluation.evaluate import MARKER, answer, compare, logged, save, saved
     from evaluation.runner import open_journal, prepare
 
     out = checked_folder("out", cfg.out)
@@ -191,12 +188,14 @@ def main(cfg: DictConfig) -> None:
         logger = instantiate(cfg.logger)
         logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
         try:
-            found, traces = compare(cfg, compared, journal)
-            text = PAGES[cfg.presentation](cfg, found)
-            save(cfg, compared, found, text, traces)
+            methods, results, traces, measurements = compare(cfg, compared, journal)
+            lines = answer(methods, measurements, compared.advice)
+            whole = page.page(cfg, results, lines)
+            save(cfg, compared, results, whole, traces, measurements)
             journal.remove()
-            print(f"\n{text}\n\nsaved in {cfg.out}")
-            logger.log(flat(found["metrics"].pooled))
+            shown = whole if cfg.verbose else page.short(cfg, results, lines)
+            print(f"\n{shown}\n\n{saved(cfg)}")
+            logger.log(logged(results))
             logger.artifact("evaluation", "results", out)
         finally:
             logger.finish()

@@ -66,13 +66,10 @@ def main(cfg: DictConfig) -> None:
     """Harvest and pair in, a table out."""
     from data_gen.storage.dataset import Harvest
     from decoding.models.loading import load_pair
-    from evaluation.journal import Journal, journal_path
-    from evaluation.methods import Method, configured
-    from evaluation.paired.expect import (
+    from evaluation.expect import (
         MARKER,
         depends_on,
-        found_in_json,
-        in_words,
+        figures,
         listed,
         page,
         recorded,
@@ -80,8 +77,11 @@ def main(cfg: DictConfig) -> None:
         serial,
         walked,
     )
-    from evaluation.paired.expected import Expected
+    from evaluation.expected import Expected, measured
+    from evaluation.journal import Journal, journal_path
+    from evaluation.methods import Method, configured
     from evaluation.runner import run_facts
+    from evaluation.table import FILE, save
 
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
@@ -96,7 +96,8 @@ def main(cfg: DictConfig) -> None:
         if journal.resumed:
             print(f"going on after {journal.resumed} contexts ({path})")
         turns = walked(cfg, engines, pair, texts, journal)
-        found = in_words(cfg, turns)
+        measurements = measured(turns)
+        found = figures(cfg, measurements)
         facts = {
             "methods": {name: method.to_dict() for name, method in methods.items()},
             "data": {"folder": str(cfg.data), "identity": harvest.identity},
@@ -105,7 +106,8 @@ def main(cfg: DictConfig) -> None:
         }
         text = page(cfg, found, turns, harvest)
         with replaced_folder(out, MARKER) as folder:
-            write_checksummed(folder / MARKER, {**facts, **found_in_json(found)})
+            write_checksummed(folder / MARKER, {**facts, "expected": found})
+            save(measurements, folder / FILE)
             (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         journal.remove()
     print(f"\n{text}\n\nsaved in {cfg.out}")

@@ -101,9 +101,11 @@ def main(cfg: DictConfig) -> None:
         page,
         refuse_reading_draft,
         simulated,
+        swept,
         tables,
     )
-    from evaluation.tables import simulated as simulated_draft
+    from evaluation.page import simulated as simulated_draft
+    from evaluation.table import save
 
     out, harvest = checked_folder("out", cfg.out, "file"), Harvest.open(cfg.data)
     refuse_foreign_file(out, MARK)
@@ -113,8 +115,9 @@ def main(cfg: DictConfig) -> None:
     if any(not method.serial for method in methods):
         refuse_reading_draft(cfg)
     chosen_on, *judged_on = (tables(cfg, each, methods) for each in [harvest, *elsewhere])
-    judged = judged_on or [chosen_on]
-    found = {f"{c:g}": cell(cfg, methods, chosen_on, judged, c) for c in cfg.ratios}
+    measurements = swept(cfg, methods, chosen_on, judged_on)
+    found = {f"{c:g}": cell(cfg, methods, measurements, c) for c in cfg.ratios}
+    save(measurements, out.with_suffix(".parquet"))
     command = shlex.join([*MARK.split(), *sys.argv[1:]])
     write_json(out, {"command": command, **about(cfg, harvest), "cells": found})
     pages = [page(cfg, c, rows, methods) for c, rows in found.items()]

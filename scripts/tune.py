@@ -157,11 +157,11 @@ def main(cfg: DictConfig) -> None:
     """Harvest and costs in, thresholds out; with check=true, whether replay is decode;
     with batch=[...], lengths by requests."""
     from data_gen.storage.dataset import Harvest
+    from evaluation.page import simulated
     from evaluation.replay import thresholds
     from evaluation.replay.check import check_replay, excused, in_lines
     from evaluation.replay.report import report
     from evaluation.replay.tune import MARK, check, command, out_file, tunable, tuned
-    from evaluation.tables import simulated
 
     if cfg.batch is not None:
         by_requests(cfg)

@@ -54,6 +54,7 @@ class TuneTree(Group):
 def main(cfg: DictConfig) -> None:
     """Pair and prompts in, a tree out."""
     from decoding.models.loading import load_pair
+    from evaluation.page import simulated
     from evaluation.replay.tree_search import Programme, best_plans
     from evaluation.replay.tune_tree import (
         MARK,
@@ -65,7 +66,6 @@ def main(cfg: DictConfig) -> None:
         save,
         table,
     )
-    from evaluation.tables import simulated
 
     refuse_foreign_file(Path(cfg.structure.tree), MARK, "structure.tree")
     pair = load_pair(cfg.pair)

@@ -23,7 +23,7 @@ from decoding.models.loading import ModelPair, load_pair
 from decoding.models.mixed import refuse_mixed
 from evaluation.baselines.plain_harvest import Coins, OneByOne
 from evaluation.baselines.side_by_side import branch_bytes, measure_step, model_bytes
-from evaluation.tables import markdown
+from evaluation.table import markdown
 from predictors.features.draft_statistics import Q_STATS
 from predictors.outcomes import NEGLIGIBLE
 from runtime.errors import UserError

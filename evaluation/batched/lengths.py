@@ -53,13 +53,13 @@ def _choice(
     counts, plain = judged.counts, 1 / table.autoregressive
     spent = table.price(counts)
     found, ends = speedup(judged, table), spread(judged, table)
-    rate = float(counts.tokens.sum() / spent.sum())
+    rate = float(counts["emitted"].sum() / spent.sum())
     return BatchChoice(
         requests,
         int(pick.threshold) if pays else 0,
         int(pick.threshold),
         rate if pays else plain,
-        interval(counts.tokens, spent) if pays else (plain, plain),
+        interval(counts["emitted"], spent) if pays else (plain, plain),
         plain,
         found if pays else 1.0,
         ends if pays else (1.0, 1.0),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evaluation.device.memory import Peak
-from evaluation.tables import markdown
+from evaluation.table import markdown
 
 FAULT = (
     "A fault? Attach this page and the JSON file beside it to the report, with the output of"

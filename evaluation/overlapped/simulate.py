@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,16 +17,18 @@ from decoding.models.eagle.maps import FILE
 from decoding.stopping.base import setting_of
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.overlapped.settings import BranchRecords, is_serial, refuse_short, settings_of
-from evaluation.overlapped.sums import Sums
 from evaluation.overlapped.walk import traces
 from evaluation.replay.candidates import refuse_foreign_checkpoint, refuse_other_warps
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import WALKS, Replayer
+from evaluation.table import MODELLED, counted, over, prompts, ratio, ratio_of, timed
+from evaluation.timeline import Devices, modelled_seconds
 from predictors.base import read_config
 from runtime.errors import UserError
 from runtime.intervals import METHOD, Estimate
 
 MARK = "python scripts/simulate.py"  # in what it writes
+COLUMNS = ("emitted", "rounds", "steps", "lost", "run_tokens", "runs")
 HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
 
 
@@ -53,16 +55,29 @@ class Simulated:
     def grid(self, points: int, gamma: int) -> Sequence[float | None]:
         return list(self.stop.grid(points, gamma)) if self.value is not None else [None]
 
-    def counted(self, table: RolloutTable, value: float | None, cfg: DictConfig) -> Sums:
-        """On every prompt of a table, with this value of its setting."""
+    def measured(
+        self, table: RolloutTable, value: float | None, cfg: DictConfig, dataset: str
+    ) -> pd.DataFrame:
+        """Return its rows on every prompt of a table, with this value of its setting, priced at
+        every speed ratio in draft forwards."""
+        kind = "expected" if cfg.warp.temperature else "counted"
         if self.serial:
-            replayer = Replayer(table, self.gamma)
-            return Sums.serial(replayer.replay(self.stop.policy(table), value or 0.0), cfg.ratios)
+            replayed = Replayer(table, self.gamma).replay(self.stop.policy(table), value or 0.0)
+            rows = counted(kind, self.name, replayed, table.prompt_ids, value, dataset)
+            forwards, calls = rows["draft_forwards"], rows["rounds"]
+            return rows.assign(**{at(c): forwards + c * calls for c in cfg.ratios})
         settings = settings_of(self.parts)
         if value is not None:
             settings = replace(settings, threshold=value)
         walks = WALKS if cfg.warp.temperature else 1  # a greedy target draws no coins
-        return Sums.overlapped(traces(table, settings, range(walks)), cfg.ratios)
+        walked = traces(table, settings, range(walks))
+        rows = timed({self.name: walked}).assign(kind=kind, dataset=dataset, setting=value)
+        devices = {at(c): Devices.of_ratio(c) for c in cfg.ratios}
+        priced = {
+            name: [modelled_seconds(trace, each) for trace in walked]
+            for name, each in devices.items()
+        }
+        return rows.assign(**priced)
 
 
 def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> None:
@@ -160,54 +175,80 @@ def about(cfg: DictConfig, harvest: Harvest) -> dict[str, Any]:
 # Cells --------------------------------------------------------------------------------------------
 
 
-def cell(
+def swept(
     cfg: DictConfig,
     methods: Sequence[Simulated],
     chosen_on: RolloutTable,
     judged_on: Sequence[RolloutTable],
-    c: float,
+) -> pd.DataFrame:
+    """Return every method with every value of its setting, as it is set (`grid` False) and from its
+    grid. `split` says on which prompts: those that values are chosen on, or are judged on."""
+    parts = []
+    for split, tables in {"choose": [chosen_on], "judge": judged_on}.items():  # may be empty
+        for method in methods:
+            grid = list(dict.fromkeys([method.value, *method.grid(cfg.points, method.gamma)]))
+            parts += [
+                method.measured(table, value, cfg, f"{split} {number}").assign(split=split)
+                for value in grid
+                for number, table in enumerate(tables)
+            ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def cell(
+    cfg: DictConfig, methods: Sequence[Simulated], measurements: pd.DataFrame, c: float
 ) -> list[dict[str, Any]]:
-    """The rows of one speed ratio: every method as it is set, and with the value of its setting
-    that is fastest on the prompts of `data`."""
-    found = dict[tuple[str, bool], tuple[float | None, Sums]]()
+    """Return the rows of one speed ratio: every method as it is set, and with the value of its
+    setting that is fastest on the prompts of `data`."""
+
+    judge = "judge" if cfg.judge_data else "choose"
+
+    def rows(name: str, value: float | None, split: str) -> pd.DataFrame:
+        setting = measurements["setting"]
+        same = setting.isna() if value is None else setting == value
+        return measurements[
+            (measurements["policy"] == name) & (measurements["split"] == split) & same
+        ]
+
+    found = dict[tuple[str, bool], tuple[float | None, pd.DataFrame]]()
     for method in methods:
-        for tuned, value in values(cfg, method, chosen_on, c):
-            sums = [method.counted(table, value, cfg) for table in judged_on]
-            found[method.name, tuned] = value, reduce(Sums.joined, sums)
+        found[method.name, False] = method.value, rows(method.name, method.value, judge)
+        if method.value is not None:
+            grid = method.grid(cfg.points, method.gamma)
+            spent = [rows(method.name, value, "choose")[at(c)].sum() for value in grid]
+            value = grid[spent.index(min(spent))]
+            found[method.name, True] = value, rows(method.name, value, judge)
+    sums = {key: prompts(each, *COLUMNS, at(c)) for key, (_, each) in found.items()}
+    # what the others are compared with: tuned where that can be
+    rivals = {name: sums[name, (name, True) in sums] for name in cfg.against}
     return [
         {
             "method": name,
             "tuned": tuned,
             "value": value,
-            "prompts": sums.prompts,
-            **{key: list(estimate) for key, estimate in sums.facts(c).items()},
+            "prompts": len(mine),
+            "tokens_per_call": list(ratio(each, "emitted", "rounds")),
+            "accepted_length": list(ratio(each, "run_tokens", "runs")),
+            "rollback": list(ratio(each, "lost", "steps")),
+            "speedup": list(
+                ratio_of(c * mine["emitted"].to_numpy(float), mine[at(c)].to_numpy(float))
+            ),
             "over": {
-                other: {key: list(e) for key, e in sums.over(theirs, c).items()}
-                for other, theirs in rivals(cfg, found)
+                other: {
+                    "speed": list(over(mine, theirs, "emitted", at(c))),
+                    "rollback": list(over(mine, theirs, "lost", "steps")),
+                }
+                for other, theirs in rivals.items()
             },
         }
-        for (name, tuned), (value, sums) in found.items()
+        for (name, tuned), (value, each) in found.items()
+        for mine in [sums[name, tuned]]
     ]
 
 
-def values(
-    cfg: DictConfig, method: Simulated, table: RolloutTable, c: float
-) -> Iterator[tuple[bool, float | None]]:
-    """Whether it was tuned, and the value."""
-    yield False, method.value
-    if method.value is not None:
-        grid = method.grid(cfg.points, method.gamma)
-        spent = [method.counted(table, value, cfg).seconds[c].sum() for value in grid]
-        yield True, grid[spent.index(min(spent))]
-
-
-def rivals(
-    cfg: DictConfig, found: Mapping[tuple[str, bool], tuple[float | None, Sums]]
-) -> Iterator[tuple[str, Sums]]:
-    """What the others are compared with: tuned where that can be."""
-    for name in cfg.against:
-        tuned = (name, True) in found
-        yield name, found[name, tuned][1]
+def at(c: float) -> str:
+    """Return the column of seconds at a speed ratio, in draft forwards."""
+    return f"{MODELLED} c={c:g}"
 
 
 # Reporting ----------------------------------------------------------------------------------------

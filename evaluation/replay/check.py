@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.storage.dataset import Harvest, HarvestedPrompt
+from decoding.cost import Counts
 from decoding.engines.request import prefill
 from decoding.interfaces import LM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
@@ -26,11 +27,11 @@ from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import Policy
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.trace import RoundTrace, Trace
-from evaluation.metrics import accepted_tokens, drafted_tokens
 from evaluation.replay.candidates import refuse_other_pair
 from evaluation.replay.decoding import engine
 from evaluation.replay.read import read_table
-from evaluation.replay.simulate import Counts, Replayer, Step
+from evaluation.replay.simulate import COUNTS, Replayer, Step, counts_of
+from evaluation.table import sums
 from runtime.errors import UserError
 
 # Gaps that rounding may close: of two logits; of a rule's value; of one predicted from harvested
@@ -125,9 +126,9 @@ def compared(
     replay: Replay,
     index: int,
 ) -> dict[str, Any]:
-    """The verdict of a prompt, which is row `index` of the table."""
+    """Return the verdict of a prompt, which is row `index` of the table."""
     trace = decode(pair, stop, prompt, harvest)
-    replayed, decoded = replay.counts.of(index), counted(trace)
+    replayed, decoded = counts_of(replay.counts, index), counted(trace)
     found = {
         "prompt": prompt.prompt_id,
         "equal": replayed == decoded,
@@ -141,16 +142,9 @@ def compared(
 
 
 def counted(trace: Trace) -> dict[str, float]:
-    """What `Counts.of` says, of a real decode."""
-    return {
-        "forwards": sum(round_.draft_forwards for round_ in trace.rounds),
-        "drafted": drafted_tokens(trace),
-        "accepted": accepted_tokens(trace),
-        "discarded": drafted_tokens(trace) - accepted_tokens(trace),
-        "calls": sum(len(round_.predicted) for round_ in trace.rounds),
-        "tokens": len(trace.tokens),
-        "rounds": len(trace.rounds),
-    }
+    """Return what `counts_of` says, of a real decode."""
+    columns = sums(trace)
+    return {name: float(columns[name]) for name in COUNTS}
 
 
 def reason(

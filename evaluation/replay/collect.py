@@ -21,7 +21,7 @@ from evaluation.replay.candidates import (
     replayer,
 )
 from evaluation.replay.tuning import Choice, choose, span
-from evaluation.tables import markdown
+from evaluation.table import markdown
 from predictors.base import damaged, read_config, read_metrics
 from predictors.inputs import Inputs
 from runtime.errors import UserError

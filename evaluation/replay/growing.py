@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from decoding.cost import CostTable
+from decoding.cost import CostTable, Counts
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth, grow
 from evaluation.replay.bounds import KNOWING, knowing
-from evaluation.replay.simulate import Counts, Replayer
+from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate, sweep
 from predictors.base import Records
 from predictors.features.layers import RecordedLayers
@@ -85,7 +85,7 @@ def seconds(candidate: Candidate, cost: CostTable) -> float:
 
 
 def tokens(counts: Counts) -> float:
-    return float(counts.tokens.sum())
+    return float(counts["emitted"].sum())
 
 
 # All that is compared -----------------------------------------------------------------------------

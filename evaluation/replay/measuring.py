@@ -20,7 +20,7 @@ from decoding.models.machine import setup_facts
 from decoding.sampling import Sampler
 from decoding.stopping.base import TunableRule
 from decoding.trace import Trace
-from evaluation.interleaving import Engine, request_seed
+from evaluation.decode import Engine, request_seed
 from evaluation.replay.candidates import refuse_other_pair
 from evaluation.replay.decoding import engine
 

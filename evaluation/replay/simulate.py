@@ -11,12 +11,12 @@ the rule. What is approximated is that text and jump are treated as independent 
 t: in a decode the accepted tokens *are* the text, so that rounds which go far also go on from text
 that was easy to draft."""
 
-from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decoding.cost import Counts
 from decoding.stopping.policy import Lengths, Policy, lengths, stop_at
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Comb
@@ -42,33 +42,17 @@ class Step(NamedTuple):
         return int(self.start[prompt]), int(self.drafted[prompt]), int(self.accepted[prompt])
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Per response, [B] each; whole numbers where replay is exact.
+COUNTS = ("emitted", "rounds", "drafted", "accepted", "draft_forwards", "questions")
+"""What replay counts of each response: columns of the table of measurements, [B] each, whole
+numbers where replay is exact, besides `calls_by_drafted` [B, G + 1], for combs up to all the nodes
+there may be."""
+NAMES = {"forwards": "draft_forwards", "drafted": "drafted", "calls": "questions"}
+"""Columns by the fields of `decoding.stopping.policy.Lengths`."""
 
-    forwards: of the draft; drafted, accepted: draft tokens; calls: numbers the stop rule computed;
-    tokens: of the response; by_length: [B, G + 1], rounds (one target forward each) by the tokens
-    of their draft, for combs up to all the nodes there may be"""
 
-    forwards: Array
-    drafted: Array
-    accepted: Array
-    calls: Array
-    tokens: Array
-    by_length: Array
-
-    @property
-    def rounds(self) -> Array:
-        return self.by_length.sum(1)
-
-    @property
-    def discarded(self) -> Array:
-        return self.drafted - self.accepted
-
-    def of(self, prompt: int) -> dict[str, float]:
-        """One response's numbers by name."""
-        names = ("forwards", "drafted", "accepted", "discarded", "calls", "tokens", "rounds")
-        return {name: float(getattr(self, name)[prompt]) for name in names}
+def counts_of(counts: Counts, prompt: int) -> dict[str, float]:
+    """Return one response's numbers by column."""
+    return {name: float(counts[name][prompt]) for name in COUNTS}
 
 
 class Replayer:
@@ -93,16 +77,16 @@ class Replayer:
         np.cumsum(self._survival[..., 1:], axis=-1, out=self._mean[..., 1:])
         self._inside = np.arange(positions) < table.length[:, None]
 
-    def replay(self, policy: Policy, threshold: float) -> Counts:
-        """The counts of decoding every prompt with this rule."""
+    def replay(self, policy: Policy, threshold: float) -> dict[str, Array]:
+        """Return the counts of decoding every prompt with this rule."""
         if policy.adaptive:
             return self._mean_walk(policy, threshold)
         return self._expected(lengths(policy, threshold, self.limit))
 
-    def combs(self, comb: Comb) -> Counts:
-        """The counts of decoding every prompt with drafts that have leaves beside their path. A
-        leaf is tested where the path is rejected; accepted, it is followed by a bonus token. One
-        number is computed for every token of the path."""
+    def combs(self, comb: Comb) -> dict[str, Array]:
+        """Return the counts of decoding every prompt with drafts that have leaves beside their
+        path. A leaf is tested where the path is rejected; accepted, it is followed by a bonus
+        token. One number is computed for every token of the path."""
         accept = self.table.siblings
         assert accept is not None, "the table has no siblings"
         none = np.cumprod(1 - accept, axis=-1)  # P(none of the first ones is accepted)
@@ -116,23 +100,33 @@ class Replayer:
         width = self._survival.shape[-1] + accept[0, 0].size
         return self._weighed(found, self._carried(jump), jump @ np.arange(jump.shape[-1]), width)
 
-    def _expected(self, found: Lengths) -> Counts:
+    def _expected(self, found: Lengths) -> dict[str, Array]:
         visits = self._carried(self._jumps(found.drafted))
         accepted = np.take_along_axis(self._mean, found.drafted[..., None], -1)[..., 0]
         return self._weighed(found, visits, accepted, self._survival.shape[-1])
 
-    def _weighed(self, found: Lengths, visits: Array, accepted: Array, width: int) -> Counts:
-        """accepted: [B, T], expected of the draft from each position; width: of `by_length`."""
+    def _weighed(
+        self, found: Lengths, visits: Array, accepted: Array, width: int
+    ) -> dict[str, Array]:
+        """accepted: [B, T], expected of the draft from each position; width: of
+        `calls_by_drafted`."""
         batch = len(visits)
         cells = (np.arange(batch)[:, None] * width + found.drafted).ravel()
         by_length: Array = (
             np.bincount(cells, visits.ravel(), batch * width).reshape(batch, width).astype(float)
         )
-        sums = {
-            name: (visits * values).sum(1)
-            for name, values in {**vars(found), "accepted": accepted}.items()
+        columns = {NAMES[name]: values for name, values in vars(found).items()}
+        columns["accepted"] = accepted
+        sums = {name: (visits * values).sum(1) for name, values in columns.items()}
+        return self._counts(sums, by_length)
+
+    def _counts(self, sums: Counts, calls_by_drafted: Array) -> dict[str, Array]:
+        return {
+            "emitted": self.table.length.astype(float),
+            "rounds": calls_by_drafted.sum(1),
+            **sums,
+            "calls_by_drafted": calls_by_drafted,
         }
-        return Counts(**sums, tokens=self.table.length.astype(float), by_length=by_length)
 
     def _jumps(self, drafted: Ints) -> Array:
         """[B, T, G + 1]: P(n accepted) of the path from each position."""
@@ -153,17 +147,17 @@ class Replayer:
             visits[:, start + 1 : start + width + 1] += visits[:, start, None] * jump[:, start]
         return visits[:, :positions] * self._inside
 
-    def _mean_walk(self, policy: Policy, threshold: float) -> Counts:
+    def _mean_walk(self, policy: Policy, threshold: float) -> dict[str, Array]:
         """Over many draws of the verdicts where these are random."""
         walks = 1 if self.table.greedy else WALKS
         found = [self.walk(policy, threshold, seed)[0] for seed in range(walks)]
-        means = {
-            f.name: np.mean([getattr(counts, f.name) for counts in found], axis=0)
-            for f in fields(Counts)
-        }
-        return Counts(**means)
+        names = [*COUNTS, "calls_by_drafted"]
+        means = {name: np.mean([counts[name] for counts in found], axis=0) for name in names}
+        return means | {"rounds": means["calls_by_drafted"].sum(1)}
 
-    def walk(self, policy: Policy, threshold: float, seed: int = 0) -> tuple[Counts, list[Step]]:
+    def walk(
+        self, policy: Policy, threshold: float, seed: int = 0
+    ) -> tuple[dict[str, Array], list[Step]]:
         """One path per response: its counts, and the rounds, all responses together. seed: of
         random verdicts."""
         accepted = self.table.accepted if self.table.greedy else self._verdicts(seed)
@@ -171,7 +165,8 @@ class Replayer:
         place, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), list[Step]()
         level = np.full(batch, float(threshold))
         state = policy.adaptive.first_state(level) if policy.adaptive else (level,)
-        sums = {name: np.zeros(batch) for name in ("forwards", "drafted", "calls", "accepted")}
+        names = ("draft_forwards", "drafted", "questions", "accepted")
+        sums = {name: np.zeros(batch) for name in names}
         by_length = np.zeros((batch, self._survival.shape[-1]))
         reach = np.broadcast_to(policy.reach, self.table.accept.shape)
         limit = np.minimum(self.limit, policy.most)
@@ -190,7 +185,7 @@ class Replayer:
             following = place + right + 1
             live = live & (following < self.table.length)
             place = np.where(live, following, 0)
-        return Counts(**sums, tokens=self.table.length.astype(float), by_length=by_length), steps
+        return self._counts(sums, by_length), steps
 
     def _verdicts(self, seed: int) -> Ints:
         """[B, T], accepted tokens of each rollout in one draw of the coins."""

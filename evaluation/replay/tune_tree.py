@@ -21,7 +21,7 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.sampling import Sampler, Warp
 from decoding.structures.sequoia import write_artefact
-from evaluation.interleaving import request_seed
+from evaluation.decode import request_seed
 from evaluation.replay.tree_search import Plan, sibling_acceptance
 from runtime.errors import UserError
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from decoding.cost import CostTable
+from decoding.cost import CostTable, Counts
 from decoding.stopping.policy import Policy
-from evaluation.replay.simulate import Counts, Replayer
+from evaluation.replay.simulate import Replayer
 from runtime.intervals import bootstrap
 
 Array = NDArray[np.float64]
@@ -28,8 +28,9 @@ class Candidate:
     def rates(self) -> tuple[float, float]:
         """Discard rate and verification rate: draft tokens not accepted, and target forwards, per
         committed token."""
-        tokens = self.counts.tokens.sum()
-        return float(self.counts.discarded.sum() / tokens), float(self.counts.rounds.sum() / tokens)
+        counts, tokens = self.counts, self.counts["emitted"].sum()
+        discarded = (counts["drafted"] - counts["accepted"]).sum()
+        return float(discarded / tokens), float(counts["rounds"].sum() / tokens)
 
 
 def sweep(

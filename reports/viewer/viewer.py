@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment
 
 from decoding.trace import Trace
-from evaluation.metrics import drafted_tokens
+from evaluation.table import drafted_tokens
 from evaluation.token_texts import Vocabulary, tokens_of
 from reports.artifacts import Evaluation
 from reports.viewer import rounds as view

@@ -196,7 +196,7 @@ CASES = [
     Case("no prompts to choose on", EVALUATE, ["tried_prompts=0"]),
     Case("one value to try", EVALUATE, ["methods=[fixed]", "tried.fixed.stop.gamma=4"]),
     Case("something else to try", EVALUATE, ["methods=[fixed]", "+tried.fixed.stop.gama=[4]"]),
-    Case("no such presentation", EVALUATE, ["presentation=figures"]),
+    Case("no such switch", EVALUATE, ["verbose=figures"]),
     Case("nothing to compare with", EVALUATE, ["against.fixed=fixed"]),
     Case(
         "a number for settings",
@@ -278,15 +278,13 @@ def write_other_tokenizer() -> None:
 def garbled_results() -> None:
     path = Path("runs/toy/results.json")
     results = json.loads(path.read_text())
-    pooled = results["metrics"]["pooled"]
-    garbled = {name: {**m, "speedup": "fast"} for name, m in pooled.items()}
-    write_checksummed(path, {**results, "metrics": {"pooled": garbled, "datasets": {}}})
+    write_checksummed(path, {**results, "requests": dict.fromkeys(results["requests"], "many")})
 
 
 def results_without_baseline() -> None:
     path = Path("runs/toy/results.json")
     results = json.loads(path.read_text())
-    del results["metrics"]["pooled"]["autoregressive"]
+    del results["requests"]["autoregressive"]
     write_checksummed(path, results)
 
 

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from decoding.draft import Verdict
@@ -12,6 +13,7 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.trace import Trace, read_traces
 from decoding.verifiers.token import TokenVerifier
 from evaluation import runner, token_texts
+from evaluation.table import compare
 from runtime.files import only_writer
 from tests.helpers.evaluation.evaluating import (
     ALL,
@@ -50,17 +52,23 @@ def test_greedy_equals_autoregressive_for_every_method(
     evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_checkpoints(evaluating, {"temperature": 0.0, "top_k": 0, "top_p": 1.0})
-    run(monkeypatch, *evaluating, *GREEDY, ALL, "profile=true", "structure.gamma_max=6")
+    run(monkeypatch, *evaluating, *GREEDY, ALL, "verbose=true", "structure.gamma_max=6")
     printed, out = capsys.readouterr().out, Path("runs/x")
     assert printed.count("8 of 8 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
     assert "Share of decode time" in printed and "## odd: 3 prompts, 2 repeats" in printed
     assert (out / "table.md").read_text().strip() in printed
 
     results = json.loads((out / "results.json").read_text())
-    assert list(results["metrics"]["pooled"]) == METHODS
-    assert set(results["metrics"]["datasets"]) == {"even", "odd"}
+    summary = results["summary"]
+    assert list(summary["all"]) == METHODS and list(summary) == ["all", "even", "odd"]
+    rows = pd.read_parquet(out / "measurements.parquet")
+    assert len(rows) == 8 * len(METHODS) and set(rows["kind"]) == {"timed"}
+    speed = compare(rows)["confidence"]
+    assert list(speed) == summary["all"]["confidence"]["speed-up"], "one definition"
+    assert f"{speed.value:.2f}x ({speed.low:.2f} to {speed.high:.2f})" in printed
+    assert "\nUse " in printed and "\nMeasured on 4 prompts" in printed
     assert set(results["tried"]["fixed"]) == {"stop.gamma=1", "stop.gamma=3"}
-    assert 0 < results["metrics"]["pooled"]["confidence"]["acceptance"] < 1
+    assert 0 < summary["all"]["confidence"]["acceptance"][0] < 1
     traces = {name: read_traces(out / f"traces-{name}.jsonl") for name in METHODS}
     assert {len(found) for found in traces.values()} == {8}
     texts = token_texts.read(out)
@@ -83,9 +91,9 @@ def test_a_dataset_may_be_called_all(
     prompts = [{"prompt": f"w{n} w2", "dataset": name} for n, name in enumerate(names, 1)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     run(monkeypatch, *evaluating, "methods=[custom]", "repeats=1")
-    metrics = json.loads(Path("runs/x/results.json").read_text())["metrics"]
-    requests = {name: of["custom"]["requests"] for name, of in metrics["datasets"].items()}
-    assert metrics["pooled"]["custom"]["requests"] == 3 and requests == {"all": 1, "odd": 2}
+    results = json.loads(Path("runs/x/results.json").read_text())
+    assert results["prompts"] == {"all": 3, '"all"': 1, "odd": 2}
+    assert set(results["summary"]) == set(results["prompts"])
     headings = [
         line
         for line in Path("runs/x/table.md").read_text().splitlines()
@@ -153,10 +161,10 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     decoded: dict[str, set[str]] = {}
     whole = runner.decode
 
-    def seen(cfg: Any, engines: Any, requests: Any, *more: Any) -> Any:
+    def seen(engines: Any, requests: Any, *more: Any) -> Any:
         stage = "judged" if "autoregressive" in engines else "tried"
         decoded[stage] = {request.split + request.prompt_id for request in requests}
-        return whole(cfg, engines, requests, *more)
+        return whole(engines, requests, *more)
 
     monkeypatch.setattr(runner, "decode", seen)
     monkeypatch.setattr("evaluation.evaluate.decode", seen)
@@ -173,7 +181,7 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
         speeds, key=lambda k: speeds[k]
     )
     assert results["run"]["config"]["method"]["fixed"]["stop"]["gamma"] == 4, "as it was given"
-    assert f"fixed: {method['note']}." in capsys.readouterr().out
+    assert f"fixed: {method['note']}." in Path("runs/x/table.md").read_text()
     decoded.clear()
     run(monkeypatch, *small, *splits, "method.fixed.stop.gamma=2")
     results = json.loads(Path("runs/x/results.json").read_text())
@@ -195,8 +203,9 @@ def test_lookahead_needs_an_engine_and_nothing_else(
     assert sum(round_.accepted for trace in traces for round_ in trace.rounds) > 0
     run(monkeypatch, *small, "modelled=[measured,5]")
     assert "proven lossless" in capsys.readouterr().out
-    modelled = json.loads(Path("runs/x/results.json").read_text())["modelled"]
-    assert modelled["autoregressive"] == {"measured": 1, "5": 1} and modelled["custom"]["5"] > 1
+    rows = json.loads(Path("runs/x/results.json").read_text())["summary"]["all"]
+    assert rows["autoregressive"]["speed-up, measured"][0] == 1
+    assert rows["custom"]["speed-up, c=5"][0] > 1
     rounds = [
         round_
         for trace in read_traces(Path("runs/x/traces-custom.jsonl"))
@@ -258,12 +267,13 @@ def test_draft_and_target_side_by_side(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     chosen = ("methods=[custom]", f"engine={engine}", "structure=branch_point", "stop=never")
-    run(monkeypatch, *evaluating, *GREEDY, *chosen, "structure.gamma_max=3", "profile=true")
+    run(monkeypatch, *evaluating, *GREEDY, *chosen, "structure.gamma_max=3", "verbose=true")
     printed = capsys.readouterr().out
     assert "custom: 8 of 8 outputs equal autoregressive decoding (equal)" in printed
     assert "Draft and target side by side" in printed
-    found = json.loads(Path("runs/x/results.json").read_text())["overlap"]["custom"]
-    assert 0 <= found["waste_rate"] <= 1 and (found["draft_stages"] > 0) == (engine == "overlapped")
+    found = json.loads(Path("runs/x/results.json").read_text())["summary"]["all"]["custom"]
+    assert 0 <= found["waste"][0] <= 1
+    assert (found["draft stages"][0] > 0) == (engine == "overlapped")
     with pytest.raises(SystemExit):
         run(monkeypatch, *evaluating, *chosen[:2], "stop=never")
     assert "structure, engine: Chain" in capsys.readouterr().err

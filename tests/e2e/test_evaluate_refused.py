@@ -113,7 +113,7 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
             "methods=fixed",
             "methods: expected a list of different names, such as [a,b], got 'fixed'",
         ),
-        ("presentation=figures", "presentation: expected table or paired, got 'figures'"),
+        ("bound=figures", "bound: expected true or false, got 'figures'"),
         ("against.fixed=fixed", "against.fixed: expected a list of one or more different names, "),
         ("max_new_tokens=2.5", "max_new_tokens: expected a whole number from 1 on, got 2.5"),
         ("repeats=null", "repeats: expected a whole number from 1 on, got null"),

@@ -36,15 +36,17 @@ def test_a_table_of_methods(
     printed = capsys.readouterr().out
     assert "2 draft(s) in each" in printed and "tokens less rrsw" in printed
     assert (out / "table.md").read_text().strip() in printed
-    assert sorted(path.name for path in out.iterdir()) == ["expected.json", "table.md"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("expected.json", "measurements.parquet", "table.md")
+    ]
     found = json.loads((out / "expected.json").read_text())
     contexts = [len(one["methods"]["rrs"]) for one in found["contexts"]]
     assert len(contexts) == 3 and f"3 prompts, {sum(contexts)} contexts" in printed
-    rows = found["expected"]["pooled"]
-    assert rows["rrsw"]["tokens less rrsw"] == {"value": 0, "low": 0, "high": 0}
+    rows = found["expected"]["all"]
+    assert rows["rrsw"]["tokens less rrsw"] == [0, 0, 0]
     assert rows["block"]["nodes"] == rows["token"]["nodes"]
     for row in rows.values():
-        assert 1 <= row["tokens"]["value"] <= 1 + row["accepted"]["value"] + 1e-6
+        assert 1 <= row["tokens"][0] <= 1 + row["accepted"][0] + 1e-6
     assert list(tmp_path.glob(".*.resume")) == []
 
 

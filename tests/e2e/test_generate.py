@@ -12,7 +12,6 @@ from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
 from decoding.trace import read_traces
 from evaluation.baselines import generate_engine
-from evaluation.paired import page
 from scripts import evaluate
 from tests.helpers.models.tiny_pair import CONFIG
 
@@ -59,19 +58,19 @@ def test_pairs(
     run(monkeypatch, tiny_pair_dir, *few, "warp=greedy", "draft_warp.temperature=0")
     printed = capsys.readouterr().out
     found = json.loads(Path("runs/toy/results.json").read_text())
-    paired = found["paired"]["pooled"]
-    assert list(paired["methods"]) == [*OURS, *THEIRS] == list(found["metrics"]["pooled"])
+    rows = found["summary"]["all"]
+    assert list(rows) == [*OURS, *THEIRS]
     for name in (*OURS[1:], *THEIRS):
         assert f"{name}: 6 of 6 outputs equal autoregressive decoding (equal)" in printed
-    assert {what: name for what, name in paired["against"].items() if "best" not in what} == {
+    assert {what: name for what, name in found["against"].items() if "best" not in what} == {
         "fixed": "fixed",
         "generate": "generate",
         "autoregressive": "autoregressive",
     }
-    best = paired["against"]["best of transformers"]
-    assert best in THEIRS and f"best of transformers: {best} is the fastest." in printed
-    assert set(paired["methods"]["fixed"]["ratios"]) == set(paired["against"])
-    draft = found["draft"]["match"]["pooled"]
+    best = found["against"]["best of transformers"]
+    assert best in THEIRS and f"vs best of transformers ({best})" in printed
+    assert {f"over {name}" for name in found["against"].values()} <= set(rows["fixed"])
+    draft = found["draft"]["match"]["all"]
     assert draft["greedy"] == draft["accepted"] and 0 < draft["overlap"] < 1
     assert set(found["tried"]) == {"fixed", "assisted"}
     assert len(read_traces(Path("runs/toy/traces-assisted.jsonl"))) == 6
@@ -83,10 +82,10 @@ def test_their_methods_stand_in_a_table_too(
     tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What they drafted is not known, so nothing is said of it; who speculates is."""
-    few = ("presentation=table", "methods=[generate,prompt_lookup]", "repeats=2", "limit=1")
+    few = ("bound=false", "methods=[generate,prompt_lookup]", "repeats=2", "limit=1")
     run(monkeypatch, tiny_pair_dir, *few, "max_new_tokens=24", "~tried.prompt_lookup")
-    metrics = json.loads(Path("runs/toy/results.json").read_text())["metrics"]["pooled"]
-    assert metrics["prompt_lookup"]["discard_rate"] == metrics["prompt_lookup"]["acceptance"] == 0
+    rows = json.loads(Path("runs/toy/results.json").read_text())["summary"]["all"]
+    assert rows["prompt_lookup"]["drafted/round"][0] == rows["prompt_lookup"]["acceptance"][0] == 0
     printed = capsys.readouterr().out
     assert "| generate " in printed and "does not speculate" in printed
     assert "not enumerated, as no code of ours: generate, prompt_lookup" in printed
@@ -98,7 +97,7 @@ def test_an_interrupted_comparison_goes_on(
 ) -> None:
     given = ["methods=[lookup,generate,assisted]", "max_new_tokens=4", "limit=2"]
     with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
-        stopped.setattr(page, "draft_of", Mock(side_effect=KeyboardInterrupt))
+        stopped.setattr("evaluation.evaluate.draft_along", Mock(side_effect=KeyboardInterrupt))
         run(stopped, tiny_pair_dir, *given)
     assert ending.value.code == 130 and not Path("runs/toy").exists()
     for more, resumed in (
@@ -121,7 +120,7 @@ def test_what_does_not_compile_is_left_out_and_named(
     assert "generate_compiled: left out" in capsys.readouterr().out
     assert list(found["left_out"]) == ["generate_compiled"]
     assert "C++" in found["left_out"]["generate_compiled"]
-    assert list(found["paired"]["pooled"]["methods"]) == ["autoregressive", "lookup", "generate"]
+    assert list(found["summary"]["all"]) == ["autoregressive", "lookup", "generate"]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ SETTINGS = [
     *words_for_switches(),
     (HARVEST, "verify=no", f"verify: {SWITCH} 'no'"),
     (HARVEST, "dataset.chat=no", f"dataset.chat: {SWITCH} 'no'"),
-    (EVALUATE, "profile=off", f"profile: {SWITCH} 'off'"),
+    (EVALUATE, "verbose=off", f"verbose: {SWITCH} 'off'"),
     (TUNE, "check=n", f"check: {SWITCH} 'n'"),
     (TRAIN, "predictor.tie_blocks=no", f"predictor.tie_blocks: {SWITCH} 'no'"),
     (HARVEST, "splits.calibration=nan", "splits.calibration: expected a number above 0"),

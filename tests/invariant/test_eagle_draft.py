@@ -29,9 +29,9 @@ from drafts.chats import Chat, ChatPool, save_chats
 from drafts.eagle import EagleInTraining, Maps, unrolled
 from drafts.training import DraftTraining, TrainingConfig
 from evaluation.baselines.generate import assistant_of
-from evaluation.paired.expected import Plan, Text, along
-from evaluation.paired.speedup_bound import match
+from evaluation.expected import Plan, Text, along
 from evaluation.replay.check import draft_logits
+from evaluation.speedup_bound import match
 from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 

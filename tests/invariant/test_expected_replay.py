@@ -20,7 +20,7 @@ from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
 from evaluation.replay.check import counted
-from evaluation.replay.simulate import Replayer
+from evaluation.replay.simulate import Replayer, counts_of
 from tests.contract.engines import stop_rule
 from tests.helpers.data.rollout_tables import slow_table
 
@@ -68,8 +68,8 @@ def test_it_is_close_to_real_decodes(
     decoded = [
         counted(engine.decode(PROMPT, MAX_NEW, Sampler.seeded(seed))) for seed in range(DECODES)
     ]
-    replayed = [counts.of(prompt) for prompt in range(RESPONSES)]
-    for count in ("rounds", "forwards", "drafted"):
+    replayed = [counts_of(counts, prompt) for prompt in range(RESPONSES)]
+    for count in ("rounds", "draft_forwards", "drafted"):
         (ours, our_error), (theirs, their_error) = (
             per_token(replayed, count),
             per_token(decoded, count),
@@ -80,7 +80,7 @@ def test_it_is_close_to_real_decodes(
 
 def per_token(rows: list[dict[str, float]], count: str) -> tuple[float, float]:
     """Ratio of sums and its standard error."""
-    counts, tokens = (np.array([row[name] for row in rows]) for name in (count, "tokens"))
+    counts, tokens = (np.array([row[name] for row in rows]) for name in (count, "emitted"))
     ratio = counts.sum() / tokens.sum()
     return ratio, float((counts - ratio * tokens).std() / tokens.mean() / len(rows) ** 0.5)
 
@@ -90,15 +90,15 @@ def test_it_is_the_mean_of_random_walks(table: RolloutTable, folder: Path) -> No
     policy, replayer = stop.policy(table), Replayer(table, GAMMA)
     expected = replayer.replay(policy, 0.45)
     walks = [replayer.walk(policy, 0.45, seed)[0] for seed in range(300)]
-    for name in ("rounds", "forwards", "accepted", "calls"):
-        values = np.array([getattr(walk, name).sum() for walk in walks])
+    for name in ("rounds", "draft_forwards", "accepted", "questions"):
+        values = np.array([walk[name].sum() for walk in walks])
         error = values.std() / len(values) ** 0.5
-        assert abs(values.mean() - getattr(expected, name).sum()) < 4 * error, name
+        assert abs(values.mean() - expected[name].sum()) < 4 * error, name
 
 
 def test_rounds_and_accepted_tokens_add_up_to_the_response(table: RolloutTable) -> None:
     """But for what the last round goes beyond it."""
     for gamma in (1, GAMMA):
         counts = Replayer(table, GAMMA).replay(Fixed(gamma).policy(table), gamma)
-        beyond = counts.accepted + counts.rounds - counts.tokens
+        beyond = counts["accepted"] + counts["rounds"] - counts["emitted"]
         assert (beyond > -1e-9).all() and (beyond < gamma + 1e-9).all()

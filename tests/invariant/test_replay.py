@@ -28,7 +28,7 @@ from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
 from evaluation.replay.check import counted
 from evaluation.replay.read import read_table
-from evaluation.replay.simulate import Counts, Replayer
+from evaluation.replay.simulate import Replayer, counts_of
 from predictors.features.layers import RecordedLayers
 from tests.helpers.data.datasets import SETTINGS
 from tests.helpers.data.rollout_tables import slow_table
@@ -132,7 +132,7 @@ def decode(stop: StopRule, max_new: int, gamma_max: int) -> list[Trace]:
     return [engine.decode(prompt, max_new, Sampler.seeded(0)) for prompt in PROMPTS]
 
 
-def replayed(found: RolloutTable, stop: StopRule, gamma_max: int) -> Counts:
+def replayed(found: RolloutTable, stop: StopRule, gamma_max: int) -> dict[str, Any]:
     return Replayer(found, gamma_max).replay(stop.policy(found), setting_of(stop))
 
 
@@ -153,11 +153,11 @@ def test_replay_is_decode(name: str, values: dict[str, Any]) -> None:
     stop = rule(name, values)
     counts, traces = replayed(table(), stop, GAMMA), decode(stop, MAX_NEW, GAMMA)
     for prompt, trace in enumerate(traces):
-        assert counts.of(prompt) == counted(trace)
+        assert counts_of(counts, prompt) == counted(trace)
         lengths = np.bincount(
             [len(round_.draft_tokens) for round_ in trace.rounds], minlength=GAMMA + 1
         )
-        assert counts.by_length[prompt].tolist() == lengths.tolist()
+        assert counts["calls_by_drafted"][prompt].tolist() == lengths.tolist()
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_replay_is_decode_where_the_output_ends(
         replayed(table().shortened(max_new), stop, gamma_max),
         decode(stop, max_new, gamma_max),
     )
-    assert [counts.of(prompt) for prompt in range(len(PROMPTS))] == [
+    assert [counts_of(counts, prompt) for prompt in range(len(PROMPTS))] == [
         counted(trace) for trace in traces
     ]
 
@@ -187,8 +187,8 @@ def test_a_walk_and_the_expectation_are_the_same_path() -> None:
         expected = replayer.replay(policy, level)
         assert steps[0].start.tolist() == [0] * len(PROMPTS)
         for prompt in range(len(PROMPTS)):
-            assert counts.of(prompt) == expected.of(prompt)
-            assert sum(step.live[prompt] for step in steps) == counts.rounds[prompt]
+            assert counts_of(counts, prompt) == counts_of(expected, prompt)
+            assert sum(step.live[prompt] for step in steps) == counts["rounds"][prompt]
 
 
 # From a harvest -----------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_replay_of_a_harvest_is_decode(name: str, values: dict[str, Any]) -> Non
     stop, found = rule(name, values), greedy_harvest()
     counts, traces = replayed(found, stop, GAMMA), decode(stop, MAX_NEW, GAMMA)
     for place, prompt in enumerate(found.prompt_ids):
-        assert counts.of(place) == counted(traces[int(prompt)])
+        assert counts_of(counts, place) == counted(traces[int(prompt)])
 
 
 @cache

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from decoding.cost import cost_table
 from decoding.engines.serial import SerialEngine
@@ -20,7 +21,7 @@ from decoding.structures.static_tree import StaticTree
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from evaluation.replay.check import counted
-from evaluation.replay.simulate import Counts, Replayer
+from evaluation.replay.simulate import Replayer, counts_of
 from predictors.calibration import Calibration
 from predictors.outcomes import Chances
 from predictors.survival import Survival
@@ -53,7 +54,7 @@ def comb(table: RolloutTable, leaves: list[int]) -> Comb:
     return Comb(path, np.where(np.arange(table.gamma) < path[..., None], beside, 0))
 
 
-def replayed(table: RolloutTable, leaves: list[int]) -> Counts:
+def replayed(table: RolloutTable, leaves: list[int]) -> dict[str, NDArray[np.float64]]:
     return Replayer(table, table.gamma).combs(comb(table, leaves))
 
 
@@ -73,10 +74,13 @@ def test_a_greedy_replay_is_decode(leaves: list[int], max_new: int) -> None:
     rescued = 0
     for prompt, tokens in enumerate(tiny.PROMPTS):
         trace = engine.decode(tokens, max_new, Sampler.seeded(0))
-        assert counts.of(prompt) == {**counted(trace), "calls": counts.forwards[prompt]}
+        assert counts_of(counts, prompt) == {
+            **counted(trace),
+            "questions": counts["draft_forwards"][prompt],
+        }
         sizes = [len(round_.draft_tokens) for round_ in trace.rounds]
-        expected = np.bincount(sizes, minlength=counts.by_length.shape[1])
-        assert counts.by_length[prompt].tolist() == expected.tolist()
+        expected = np.bincount(sizes, minlength=counts["calls_by_drafted"].shape[1])
+        assert counts["calls_by_drafted"][prompt].tolist() == expected.tolist()
         rescued += sum(round_.row != round_.accepted for round_ in trace.rounds)
     assert rescued > 0 or not any(leaves) or max_new < tiny.MAX_NEW, "some leaf was accepted"
 
@@ -147,7 +151,10 @@ def check_replay(
     counts = replayer.combs(drafts)
     for prompt, tokens in enumerate(tiny.PROMPTS):
         trace = engine.decode(tokens, tiny.MAX_NEW, Sampler.seeded(0))
-        assert counts.of(prompt) == {**counted(trace), "calls": counts.forwards[prompt]}
+        assert counts_of(counts, prompt) == {
+            **counted(trace),
+            "questions": counts["draft_forwards"][prompt],
+        }
     return drafts
 
 
@@ -171,9 +178,9 @@ def test_a_sampled_replay_is_close_to_real_decodes(
         counted(engine.decode(toy.PROMPT, toy.MAX_NEW, Sampler.seeded(seed)))
         for seed in range(toy.DECODES)
     ]
-    for count in ("rounds", "forwards", "drafted", "accepted"):
+    for count in ("rounds", "draft_forwards", "drafted", "accepted"):
         (ours, our_error), (theirs, their_error) = (
-            toy.per_token([counts.of(prompt) for prompt in range(toy.RESPONSES)], count),
+            toy.per_token([counts_of(counts, prompt) for prompt in range(toy.RESPONSES)], count),
             toy.per_token(decoded, count),
         )
         assert abs(ours - theirs) < 0.05 * theirs + 4 * math.hypot(our_error, their_error), count
@@ -200,4 +207,4 @@ def test_it_is_the_mean_of_random_walks(table: RolloutTable) -> None:
                 rounds, accepted, place = rounds + 1, accepted + depth, place + depth + 1
         totals.append((rounds, accepted))
     means, errors = np.mean(totals, 0), np.std(totals, 0) / len(totals) ** 0.5
-    assert np.all(abs(means - [expected.rounds.sum(), expected.accepted.sum()]) < 4 * errors)
+    assert np.all(abs(means - [expected["rounds"].sum(), expected["accepted"].sum()]) < 4 * errors)

@@ -6,13 +6,13 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
-from evaluation.metrics import drafted_tokens
-from evaluation.ratios import ratio
+from evaluation.table import drafted_tokens
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.estimates import CALLS, SPEED, speedup, tokens_per_call
 from reports.figure import Cell, Entry, Figure
 from reports.figures.general.times import ROUND_TIMES, step_times
+from reports.ratios import ratio
 from reports.runs import Method, Run, extent, runs, with_all, with_method
 from reports.settings import each_setting
 from runtime.intervals import METHOD, columns

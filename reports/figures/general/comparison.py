@@ -6,9 +6,7 @@ from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
-from evaluation.metrics import drafted_tokens, tokens_per_second
-from evaluation.ratios import ratio
-from evaluation.tables import BASELINE
+from evaluation.table import ALL, BASELINE, drafted_tokens, tokens_per_second
 from evaluation.timeline import TABLES
 from reports import drawing
 from reports.estimates import (
@@ -24,6 +22,7 @@ from reports.estimates import (
     tokens_per_call,
 )
 from reports.figure import Cell, Figure
+from reports.ratios import ratio
 from reports.runs import Run, extent, with_all
 from runtime.intervals import METHOD, columns
 
@@ -151,5 +150,6 @@ def _stored(run: Run, tables: dict[str, str]) -> list[Cell]:
     """What the evaluation has priced by other tables; None where it has priced other requests than
     the run's."""
     whole = len(run.traces) == len(run.evaluation.traces[run.name])
-    priced = run.evaluation.results.get("modelled", {}).get(run.name, {}) if whole else {}
-    return [priced.get(table) for table in tables.values()]
+    summary = run.evaluation.results.get("summary", {ALL: {}})[ALL] if whole else {}
+    priced = summary.get(run.name, {})
+    return [priced.get(f"{SPEED}, {table}", [None])[0] for table in tables.values()]

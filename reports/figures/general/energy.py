@@ -6,11 +6,11 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
-from evaluation.ratios import compared, counted, divided, ratio
-from evaluation.tables import BASELINE
+from evaluation.table import BASELINE
 from reports.artifacts import Artifacts, Evaluation
 from reports.drawing import Record, bars, legend, panels, records
 from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
+from reports.ratios import compared, counted, divided, ratio
 from runtime.intervals import METHOD
 from runtime.intervals import columns as estimate_columns
 

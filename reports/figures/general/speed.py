@@ -7,13 +7,12 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Stage
-from evaluation.datasets import ALL
-from evaluation.metrics import Metrics
-from evaluation.tables import BASELINE, verdict
+from evaluation.page import verdict
+from evaluation.table import ALL, BASELINE, SPEEDUP, by_dataset, count_prompts, timed
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Entry, Figure, Missing
-from runtime.intervals import columns
+from runtime.intervals import METHOD, columns
 
 STAGES: dict[Stage, str] = {
     "draft": "draft",
@@ -41,9 +40,7 @@ def speedups(evaluations: Sequence[Evaluation]) -> Figure:
         source="The table that scripts/evaluate.py prints; SpecDec++, tables 1 and 4",
         kind="measured",
         n=f"evaluations: {len(evaluations)}; prompts and repeats as in the table",
-        interval=(
-            "lowest and highest of the repeats, each against plain decoding in the same repeat"
-        ),
+        interval=METHOD,
         columns=names,
         rows=rows,
         draw=partial(_draw_speedups, drawing.records(names, rows)),
@@ -52,7 +49,7 @@ def speedups(evaluations: Sequence[Evaluation]) -> Figure:
 
 def _draw_speedups(records: Sequence[drawing.Record], canvas: Canvas) -> None:
     shown = [
-        {**record, "repeats": "median, lowest and highest repeat"}
+        {**record, "repeats": METHOD}
         for record in records
         if record["prompts of"] == ALL and record["method"] != BASELINE
     ]
@@ -68,28 +65,14 @@ def _draw_speedups(records: Sequence[drawing.Record], canvas: Canvas) -> None:
 
 def _speed_rows(evaluation: Evaluation) -> Iterator[list[Cell]]:
     drafting = [*filter(evaluation.speculates, evaluation.traces)]
-    for prompts, methods in evaluation.metrics.shown():
-        for name, values in methods.items():
-            m = Metrics.from_dict(values)
-            spread: list[Cell] = (
-                [m.speedup.median, m.speedup.low, m.speedup.high] if m.speedup else [1, None, None]
-            )
+    for dataset, rows in by_dataset(timed(evaluation.traces)).items():
+        prompts, repeats = count_prompts(rows), int(rows["repeat"].max()) + 1
+        for name, row in evaluation.summary[dataset].items():
             yield [
-                *(
-                    evaluation.folder.name,
-                    prompts,
-                    evaluation.temperature,
-                    name,
-                    m.requests // m.repeats,
-                    m.repeats,
-                ),
-                *(m.tokens_per_second.median, *spread),
-                *(
-                    m.tokens_per_target_call,
-                    m.acceptance,
-                    100 * m.predictor_share,
-                    verdict(name, m, drafting),
-                ),
+                *(evaluation.folder.name, dataset, evaluation.temperature, name, prompts, repeats),
+                *(row["tokens/s"].value, *row[SPEEDUP]),
+                *(row["tokens/target call"].value, row["acceptance"].value),
+                *(100 * row["predictor time"].value, verdict(name, row, drafting)),
             ]
 
 
@@ -100,7 +83,7 @@ def time_shares(evaluations: Sequence[Evaluation]) -> Figure:
     return Figure(
         name="time-shares",
         title="Where the time goes",
-        source="The table that scripts/evaluate.py prints with profile=true",
+        source="The table that scripts/evaluate.py prints with verbose=true",
         kind="measured",
         n=f"evaluations: {len(evaluations)}; requests as in the table, every repeat counted",
         interval="no interval: sums over all requests, prefill left out",
@@ -115,10 +98,10 @@ def time_shares(evaluations: Sequence[Evaluation]) -> Figure:
                 evaluation.folder.name,
                 name,
                 len(evaluation.traces[name]),
-                *(100 * shares[stage] for stage in STAGES),
+                *(100 * row[stage].value for stage in STAGES),
             ]
             for evaluation in evaluations
-            for name, shares in evaluation.results["profile"].items()
+            for name, row in evaluation.summary[ALL].items()
         ],
     )
 
@@ -126,8 +109,7 @@ def time_shares(evaluations: Sequence[Evaluation]) -> Figure:
 FIGURES = (
     Entry(
         "Speed-up",
-        "A method is faster only where even its slowest repeat is above 1. One repeat decides"
-        " nothing.",
+        "A method is faster only where the whole interval is above 1. One prompt decides nothing.",
         lambda artifacts: [partial(speedups, artifacts.evaluations)],
     ),
     Entry(

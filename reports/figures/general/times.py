@@ -7,10 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import STAGES
-from evaluation.metrics import profile
-from evaluation.ratios import ratio
+from evaluation.table import SHARES, timed
+from evaluation.table import ratio as of_table
 from reports import drawing
 from reports.figure import Cell, Figure
+from reports.ratios import ratio
 from reports.runs import Run, extent, pooled
 from runtime.intervals import METHOD, columns
 
@@ -54,7 +55,8 @@ def _row(run: Run) -> list[Cell]:
     whole = ratio(
         run.traces, lambda trace: 1000 * trace.decode_seconds, lambda trace: len(trace.rounds)
     )
-    shares = profile(run.traces)
+    rows = timed({run.name: run.traces})
+    shares = {stage: of_table(rows, *SHARES[stage]).value for stage in STAGES}
     return [run.temperature, run.label, *whole, *(shares[stage] * whole.value for stage in STAGES)]
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from evaluation.ratios import compared, counted, divided
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.estimates import CALLS, SPEED, speedup, tokens, tokens_per_call
 from reports.figure import Cell, Entry, Figure, Missing
+from reports.ratios import compared, counted, divided
 from reports.runs import BEST_FIXED, Method, Run, extent, runs, with_all
 from reports.settings import each_setting
 from runtime.intervals import METHOD, Array, columns

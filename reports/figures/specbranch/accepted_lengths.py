@@ -12,11 +12,11 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
-from evaluation.metrics import accepted_tokens
-from evaluation.ratios import ratio
+from evaluation.table import accepted_tokens
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Entry, Figure, Missing
+from reports.ratios import ratio
 from reports.runs import Method, Run, extent, runs
 from reports.settings import each_setting
 from runtime.intervals import METHOD, Estimate, columns

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from decoding.trace import Trace
-from evaluation.metrics import accepted_tokens
-from evaluation.ratios import counted
+from evaluation.table import accepted_tokens
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Entry, Figure, Missing
 from reports.figures.specbranch.accepted_lengths import Round
 from reports.figures.specbranch.speed import NEEDS, specbranch
+from reports.ratios import counted
 from reports.runs import Run
 from reports.settings import each_setting
 

@@ -13,12 +13,12 @@ import torch
 from matplotlib.figure import Figure as Canvas
 
 from decoding.models.machine import in_words, other_machine
-from evaluation.ratios import estimate
 from reports.artifacts import Artifacts, Evaluation, Json
 from reports.drawing import COLOURS, DASHES, Record, reach, records
 from reports.estimates import speedup
 from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
 from reports.harvest_data import Rounds, models, of_pair, rounds
+from reports.ratios import estimate
 from reports.row_means import mean
 from reports.runs import Method, Run, pooled, runs
 from runtime.intervals import METHOD, Estimate

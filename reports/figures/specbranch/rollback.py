@@ -5,7 +5,7 @@ from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
-from evaluation.metrics import drafted_tokens
+from evaluation.table import drafted_tokens
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.estimates import ROLLBACK, rollback_rate

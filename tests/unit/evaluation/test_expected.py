@@ -19,17 +19,18 @@ from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from evaluation.paired.expected import (
+from evaluation.expected import (
     Expected,
     Plan,
     Text,
     along,
-    differences,
+    difference,
     expected_counts,
     in_context,
-    means,
+    measured,
     positions,
 )
+from evaluation.table import ratio
 from runtime.errors import UserError
 
 TEXT = Text("toy", "a", torch.tensor([1, 2, 3, 4, 0, 1, 2, 2, 3, 1, 4, 4]), 3)
@@ -123,17 +124,18 @@ def test_the_same_method_differs_by_nothing() -> None:
         text = Text("toy", name, TEXT.tokens, 3)
         found = [one for _, one in along(engines, models, text, Plan(4, 1, 0))]
         turns["toy", name] = {method: [one[method] for one in found] for method in engines}
-    assert tuple(differences(turns, "b", "a", "tokens")) == (0, 0, 0)
-    block = differences(turns, "block", "a", "accepted")
-    apart = means(turns, "block", "accepted").value - means(turns, "a", "accepted").value
-    assert block.value == pytest.approx(apart)
-    assert differences(turns, "block", "a", "nodes").value == 0
+    rows = measured(turns)
+    assert tuple(difference(rows, "b", "a", "emitted")) == (0, 0, 0)
+    block = difference(rows, "block", "a", "accepted")
+    means = [ratio(rows[rows["policy"] == m], "accepted", "rounds").value for m in ("block", "a")]
+    assert block.value == pytest.approx(means[0] - means[1])
+    assert difference(rows, "block", "a", "drafted").value == 0
 
 
 def test_means_are_over_contexts() -> None:
     one, two = Expected(1, 2, 3, 4), Expected(3, 4, 5, 6)
     turns = {("toy", "a"): {"m": [one, one, one]}, ("toy", "b"): {"m": [two]}}
-    assert means(turns, "m", "accepted").value == 1.5
+    assert ratio(measured(turns), "accepted", "rounds").value == 1.5
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import pytest
 
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
-from evaluation.timeline import Devices, branch_rows, modelled_seconds, modelled_speedup
+from evaluation.table import compare, over, prompts, timed
+from evaluation.timeline import Devices, branch_rows, modelled_seconds, priced
 
 C5 = Devices.of_ratio(5)
 
@@ -90,10 +91,34 @@ def test_a_pipelined_target_leaves_halves_to_the_draft(forwards: int, seconds: f
     assert modelled_seconds(trace(overlapped(1, 0, forwards, 2)), devices) == seconds
 
 
+def test_counts_and_prices_of_both_models_side_by_side() -> None:
+    def round_(pending: int, accepted: int, branch: bool, steps: int, lost: int) -> RoundTrace:
+        stages = StageTrace("draft", 1, pending, steps, 1, [[0, 0]], lost, 0, [])
+        found = chain(pending + 1, 0)
+        found.tokens, found.accepted = [0] * (accepted + 1), accepted + branch
+        found.draft_parents = [*range(pending), pending]
+        found.row = pending + 1 if branch else accepted
+        found.draft_forwards, found.overlap = 3, stages
+        return found
+
+    first = trace(round_(2, 2, True, 4, 0), round_(2, 1, False, 5, 3))
+    second = trace(round_(1, 0, False, 2, 2))
+    second.prompt_id = "b"
+    traces = {"m": [first, second, first]}
+    rows = priced(timed(traces), traces, [4], None, [])
+    each = prompts(rows, "emitted", "rounds", "steps", "lost", "run_tokens", "runs", "modelled c=4")
+    assert each.to_numpy().tolist() == [[10, 4, 18, 6, 8, 2, 20], [1, 1, 2, 2, 0, 1, 5]]
+    assert over(each, each, "lost", "steps") == (1, 1, 1)
+
+
 def test_speedup_is_per_token() -> None:
     plain = trace(*[chain(0, 1)] * 6)
-    assert modelled_speedup([plain], [plain], C5) == 1
-    assert modelled_speedup(
-        [trace(overlapped(3, 0, 4, 1, committed=4))], [plain], C5
-    ) == pytest.approx(4)
-    assert modelled_speedup([trace()], [plain], C5) == 0
+    traces = {
+        "autoregressive": [plain],
+        "m": [trace(overlapped(3, 0, 4, 1, committed=4))],
+        "nothing": [trace()],
+    }
+    rows = priced(timed(traces), traces, [5], None, [])
+    found = compare(rows, below="modelled c=5")
+    assert found["autoregressive"].value == 1 and found["nothing"].value == 0
+    assert found["m"].value == pytest.approx(4)

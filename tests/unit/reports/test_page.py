@@ -129,7 +129,6 @@ def test_cells(value: Any, shown: str) -> None:
 def test_the_answer_comes_first_and_pictures_before_tables() -> None:
     table, picture = Shown(a_figure(name="t"), None), Shown(a_figure(name="p"), PNG)
     found = decoded()
-    found.results["metrics"] = {"pooled": {"autoregressive": {"requests": 4}}, "datasets": {}}
     found.results["run"]["date"] = "2026-01-01"
     found.config["pair"] = {"name": "toy"}
     text = page(Artifacts([found]), [Section("Speed", [table, picture])], [])

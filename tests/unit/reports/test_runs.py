@@ -2,8 +2,8 @@
 
 import pytest
 
-from evaluation.ratios import compared, counted, divided, estimate, ratio
 from reports.figure import Missing
+from reports.ratios import compared, counted, divided, estimate, ratio
 from reports.runs import extent, method, pooled, runs, sweeps, with_all, with_method
 from runtime.intervals import Estimate
 from tests.helpers.evaluation.evaluations import chain, evaluation, plain, trace

@@ -25,7 +25,7 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from evaluation.lossless import broken_invariants
-from evaluation.metrics import draft_steps
+from evaluation.table import draft_steps
 from serving.generate import speculate
 from tests.helpers.models.tiny_pair import tiny_pair
 

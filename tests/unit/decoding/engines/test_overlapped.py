@@ -29,7 +29,7 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from evaluation.baselines.side_by_side import tensor_bytes
 from evaluation.lossless import broken_invariants
-from evaluation.metrics import measure_overlap, profile
+from evaluation.table import summary, timed
 from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import EOS, tiny_pair
 
@@ -284,12 +284,12 @@ def test_an_idle_worker_is_a_bubble(pair: ModelPair) -> None:
         engine(pair, overlap=False).decode([2, seed], 30, Sampler.seeded(seed))
         for seed in range(1, 6)
     ]
-    found = measure_overlap(traces)
-    assert 1 < found.target_bubbles + found.draft_bubbles < 2, "in turn at most one is busy"
-    assert sum(found.classes) == pytest.approx(1)
-    assert 0 < found.waste_rate and 0 < found.draft_stages < 1
-    idle_together = found.target_bubbles + found.draft_bubbles - 1
-    shares = profile(traces)
+    shares = {name: each.value for name, each in summary(timed({"m": traces}))["m"].items()}
+    idle = shares["target idle"] + shares["draft idle"]
+    assert 1 < idle < 2, "in turn at most one is busy"
+    assert sum(shares[f"class {which}"] for which in ("none", "some", "all")) == pytest.approx(1)
+    assert 0 < shares["waste"] and 0 < shares["draft stages"] < 1
+    idle_together = idle - 1
     assert shares["overhead"] == pytest.approx(1 - shares["draft"] - shares["target"]), (
         "as for any engine that runs in turn"
     )

@@ -63,7 +63,7 @@ def grower(seed: int = 0) -> Grower:
 @pytest.mark.parametrize("cost", COSTS)
 def test_the_rate_is_what_it_reaches(cost: object) -> None:
     found = grower().settled(cost)
-    reached = found.counts.tokens.sum() / seconds(found, cost)
+    reached = found.counts["emitted"].sum() / seconds(found, cost)
     assert abs(reached - found.threshold) <= 1e-4 * reached
     assert grower().regret(cost, found.threshold) < 0.01
     assert reached > 1 / cost.autoregressive
@@ -81,12 +81,12 @@ def test_a_rate_that_never_rests_is_the_fastest_of_those_tried() -> None:
     cost, tried = COSTS[0], list[Candidate]()
 
     def at(rate: float) -> Candidate:
-        counts = SimpleNamespace(
-            tokens=np.ones(1),
-            forwards=np.array([10.0 + len(tried) % 2]),
-            calls=np.zeros(1),
-            by_length=np.zeros((1, 1)),
-        )
+        counts = {
+            "emitted": np.ones(1),
+            "draft_forwards": np.array([10.0 + len(tried) % 2]),
+            "questions": np.zeros(1),
+            "calls_by_drafted": np.zeros((1, 1)),
+        }
         tried.append(Candidate("comb", rate, counts))
         return tried[-1]
 
@@ -125,7 +125,7 @@ def test_a_structure_pays_for_what_it_asks() -> None:
     drafts, free = grower().settled(cost), grower().settled(COSTS[1])
     assert drafts.threshold == free.threshold, "a request does not count them either"
     assert seconds(drafts, cost) == pytest.approx(
-        seconds(free, COSTS[1]) + 0.1 * free.counts.forwards.sum()
+        seconds(free, COSTS[1]) + 0.1 * free.counts["draft_forwards"].sum()
     )
 
     def said(cost: CostTable) -> str:

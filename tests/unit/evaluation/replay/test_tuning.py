@@ -14,7 +14,7 @@ from decoding.stopping.fixed import Fixed
 from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.replay.bounds import hindsight, knowing, oracle_calls, oracle_totals
-from evaluation.replay.simulate import Counts, Replayer
+from evaluation.replay.simulate import Replayer, counts_of
 from evaluation.replay.tuning import (
     Candidate,
     best,
@@ -28,6 +28,7 @@ from evaluation.replay.tuning import (
     sweep,
 )
 from runtime.errors import UserError
+from runtime.intervals import Array
 
 GAMMA = 6
 
@@ -118,9 +119,9 @@ def test_costs_are_read_off_real_decodes() -> None:
 def test_a_price_is_a_sum_over_rounds(tmp_path: Path) -> None:
     by_length = np.zeros((1, GAMMA + 1))
     by_length[0, [0, 2]] = 1, 3  # a round without a draft and three of two tokens
-    counts = Counts(
-        *(np.array([value]) for value in (8.0, 6.0, 4.0, 9.0, 8.0)), by_length=by_length
-    )
+    numbers = {"draft_forwards": 8.0, "questions": 9.0, "emitted": 8.0}
+    counts = {name: np.array([value]) for name, value in numbers.items()}
+    counts["calls_by_drafted"] = by_length
     table = cost_table(0.1, {1: 1.0, 3: 1.5}, 0.9, {"entropy": 0.01})
     assert table.price(counts, "entropy") == pytest.approx(0.8 + 1.0 + 3 * 1.5 + 0.09)
     assert table.price(counts, "fixed") == pytest.approx(0.8 + 1.0 + 3 * 1.5)
@@ -213,22 +214,26 @@ def test_no_policy_beats_hindsight_and_useless_drafts_are_not_drawn() -> None:
 def test_knowing_the_target_a_draft_ends_before_a_token_that_is_too_unlikely() -> None:
     table = table_of([[False, False, True, False, True]], gamma=3)
     found = Replayer(table, 3).replay(knowing(table), 0.5)
-    (row,) = [found.of(prompt) for prompt in range(len(found.tokens))]
+    row = counts_of(found, 0)
     assert row["rounds"] == 2 and row["accepted"] == 3, "two tokens, then the one before the end"
-    assert row["discarded"] == 0
+    assert row["drafted"] == row["accepted"], "nothing is discarded"
     always = table_of([[True] * 4], gamma=3)
     first = Replayer(always, 3).replay(knowing(always), 0.5)
-    assert first.drafted.tolist() == [3], "the first token is drawn, whatever it is worth"
+    assert first["drafted"].tolist() == [3], "the first token is drawn, whatever it is worth"
 
 
 # Choosing -----------------------------------------------------------------------------------------
 
 
 def candidate(rule: str, threshold: float, discarded: float, rounds: float) -> Candidate:
-    by_length = np.array([[rounds]])
-    one = np.array([0.0])
-    counts = Counts(one, np.array([discarded]), one, one, np.array([100.0]), by_length)
-    return Candidate(rule, threshold, counts)
+    return Candidate(rule, threshold, counts_with(np.array([rounds]), np.array([discarded])))
+
+
+def counts_with(rounds: Array, drafted: Array) -> dict[str, Array]:
+    """Of prompts with 100 tokens each, nothing accepted, no draft's time."""
+    zero = np.zeros(len(rounds))
+    columns = {"draft_forwards": zero, "questions": zero, "accepted": zero, "emitted": zero + 100}
+    return {**columns, "drafted": drafted, "rounds": rounds, "calls_by_drafted": rounds[:, None]}
 
 
 def test_frontier_keeps_what_nothing_beats() -> None:
@@ -271,9 +276,7 @@ def test_rules_are_compared_prompt_by_prompt() -> None:
     hard = rng.uniform(10, 100, 30)  # rounds of a prompt: prompts differ far more than rules
     for name, factor in (("a", 1.0), ("b", 1.1), ("c", 1.3)):
         spent = hard * factor * rng.uniform(0.99, 1.01, 30)
-        zero = np.zeros(30)
-        counts = Counts(zero, zero, zero, zero, np.full(30, 100.0), spent[:, None])
-        rules.append(Candidate(name, 0.5, counts))
+        rules.append(Candidate(name, 0.5, counts_with(spent, np.zeros(30))))
     cost = cost_table(1.0, 8.0)
     first, second, third = choose(rules, rules, cost, np.ones(30))
     assert [choice.other for choice in (first, second, third)] == ["b", "a", "a"]

@@ -1,73 +1,36 @@
 """The tables of all evaluations on known results."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from decoding.trace import STAGES, Trace
-from evaluation.metrics import Metrics, Spread
 from reports.artifacts import Evaluation
 from reports.figure import Missing, save
 from reports.figures.general.speed import speedups, time_shares
-
-
-def metrics(speed: float, speedup: Spread | None) -> dict[str, Any]:
-    counts = {
-        "tokens_per_target_call": 1.5,
-        "drafted_per_round": 2,
-        "acceptance": 0.25,
-        "predictor_share": 0.125,
-        "requests": 6,
-        "repeats": 2,
-    }
-    rest = dict.fromkeys((name for name in Metrics.__dataclass_fields__ if name not in counts), 0)
-    values = {
-        **rest,
-        **counts,
-        "tokens_per_second": Spread(speed, speed - 1, speed + 1),
-        "speedup": speedup,
-    }
-    return Metrics(**values).to_dict()
+from runtime.intervals import METHOD
+from tests.helpers.evaluation.evaluations import chain, plain, trace
 
 
 def evaluation(name: str = "one") -> Evaluation:
-    methods = {"autoregressive": metrics(10, None), "hrad": metrics(12, Spread(1.2, 1.1, 1.3))}
-    shares = {
-        stage: share for stage, share in zip(STAGES, (0.2, 0.5, 0.1, 0.05, 0.05, 0.1), strict=True)
+    """Three prompts, twice each: eight tokens in 4 s, or with drafts in 2 s."""
+    parts = {"draft": 0.4, "target": 0.8, "sample": 0.1, "verify": 0.1, "stop": 0.2}
+    drafts = [chain(4, 3, **parts), chain(4, 3)]
+    traces = {
+        "autoregressive": [plain(8, 4.0, prompt) for prompt in "abcabc"],
+        "hrad": [trace(drafts, 2.0, prompt) for prompt in "abcabc"],
     }
-    results = {
-        "metrics": {"pooled": methods, "datasets": {}},
-        "profile": {name: {**shares, "overhead": 0.3} for name in methods},
-        "run": {"config": {"warp": {"temperature": 1.0}}},
-    }
-    trace = Trace(prompt_tokens=1, tokens=[1], rounds=[], prefill_seconds=0.1, seconds=1.0)
-    return Evaluation(Path("runs") / name, results, {name: [trace] * 6 for name in methods})
+    results = {"run": {"config": {"warp": {"temperature": 1.0}}}}
+    return Evaluation(Path("runs") / name, results, traces)
 
 
-def test_speedups_have_the_spread_of_the_repeats() -> None:
+def test_speedups_have_intervals_over_prompts() -> None:
     figure = speedups([evaluation(), evaluation("two")])
-    assert (
-        figure.kind == "measured" and "evaluations: 2" in figure.n and "repeats" in figure.interval
-    )
+    assert figure.kind == "measured" and "evaluations: 2" in figure.n
+    assert figure.interval == METHOD
     assert figure.column("evaluation") == ["one", "one", "two", "two"]
-    assert figure.rows[0][4:10] == [3, 2, 10, 1, None, None]
-    assert figure.rows[1] == [
-        "one",
-        "all",
-        1.0,
-        "hrad",
-        3,
-        2,
-        12,
-        1.2,
-        1.1,
-        1.3,
-        1.5,
-        0.25,
-        12.5,
-        "faster",
-    ]
+    assert figure.rows[0][4:10] == [3, 2, 2, 1, None, None]
+    facts = ["one", "all", 1.0, "hrad", 3, 2, 4, 2, 2, 2, 4, 0.75, pytest.approx(10), "faster"]
+    assert figure.rows[1] == facts
     assert {len(row) for row in figure.rows} == {len(figure.columns)}
 
 
@@ -80,7 +43,7 @@ def test_time_shares_are_the_stages_in_percent() -> None:
     figure = time_shares([evaluation(), evaluation("two")])
     assert figure.kind == "measured" and "evaluations: 2" in figure.n and figure.draw is None
     assert figure.column("evaluation") == ["one", "one", "two", "two"]
-    assert figure.rows[1] == ["one", "hrad", 6, 20.0, 50.0, 10.0, 5.0, 5.0, 10.0]
+    assert figure.rows[1] == ["one", "hrad", 6, *map(pytest.approx, (20, 40, 5, 5, 10, 20))]
     assert all("% of decode time" in name for name in figure.columns[3:])
     with pytest.raises(Missing, match=r"python scripts/evaluate.py"):
         time_shares([])

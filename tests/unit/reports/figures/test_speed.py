@@ -44,6 +44,12 @@ def compared(**results: object) -> list:
     return [found]
 
 
+def priced(speed: float) -> dict:
+    """What an evaluation said of costs measured there, on all prompts."""
+    figures = {"speed-up, measured": [speed, None, None], "speed-up, c=2": [7.0, None, None]}
+    return {"all": {"without_branch": figures}}
+
+
 def row_of(figure, method: str) -> dict:
     return next(
         row
@@ -88,9 +94,7 @@ def test_the_measured_table() -> None:
 
 
 def test_the_modelled_table_takes_ratios_and_what_was_priced() -> None:
-    figure = specbranch_modelled(
-        compared(modelled={"without_branch": {"measured": 1.25, "2": 7.0}})
-    )
+    figure = specbranch_modelled(compared(summary=priced(1.25)))
     ours = row_of(figure, "without branch")
     assert figure.kind == "modelled"
     assert ours["speed-up, c = 2"] == pytest.approx(16 / 13), "priced here, not as stored"
@@ -107,12 +111,10 @@ def test_datasets_together_have_no_stored_price() -> None:
             "specbranch": [trace([overlapped(1, 1, 1, 0)], dataset="other")],
             "without_branch": [trace([chain(1, 1)], 1.0, dataset="other")],
         },
-        modelled={"without_branch": {"measured": 1.5}},
+        summary=priced(1.5),
     )
     other.config["modelled"] = ["measured", 2]
-    figure = specbranch_modelled(
-        [*compared(modelled={"without_branch": {"measured": 1.25}}), other]
-    )
+    figure = specbranch_modelled([*compared(summary=priced(1.25)), other])
     rows = {(row[1], row[2]): row for row in figure.rows}
     assert rows["other", "without branch"][
         figure.columns.index("speed-up, c = 10")

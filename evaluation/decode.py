@@ -1,5 +1,5 @@
-"""Decode the same requests with several methods, interleaved so that drift of the machine hits all
-of them alike."""
+"""Decode the same requests with several methods, in turns, so that drift of the machine hits all of
+them alike."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,21 +8,21 @@ from itertools import zip_longest
 from typing import Protocol
 
 from torch import Tensor
+from tqdm import tqdm
 
 from data_gen.requests import Request
 from decoding.sampling import Sampler
 from decoding.trace import Trace
 from evaluation import energy
-from evaluation.datasets import ByDataset
 from evaluation.journal import Journal
 
 WARM_UP_TOKENS = 12
 
 
 class Engine(Protocol):
-    """What decodes. Two attributes are optional: `records_drafts` is False where traces do not say
-    what was drafted; `make_ready(prompts, max_new_tokens)` is called before anything is timed and
-    returns None, or in a line why the engine cannot run here."""
+    """Decodes a request. Two attributes are optional: `records_drafts` is False where traces do not
+    say what was drafted; `make_ready(prompts, max_new_tokens)` is called before anything is timed
+    and returns None, or in a line why the engine cannot run here."""
 
     def decode(self, prompt_ids: Tensor, max_new_tokens: int, sampler: Sampler) -> Trace: ...
 
@@ -36,12 +36,13 @@ class Plan:
     seed: int
 
 
-Traces = dict[str, list[list[Trace]]]
-"""method -> repeat -> one trace per request, in the order of the requests."""
+Traces = dict[str, list[Trace]]
+"""method -> one trace per request, in the order of the requests, of one repeat after the other."""
 
 
 def warm_up(engines: Mapping[str, Engine], request: Request) -> None:
-    """A few unmeasured tokens per method: first calls allocate buffers and start threads."""
+    """Decode a few unmeasured tokens with each method: first calls allocate buffers and start
+    threads."""
     for engine in engines.values():
         engine.decode(request.tokens, WARM_UP_TOKENS, Sampler.seeded(0))
 
@@ -73,12 +74,12 @@ def run(
     stage: str,
     advance: Callable[[Trace], None],
 ) -> Traces:
-    """Every method decodes a request before the next one's turn; who goes first rotates. `advance`
-    sees each trace.
+    """Let every method decode a request before the next one's turn; who goes first rotates.
+    `advance` sees each trace.
 
     A request's seed depends on the plan's, its prompt and the repeat, not on the method. Turns that
     `journal` has from an earlier run of this `stage` are taken from there."""
-    traces: Traces = {name: [[] for _ in range(plan.repeats)] for name in engines}
+    traces: Traces = {name: [] for name in engines}
     names = alternating(list(engines))
     for repeat in range(plan.repeats):
         for index, request in enumerate(requests):
@@ -92,13 +93,13 @@ def run(
                     advance(turn[name])
                 journal.add(key, turn)
             for name, trace in journal.turns[key].items():
-                traces[name][repeat].append(trace)
+                traces[name].append(trace)
     return traces
 
 
 def alternating(names: Sequence[str]) -> list[str]:
-    """One of the first half, one of the second, and so on: what disturbs the machine for a while
-    does not hit neighbours of the list, which are often variants of one method."""
+    """Return one of the first half, one of the second, and so on: what disturbs the machine for a
+    while does not hit neighbours of the list, which are often variants of one method."""
     half = -(-len(names) // 2)
     pairs = zip_longest(names[:half], names[half:])
     return [name for pair in pairs for name in pair if name is not None]
@@ -120,15 +121,27 @@ def _decode(engine: Engine, request: Request, repeat: int, plan: Plan) -> Trace:
     return trace
 
 
-def by_dataset(traces: Traces) -> ByDataset[Traces]:
-    def part(dataset: str | None) -> Traces:
-        return {
-            name: [
-                [trace for trace in repeat if dataset in (None, trace.dataset)]
-                for repeat in repeats
-            ]
-            for name, repeats in traces.items()
-        }
+def decode(
+    engines: Mapping[str, Engine],
+    requests: Sequence[Request],
+    plan: Plan,
+    journal: Journal[Trace],
+    stage: str,
+) -> Traces:
+    """Decode every request with every method, after a warm-up, with a progress bar that counts
+    tokens."""
+    turns = [turn for key, turn in journal.turns.items() if key.startswith(f"{stage}/")]
+    tokens, done = 0, sum(map(len, turns))
+    total = len(engines) * len(requests) * plan.repeats
+    if done < total:
+        warm_up(engines, requests[0])
+    with tqdm(total=total, initial=done, desc=stage.split(":")[0], unit="request") as bar:
 
-    names = (trace.dataset for repeats in traces.values() for trace in repeats[0])
-    return ByDataset.of(names, part)
+        def advance(trace: Trace) -> None:
+            nonlocal tokens
+            tokens += len(trace.tokens)
+            bar.update()
+            elapsed = bar.format_dict["elapsed"]  # 0 where TQDM_DISABLE is set
+            bar.set_postfix_str(f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
+
+        return run(engines, requests, plan, journal, stage, advance)

@@ -1,23 +1,26 @@
 """Interleaving, seeds, losslessness evidence and tables, without a model."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from data_gen.requests import Request
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from evaluation.interleaving import Plan, Traces, alternating, by_dataset, request_seed, run
+from evaluation.decode import Plan, Traces, alternating, decode, request_seed, run
 from evaluation.journal import Journal
-from evaluation.lossless import TOLERANCE, Difference, greedy_differences, near_tie
-from evaluation.metrics import Metrics, Spread
-from evaluation.tables import draft_table, lossless_lines, markdown, speed_table, summary, verdict
+from evaluation.lossless import (
+    TOLERANCE,
+    Difference,
+    difference_lines,
+    greedy_differences,
+    near_tie,
+)
 from runtime.errors import UserError
 from runtime.json_lines import with_checksum
 
@@ -52,13 +55,9 @@ def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
     assert log[:6] == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
     assert log[6:8] == [("b", 0), ("a", 0)]  # the next repeat starts with the other
     assert len(seen) == 12
-    for repeat in range(2):
-        assert [t.tokens for t in traces["a"][repeat]] == [t.tokens for t in traces["b"][repeat]]
-    assert {t.seed for t in traces["a"][0]}.isdisjoint(t.seed for t in traces["a"][1])
-    assert traces["a"][1][2].prompt_id == "p2" and traces["a"][1][2].method == "a"
-    even = by_dataset(traces).datasets["even"]
-    assert [[t.prompt_id for t in repeat] for repeat in even["b"]] == [["p0", "p2"]] * 2
-    assert by_dataset(traces).pooled == traces
+    assert [t.tokens for t in traces["a"]] == [t.tokens for t in traces["b"]]
+    assert {t.seed for t in traces["a"][:3]}.isdisjoint(t.seed for t in traces["a"][3:])
+    assert traces["a"][2].prompt_id == "p2" and traces["a"][5].method == "a"
     assert request_seed(0, REQUESTS[0], 0) != request_seed(1, REQUESTS[0], 0)
 
 
@@ -180,58 +179,20 @@ def test_a_tie_of_bfloat16_is_none_of_float32() -> None:
 
 def test_lossless_lines_say_which_and_why() -> None:
     tie, wrong = Difference("p1", 4, 7, 8, 1e-5), Difference("p2", 0, 7, 9, 0.5)
-    text = "\n".join(lossless_lines({"a": [], "b": [tie], "c": [tie, wrong]}, 5))
+    text = "\n".join(difference_lines({"a": [], "b": [tie], "c": [tie, wrong]}, 5))
     assert "a: 5 of 5 outputs equal autoregressive decoding (equal)" in text
     assert "b: 4 of 5" in text and "near tie" in text and "1.0e-05" in text
     assert "c: 3 of 5 outputs equal autoregressive decoding (NOT LOSSLESS on 1)" in text
 
 
-def metrics(low: float, high: float) -> Metrics:
-    fields = dict.fromkeys(Metrics.__annotations__, 0.5) | {
-        "requests": 2,
-        "repeats": 3,
-        "tokens": 9,
-    }
-    middle = (low + high) / 2
-    fields |= {
-        "tokens_per_second": Spread(10 * middle, 10 * low, 10 * high),
-        "speedup": Spread(middle, low, high),
-    }
-    return Metrics(**fields)  # type: ignore[arg-type]
-
-
-def test_tables_say_where_speculation_loses() -> None:
-    plain = SimpleNamespace(**metrics(1, 1).__dict__ | {"speedup": None})
-    found: Any = {
-        "autoregressive": plain,
-        "x": metrics(1.1, 1.3),
-        "y": metrics(0.8, 0.9),
-        "z": metrics(0.9, 1.1),
-    }
-    table = speed_table(found, {"fixed": "x"}, list(found))
-    assert [line.split("|")[-2].strip() for line in table.splitlines()[2:]] == [
-        *("baseline", "faster", "SLOWER", "no clear difference")
-    ]
-    assert "1.20x (1.10-1.30)" in table and "0.71x" in table
-    said = summary(found, 3, list(found))
-    assert "LOSES against autoregressive decoding with: y (0.85x)" in said and "measured" in said
-    assert "autoregressive" not in draft_table(found)
-
-
-def test_drafts_of_which_nothing_is_accepted_are_no_plain_decoding() -> None:
-    rejected = replace(metrics(0.5, 0.6), tokens_per_target_call=1.0)
-    assert verdict("x", rejected) == "SLOWER"
-    assert verdict("x", replace(rejected, drafted_per_round=0.0)) == "does not speculate"
-
-
-def test_markdown_lines_up() -> None:
-    assert markdown(["a", "long"], [["wide", "b"]]).splitlines() == [
-        "| a    | long |",
-        "| ---- | ---- |",
-        "| wide | b    |",
-    ]
-
-
 def test_neighbours_of_the_list_do_not_follow_each_other() -> None:
     assert alternating(["a", "b", "c", "x"]) == ["a", "c", "b", "x"]
     assert alternating(["a", "b", "x"]) == ["a", "x", "b"] and alternating([]) == []
+
+
+def test_progress_needs_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TQDM_DISABLE=1 measures no elapsed time."""
+    monkeypatch.setattr("evaluation.decode.tqdm", lambda **settings: tqdm(disable=True, **settings))
+    with Journal(tmp_path / "x.resume", Trace) as journal:
+        traces = decode({"a": Recorder("a", [])}, REQUESTS, Plan(1, 4, 5), journal, "methods")
+    assert len(traces["a"]) == 3

@@ -1,4 +1,4 @@
-"""Paired ratios, their intervals, and the modelled bound of the speed-up, on known input."""
+"""The modelled bound of the speed-up, on known input."""
 
 import math
 from itertools import product
@@ -7,57 +7,9 @@ import pytest
 import torch
 
 from decoding.sampling import Warp
-from evaluation.paired.comparison import (
-    fastest,
-    median_ratio,
-    paired_comparisons,
-    paired_table,
-    speed_of_prompts,
-)
-from evaluation.paired.speedup_bound import expected_rounds, match, speedup_bound
+from evaluation.speedup_bound import expected_rounds, match, speedup_bound
 from evaluation.timeline import Devices
-from tests.helpers.evaluation.evaluations import chain, plain, trace
 from tests.helpers.models.tiny_pair import tiny_pair
-
-
-def test_a_median_of_ratios_and_its_interval() -> None:
-    theirs = [10.0, 20, 40, 80, 160]
-    same = median_ratio([2 * value for value in theirs], theirs)
-    assert (same.value, same.low, same.high) == (
-        2,
-        2,
-        2,
-    )  # paired: however different the prompts are
-    found = median_ratio(
-        [a * b for a, b in zip((1, 1.1, 1.2, 1.3, 9), theirs, strict=True)], theirs
-    )
-    assert found.value == pytest.approx(1.2) and found.low is not None and found.high is not None
-    assert found.low == pytest.approx(1.0) and found.high == pytest.approx(
-        9
-    )  # three of five draws are the last: 6 %
-    assert median_ratio([3.0], [2.0]) == (1.5, None, None)
-
-
-def test_an_interval_covers_as_often_as_it_says() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sets = torch.rand(200, 40, generator=generator).exp().tolist()
-    found = [median_ratio(ratios, [1.0] * 40, seed) for seed, ratios in enumerate(sets)]
-    inside = sum(
-        one.low is not None and one.high is not None and one.low < math.exp(0.5) < one.high
-        for one in found
-    )
-    assert 0.9 <= inside / len(found) <= 0.99
-
-
-def test_methods_compare_by_prompts_with_their_repeats_pooled() -> None:
-    slow = [[plain(8, 4.0), plain(6, 6.0)], [plain(8, 4.0), plain(6, 6.0)]]
-    fast = [[trace([chain(3, 1)] * 4, 1.0), trace([chain(3, 2)] * 2, 2.0)]] * 2
-    assert speed_of_prompts(slow) == [2, 1] and speed_of_prompts(fast) == [8, 3]
-    found = paired_comparisons({"slow": slow, "fast": fast}, {"slow": "slow"}, ["fast"])
-    assert found["fast"].tokens_per_second == 5.5 and found["fast"].ratios["slow"].value == 3.5
-    assert found["fast"].accepted == pytest.approx(8 / 6) and found["slow"].outside is None
-    assert fastest({"slow": slow, "fast": fast}, ["slow", "fast"], "slow") == "fast"
-    assert "| 3.50x (3.00-4.00)" in paired_table(found)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])

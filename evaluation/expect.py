@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -13,23 +14,13 @@ from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import setup_facts
 from evaluation.checks import check_checkpoints, check_costs, checkpoint_configs
-from evaluation.datasets import ByDataset
+from evaluation.expected import FIGURES, Expected, Plan, Text, Turns, along, difference
 from evaluation.journal import Journal, file_hashes
 from evaluation.methods import Method, engine
-from evaluation.paired.expected import (
-    FIGURES,
-    Expected,
-    Plan,
-    Text,
-    Turns,
-    along,
-    differences,
-    means,
-)
 from evaluation.runner import named_files
-from evaluation.tables import markdown
+from evaluation.table import Row, Summary, by_dataset, markdown, ratio
 from runtime.errors import UserError
-from runtime.intervals import METHOD, Estimate
+from runtime.intervals import METHOD
 from runtime.text import printable
 
 MARKER = "expected.json"  # what a folder of results is known by
@@ -131,39 +122,29 @@ def walked(
     return turns
 
 
-# What is said of them -----------------------------------------------------------------------------
-
-Row = dict[str, Estimate]
+# The page -----------------------------------------------------------------------------------------
 
 
-def in_words(cfg: DictConfig, turns: Turns) -> ByDataset[dict[str, Row]]:
-    """Per dataset and method every figure, and its differences to the method of reference."""
+def figures(cfg: DictConfig, measurements: pd.DataFrame) -> dict[str, Summary]:
+    """Return per dataset and method every figure per target call, and its difference to the method
+    of reference."""
     against = cfg.against or cfg.methods[0]
-
-    def part(dataset: str | None) -> dict[str, Row]:
-        some = {prompt: of for prompt, of in turns.items() if dataset in (None, prompt[0])}
-        return {
+    return {
+        dataset: {
             name: {
-                **{figure: means(some, name, figure) for figure in FIGURES},
                 **{
-                    f"{figure} less {against}": differences(some, name, against, figure)
+                    figure: ratio(rows[rows["policy"] == name], column, "rounds")
+                    for figure, column in FIGURES.items()
+                },
+                **{
+                    f"{figure} less {against}": difference(rows, name, against, FIGURES[figure])
                     for figure in DIFFERENCES
                 },
             }
             for name in cfg.methods
         }
-
-    return ByDataset.of((dataset for dataset, _ in turns), part)
-
-
-def found_in_json(found: ByDataset[dict[str, Row]]) -> dict[str, Any]:
-    def plain(rows: dict[str, Row]) -> dict[str, Any]:
-        return {
-            name: {figure: of._asdict() for figure, of in row.items()} for name, row in rows.items()
-        }
-
-    each = found.each(plain)
-    return {"expected": {"pooled": each.pooled, "datasets": each.datasets}}
+        for dataset, rows in by_dataset(measurements).items()
+    }
 
 
 def listed(turns: Turns) -> list[dict[str, Any]]:
@@ -178,7 +159,7 @@ def listed(turns: Turns) -> list[dict[str, Any]]:
     ]
 
 
-def page(cfg: DictConfig, found: ByDataset[dict[str, Row]], turns: Turns, harvest: Harvest) -> str:
+def page(cfg: DictConfig, found: Mapping[str, Summary], turns: Turns, harvest: Harvest) -> str:
     """A table of every dataset."""
     contexts = sum(len(next(iter(of.values()))) for of in turns.values())
     parts = [
@@ -188,7 +169,7 @@ def page(cfg: DictConfig, found: ByDataset[dict[str, Row]], turns: Turns, harves
         f" Contexts are of {origin(harvest)}. Expectations over the verdicts of a draft; every"
         " method has the same contexts and random numbers, and knows nothing of earlier rounds.",
     ]
-    for name, rows in found.shown():
+    for name, rows in found.items():
         columns = list(next(iter(rows.values())))
         lines = [
             [method, *(cell(row, column) for column in columns)] for method, row in rows.items()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from decoding.draft import Draft, RoundContext
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import LM, Pair
 from decoding.sampling import Sampler
-from evaluation.ratios import estimate
+from evaluation.table import prompts, ratio_of, table
 from runtime.errors import UserError
 from runtime.intervals import Estimate
 
@@ -44,7 +45,13 @@ class Expected:
         return asdict(self)
 
 
-FIGURES = ("tokens", "accepted", "nodes", "forwards")
+FIGURES = {
+    "tokens": "emitted",
+    "accepted": "accepted",
+    "nodes": "drafted",
+    "forwards": "draft_forwards",
+}
+"""What is read off a context, and the column of the table that sums it."""
 Found = Mapping[str, Sequence[Expected]]
 """method -> one for each context of a prompt."""
 
@@ -181,31 +188,37 @@ def context_seed(seed: int, text: Text, length: int, draw: int) -> int:
     return int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big")
 
 
-# Over prompts -------------------------------------------------------------------------------------
+# As measurements ----------------------------------------------------------------------------------
 
 Turns = Mapping[tuple[str, str], Found]
 """By dataset and prompt."""
 
 
-def means(turns: Turns, method: str, figure: str) -> Estimate:
-    """Mean of a figure over contexts, with its interval over prompts."""
-    sums = {
-        prompt: [sum(getattr(one, figure) for one in found[method]), float(len(found[method]))]
-        for prompt, found in turns.items()
-    }
-    return estimate(sums, lambda of: of[..., 0] / of[..., 1])
+def measured(turns: Turns) -> pd.DataFrame:
+    """Return a row per method and prompt, sums over its contexts, each of which is a round."""
+    rows = [
+        {
+            "policy": method,
+            "dataset": dataset,
+            "prompt": prompt,
+            "emitted": sum(each.tokens for each in contexts),
+            "rounds": len(contexts),
+            "drafted": sum(each.nodes for each in contexts),
+            "accepted": sum(each.accepted for each in contexts),
+            "draft_forwards": sum(each.forwards for each in contexts),
+        }
+        for (dataset, prompt), found in turns.items()
+        for method, contexts in found.items()
+    ]
+    return table("expected", rows)
 
 
-def differences(turns: Turns, method: str, against: str, figure: str) -> Estimate:
-    """Mean over contexts of a figure of `method` less that of `against` in the same context."""
-    sums = {
-        prompt: [
-            sum(
-                getattr(ours, figure) - getattr(theirs, figure)
-                for ours, theirs in zip(found[method], found[against], strict=True)
-            ),
-            float(len(found[method])),
-        ]
-        for prompt, found in turns.items()
-    }
-    return estimate(sums, lambda of: of[..., 0] / of[..., 1])
+def difference(measurements: pd.DataFrame, method: str, against: str, column: str) -> Estimate:
+    """Return the mean over contexts of a column of `method` less that of `against` in the same
+    contexts, with its interval over prompts."""
+    first, second = (
+        prompts(measurements[measurements["policy"] == name], column, "rounds")
+        for name in (method, against)
+    )
+    less = first[column].to_numpy(float) - second[column].to_numpy(float)
+    return ratio_of(less, first["rounds"].to_numpy(float))

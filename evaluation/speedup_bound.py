@@ -1,8 +1,8 @@
-"""What a draft is worth along given responses, and the speed-up that its acceptance and the
-forwards' costs allow."""
+"""How a draft matches its target along the responses of plain decoding, and the speed-up that its
+acceptance and the costs of forwards allow."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from decoding.interfaces import Pair
 from decoding.sampling import Warp
-from evaluation.timeline import Devices
+from decoding.trace import Trace
+from evaluation.table import by_dataset, timed
+from evaluation.timeline import COST_ROWS, Devices, measured_devices
 
 TINY = 1e-30
 TOGETHER = 128  # places of a response from which drafts are followed by one forward
@@ -142,3 +144,60 @@ def speedup_bound(chances: Sequence[Tensor], devices: Devices, longest: int) -> 
         seconds = rounds * (gamma * devices.draft(1) + devices.target(gamma + 1))
         found.append(SpeedupBound(gamma, tokens / rounds, tokens * devices.target(1) / seconds))
     return max(found, key=lambda one: one.speedup)
+
+
+# Along plain decoding -----------------------------------------------------------------------------
+
+
+def draft_along(
+    pair: Any,
+    prompts: Sequence[Tensor],
+    plain: Sequence[Trace],
+    warp: Warp,
+    draft_warp: Warp,
+    longest: int,
+) -> dict[str, Any]:
+    """Return measured seconds of forwards, and by dataset how the draft matches the target along
+    the responses of plain decoding, with the best draft length up to `longest`.
+
+    prompts [n] and plain: the same requests."""
+    texts = [
+        [*prompt.tolist(), *trace.tokens] for prompt, trace in zip(prompts, plain, strict=True)
+    ]
+    devices = measured_devices(pair, sorted(texts, key=len)[len(texts) // 2], longest + 1)
+    matches = [
+        match(pair, prompt, trace.tokens, warp, draft_warp, longest)
+        for prompt, trace in zip(prompts, plain, strict=True)
+    ]
+    rows = timed({"": plain})
+    found = {
+        name: _summary([matches[number] for number in part.index], devices, longest)
+        for name, part in by_dataset(rows).items()
+    }
+    counts = [count for count in COST_ROWS if count <= longest + 1]
+    costs = {
+        "draft": devices.draft(1),
+        "target": {str(count): devices.target(count) for count in counts},
+    }
+    return {"seconds": costs, "match": found}
+
+
+def _summary(matches: Sequence[Match], devices: Devices, longest: int) -> dict[str, Any]:
+    """Return what one dataset's responses say."""
+    depths = max(len(one.chance) for one in matches)
+    return {
+        "positions": sum(len(one.overlap) for one in matches),
+        "overlap": _mean([one.overlap for one in matches]),
+        "greedy": _mean([one.greedy for one in matches]),
+        "accepted": _mean([one.chance[0] for one in matches]),
+        "accepted_after": [
+            _mean([one.chance[depth, depth:] for one in matches if depth < len(one.chance)])
+            for depth in range(1, depths)
+        ],
+        "speedup_bound": asdict(speedup_bound([one.chance for one in matches], devices, longest)),
+    }
+
+
+def _mean(values: Sequence[Tensor]) -> float:
+    """Return the mean over all positions of all responses."""
+    return float(torch.cat(list(values)).double().mean())

@@ -1,0 +1,357 @@
+"""What a comparison of methods says: the answer first, then one table, then everything else."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from decoding.models.machine import in_words
+from decoding.trace import STAGES
+from evaluation.table import (
+    ALL,
+    BASELINE,
+    SPEEDUP,
+    Row,
+    Summary,
+    compare,
+    count_prompts,
+    markdown,
+    with_interval,
+)
+from runtime.intervals import METHOD, Estimate
+from runtime.text import printable
+
+NOT_WORTH_IT = "plain decoding: no draft is worth it here"
+NO_GAIN = "no clear difference"
+CHOSEN_HERE = (
+    "the choice is made on the prompts it is judged on; python scripts/tune.py chooses on others"
+)
+
+
+# The answer ---------------------------------------------------------------------------------------
+
+
+def answer(
+    measurements: pd.DataFrame,
+    labels: Mapping[str, str],
+    drafting: Collection[str],
+    advised: str | None = None,
+    how_chosen: str = CHOSEN_HERE,
+) -> list[str]:
+    """Return two lines: what to use and how much faster it is, then how sure that is.
+
+    labels: policy -> its name with the numbers of its stop rule; drafting: policies that no tuning
+    made plain; advised: the one that tuning says, None: the fastest that is shown to be faster."""
+    speeds = compare(measurements)
+    drafts = [name for name in speeds if name in drafting and name != BASELINE]
+    best = advised if advised in drafts else None
+    if advised is None:
+        faster = [name for name in drafts if lower(speeds[name]) > 1]
+        best = max(faster, key=lambda name: speeds[name].value, default=None)
+    if best is None:
+        first = "Use plain decoding: no method is shown to be faster here."
+        fastest = max(drafts, key=lambda name: speeds[name].value, default=None)
+        if fastest:
+            first += f" The fastest, {labels[fastest]}, is at {times(speeds[fastest])} its speed."
+        return [first, basis(measurements, how_chosen)]
+    first = f"Use {labels[best]}: {times(speeds[best])} plain decoding."
+    if lower(speeds[best]) <= 1:
+        first += (
+            " That is slower: tune again, on a quiet machine."
+            if upper(speeds[best]) < 1
+            else " The interval holds 1, so these prompts do not show a gain."
+        )
+    others = compare(measurements, best)
+    rest = [name for name in drafts if name != best and others[name].low is not None]
+    groups = {
+        "Not told apart from it": [name for name in rest if alike(others[name])],
+        "Slower than it": [name for name in rest if upper(others[name]) < 1],
+        "Faster here, though not where it was chosen": [
+            name for name in rest if lower(others[name]) > 1
+        ],
+    }
+    said = [f"{words}: {', '.join(names)}." for words, names in groups.items() if names]
+    return [" ".join([first, *said]), basis(measurements, how_chosen)]
+
+
+def basis(measurements: pd.DataFrame, how_chosen: str) -> str:
+    """Return what the answer rests on, in a line."""
+    repeats = int(measurements["repeat"].max()) + 1
+    return (
+        f"Measured on {count_prompts(measurements)} prompts, {repeats} repeat(s), whole requests,"
+        f" prefill included; {METHOD}; {how_chosen}."
+    )
+
+
+def times(speed: Estimate) -> str:
+    interval = "" if speed.low is None else f" ({speed.low:.2f} to {speed.high:.2f})"
+    return f"{speed.value:.2f} times{interval}"
+
+
+def lower(estimate: Estimate) -> float:
+    """Return the lower end, the value where there is no interval."""
+    return estimate.value if estimate.low is None else estimate.low
+
+
+def upper(estimate: Estimate) -> float:
+    return estimate.value if estimate.high is None else estimate.high
+
+
+def alike(estimate: Estimate) -> bool:
+    """Return whether the interval of a ratio of speeds holds 1."""
+    return estimate.low is not None and lower(estimate) <= 1 <= upper(estimate)
+
+
+def labelled(name: str, settings: Mapping[str, Any]) -> str:
+    """Return a method's name with the numbers of its stop rule that tuning settles, such as
+    `confidence at 0.40`."""
+    stop = settings.get("stop") or {}
+    nested = [inner for inner in stop.values() if isinstance(inner, Mapping)]
+    for group in (stop, *nested):
+        for key, form in (("threshold", ".2f"), ("gamma", "d")):
+            if isinstance(group.get(key), int | float):
+                return f"{name} at {group[key]:{form}}"
+    return name
+
+
+# The tables ---------------------------------------------------------------------------------------
+
+
+def short(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """Return the answer and one table. lines: of `answer`."""
+    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
+    summary = results["summary"][ALL]
+    parts = [
+        "\n".join(lines),
+        f"# {heading(cfg)}",
+        *simulated(cfg.pair),
+        speed_table(summary, results["against"], drafting),
+        "\n".join(lossless_in_short(results["lossless"])),
+        *(f"{name}: left out, it did not compile ({why})." for name, why in left_out(results)),
+    ]
+    return "\n\n".join(parts)
+
+
+def page(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """Return everything that a comparison of methods says."""
+    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair)]
+    parts += [conditions(cfg, results["run"])]
+    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
+    for dataset, summary in results["summary"].items():
+        prompts = results["prompts"][dataset]
+        parts += [f"## {printable(dataset)}: {prompts} prompts, {cfg.repeats} repeats"]
+        parts += [speed_table(summary, results["against"], drafting), draft_table(summary)]
+        if results["draft"]:
+            parts += draft_lines(results["draft"]["match"][dataset])
+    if results["draft"]:
+        parts += [seconds_line(results["draft"]["seconds"])]
+    summary = results["summary"][ALL]
+    parts += remarks(results)
+    if shared := {name: row for name, row in summary.items() if "waste" in row}:
+        parts += ["## Draft and target side by side", overlap_table(shared)]
+    if cfg.modelled:
+        parts += ["## Speed-up, modelled: a device for each model", modelled_table(summary)]
+    parts += ["## Lossless", *results["lossless"]]
+    parts += ["## Share of decode time", profile_table(summary)]
+    return "\n\n".join(parts)
+
+
+def left_out(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return list(results["left_out"].items())
+
+
+def remarks(results: Mapping[str, Any]) -> list[str]:
+    """Return how the numbers came about."""
+    parts = [
+        f"{name}: {method['note']}."
+        for name, method in results["methods"].items()
+        if method["note"]
+    ]
+    for name, speeds in results["tried"].items():
+        each = ", ".join(f"{what}: {speed:.1f}" for what, speed in speeds.items())
+        parts += [f"{name}, tokens/s in the pass that chose: {each}"]
+    parts += [f"{name}: left out, it did not compile ({why})." for name, why in left_out(results)]
+    if results["resumed"]:
+        parts += [
+            f"Decoded in more than one sitting ({results['resumed']} turns before the last one)."
+            " The methods of a turn ran next to each other; tokens/s mix the sittings."
+        ]
+    return parts
+
+
+def heading(cfg: DictConfig) -> str:
+    return f"{printable(f'{cfg.pair.name}: {cfg.dataset.name}')}, {setting(cfg)}"
+
+
+def simulated(pair: Mapping[str, Any]) -> list[str]:
+    """Return what every speed of a pair has to say whose draft stands for another one; nothing of
+    any other. pair: its settings."""
+    mix, bits = pair.get("draft_mix", 1), pair.get("bits")
+    how = [f"the target with weights of {bits} bits"] if bits else []
+    how += [f"mixed with the target, pair.draft_mix={mix}"] if mix < 1 else []
+    if not how:
+        return []
+    return [
+        f"Simulated draft: {', '.join(how)}. It takes as long as its target, or longer: measured"
+        " times say nothing of speed; modelled ones, at costs that are given, say what a draft that"
+        " is accepted as often would gain."
+    ]
+
+
+def setting(cfg: DictConfig) -> str:
+    draft = "" if cfg.draft_warp == cfg.warp else f" (draft {cfg.draft_warp.temperature})"
+    filters = (
+        f", top-k {cfg.warp.top_k}, top-p {cfg.warp.top_p}"
+        if cfg.warp.top_k or cfg.warp.top_p < 1
+        else ""
+    )
+    return f"temperature {cfg.warp.temperature}{draft}{filters}, up to {cfg.max_new_tokens} tokens"
+
+
+def conditions(cfg: DictConfig, facts: Mapping[str, Any]) -> str:
+    """Return where, with what and how it was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"{in_words(facts['hardware'])}, {facts['threads']} threads, {in_words(facts['dtypes'])};"
+        f" {versions}. Measured: tokens/s of whole requests, prefill included, until EOS or"
+        f" {cfg.max_new_tokens} tokens; a speed-up is the ratio of tokens/s on the same prompts, on"
+        f" which the methods take turns, {cfg.repeats} repeat(s); {METHOD}."
+    )
+
+
+def speed_table(
+    summary: Summary, against: Mapping[str, str], drafting: Collection[str] | None = None
+) -> str:
+    """Return the table that says how fast every method is.
+
+    against: what else to compare with -> method; drafting: methods that no tuning made plain, None:
+    all of them."""
+    rows = [
+        [
+            name,
+            with_interval(row[SPEEDUP], unit="x"),
+            f"{row['tokens/s'].value:.1f}",
+            *(with_interval(row[f"over {other}"], unit="x") for other in against.values()),
+            f"{row['tokens/target call'].value:.2f}",
+            f"{row['acceptance'].value:.3f}" if row["drafted/round"].value else "-",
+            f"{row['predictor time'].value:.1%}",
+            verdict(name, row, drafting),
+        ]
+        for name, row in summary.items()
+    ]
+    beside = [f"vs {what} ({other})" for what, other in against.items()]
+    header = ["method", "speed-up, measured", "tokens/s", *beside, "tokens/target call"]
+    return markdown([*header, "acceptance", "predictor time", "verdict"], rows)
+
+
+def verdict(name: str, row: Row, drafting: Collection[str] | None = None) -> str:
+    """Return whether the method is faster than plain decoding, by the interval over prompts; one
+    prompt decides nothing."""
+    speed = row[SPEEDUP]
+    if name == BASELINE:
+        return "baseline"
+    if drafting is not None and name not in drafting:
+        return NOT_WORTH_IT
+    if row["tokens/target call"].value == 1 and row["drafted/round"].value == 0:
+        return "does not speculate"
+    if speed.low is None:
+        return "one prompt"
+    if lower(speed) > 1:
+        return "faster"
+    return "SLOWER" if upper(speed) < 1 else NO_GAIN
+
+
+def draft_table(summary: Summary) -> str:
+    """Return how much was drafted, and what became of it, where that is known."""
+    figures = {
+        "drafted/round": ".2f",
+        "draft forwards/round": ".2f",
+        "acceptance": ".3f",
+        "accepted length M": ".2f",
+        "rollback RB": ".3f",
+    }
+    rows = [
+        [name, *(with_interval(row[figure], form) for figure, form in figures.items())]
+        for name, row in summary.items()
+        if name != BASELINE and row["drafted/round"].value
+    ]
+    return markdown(["method", *figures], rows)
+
+
+def overlap_table(summary: Summary) -> str:
+    """Return how draft and target shared the work."""
+    shares = ("target idle", "draft idle", "draft stages")
+    rows = [
+        [
+            name,
+            f"{row['waste'].value:.3f}",
+            *(f"{row[share].value:.1%}" for share in shares),
+            " / ".join(f"{row[f'class {each}'].value:.0%}" for each in ("none", "some", "all")),
+        ]
+        for name, row in summary.items()
+    ]
+    return markdown(["method", "waste", *shares, "class none/some/all"], rows)
+
+
+def modelled_table(summary: Summary) -> str:
+    """Return speed-ups over plain decoding by cost table."""
+    names = [name for name in summary[BASELINE] if name.startswith(f"{SPEEDUP}, ")]
+    rows = [
+        [policy, *(with_interval(row[name], unit="x") for name in names)]
+        for policy, row in summary.items()
+    ]
+    note = (
+        "Modelled: the counts of this run, priced; prefill, drawing, verification and the stop rule"
+        " cost nothing; what runs side by side takes as long as the slower one. measured: seconds"
+        " per forward on this machine, each model alone; pipeline: the same with the target split"
+        " over two devices and the draft on the one that is idle; c: a target forward costs c draft"
+        " forwards, however many rows it has."
+    )
+    header = ["method", *(name.removeprefix(f"{SPEEDUP}, ") for name in names)]
+    return f"{markdown(header, rows)}\n\n{note}"
+
+
+def profile_table(summary: Summary) -> str:
+    """Return where decode time goes. overhead: everything outside the two models' forwards."""
+    shares = [*STAGES, "overhead"]
+    rows = [[name, *(f"{row[each].value:.1%}" for each in shares)] for name, row in summary.items()]
+    return markdown(["method", *shares], rows)
+
+
+def lossless_in_short(lines: Sequence[str]) -> list[str]:
+    """Return the lines of `evaluation.lossless`, in one where every output equals plain
+    decoding's."""
+    equal = [line for line in lines if line.endswith("(equal)")]
+    if len(equal) < 2:
+        return list(lines)
+    others = [line for line in lines if line not in equal]
+    return [*others, f"greedy: outputs of {len(equal)} methods equal plain decoding, every token"]
+
+
+def seconds_line(seconds: Mapping[str, Any]) -> str:
+    rows = ", ".join(f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items())
+    return (
+        f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by its"
+        f" rows {rows}."
+    )
+
+
+def draft_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return how the draft matches the target. found: of `speedup_bound.draft_along`, one
+    dataset."""
+    best, later = found["speedup_bound"], ", ".join(f"{p:.3f}" for p in found["accepted_after"])
+    reads = " (then {}, for it reads its own states after the first token of a draft)"
+    return [
+        (
+            f"The draft along the {found['positions']} tokens of plain decoding: acceptance sum"
+            f" min(p, q) at temperature 1 {found['overlap']:.3f}, greedy agreement"
+            f" {found['greedy']:.3f}."
+        ),
+        (
+            f"Modelled: a token accepted with probability {found['accepted']:.3f} under these"
+            f" warps{reads.format(later) if later else ''}, drafts of {best['gamma']} would make"
+            f" {best['tokens_per_round']:.2f} tokens per target call and {best['speedup']:.2f}x the"
+            " speed of our plain decoding, if nothing but forwards cost time."
+        ),
+    ]

@@ -1,1 +1,0 @@
-"""Methods compared on the same prompt: medians of paired ratios, and what the draft allows."""

@@ -1,0 +1,417 @@
+"""The table of measurements: what every policy did on every prompt, and how policies compare.
+
+Decoding, replay of a harvest, simulation of engines that run side by side, batched schedules and
+expected acceptance all fill the same pandas frame: a row for each (policy, setting, dataset,
+prompt, repeat), with sums over the rounds of that response. `price` adds modelled seconds,
+`compare` the speed of one policy over another's on the same prompts. Every figure is a ratio of
+sums over prompts with a 95 % bootstrap interval over prompts (repeats of a prompt are added up), so
+that a page, a table and a notebook that read the same rows say the same number."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from decoding.cost import CostTable, Counts
+from decoding.trace import STAGES, RoundTrace, Trace
+from runtime.files import write_atomically
+from runtime.intervals import Array, Estimate, bootstrap
+from runtime.text import printable
+
+FILE = "measurements.parquet"
+BASELINE = "autoregressive"  # the policy that drafts nothing
+ALL = "all"  # what tables and figures call all datasets together
+SPEEDUP = "speed-up"
+MODELLED = "modelled"  # how columns begin that hold seconds of a cost table
+
+SCHEMA = {
+    "kind": "timed (decoded here), counted (replayed or simulated, exactly) or expected (a mean"
+    " over random verdicts)",
+    "policy": "name of the method, stop rule or schedule",
+    "setting": "the value that is swept, such as a threshold or a length; NaN: as configured",
+    "dataset": "of the prompt",
+    "prompt": "id of the prompt",
+    "repeat": "from 0, how often the policy had decoded the prompt before",
+    "emitted": "tokens of the response",
+    "rounds": "calls of the target, without the prefill",
+    "target_rows": "rows of those calls",
+    "drafted": "draft tokens; in a tree every node",
+    "accepted": "of those, the ones that the target accepted",
+    "draft_forwards": "forwards of the draft",
+    "questions": "numbers that the stop rule computed or asked of a predictor",
+    "calls_by_drafted": "list; entry n: target calls that verified n draft tokens",
+    "steps": "draft steps in time: tokens of a chain, depth of a tree, branches side by side once",
+    "lost": "of those, the ones that a rejection took",
+    "runs": "runs of accepted draft tokens: a serial round that drafted is one, with both models"
+    " side by side a run ends at a rejection (SpecBranch, appendix E.3)",
+    "run_tokens": "tokens of those runs",
+    "waste": "draft steps behind an accepted branch that were not used (models side by side)",
+    "draft_stages": "rounds that began with the draft alone (models side by side)",
+    "class_none": "rounds whose class was: keep no branch token (models side by side)",
+    "class_some": "rounds whose class was: stop by confidence",
+    "class_all": "rounds whose class was: keep all",
+    "seconds": "wall time of the request, prefill included",
+    "decode_seconds": "the same without the prefill",
+    **{f"{stage}_seconds": f"of the decode, in stage {stage}" for stage in STAGES},
+    "overhead_seconds": "of the decode, outside both models' forwards",
+    "target_idle_seconds": "of the decode, the target without a job (models side by side)",
+    "draft_idle_seconds": "of the decode, the draft without a job (models side by side)",
+    "joules": "energy that the machine counted, NaN where it counts none",
+    "modelled": "added by `price`: seconds that a cost table gives these counts, without prefill",
+    "modelled_plain": "added by `price`: seconds that it gives as many tokens without a draft",
+}
+"""Columns and what they hold. A producer fills those that it knows."""
+
+RATIOS = {
+    "tokens/s": ("emitted", "seconds"),
+    "tokens/target call": ("emitted", "rounds"),
+    "drafted/round": ("drafted", "rounds"),
+    "draft forwards/round": ("draft_forwards", "rounds"),
+    "acceptance": ("accepted", "drafted"),
+    "accepted length M": ("run_tokens", "runs"),
+    "rollback RB": ("lost", "steps"),
+    "predictor time": ("stop_seconds", "seconds"),
+    "joules/token": ("joules", "emitted"),
+}
+"""What is read off a table: above / below, sums over prompts."""
+SHARES: dict[str, tuple[str, str]] = {
+    str(name): (f"{name}_seconds", "decode_seconds") for name in (*STAGES, "overhead")
+}
+"""Of decode time. Where the models run side by side, shares of the stages add up to more than 1."""
+OVERLAP = {
+    "waste": ("waste", "steps"),
+    "target idle": ("target_idle_seconds", "decode_seconds"),
+    "draft idle": ("draft_idle_seconds", "decode_seconds"),
+    "draft stages": ("draft_stages", "rounds"),
+    "class none": ("class_none", "classified"),
+    "class some": ("class_some", "classified"),
+    "class all": ("class_all", "classified"),
+}
+"""How draft and target shared the work, of engines that run both side by side."""
+
+Row = dict[str, Estimate]
+Summary = dict[str, Row]
+"""policy -> figure -> its value and interval."""
+
+
+# Filling ------------------------------------------------------------------------------------------
+
+
+def timed(traces: Mapping[str, Sequence[Trace]]) -> pd.DataFrame:
+    """Return the rows of what was decoded. traces: policy -> those of all prompts and repeats, in
+    the order they were decoded."""
+    rows = [
+        {"policy": policy, "dataset": trace.dataset, "prompt": trace.prompt_id, **sums(trace)}
+        for policy, decoded in traces.items()
+        for trace in decoded
+    ]
+    return table("timed", rows)
+
+
+def table(kind: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a table of these rows, the repeats of a policy's prompt numbered."""
+    return arranged(kind, pd.DataFrame(list(rows)))
+
+
+def arranged(kind: str, found: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with all columns that identify them, in the order of `SCHEMA`."""
+    for column, default in (("setting", np.nan), ("dataset", "")):
+        if column not in found:
+            found[column] = default
+    keys = ["policy", "setting", "dataset", "prompt"]
+    found["repeat"] = found.groupby(keys, dropna=False).cumcount()
+    found["kind"] = kind
+    first = [column for column in SCHEMA if column in found]
+    return found[[*first, *(column for column in found if column not in SCHEMA)]]
+
+
+def counted(
+    kind: str,
+    policy: str,
+    counts: Counts,
+    prompts: Sequence[str],
+    setting: float | None = None,
+    dataset: str = "",
+) -> pd.DataFrame:
+    """Return the rows of a replay. counts: [prompts] each, `calls_by_drafted` [prompts, G + 1]."""
+    columns: dict[str, Any] = {name: list(values) for name, values in counts.items()}
+    calls = counts["calls_by_drafted"]
+    columns |= {
+        "steps": counts["drafted"],
+        "lost": counts["drafted"] - counts["accepted"],
+        "runs": calls[:, 1:].sum(1),
+        "run_tokens": counts["accepted"],
+    }
+    facts = {"policy": policy, "setting": np.nan if setting is None else setting}
+    rows = pd.DataFrame(columns).assign(prompt=list(prompts), dataset=dataset, **facts)
+    return arranged(kind, rows)
+
+
+def sums(trace: Trace) -> dict[str, Any]:
+    """Return the columns of one decoded response."""
+    rounds, lengths = trace.rounds, accepted_lengths(trace)
+    steps = [draft_steps(round_) for round_ in rounds]
+    drafted = [len(round_.draft_tokens) for round_ in rounds]
+    stages = {f"{stage}_seconds": seconds for stage, seconds in trace.stages.items()}
+    decoded = trace.decode_seconds
+    others = sum(seconds for stage, seconds in trace.stages.items() if stage != "other")
+    stages["other_seconds"] = max(0.0, decoded - others)
+    return {
+        "emitted": len(trace.tokens),
+        "rounds": len(rounds),
+        "target_rows": sum(map(target_rows, rounds)),
+        "drafted": sum(drafted),
+        "accepted": accepted_tokens(trace),
+        "draft_forwards": sum(round_.draft_forwards for round_ in rounds),
+        "questions": sum(len(round_.predicted) for round_ in rounds),
+        "calls_by_drafted": np.bincount(np.array(drafted, dtype=np.int64), minlength=1),
+        "steps": sum(drawn for drawn, _ in steps),
+        "lost": sum(lost for _, lost in steps),
+        "runs": len(lengths),
+        "run_tokens": sum(lengths),
+        **_overlap_sums(trace),
+        "seconds": trace.seconds,
+        "decode_seconds": decoded,
+        **stages,
+        "overhead_seconds": max(0.0, decoded - _model_seconds(trace)),
+        "joules": np.nan if trace.joules is None else trace.joules,
+    }
+
+
+def _overlap_sums(trace: Trace) -> dict[str, Any]:
+    """Return NaN for every column where no round ran both models side by side."""
+    shared = [round_.overlap for round_ in trace.rounds if round_.overlap]
+    if not shared:
+        names = ("waste", "draft_stages", "class_none", "class_some", "class_all")
+        idle = ("target_idle_seconds", "draft_idle_seconds")
+        return dict.fromkeys((*names, *idle), np.nan)
+    outcomes = [stages.outcome for stages in shared]
+    busy = {"target": 0.0, "draft": 0.0}
+    for span in (span for stages in shared for span in stages.spans):
+        busy[span.worker] += span.end - span.start
+    return {
+        "waste": sum(stages.waste for stages in shared),
+        "draft_stages": sum(stages.stage == "draft" for stages in shared),
+        "class_none": outcomes.count(0),
+        "class_some": outcomes.count(1),
+        "class_all": outcomes.count(2),
+        "target_idle_seconds": trace.decode_seconds - busy["target"],
+        "draft_idle_seconds": trace.decode_seconds - busy["draft"],
+    }
+
+
+def draft_steps(round_: RoundTrace) -> tuple[int, int]:
+    """Return draft steps in time, and those lost to a rejection."""
+    if round_.overlap:
+        return round_.overlap.draft_steps, round_.overlap.rollback
+    return round_.depth, round_.depth - round_.accepted
+
+
+def target_rows(round_: RoundTrace) -> int:
+    """Return the rows of the round's target call."""
+    drafted = round_.overlap.pending if round_.overlap else len(round_.draft_tokens)
+    return 1 + drafted + round_.extra_rows
+
+
+def accepted_tokens(trace: Trace) -> int:
+    """Count accepted draft tokens of the drafts that the trace knows; other libraries do not say
+    what they drafted."""
+    return sum(round_.accepted for round_ in trace.rounds if round_.draft_tokens)
+
+
+def drafted_tokens(trace: Trace) -> int:
+    """Count the nodes of all drafts."""
+    return sum(len(round_.draft_tokens) for round_ in trace.rounds)
+
+
+def tokens_per_second(traces: Iterable[Trace]) -> float:
+    """Return tokens over wall time, prefill included, of all `traces` together."""
+    every = list(traces)
+    seconds = sum(trace.seconds for trace in every)
+    return sum(len(trace.tokens) for trace in every) / seconds if seconds else 0.0
+
+
+def accepted_lengths(trace: Trace) -> list[int]:
+    """Return the lengths of runs of accepted draft tokens as SpecBranch counts them (2506.01979,
+    appendix E.3): a serial round that drafted is a run of its own; the rounds of an engine that
+    runs both models side by side are one stretch of drafting until something is rejected. A
+    rejected first token makes a run of length 0."""
+    if not any(round_.overlap for round_ in trace.rounds):
+        return [round_.accepted for round_ in trace.rounds if round_.draft_tokens]
+    runs, run = [], 0
+    for round_ in trace.rounds:
+        run += round_.accepted
+        if round_.rejected:
+            runs.append(run)
+            run = 0
+    return [*runs, run] if run else runs
+
+
+def _model_seconds(trace: Trace) -> float:
+    """Return the time in which at least one of the models was at work: the forwards, or where
+    models ran side by side, the jobs."""
+    spans = [span for round_ in trace.rounds if round_.overlap for span in round_.overlap.spans]
+    busy, end, side_by_side = 0.0, 0.0, False
+    for span in sorted(spans, key=lambda span: span.start):
+        side_by_side |= span.start < end
+        busy += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return busy if side_by_side else trace.stages["draft"] + trace.stages["target"]
+
+
+def price(measurements: pd.DataFrame, cost: CostTable) -> pd.DataFrame:
+    """Return the table with `modelled` and `modelled_plain`, what `cost` says its counts take.
+    Only of counts in turn: where the models run side by side, rounds are priced (`modelled`)."""
+    parts = []
+    for policy, rows in measurements.groupby("policy", sort=False):
+        calls = [np.asarray(each, dtype=np.float64) for each in rows["calls_by_drafted"]]
+        widest = max(map(len, calls))
+        counts: dict[str, Any] = {
+            name: rows[name].to_numpy() for name in ("draft_forwards", "questions", "emitted")
+        }
+        counts["calls_by_drafted"] = np.array(
+            [np.pad(each, (0, widest - len(each))) for each in calls]
+        )
+        parts.append(
+            rows.assign(modelled=cost.price(counts, str(policy)), modelled_plain=cost.plain(counts))
+        )
+    return pd.concat(parts)
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+def prompts(measurements: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Return sums over the repeats of every prompt, one row each, in order of appearance."""
+    keys = ["dataset", "prompt"]
+    return measurements.groupby(keys, sort=False)[list(dict.fromkeys(columns))].sum(min_count=1)
+
+
+def ratio(measurements: pd.DataFrame, above: str, below: str) -> Estimate:
+    """Return sum(above) / sum(below) with its 95 % interval over prompts; 0 where nothing is
+    counted below. Columns are of one policy."""
+    each = prompts(measurements, above, below)
+    return ratio_of(each[above].to_numpy(float), each[below].to_numpy(float))
+
+
+def ratio_of(above: Array, below: Array) -> Estimate:
+    """Return sum(above) / sum(below), [prompts] each, with its 95 % interval over prompts."""
+    return bootstrap(lambda times: divided(times @ above, times @ below), len(above))
+
+
+def compare(
+    measurements: pd.DataFrame,
+    against: str = BASELINE,
+    above: str = "emitted",
+    below: str = "seconds",
+) -> dict[str, Estimate]:
+    """Return by policy its `above` / `below` over that of the policy `against`, on the prompts
+    both have: sums over prompts, with the 95 % interval over prompts, drawn for both alike.
+
+    By default the measured speed-up. Raises KeyError where `against` has no rows."""
+    every = {
+        str(policy): prompts(rows, above, below)
+        for policy, rows in measurements.groupby("policy", sort=False)
+    }
+    return {
+        policy: Estimate(1.0) if policy == against else over(mine, every[against], above, below)
+        for policy, mine in every.items()
+    }
+
+
+def over(mine: pd.DataFrame, other: pd.DataFrame, above: str, below: str) -> Estimate:
+    """Return the ratio above / below of one policy over another's, both of `prompts`."""
+    shared = mine.index.intersection(other.index, sort=False)
+    first, second = (each.loc[shared] for each in (mine, other))
+    columns = [each[name].to_numpy(float) for each in (first, second) for name in (above, below)]
+
+    def statistic(times: Any) -> Any:
+        a, b, c, d = (times @ column for column in columns)
+        return divided(divided(a, b), divided(c, d))
+
+    return bootstrap(statistic, len(shared))
+
+
+def divided(above: Any, below: Any) -> Any:
+    """Return above / below, 0 where `below` is 0."""
+    above, below = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
+    return np.divide(above, below, out=np.zeros_like(above), where=below != 0)
+
+
+def summary(measurements: pd.DataFrame, against: Iterable[str] = ()) -> Summary:
+    """Return every figure of every policy that its columns allow. against: policies besides plain
+    decoding that speeds are compared with (`over <policy>`)."""
+    classes = ["class_none", "class_some", "class_all"]
+    rows = measurements
+    if set(classes) <= set(rows):
+        rows = rows.assign(classified=rows[classes].sum(axis=1))
+    figures = RATIOS | SHARES | OVERLAP
+    found: Summary = {}
+    for policy, mine in rows.groupby("policy", sort=False):
+        known = {column for column in mine if mine[column].notna().all()}
+        found[str(policy)] = {
+            name: ratio(mine, *columns) for name, columns in figures.items() if known >= {*columns}
+        }
+    speeds = {
+        name: compare(rows, other)
+        for name, other in {SPEEDUP: BASELINE, **{f"over {name}": name for name in against}}.items()
+        if other in found and "seconds" in rows
+    }
+    for column in (column for column in rows if str(column).startswith(f"{MODELLED} ")):
+        name = f"{SPEEDUP}, {str(column).removeprefix(f'{MODELLED} ')}"
+        speeds[name] = compare(rows, BASELINE, below=str(column))
+    for name, estimates in speeds.items():
+        for policy, estimate in estimates.items():
+            found[policy][name] = estimate
+    return found
+
+
+def by_dataset(measurements: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows of all prompts under `ALL`, and those of each dataset by what it is shown as,
+    where there are several."""
+    names = sorted(measurements["dataset"].unique())
+    parts = {shown_as(name): measurements[measurements["dataset"] == name] for name in names}
+    return {ALL: measurements, **(parts if len(names) > 1 else {})}
+
+
+def count_prompts(measurements: pd.DataFrame) -> int:
+    return len(measurements[["dataset", "prompt"]].drop_duplicates())
+
+
+def shown_as(dataset: str) -> str:
+    """Return what tables and figures call a dataset: its name, in quotation marks where it could be
+    taken for all datasets. No two datasets are called the same."""
+    return f'"{dataset}"' if dataset.strip('"') == ALL else dataset
+
+
+# Saving and showing -------------------------------------------------------------------------------
+
+
+def save(measurements: pd.DataFrame, path: Path) -> None:
+    """Write the table as parquet; the file appears whole or not at all."""
+    write_atomically(path, lambda file: measurements.to_parquet(file, index=False))
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return a table that `save` wrote."""
+    return pd.read_parquet(path)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose columns also line up in a terminal."""
+    cells = [[printable(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [cells[0], ["-" * width for width in widths], *cells[1:]]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def with_interval(estimate: Estimate, form: str = ".2f", unit: str = "") -> str:
+    """Return a value as text, with its interval where it has one: `1.29x (1.27 to 1.32)`."""
+    value, low, high = estimate
+    interval = "" if low is None or high is None else f" ({low:{form}} to {high:{form}})"
+    return f"{value:{form}}{unit}{interval}"

@@ -1,0 +1,134 @@
+"""What a comparison says first, and its tables, from known figures."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from evaluation.lossless import Difference, difference_lines
+from evaluation.page import (
+    answer,
+    draft_table,
+    labelled,
+    lossless_in_short,
+    simulated,
+    speed_table,
+    verdict,
+)
+from evaluation.table import RATIOS, SPEEDUP, Row, markdown, summary, timed
+from runtime.intervals import Estimate
+from tests.helpers.evaluation.evaluations import chain, plain, trace
+
+WRONG = "a\x1b[2J\u2028\n\u202e\x9b"
+PROMPTS = "abcdef"
+
+
+def row(low: float, high: float, **changes: float) -> Row:
+    figures = {name: Estimate(changes.get(name, 0.5)) for name in RATIOS}
+    return figures | {SPEEDUP: Estimate((low + high) / 2, low, high)}
+
+
+def test_the_table_says_where_speculation_loses() -> None:
+    found = {
+        "autoregressive": row(1, 1) | {SPEEDUP: Estimate(1.0)},
+        "x": row(1.1, 1.3),
+        "y": row(0.8, 0.9),
+        "z": row(0.9, 1.1),
+    }
+    for one in found.values():
+        one["over x"] = Estimate(0.71, 0.7, 0.72)
+    text = speed_table(found, {"fixed": "x"})
+    verdicts = [line.split("|")[-2].strip() for line in text.splitlines()[2:]]
+    assert verdicts == ["baseline", "faster", "SLOWER", "no clear difference"]
+    assert "1.20x (1.10 to 1.30)" in text and "0.71x (0.70 to 0.72)" in text
+    assert "vs fixed (x)" in text and "autoregressive" not in draft_table(found)
+    assert "plain decoding: no draft is worth it here" in speed_table(found, {}, ["x"])
+    assert verdict("x", row(1.1, 1.3) | {SPEEDUP: Estimate(1.2)}) == "one prompt"
+
+
+def test_drafts_of_which_nothing_is_accepted_are_no_plain_decoding() -> None:
+    rejected = {"tokens/target call": 1.0, "drafted/round": 2.0}
+    assert verdict("x", row(0.5, 0.6, **rejected)) == "SLOWER"
+    assert verdict("x", row(0.5, 0.6, **rejected | {"drafted/round": 0})) == "does not speculate"
+
+
+def measured(**seconds: float) -> pd.DataFrame:
+    """Of each policy by its seconds for eight tokens, prompts a little apart."""
+    traces = {
+        name: [
+            (
+                plain(8, s * (1 + n / 50), p)
+                if name == "autoregressive"
+                else trace([chain(3, 3)] * 2, s * (1 + n / 50), p)
+            )
+            for n, p in enumerate(PROMPTS)
+        ]
+        for name, s in seconds.items()
+    }
+    return timed(traces)
+
+
+LABELS = {name: name for name in ("fixed", "hrad", "product")} | {"fixed": "fixed at 2"}
+
+
+def test_the_answer_is_what_to_use_and_how_sure() -> None:
+    rows = measured(autoregressive=2.0, fixed=1.0, product=1.0, hrad=1.9)
+    use, sure = answer(rows, LABELS, list(LABELS))
+    assert use == (
+        "Use fixed at 2: 2.00 times (2.00 to 2.00) plain decoding. Not told apart from it: product."
+        " Slower than it: hrad."
+    )
+    assert sure.startswith("Measured on 6 prompts, 1 repeat(s), ") and "judged on" in sure
+    assert f"{summary(rows)['fixed'][SPEEDUP].value:.2f}" == "2.00", "the table says the same"
+
+
+def test_the_answer_may_be_plain_decoding() -> None:
+    rows = measured(autoregressive=1.0, fixed=2.0, hrad=4.0)
+    use, _ = answer(rows, LABELS, list(LABELS))
+    assert use.startswith("Use plain decoding: no method is shown to be faster here. The fastest")
+    assert "fixed at 2, is at 0.50 times (0.50 to 0.50) its speed" in use
+    advised, how = answer(rows, LABELS, list(LABELS), "hrad", "chosen by tuning")
+    assert "Use hrad: 0.25 times" in advised and "That is slower: tune again" in advised
+    assert "Faster here, though not where it was chosen: fixed." in advised and "tuning." in how
+    none, _ = answer(rows, LABELS, list(LABELS), "do not speculate", "chosen by tuning")
+    assert none.startswith("Use plain decoding")
+
+
+@pytest.mark.parametrize(
+    ("stop", "label"),
+    [
+        ({"threshold": 0.4}, "m at 0.40"),
+        ({"gamma": 3}, "m at 3"),
+        ({"confidence": {"threshold": 0.2}}, "m at 0.20"),
+        ({}, "m"),
+        (None, "m"),
+    ],
+)
+def test_a_method_is_called_with_its_number(stop: Any, label: str) -> None:
+    assert labelled("m", {"stop": stop}) == label
+
+
+def test_equal_outputs_are_one_line() -> None:
+    lines = ["hold", *difference_lines({"a": [], "b": []}, 3)]
+    assert lossless_in_short(lines) == [
+        "hold",
+        "greedy: outputs of 2 methods equal plain decoding, every token",
+    ]
+    wrong = difference_lines({"a": [], "b": [Difference("p", 0, 7, 9, 0.5)]}, 3)
+    assert lossless_in_short(wrong) == wrong
+
+
+def test_names_cannot_drive_the_terminal() -> None:
+    difference = Difference(WRONG, 1, 2, 3, 0.5)
+    lines = difference_lines({"fixed": [difference]}, 1)
+    lines += markdown([WRONG], [[WRONG]]).split("\n")
+    assert all(line.isprintable() for line in lines) and len(lines) == 5
+
+
+def test_speeds_of_a_draft_that_stands_for_another_say_so() -> None:
+    assert simulated({}) == simulated({"draft_mix": 1, "bits": None}) == []
+    (rounded,), (mixed,) = simulated({"bits": 5}), simulated({"draft_mix": 0.4})
+    assert rounded.startswith("Simulated draft: the target with weights of 5 bits. It takes")
+    assert mixed.startswith("Simulated draft: mixed with the target, pair.draft_mix=0.4. It takes")
+    (both,) = simulated({"bits": 5, "draft_mix": 0.4})
+    assert "5 bits, mixed with the target" in both and "measured times say nothing" in both
