@@ -1,6 +1,7 @@
 """A server on loopback that speaks just enough of OpenAI's API, and fails in chosen ways."""
 
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -112,7 +113,7 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
             if action == "hang":
                 time.sleep(1)
             elif action == "reset":
-                self.connection.close()
+                self.connection.shutdown(socket.SHUT_RDWR)  # files over it are still open
             elif action == "short":
                 self.send(200, json.dumps(REPLIES["ok"](body)).encode(), missing=10)
             elif action == "garbage":
