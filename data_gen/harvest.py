@@ -152,11 +152,10 @@ def answers_of(
     """Answer the prompts of a chunk, or read the responses that came with them."""
     prompts, coins = [request.tokens for request in chunk], draws(chunk, settings)
     given = [request.response for request in chunk if request.response is not None]
-    how = settings.of_responses(pair)
     if not given:
-        yield from read_answers(pair.target, pair.draft, prompts, coins, how, advance)
+        yield from read_answers(pair, prompts, coins, settings, advance)
         return
-    for answer in teacher_forced_answers(pair.target, pair.draft, prompts, given, coins, how):
+    for answer in teacher_forced_answers(pair, prompts, given, coins, settings):
         advance(len(answer.distributions.response))
         yield answer
 

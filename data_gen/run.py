@@ -7,7 +7,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
@@ -23,7 +22,6 @@ from data_gen.storage import chunks
 from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.sharing import LOCK, Worker
 from decoding.models.loading import ModelPair
-from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 from runtime.json_files import write_checksummed
 from runtime.text import printable
@@ -50,25 +48,6 @@ def report_faults(out: Path, place: Worker) -> None:
     manifest = Harvest.open(out, "out").manifest
     print(f"{out} is whole: {len(manifest.shards)} shards, {manifest.prompts.count} prompts")
     print(f"content {manifest.content}")
-
-
-def harvest_settings(
-    harvest: DictConfig, warps: DictConfig, stride: int, features_stored: bool = True
-) -> HarvestSettings:
-    """harvest: as `runtime.settings.groups.Harvest`; warps: what holds `warp` and `draft_warp`."""
-    return HarvestSettings(
-        gamma=harvest.gamma,
-        seed=harvest.seed,
-        max_new_tokens=harvest.max_new_tokens,
-        batch_size=harvest.batch_size,
-        mixing=harvest.mixing,
-        stride=stride,
-        warp=instantiate(warps.warp),
-        draft_warp=instantiate(warps.draft_warp),
-        layers=RecordedLayers(harvest.inputs.draft_layers, harvest.inputs.target_layers),
-        features_stored=features_stored,
-        label_gb=harvest.label_gb,
-    )
 
 
 def known_settings(
@@ -114,9 +93,9 @@ def finish(
     out: Path,
     cfg: DictConfig,
     repeated: int = 0,
-) -> dict:
-    """Write the manifest, which makes the folder a dataset. Returns it. repeated: prompts with the
-    text of one before them."""
+) -> Harvest:
+    """Write the manifest, which makes the folder a dataset, and return that. repeated: prompts with
+    the text of one before them."""
     whole = plan(pair, requests, settings)
     given = chunks.given_rows(out, whole)
     manifest = {
@@ -126,13 +105,13 @@ def finish(
         "responses_from": OmegaConf.to_container(cfg.responses),
         "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
         **({"surprisal": surprisal.surprisal(given)} if given else {}),
-        "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma),
+        "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma).model_dump(),
         **chunks.inventory(out, whole),
         "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
         "versions": {name: version(name) for name in PACKAGES},
     }
     write_checksummed(out / chunks.MANIFEST, manifest)
-    return manifest
+    return Harvest.open(out, "out")
 
 
 def print_estimate(

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from hydra.utils import instantiate
+from omegaconf import DictConfig
 from pydantic import Field
 
-from data_gen.responses.generate import ResponseSettings
-from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from predictors.features.layers import RecordedLayers
 from runtime.settings.kinds import Count, DraftLength, Seed
@@ -31,25 +31,27 @@ class HarvestSettings:
     features_stored: Annotated[bool, "whether they are on disk"] = True
     label_gb: Annotated[float | None, "memory of labelling, decimal GB; null: half of it"] = None
 
-    def of_responses(self, pair: ModelPair) -> ResponseSettings:
-        return ResponseSettings(
-            self.max_new_tokens,
-            pair.eos_ids,
-            self.warp,
-            self.draft_warp,
-            self.stride,
-            self.layers.of("target_hidden"),
-            self.layers.of("draft_hidden"),
+    @classmethod
+    def of(
+        cls, harvest: DictConfig, warps: DictConfig, stride: int, features_stored: bool = True
+    ) -> "HarvestSettings":
+        """harvest: as `runtime.settings.groups.Harvest`; warps: what holds `warp` and
+        `draft_warp`."""
+        names = ("gamma", "seed", "max_new_tokens", "batch_size", "mixing", "label_gb")
+        return cls(
+            **{name: harvest[name] for name in names},
+            stride=stride,
+            warp=instantiate(warps.warp),
+            draft_warp=instantiate(warps.draft_warp),
+            layers=RecordedLayers(**harvest.inputs),
+            features_stored=features_stored,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As the plan and the manifest record it."""
+        """Return what plan and manifest record."""
+        names = ("gamma", "seed", "max_new_tokens", "batch_size", "mixing")
         return {
-            "gamma": self.gamma,
-            "seed": self.seed,
-            "max_new_tokens": self.max_new_tokens,
-            "batch_size": self.batch_size,
-            "mixing": self.mixing,
+            **{name: getattr(self, name) for name in names},
             "anchors": {"stride": self.stride},
             "warp": self.warp.to_dict(),
             "draft_warp": self.draft_warp.to_dict(),

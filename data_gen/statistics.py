@@ -19,11 +19,12 @@ from data_gen.responses.generate import Answer
 from data_gen.room import Room, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
+from data_gen.storage.chunks import Counts, Manifest, Statistics
 from decoding.models.loading import ModelPair
 
 
-def statistics(out: Path, chunk_count: int, gamma: int) -> dict[str, Any]:
-    """Counts and label statistics of a finished harvest (JSON values), one pass over its shards."""
+def statistics(out: Path, chunk_count: int, gamma: int) -> Statistics:
+    """Return counts and label statistics of a finished harvest, in one pass over its shards."""
     tokens, lengths, sums = 0, np.zeros(gamma + 1, int), np.zeros(3)
     for index in range(chunk_count):
         tokens += len(
@@ -36,13 +37,13 @@ def statistics(out: Path, chunk_count: int, gamma: int) -> dict[str, Any]:
         sums += (len(overlap), overlap.sum(), accept.sum())
         rounds = _columns(out, "rounds", index, "accepted")
         lengths += np.bincount(_values(rounds["accepted"]), minlength=gamma + 1)
-    return {
-        "response_tokens": tokens,
-        "records": {"mixed": int(sums[0]), "rounds": int(lengths.sum())},
-        "overlap": float(sums[1] / max(sums[0], 1)),
-        "accept_prob": float(sums[2] / max(sums[0], 1)),
-        "accepted_lengths": lengths.tolist(),
-    }
+    return Statistics(
+        response_tokens=tokens,
+        records=Counts(mixed=int(sums[0]), rounds=int(lengths.sum())),
+        overlap=float(sums[1] / max(sums[0], 1)),
+        accept_prob=float(sums[2] / max(sums[0], 1)),
+        accepted_lengths=lengths.tolist(),
+    )
 
 
 def _columns(out: Path, kind: str, index: int, *names: str) -> Any:
@@ -53,31 +54,31 @@ def _values(column: Any) -> np.ndarray:
     return column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
 
-def summary(manifest: dict[str, Any]) -> str:
-    """The statistics of a manifest as a table."""
-    found, counts = manifest["statistics"], manifest["statistics"]["records"]
-    lengths = np.array(found["accepted_lengths"])
+def summary(manifest: Manifest) -> str:
+    """Return the statistics of a manifest as a table."""
+    measured = manifest.statistics
+    assert measured is not None, "a harvest is measured when it is finished"
+    lengths = np.array(measured.accepted_lengths)
     mean = (lengths * np.arange(len(lengths))).sum() / lengths.sum()
     shares = "  ".join(
         f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share
     )
-    splits = ", ".join(f"{split} {count}" for split, count in manifest["splits"].items())
-    repeated = manifest.get("repeated_texts")
+    splits = ", ".join(f"{split} {count}" for split, count in manifest.splits.items())
+    repeated, greedy = manifest.repeated_texts, manifest.warp.temperature == 0
     doubles = f"; {repeated:,} repeat the text of another, in its split" if repeated else ""
-    given_found, greedy = manifest.get("surprisal"), manifest["warp"]["temperature"] == 0
-    given = f" of {manifest['given_tokens']:,} given" if manifest["given_tokens"] else ""
+    given = f" of {manifest.given_tokens:,} given" if manifest.given_tokens else ""
     rows = {
-        "prompts": f"{manifest['prompts']['count']:,} ({splits}){doubles}",
-        "response tokens": f"{found['response_tokens']:,}{given}",
-        "mixed records": f"{counts['mixed']:,}",
-        "  mean sum(min(p, q))": f"{found['overlap']:.3f}",
-        "  mean min(1, p/q)": f"{found['accept_prob']:.3f}",
-        **(surprisal.lines(given_found, greedy) if given_found else {}),
-        "rounds": f"{counts['rounds']:,}",
-        "  mean accepted length": f"{mean:.2f} of {manifest['gamma']}",
+        "prompts": f"{manifest.prompts.count:,} ({splits}){doubles}",
+        "response tokens": f"{measured.response_tokens:,}{given}",
+        "mixed records": f"{measured.records.mixed:,}",
+        "  mean sum(min(p, q))": f"{measured.overlap:.3f}",
+        "  mean min(1, p/q)": f"{measured.accept_prob:.3f}",
+        **(surprisal.lines(manifest.surprisal, greedy) if manifest.surprisal else {}),
+        "rounds": f"{measured.records.rounds:,}",
+        "  mean accepted length": f"{mean:.2f} of {manifest.gamma}",
         "  accepted lengths": shares,
-        "disk": f"{manifest['bytes'] / 1e6:.1f} MB",
-        "content": manifest["content"],
+        "disk": f"{manifest.bytes / 1e6:.1f} MB",
+        "content": manifest.content,
     }
     return "\n".join(f"{name:24}{value}" for name, value in rows.items())
 

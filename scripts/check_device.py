@@ -49,7 +49,7 @@ def main(cfg: DictConfig) -> None:
     where there is no such device, or where it differs from the host."""
     import torch
 
-    from data_gen.run import harvest_settings
+    from data_gen.settings import HarvestSettings
     from decoding.models.options import first_line
     from evaluation.device.check import (
         NAME,
@@ -69,7 +69,7 @@ def main(cfg: DictConfig) -> None:
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, NAME)
     device, second = chosen(cfg.device, cfg.second)
-    settings = harvest_settings(cfg.harvest, cfg, stride=1)
+    settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
     requests, equal = compared(cfg, settings, device, second)
     found = {
         "device": named(device),

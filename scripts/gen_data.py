@@ -71,13 +71,13 @@ def main(cfg: DictConfig) -> None:
         MARKS,
         WRITER,
         finish,
-        harvest_settings,
         known_settings,
         print_estimate,
         progress_bar,
         report_faults,
         watch,
     )
+    from data_gen.settings import HarvestSettings
     from data_gen.statistics import summary
     from data_gen.storage import chunks
     from data_gen.storage.sharing import Worker, begun_on, refuse_others
@@ -88,7 +88,7 @@ def main(cfg: DictConfig) -> None:
         report_faults(out, place)
         return
     refuse_foreign(out, *MARKS)
-    settings = harvest_settings(cfg, cfg, cfg.anchors.stride, cfg.features.stored)
+    settings = HarvestSettings.of(cfg, cfg, cfg.anchors.stride, cfg.features.stored)
     prompts = load_prompts(cfg.dataset)
     source = instantiate(cfg.responses)
     known = known_settings(cfg, prompts, settings, source)
@@ -114,13 +114,13 @@ def main(cfg: DictConfig) -> None:
     with place.reporting(), progress_bar(requests, settings, place) as bar:
         harvest(pair, requests, settings, out, watch(bar, settings), place)
     if place.rank == 0:
-        manifest = finish(pair, requests, settings, out, cfg, repeats(prompts))
+        manifest = finish(pair, requests, settings, out, cfg, repeats(prompts)).manifest
         print(
             f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
             f"\nsaved {out}"
         )
         greedy = settings.warp.temperature == 0
-        if given and (line := surprisal.warning(manifest["surprisal"], greedy)):
+        if given and (line := surprisal.warning(manifest.surprisal, greedy)):
             print(line)
     elif not (out / chunks.MANIFEST).exists():
         print(f"process {place.rank + 1} of {place.size} is done. {WRITER}", file=sys.stderr)

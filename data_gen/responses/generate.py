@@ -10,7 +10,7 @@ different batch sizes round differently, so a draw that falls on the boundary be
 now and then come out differently."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeVar
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from data_gen.labels import acceptance, overlap
 from data_gen.own_tokens import Warps, own_tokens
+from data_gen.settings import HarvestSettings
 from data_gen.siblings import Siblings, siblings, top_tokens
-from decoding.models.cached_lm import CachedLM
 from decoding.models.layers.batches import batch_of
+from decoding.models.loading import ModelPair
 from decoding.picking import largest, pick
 from decoding.sampling import Warp
 from predictors.features.draft_statistics import q_stats
@@ -97,41 +98,27 @@ class Answer:
     draft_first: Tensor
 
 
-@dataclass(frozen=True)
-class ResponseSettings:
-    """How to answer. max_new: most tokens of a response, itself cut after the first of eos_ids;
-    stride: as in `Answer`; target_layers, draft_layers: of their hidden states."""
-
-    max_new: int
-    eos_ids: Collection[int]
-    warp: Warp
-    draft_warp: Warp
-    stride: int
-    target_layers: Sequence[int]
-    draft_layers: Sequence[int]
-
-
 def read_answers(
-    target: CachedLM,
-    draft: CachedLM,
+    pair: ModelPair,
     prompts: Sequence[Tensor],
     uniform: Tensor,
-    settings: ResponseSettings,
+    settings: HarvestSettings,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> Iterator[Answer]:
-    """Answer the prompts and yield each answer when it ends.
+    """Answer the prompts and yield each answer when it ends: after an end token or
+    `max_new_tokens`.
 
-    prompts: token ids, [P_b >= 2] each; uniform: [4, B, max_new], for responses and for candidates;
-    advance is told after each step how many tokens it brought. While an answer is out, `target` and
-    `draft` hold its prompt and response without the last token. Raises UserError when a model
+    prompts: token ids, [P_b >= 2] each; uniform: [4, B, max_new_tokens], for responses and for
+    candidates; advance is told after each step how many tokens it brought. While an answer is out,
+    both models hold its prompt and response without the last token. Raises UserError when a model
     returns NaN logits."""
-    batch = _Batch(target, draft, prompts, uniform, settings)
-    ends = torch.tensor(sorted(settings.eos_ids))
+    batch = _Batch(pair, prompts, uniform, settings)
+    ends = torch.tensor(sorted(pair.eos_ids))
     live = torch.ones(len(prompts), dtype=torch.bool)
-    for position in range(settings.max_new):
+    for position in range(settings.max_new_tokens):
         drawn = batch.step(position)
         advance(int(live.sum()))
-        ended = live & (torch.isin(drawn, ends) | (position + 1 == settings.max_new))
+        ended = live & (torch.isin(drawn, ends) | (position + 1 == settings.max_new_tokens))
         for place in ended.nonzero()[:, 0].tolist():
             yield batch.answer(place, position + 1)
         live &= ~ended
@@ -146,36 +133,31 @@ class _Batch:
     """The unfinished sequences, and what was noted so far about all of them."""
 
     def __init__(
-        self,
-        target: CachedLM,
-        draft: CachedLM,
-        prompts: Sequence[Tensor],
-        uniform: Tensor,
-        settings: ResponseSettings,
+        self, pair: ModelPair, prompts: Sequence[Tensor], uniform: Tensor, settings: HarvestSettings
     ) -> None:
         self._uniform, self._settings = uniform, settings
-        self._warps = Warps(settings.warp, settings.draft_warp, own_tokens(draft))
+        self._warps = Warps(settings.warp, settings.draft_warp, own_tokens(pair.draft))
         self._rows = torch.arange(len(prompts))  # the prompt each sequence of the batch belongs to
         self._distributions: dict[str, Tensor] = {}  # [B, max_new] each
         self._hidden: list[Tensor] = []  # [B, L * H] each, one per multiple of the stride
         self._draft_first: list[Tensor] = []
-        known, room = [prompt[:-2] for prompt in prompts], settings.max_new + 1
-        self._target = batch_of(target, known, room)
-        self._draft = batch_of(draft, known, room, self._target)
+        opening, room = [prompt[:-2] for prompt in prompts], settings.max_new_tokens + 1
+        self._target = batch_of(pair.target, opening, room)
+        self._draft = batch_of(pair.draft, opening, room, self._target)
         before_last, self._tokens = (
             torch.stack([prompt[index] for prompt in prompts]) for index in (-2, -1)
         )
-        hidden = self._target.step(before_last, settings.target_layers).hidden
+        hidden = self._target.step(before_last, settings.layers.target_layers).hidden
         self._draft.step(before_last)
         self._note(self._hidden, hidden)
 
     def step(self, position: int) -> Tensor:
         """Draw the response tokens of one position. Returns them, int64 [b] on the CPU."""
-        settings = self._settings
+        settings, layers = self._settings, self._settings.layers
         next_anchor = (position + 1) % settings.stride == 0
-        ours = self._target.step(self._tokens, settings.target_layers if next_anchor else ())
+        ours = self._target.step(self._tokens, layers.target_layers if next_anchor else ())
         anchor = position % settings.stride == 0
-        theirs = self._draft.step(self._tokens, settings.draft_layers if anchor else ())
+        theirs = self._draft.step(self._tokens, layers.draft_layers if anchor else ())
         uniform = self._uniform[: 4 if anchor else 2, self._rows, position].T
         distributions = blockwise(
             partial(compare, self._warps), ours.logits, theirs.logits, uniform

@@ -14,47 +14,44 @@ import torch
 from torch import Tensor
 
 from data_gen.own_tokens import Warps, own_tokens
-from data_gen.responses.generate import Answer, Distributions, ResponseSettings, blockwise, compare
+from data_gen.responses.generate import Answer, Distributions, blockwise, compare
+from data_gen.settings import HarvestSettings
 from decoding.models.cached_lm import CachedLM
+from decoding.models.loading import ModelPair
 from predictors.features.layers import side_by_side
 
 MAX_BYTES = 100 << 20  # of the logits of one forward
 
 
 def teacher_forced_answers(
-    target: CachedLM,
-    draft: CachedLM,
+    pair: ModelPair,
     prompts: Sequence[Tensor],
     responses: Sequence[Tensor],
     uniform: Tensor,
-    settings: ResponseSettings,
+    settings: HarvestSettings,
 ) -> Iterator[Answer]:
-    """As `read_answers`, one prompt after another. responses: token ids, [1 <= T_b <= max_new]
-    each."""
+    """Yield answers as `read_answers` does, one prompt after another. responses: token ids, [1 <=
+    T_b <= max_new_tokens] each."""
     for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         coins = uniform[:, index, : len(response)].T
-        yield Answer(index, *teacher_force(target, draft, prompt, response, coins, settings))
+        yield Answer(index, *teacher_force(pair, prompt, response, coins, settings))
 
 
 def teacher_force(
-    target: CachedLM,
-    draft: CachedLM,
-    prompt: Tensor,
-    response: Tensor,
-    uniform: Tensor,
-    settings: ResponseSettings,
+    pair: ModelPair, prompt: Tensor, response: Tensor, uniform: Tensor, settings: HarvestSettings
 ) -> tuple[Distributions, Tensor, Tensor]:
     """Distributions, `Answer.target_hidden` and `Answer.draft_first` of one answer. uniform: [T,
     4], for a token of the target's own, for candidates and their siblings.
 
     Logits take at most `MAX_BYTES` at a time. Afterwards both caches hold what
     `read_answers` says."""
-    hidden, parts = [_open(target, draft, prompt, settings.target_layers)], list[Distributions]()
+    target, draft, layers = pair.target, pair.draft, settings.layers
+    hidden, parts = [_open(target, draft, prompt, layers.target_layers)], list[Distributions]()
     first, warps = list[Tensor](), Warps(settings.warp, settings.draft_warp, own_tokens(draft))
     before = torch.cat([prompt[-1:], response[:-1]])  # the token before each position
     for rows in torch.arange(len(response)).split(max(1, MAX_BYTES // (4 * target.vocab_size))):
-        ours = target.forward(before[rows], **_at(rows + 1, settings.target_layers, settings))
-        theirs = draft.forward(before[rows], **_at(rows, settings.draft_layers, settings))
+        ours = target.forward(before[rows], **_at(rows + 1, layers.target_layers, settings))
+        theirs = draft.forward(before[rows], **_at(rows, layers.draft_layers, settings))
         given = response[rows].to(ours.logits.device)
         parts.append(
             blockwise(partial(compare, warps), ours.logits, theirs.logits, uniform[rows], given)
@@ -72,7 +69,7 @@ def teacher_force(
     return distributions.first(length), torch.cat(hidden)[:anchors], torch.cat(first)[:anchors]
 
 
-def _at(tokens: Tensor, layers: Sequence[int], settings: ResponseSettings) -> dict[str, Any]:
+def _at(tokens: Tensor, layers: Sequence[int], settings: HarvestSettings) -> dict[str, Any]:
     """What of the hidden states is wanted where so many `tokens` [n] are out."""
     rows = (tokens % settings.stride == 0).nonzero()[:, 0].tolist()
     return {"hidden": layers if rows else (), "hidden_rows": rows}

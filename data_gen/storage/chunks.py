@@ -268,6 +268,24 @@ class Layers(Form):
     target_layers: Annotated[list[NegativeInt], Field(min_length=1)]
 
 
+class Counts(Form):
+    """Records of each kind."""
+
+    mixed: Size
+    rounds: Size
+
+
+class Statistics(Form):
+    """What a harvest contains. overlap, accept_prob: means over mixed records; accepted_lengths:
+    rounds by the tokens that were accepted, from 0 to gamma."""
+
+    response_tokens: Size
+    records: Counts
+    overlap: float
+    accept_prob: float
+    accepted_lengths: list[Size]
+
+
 class Manifest(Plan):
     """What makes a folder a dataset."""
 
@@ -282,5 +300,10 @@ class Manifest(Plan):
     dtypes: dict[str, Any] | None = None
     responses: str | None = None
     responses_from: dict[str, Any] | None = None
+    repeated_texts: Size = 0
+    given_tokens: Size = 0
+    surprisal: dict[str, Any] = {}
+    statistics: Statistics | None = None
     shards: list[Shard]
+    bytes: Size = 0
     content: str | None = None

@@ -16,7 +16,6 @@ from data_gen.prompts import load_prompts
 from data_gen.prompts.render import prompt_ids
 from data_gen.records import Row
 from data_gen.requests import Request, make_requests, spread
-from data_gen.run import harvest_settings
 from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair
@@ -83,7 +82,7 @@ def benchmark_harvest(cfg: DictConfig) -> str:
 
     The plain way works on `plain_prompts` of the prompts: unlike that of batches, its rate does not
     depend on how many."""
-    settings = harvest_settings(cfg.harvest, cfg, stride=1)
+    settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
     pair = load_pair(cfg.pair)
     room = settings.max_new_tokens + settings.gamma
     requests = make_requests(

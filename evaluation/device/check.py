@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
-from data_gen.run import harvest_settings
 from data_gen.settings import HarvestSettings
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
@@ -162,7 +161,7 @@ def needed(cfg: DictConfig) -> None:
             "memory: this draft reads its target's states, which is not modelled. Give pair=smollm2"
             " or another ordinary draft"
         )
-    settings = harvest_settings(cfg.harvest, cfg, stride=1)
+    settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
     target, draft = (without_weights(side, cfg.pair) for side in ("target", "draft"))
     for side, model in (("target", target), ("draft", draft)):
         refuse_recurrent(f"pair.{side}", cached(model), "harvests. Give pair=smollm2")

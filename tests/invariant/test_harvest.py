@@ -63,9 +63,7 @@ def some_requests(count: int = 6) -> list[Request]:
 def answers(pair: ModelPair, requests: list[Request], recipe: HarvestSettings) -> dict[str, Answer]:
     """By prompt id. The caches are those of the answer that ended last."""
     prompts = [request.tokens for request in requests]
-    found = read_answers(
-        pair.target, pair.draft, prompts, draws(requests, recipe), recipe.of_responses(pair)
-    )
+    found = read_answers(pair, prompts, draws(requests, recipe), recipe)
     return {requests[answer.index].prompt_id: answer for answer in found}
 
 

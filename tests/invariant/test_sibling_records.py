@@ -25,8 +25,7 @@ def test_siblings_of_a_greedy_target(pair: ModelPair, temperature: float) -> Non
     requests, seconds, thirds = some_requests(20), 0, 0
     coins = draws(requests, recipe)
     prompts = [request.tokens for request in requests]
-    how = recipe.of_responses(pair)
-    for answer in read_answers(pair.target, pair.draft, prompts, coins, how):
+    for answer in read_answers(pair, prompts, coins, recipe):
         response = answer.distributions.response.tolist()
         row = label(pair, [requests[answer.index]], [answer], recipe, ON_A_CORE)[0]["rounds"]
         for anchor in range(len(response)):

@@ -64,7 +64,9 @@ def make_dataset(
     """Harvest `count` prompts and write the manifest, which is returned."""
     requests = some_requests(count)
     harvest(pair, requests, recipe, folder, progress or Progress(), worker)
-    return finish(pair, requests, recipe, folder, SETTINGS) if worker.rank == 0 else {}
+    if worker.rank > 0:
+        return {}
+    return finish(pair, requests, recipe, folder, SETTINGS).manifest.written
 
 
 def answered_dataset(
