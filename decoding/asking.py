@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from decoding.draft import RoundContext
-from decoding.draft_step import DrawnToken
+from decoding.draft_tree import DrawnToken
 from predictors.base import Predictor
 from predictors.features.catalogue import FIXED
 from predictors.inputs import live

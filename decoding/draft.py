@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -23,7 +22,8 @@ class Draft:
     q:      n + 1 rows of [V], row r = the distribution the children of row r were drawn from (zeros
     where there are none)
     open:   how many of the last nodes are open leaves: candidates the target is not run on
-    drawn_q: q of each node's token, where a GPU sent it with the draw; () elsewhere
+    drawn_q: [n], q of each node's token under the distribution it was drawn from, as it was noted
+    with the draw; () where it is to be read from `q`
     """
 
     parent: list[int]
@@ -187,15 +187,8 @@ class RoundContext:
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[count], one number seen as many."""
-    if device.type != "cpu":
-        return torch.zeros(1, dtype=dtype, device=device).expand(count)
-    return _zeros_here(count, dtype)
-
-
-@cache
-def _zeros_here(count: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(1, dtype=dtype).expand(count)
+    """Return [count] zeros: one number seen as many."""
+    return torch.zeros(1, dtype=dtype, device=device).expand(count)
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:

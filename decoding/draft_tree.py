@@ -1,26 +1,148 @@
-"""The draft of one round while it is drawn."""
+"""The draft of one round while it is drawn: the tree, a path down it as a stop rule sees it, and
+one drawn token as a predictor sees it."""
 
-import math
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, Placed, PointMass, RoundContext, zeros
-from decoding.draft import depth_first as depth_first
-from decoding.draft_step import DraftStep as DraftStep
-from decoding.interfaces import LM, LMOutput
-from decoding.picking import Drawn
-from decoding.sampling import Noting, Sampler, SiblingSampler, Warp
+from decoding.draft import Draft, Placed, PointMass, RoundContext, depth_first, zeros
+from decoding.interfaces import LM, LMOutput, StopRule
+from decoding.picking import Draw, pool_of
+from decoding.sampling import Sampler, SiblingSampler, Warp, iid
 from decoding.trace import Stopwatch
-from decoding.verification import numbers
 from predictors.features.draft_statistics import q_stats_of, q_stats_row
 
 PLAIN = Warp()
 
 
+class DrawnToken:
+    """A drawn token and what the draft model says of it; nothing runs before it is asked."""
+
+    def __init__(self, tree: DraftTree, row: int) -> None:
+        self._tree, self._row = tree, row
+
+    @property
+    def token(self) -> int:
+        return self._tree.token[self._row - 1]
+
+    @property
+    def depth(self) -> int:
+        """Return 1 for the first of the draft."""
+        return self._tree.depth[self._row]
+
+    def hidden(self) -> Tensor:
+        """Return the draft's hidden states at the token, [len(draft_layers), H]."""
+        return self._tree.hidden(self._row)
+
+    def hidden_before(self) -> Tensor:
+        """Return those at the token before, [len(draft_layers), H]: never a forward."""
+        return self._tree.hidden(self._tree.parent[self._row - 1])
+
+    def path_q(self) -> list[float]:
+        """Return the draft's probabilities at temperature 1, unfiltered, of the tokens up to this
+        one, the first of the draft first: never a forward."""
+        path, row = list[float](), self._row
+        while row > 0:
+            path.append(self._tree.drawn_unwarped(row))
+            row = self._tree.parent[row - 1]
+        return path[::-1]
+
+    def q_stats(self) -> Sequence[float]:
+        """Return `DraftTree.q_stats` of it: never a forward."""
+        return self._tree.q_stats(self._row)
+
+    def unwarped_q(self) -> Tensor:
+        """Return `DraftTree.unwarped_q` [V] where it was drawn: never a forward."""
+        return self._tree.unwarped_q(self._tree.parent[self._row - 1])
+
+
+class DraftStep:
+    """The tip of one path of a `DraftTree`: what a stop rule sees before each draw.
+
+    Everything that needs the draft model at the tip is lazy: it runs the forward that the next draw
+    would run anyway. A rule that only counts, or looks at tokens already drawn, therefore costs
+    nothing.
+
+    row: the tip; tokens: drawn and kept on this path
+    """
+
+    def __init__(self, tree: DraftTree, row: int = 0) -> None:
+        self.row = row
+        self.tokens: list[int] = []
+        self._tree = tree
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def forwards(self) -> int:
+        """Count those of the draft, so far this round."""
+        return self._tree.forwards
+
+    def q(self) -> Tensor:
+        """Return the distribution of the next draw, [V]: the draft after its warp."""
+        return self._tree.q(self.row)
+
+    def unwarped_q(self) -> Tensor:
+        """Return what the draft thinks of the next token at temperature 1, unfiltered, [V]
+        (`DraftTree.unwarped_q`)."""
+        return self._tree.unwarped_q(self.row)
+
+    def drawn_unwarped_q(self) -> float:
+        """Return `unwarped_q` of the last drawn token when it was drawn: never a forward."""
+        assert self.tokens, "no token drawn yet"
+        return self._tree.drawn_unwarped(self.row)
+
+    def hidden(self) -> Tensor:
+        """Return the draft's hidden states at the last drawn token (the last committed one at
+        first), [len(draft_layers), H]."""
+        return self._tree.hidden(self.row)
+
+    def previous_hidden(self) -> Tensor:
+        """Return those at the last token the draft has already run on, [len(draft_layers), H]:
+        never a forward."""
+        row = self.row
+        if self.tokens and not self._tree.has_run(row):
+            row = self._tree.parent[row - 1]
+        assert self._tree.has_run(row), "the draft has not run on anything yet"
+        return self._tree.hidden(row)
+
+    def drawn(self, back: int = 0) -> DrawnToken:
+        """Return the last drawn token of the path, or the one `back` tokens before it."""
+        row = self.row
+        for _ in range(back):
+            row = self._tree.parent[row - 1]
+        assert row > 0, "no such token has been drawn"
+        return DrawnToken(self._tree, row)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._tree.context.eos_ids
+
+    def stopped_by(self, stop: StopRule | None) -> bool:
+        """Ask the rule, if there is one; its own time is counted apart from the forwards it
+        causes."""
+        if stop is None:
+            return False
+        with self._tree.watch.stage("stop"):
+            return stop.should_stop(self)
+
+    def draw(self) -> int:
+        """Draw the next token from `q()` as the verifier demands, keep it and return it."""
+        row = self._tree.draw(self.row)
+        assert row is not None, "a distribution has at least one token"
+        self.row = row
+        self.tokens.append(self._tree.token[-1])
+        return self.tokens[-1]
+
+
+@dataclass(eq=False)
 class DraftTree:
     """Tokens drawn so far and the draft model's view of them. Nothing that was drawn by chance is
     ever taken out.
@@ -28,113 +150,84 @@ class DraftTree:
     Row 0 is the last committed token, node i is row i + 1 in the order of `add`. Whatever needs the
     draft model at a row runs it there, once; `run` does several rows in one forward.
 
-    token, parent: of each node, as in `Draft`; depth: of each row; open: how many of the last nodes
-    are open leaves"""
+    lm, warp: the draft model, and how it is warped; layers: of it, whose hidden states are read
+    context: facts verified before the round; stop: the rule that a structure may ask
+    siblings, sampler: how the children of a row are drawn, and its random numbers
+    token, parent, drawn: of each node: its token, its parent's row, and its q under the
+        distribution it was drawn from; depth: of each row
+    open: how many of the last nodes are open leaves; forwards: of the draft in this round"""
 
-    def __init__(
-        self, lm: LM, committed: Tensor, warp: Warp, watch: Stopwatch, layers: Sequence[int] = ()
-    ) -> None:
-        """layers: of the draft, whose hidden states the stop rule reads."""
+    lm: LM
+    context: RoundContext
+    warp: Warp
+    watch: Stopwatch
+    layers: Sequence[int] = ()
+    stop: StopRule | None = None
+    siblings: SiblingSampler = iid
+    sampler: Sampler = field(default_factory=lambda: Sampler.seeded(0))
+
+    def __post_init__(self) -> None:
         self.token: list[int] = []
         self.parent: list[int] = []
-        self._drawn: list[float] = []
-        self._unread: dict[int, Tensor] = {}  # of nodes drawn on a GPU, where it was not sent along
-        self._noted: dict[int, list[float]] = {}  # q_stats of rows drawn there
+        self.drawn: list[float] = []
         self.depth: list[int] = [0]
-        self.open = 0
-        self.forwards = 0
-        self.watch = watch
-        self._lm = lm
-        place = getattr(lm, "output_device", None)
-        self._nothing = torch.zeros(0, device=place)  # of the dtype and place of what is not known
-        self._committed = committed
-        self._warp = warp
-        self._layers = layers
+        self.open = self.forwards = 0
         self._logits: dict[int, Tensor] = {}
         self._hidden: dict[int, Tensor] = {}
         self._unwarped: dict[int, Tensor] = {}
         self._distributions: dict[int, Tensor] = {}
         self._copied: dict[int, PointMass] = {}  # what follows rows whose child nobody drew
+        self._noted: dict[int, Sequence[float]] = {}  # q_stats of nodes, where a device sent them
+        self._candidates: dict[int, Iterator[Draw]] = {}  # not drawn yet, by row
         self._cached: dict[int, int] = {}  # node -> row among those added to the draft's cache
         self._order: list[int] = [0]
 
-    def add(self, row: int, token: int) -> int:
-        """Keep `token`, drawn from `q(row)` (or given by `set_q`), as a child of `row`; returns its
+    def draw(self, row: int, siblings: SiblingSampler | None = None) -> int | None:
+        """Draw the next child of `row` and return its row; None where no candidate is left.
+
+        siblings: how the children of `row` are drawn, if not as the tree's are."""
+        if row not in self._candidates:
+            pool = pool_of(self.q(row), lambda token: q_stats_row(self.unwarped_q(row), token))
+            self._candidates[row] = (siblings or self.siblings)(pool, self.sampler)
+        with self.watch.stage("sample"):
+            drawn = next(self._candidates[row], None)
+        return None if drawn is None else self.add(row, drawn)
+
+    def add(self, row: int, drawn: Draw) -> int:
+        """Keep a token drawn from `q(row)` (or given by `set_q`) as a child of `row`; returns its
         row."""
-        distribution = self._distributions[row]
-        if distribution.device.type == "cpu":
-            self._drawn += self._checked([distribution[token].item()])
-        else:
-            token = self._add_there(distribution, token)
-        return self._append(row, token)
-
-    def _append(self, row: int, token: int) -> int:
-        self.token.append(token)
-        self.parent.append(row)
-        self.depth.append(self.depth[row] + 1)
-        return len(self.token)
-
-    def _add_there(self, distribution: Tensor, token: int) -> int:
-        """On a GPU: what was sent along is known, else it is asked for when somebody wants it."""
-        if isinstance(token, Drawn):
-            self._drawn += self._checked([token.q])
-            if token.noted:
-                self._noted[len(self._drawn)] = token.noted
-        else:
-            self._unread[len(self._drawn)] = distribution[token]
-            self._drawn.append(math.nan)
-        return int(token)
-
-    @property
-    def drawn(self) -> list[float]:
-        """q of each node under the distribution it was drawn from."""
-        if self._unread:
-            found = self._checked(numbers(list(self._unread.values())))
-            for node, q in zip(self._unread, found, strict=True):
-                self._drawn[node] = q
-            self._unread.clear()
-        return self._drawn
-
-    @staticmethod
-    def _checked(q: list[float]) -> list[float]:
-        assert all(each > 0 for each in q), "a drawn token has q > 0"
-        return q
+        assert drawn.q > 0, "a drawn token has q > 0"
+        if drawn.noted:
+            self._noted[len(self.token) + 1] = drawn.noted
+        return self._append(row, drawn.token, drawn.q)
 
     def copy(self, row: int, token: int) -> int:
         """Keep `token`, which nobody drew, as the only child of `row`: a point mass, so its q is
         one-hot."""
         self._copied[row] = PointMass(token, self.zero_q())
-        self._drawn.append(1.0)
-        return self._append(row, token)
+        return self._append(row, token, 1.0)
 
-    def candidates(self, row: int, siblings: SiblingSampler, sampler: Sampler) -> Iterator[int]:
-        """Of `row`, by the sibling distribution. From a GPU each comes with its `q_stats`."""
-        q = self.q(row)
-        if q.device.type != "cpu":
-            sampler = Noting(sampler, partial(q_stats_row, self.unwarped_q(row)))
-        return siblings(q, sampler)
+    def _append(self, row: int, token: int, q: float) -> int:
+        self.token.append(token)
+        self.parent.append(row)
+        self.drawn.append(q)
+        self.depth.append(self.depth[row] + 1)
+        return len(self.token)
 
-    def draw(self, row: int, candidates: Iterator[int]) -> int | None:
-        """Keep the next of `candidates`, the sibling distribution of `q(row)`, as a child of `row`;
-        None where it has ended."""
-        with self.watch.stage("sample"):
-            token = next(candidates, None)
-        return None if token is None else self.add(row, token)
-
-    def may_grow(self, row: int, context: RoundContext) -> bool:
-        """Whether `row` may have children: it is no EOS, and they are not too deep."""
-        ended = row > 0 and self.token[row - 1] in context.eos_ids
-        return not ended and self.depth[row] < context.max_depth
+    def may_grow(self, row: int) -> bool:
+        """Return whether `row` may have children: it is no EOS, and they are not too deep."""
+        ended = row > 0 and self.token[row - 1] in self.context.eos_ids
+        return not ended and self.depth[row] < self.context.max_depth
 
     def run(self, rows: Iterable[int]) -> None:
-        """One draft forward over those of `rows` it has not run on yet; their parents must have
+        """Run one draft forward over those of `rows` it has not run on yet; their parents must have
         been run before."""
         new = [row for row in rows if row not in self._logits]
         if 0 in new:
             with self.watch.stage("draft"):
-                output = self._lm.forward(
-                    self._committed[self._lm.length :],
-                    hidden=self._layers,
+                output = self.lm.forward(
+                    self.context.committed[self.lm.length :],
+                    hidden=self.layers,
                     hidden_rows="last",
                     logits="last",
                 )
@@ -145,40 +238,40 @@ class DraftTree:
         tokens = torch.tensor([self.token[row - 1] for row in new])
         parents = torch.tensor([self._cached.get(self.parent[row - 1], -1) for row in new])
         with self.watch.stage("draft"):
-            output = self._lm.forward(
-                tokens, parents, extend=bool(self._cached), hidden=self._layers
-            )
+            output = self.lm.forward(tokens, parents, extend=bool(self._cached), hidden=self.layers)
         self._cached |= {row: len(self._cached) + i for i, row in enumerate(new)}
         self._note(new, output)
 
     def q(self, row: int) -> Tensor:
-        """[V], the distribution the children of `row` are drawn from: the draft after its warp. Ask
-        for it right before drawing: one row of a large vocabulary fits a core's cache, a whole
-        layer does not and takes more than twice the time."""
+        """Return the distribution that the children of `row` are drawn from, [V]: the draft after
+        its warp. Ask for it right before drawing: one row of a large vocabulary fits a core's
+        cache, a whole layer does not and takes more than twice the time."""
         if row in self._copied:
             return self._copied[row].to(self._copied[row].device)
         if row not in self._distributions:
             self.run([row])
             with self.watch.stage("sample"):
-                self._distributions[row] = self._warp.probs(self._logits[row])
+                self._distributions[row] = self.warp.probs(self._logits[row])
         return self._distributions[row]
 
     def set_q(self, row: int, q: Tensor) -> None:
-        """Children of `row` are drawn from `q` [V], which does not come from the draft model."""
+        """Let children of `row` be drawn from `q` [V], which does not come from the draft model."""
         self._distributions[row] = q
+        self._candidates.pop(row, None)
 
     def zero_q(self) -> Tensor:
-        """[V] zeros, the distribution of a row without children, which nobody may write to."""
-        known = next(iter(self._distributions.values()), self._nothing)
-        return zeros(self._lm.vocab_size, known.dtype, known.device)
+        """Return the distribution of a row without children, [V] zeros that nobody may write to."""
+        like = next(iter(self._distributions.values()), None)
+        dtype = torch.float32 if like is None else like.dtype
+        return zeros(self.lm.vocab_size, dtype, self.lm.output_device)
 
     def unwarped_q(self, row: int) -> Tensor:
-        """[V], what the draft thinks follows `row`, at temperature 1, unfiltered. Equal to `q` for
-        the default warp.
+        """Return what the draft thinks follows `row`, [V], at temperature 1, unfiltered. Equal to
+        `q` for the default warp.
 
         Confidence and entropy are read here: a greedy q is always certain.
         """
-        if self._warp == PLAIN:
+        if self.warp == PLAIN:
             return self.q(row)
         if row not in self._unwarped:
             self.run([row])
@@ -186,22 +279,21 @@ class DraftTree:
         return self._unwarped[row]
 
     def drawn_unwarped(self, row: int) -> float:
-        """`unwarped_q` of the node `row`, where it was drawn."""
+        """Return `unwarped_q` of the node `row`, where it was drawn."""
         if row in self._noted:
             return self._noted[row][0]
-        if self._warp == PLAIN:
+        if self.warp == PLAIN:
             return self.drawn[row - 1]
         return self.unwarped_q(self.parent[row - 1])[self.token[row - 1]].item()
 
-    def q_stats(self, row: int) -> list[float]:
-        """`features.draft_statistics.q_stats` of the node `row`, where it was drawn."""
+    def q_stats(self, row: int) -> Sequence[float]:
+        """Return `features.draft_statistics.q_stats` of the node `row`, where it was drawn."""
         if row not in self._noted:
             return q_stats_of(self.unwarped_q(self.parent[row - 1]), self.token[row - 1])
         return self._noted[row]
 
     def hidden(self, row: int) -> Tensor:
-        """[len(layers), H], the draft's hidden states at `row`: those of the stop rule's
-        `draft_layers`."""
+        """Return the draft's hidden states at `row`, [len(layers), H]."""
         self.run([row])
         return self._hidden[row]
 
@@ -210,33 +302,26 @@ class DraftTree:
 
     @property
     def order(self) -> list[int]:
-        """The rows depth first, siblings in draw order: row r of `draft()` is `order[r]` here."""
+        """Return the rows depth first, siblings in draw order: row r of `draft()` is `order[r]`
+        here."""
         if len(self._order) != len(self.parent) + 1:  # nodes are only ever added
             self._order = depth_first(self.parent)
         return self._order
 
     def draft(self) -> Draft:
-        """Everything drawn, in the `order` of its rows."""
-        order = self.order
-        place = {row: number for number, row in enumerate(order)}
-        nodes = order[1:]
-        none = self.zero_q()
-        drawn_from = set(self.parent)
-        known: dict[int, Any] = {**self._distributions, **self._copied}
-        rows = [known[row] if row in drawn_from else none for row in order]
-        sent = none.device.type != "cpu" and not self._unread
+        """Return everything drawn, in the `order` of its rows."""
+        order, nodes = self.order, self.order[1:]
+        number = {row: new for new, row in enumerate(order)}
+        none, drawn_from = self.zero_q(), set(self.parent)
+        q: dict[int, Any] = {**self._distributions, **self._copied}
+        rows = [q[row] if row in drawn_from else none for row in order]
         return Draft(
-            [place[self.parent[row - 1]] for row in nodes],
+            [number[self.parent[row - 1]] for row in nodes],
             [self.token[row - 1] for row in nodes],
             Placed(rows, none.device) if self._copied else rows,
             self.open,
-            self.drawn_q() if sent else (),
+            [self.drawn[row - 1] for row in nodes],
         )
-
-    def drawn_q(self) -> list[float]:
-        """q of each node of `draft()`, under the distribution it was drawn from."""
-        drawn = self.drawn
-        return [drawn[row - 1] for row in self.order[1:]]
 
     def settle(self, rows: Sequence[int], committed: int) -> None:
         """Wind the draft's cache back to `committed` - 1 tokens along the accepted path `rows` (of
@@ -250,38 +335,36 @@ class DraftTree:
         """Of this tree the draft's cache keeps `path` (rows in order of `add`, from the root on),
         `length` tokens at most in all."""
         if self._cached:
-            self._lm.keep_path([self._cached[row] for row in path if row in self._cached])
-        self._lm.crop(min(self._lm.length, length))
+            self.lm.keep_path([self._cached[row] for row in path if row in self._cached])
+        self.lm.crop(min(self.lm.length, length))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only `rows` (increasing, with all of their parents) of a tree of tokens that nobody drew;
-        the draft runs on none of them again."""
+        """Keep only `rows` (increasing, with all of their parents) of a tree of tokens that nobody
+        drew; the draft runs on none of them again."""
         names = {old: new for new, old in enumerate([0, *rows])}
         self.parent = [names[self.parent[row - 1]] for row in rows]
         self.token = [self.token[row - 1] for row in rows]
-        self._drawn = [self.drawn[row - 1] for row in rows]
+        self.drawn = [self.drawn[row - 1] for row in rows]
         self.depth = [self.depth[row] for row in names]
-        for facts in self._known():
-            _rename(facts, names)
-        _rename(self._cached, names)
+        for facts in (*self._facts(), self._cached):
+            kept = _renamed(facts, names)
+            facts.clear()
+            facts.update(kept)
 
-    def reroot(self, path: Sequence[int], kept: Sequence[int], committed: Tensor) -> "DraftTree":
-        """The tree that goes on from `path`, whose tokens end `committed` now, with the nodes
-        `kept` below it as its rows 1, 2, ...: nothing the draft has computed for them is computed
-        again."""
-        self.wind_back([*path, *kept], len(committed) + len(kept))
-        tree = DraftTree(self._lm, committed, self._warp, self.watch, self._layers)
-        for new, old in enumerate([path[-1], *kept]):
-            if new:
-                tree.token.append(self.token[old - 1])
-                tree._drawn.append(self.drawn[old - 1])
-                tree.parent.append(new - 1)
-                tree.depth.append(new)
-            for theirs, ours in zip(tree._known(), self._known(), strict=True):
-                theirs |= {new: ours[old]} if old in ours else {}
+    def reroot(self, path: Sequence[int], kept: Sequence[int], context: RoundContext) -> DraftTree:
+        """Return the tree that goes on from `path`, whose tokens end the committed text of
+        `context`, with the nodes `kept` below it as its rows 1, 2, ...: nothing the draft has
+        computed for them is computed again."""
+        self.wind_back([*path, *kept], len(context.committed) + len(kept))
+        tree = replace(self, context=context)
+        for row, old in enumerate(kept):
+            tree._append(row, self.token[old - 1], self.drawn[old - 1])
+        names = {old: new for new, old in enumerate([path[-1], *kept])}
+        for facts, earlier in zip(tree._facts(), self._facts(), strict=True):
+            facts.update(_renamed(earlier, names))
         return tree
 
-    def _known(self) -> tuple[dict[int, Any], ...]:
+    def _facts(self) -> tuple[dict[int, Any], ...]:
         models = self._logits, self._hidden, self._unwarped
         return *models, self._distributions, self._copied, self._noted
 
@@ -292,8 +375,6 @@ class DraftTree:
         self.forwards += 1
 
 
-def _rename(facts: dict[int, Any], names: Mapping[int, int]) -> None:
-    """The rows of `facts`, in place; one without a name goes."""
-    kept = {names[row]: found for row, found in facts.items() if row in names}
-    facts.clear()
-    facts.update(kept)
+def _renamed(facts: Mapping[int, Any], names: Mapping[int, int]) -> dict[int, Any]:
+    """Return the facts of the rows that have a name, by it."""
+    return {names[row]: fact for row, fact in facts.items() if row in names}

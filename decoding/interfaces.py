@@ -7,15 +7,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from decoding.draft import Draft, RoundContext, Shape, Verdict
-    from decoding.draft_step import DraftStep
-    from decoding.draft_tree import DraftTree
+    from decoding.draft_tree import DraftStep, DraftTree
     from decoding.sampling import Sampler, SiblingSampler
-    from decoding.verification import Rows, VerdictDistribution
-    from decoding.verifiers.path import DraftPath
+    from decoding.verification import DraftPath, Rows, VerdictDistribution
     from decoding.verifiers.tree_walk import Tokens, Trials
 
 # Models -------------------------------------------------------------------------------------------
@@ -46,12 +45,18 @@ class Wanted:
 
 
 class LM(Protocol):
-    """One sequence and its key/value cache. Row t of the cache is the token at position t."""
+    """One sequence and its key/value cache. Row t of the cache is the token at position t.
+
+    device, output_device: where the model is, and where its outputs go; user: the thread of the
+        engine that decodes with it"""
 
     vocab_size: int
     max_length: int
     forwards: int  # calls so far
     reads_target: bool  # whether it must be run after the target, whose hidden states it reads
+    device: torch.device
+    output_device: torch.device
+    user: int | None
 
     @property
     def seconds(self) -> float:
@@ -166,16 +171,10 @@ class DraftStructure(Protocol):
     @property
     def target_layers(self) -> Sequence[int]: ...
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
-        """Add this round's candidates to `tree`: no drawn token deeper than `context.max_depth`,
-        none copied from elsewhere deeper than `context.max_copied`, nothing after an EOS."""
+    def grow(self, tree: DraftTree) -> None:
+        """Add this round's candidates to `tree`: no drawn token deeper than
+        `tree.context.max_depth`, none copied from elsewhere deeper than `tree.context.max_copied`,
+        nothing after an EOS. `tree.stop` is the rule to ask."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -15,13 +16,13 @@ BELOW_ONE = 1 - 2.0**-52  # keeps a draw strictly below the total mass, whatever
 
 
 def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
-    """One token per row from `probs` [..., V]: int64 [...]."""
+    """Draw one token per row of `probs` [..., V]: int64 [...]."""
     return pick(probs, torch.rand(probs.shape[:-1], dtype=torch.float64, generator=generator))
 
 
 def pick(probs: Tensor, uniform: Tensor) -> Tensor:
-    """The token each number of `uniform` [...] in [0, 1) stands for under `probs` [..., V]: int64
-    [...].
+    """Return the token that each number of `uniform` [...] in [0, 1) stands for under `probs`
+    [..., V]: int64 [...].
 
     Inverse of the cumulative sum, searched in two steps as in `Pool`; sums of blocks have the
     precision of `probs`, all other sums are float64. Rows need not sum to exactly one; no token of
@@ -39,8 +40,8 @@ def pick(probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def largest(values: Tensor) -> Tensor:
-    """Index of the largest of `values` [..., V], the lowest on ties: int64 [...]. Twice as fast as
-    `values.max`, and on the CPU, where numpy is good at it, ten times."""
+    """Return the index of the largest of `values` [..., V], the lowest on ties: int64 [...]. Twice
+    as fast as `values.max`, and on the CPU, where numpy is good at it, ten times."""
     if values.device.type == "cpu":
         return torch.from_numpy(np.asarray(values.detach().numpy().argmax(-1)))
     parts = _blocks(values, -math.inf)
@@ -49,52 +50,72 @@ def largest(values: Tensor) -> Tensor:
 
 
 def _blocks(rows: Tensor, fill: float) -> Tensor:
-    """[..., V] -> [..., n, BLOCK], filled up behind the end."""
+    """Return [..., V] as [..., n, BLOCK], filled up behind the end."""
     missing = -rows.shape[-1] % BLOCK
     return (pad(rows, (0, missing), value=fill) if missing else rows).unflatten(-1, (-1, BLOCK))
 
 
 def _block(parts: Tensor, index: Tensor) -> Tensor:
-    """Of [..., n, BLOCK] the block `index` [..., 1]: [..., BLOCK]."""
+    """Return the block `index` [..., 1] of [..., n, BLOCK]: [..., BLOCK]."""
     return parts.take_along_dim(index[..., None], -2).squeeze(-2)
 
 
-def pool_of(probs: Tensor, peak: bool = False) -> "Pool | DevicePool":
-    """A pool where `probs` [V] are. peak: `DevicePool.peak` is wanted, too."""
-    return Pool(probs) if probs.device.type == "cpu" else DevicePool(probs, peak)
+class Draw(NamedTuple):
+    """A drawn token. q: its probability in the distribution that it was drawn from; noted: the
+    numbers that a device sent with it (`pool_of`)."""
 
-
-class Drawn(int):
-    """A token and what a GPU sent along with it. q: its probability in the distribution that it was
-    drawn from; noted: the numbers that `DevicePool.along` made of it."""
-
+    token: int
     q: float
-    noted: list[float]
+    noted: Sequence[float] = ()
 
-    @classmethod
-    def of(cls, token: float, q: float, noted: list[float]) -> "Drawn":
-        drawn = cls(token)
-        drawn.q, drawn.noted = q, noted
-        return drawn
+
+class Pool(Protocol):
+    """A distribution to draw several tokens from, and to take tokens out of: [V], which need not
+    sum to exactly one. It is not copied and must not change while the pool lives."""
+
+    def pick(self, uniform: float) -> Draw:
+        """Return the token that `uniform` in [0, 1) stands for; none of probability 0."""
+        ...
+
+    def take(self, token: int) -> None:
+        """Take a token that was drawn out of the pool for good."""
+        ...
+
+    @property
+    def empty(self) -> bool: ...
+
+    def peak(self) -> Draw:
+        """Return the most probable token of the whole distribution, the lowest id on ties."""
+        ...
+
+    def sends_peak(self) -> Self:
+        """Let a device send the peak along with the first draw."""
+        ...
+
+    def distribution(self) -> Tensor:
+        """Return what is left, [V], not normalised."""
+        ...
+
+
+def pool_of(probs: Tensor | Pool, noting: Callable[[Tensor], Tensor] | None = None) -> Pool:
+    """Return a pool of `probs` [V] where they are. noting: numbers [k] about a drawn token [1] that
+    a device sends along with it, which spares the host a wait."""
+    if not isinstance(probs, Tensor):
+        return probs
+    return HostPool(probs) if probs.device.type == "cpu" else DevicePool(probs, noting)
 
 
 class DevicePool:
-    """`Pool` for a distribution on a GPU, where a wait costs more than the vocabulary: a draw looks
-    at all of it and sends a few numbers to the host, once.
+    """`Pool` on a GPU, where a wait costs more than the vocabulary: a draw looks at all of it and
+    sends a few numbers to the host, once."""
 
-    along: of a token [1] that is drawn, more numbers [k] that go with it; peak: the most probable
-    token, where it was asked for, from the first draw on"""
-
-    along: Callable[[Tensor], Tensor] | None = None
-    peak: Drawn | None = None
-
-    def __init__(self, probs: Tensor, peak: bool = False) -> None:
-        self._top = probs.max(-1, keepdim=True) if peak else None
-        self._left = probs
-        self._copied = False
+    def __init__(self, probs: Tensor, noting: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._left, self._copied, self._noting = probs, False, noting
+        self._top: Tensor | None = None  # index and probability of the peak, if it is to be sent
+        self._peak: Draw | None = None
         self._tokens: float | None = None  # that have a probability
 
-    def pick(self, uniform: float) -> int:
+    def pick(self, uniform: float) -> Draw:
         """See `Pool`, which draws where a sum made in parts, as a GPU makes it, rose or fell at a
         token of probability 0. Raises UserError where the distribution is none: the host learns of
         it here."""
@@ -106,21 +127,19 @@ class DevicePool:
         own = self._left.gather(-1, token)
         parts = [torch.where(own > 0, token, -1), mass, own, self._left.count_nonzero()[None]]
         if self._top is not None:
-            parts += [self._top.indices, self._top.values]
-        if self.along is not None:
-            parts.append(self.along(token))
-        sent = torch.cat([part.double() for part in parts])
-        found, total, q, self._tokens, *noted = sent.tolist()
+            parts.append(self._top)
+        if self._noting is not None:
+            parts.append(self._noting(token))
+        drawn, total, q, self._tokens, *noted = torch.cat([x.double() for x in parts]).tolist()
         refuse_unless_finite(total)
         if self._top is not None:
-            peak, mass, *noted = noted
-            self.peak = Drawn.of(peak, mass, [])
-        if found >= 0:
-            return Drawn.of(found, q, noted)
-        return Pool(self._left.cpu()).pick(uniform)
+            peak, mass_there, *noted = noted
+            self._peak, self._top = Draw(int(peak), mass_there), None
+        if drawn >= 0:
+            return Draw(int(drawn), q, noted)
+        return HostPool(self._left.cpu()).pick(uniform)
 
     def take(self, token: int) -> None:
-        """Out of the pool for good: one that was drawn."""
         self._left = self._left if self._copied else self._left.clone()
         self._left[token], self._copied = 0, True
         self._tokens = None if self._tokens is None else self._tokens - 1
@@ -130,28 +149,33 @@ class DevicePool:
         """Before the first draw a distribution has at least one token, which nobody asks for."""
         return self._tokens is not None and self._tokens <= 0
 
+    def sends_peak(self) -> Self:
+        self._top = torch.cat([part.double() for part in self._left.max(-1, keepdim=True)][::-1])
+        return self
+
+    def peak(self) -> Draw:
+        assert self._peak is not None, "the peak comes with the first draw, where it is asked for"
+        return self._peak
+
     def distribution(self) -> Tensor:
-        """What is left, [V], not normalised."""
         return self._left.clone()
 
 
 def refuse_unless_finite(number: float) -> None:
-    """Raises UserError for a sum of probabilities, or a logit, that is none."""
+    """Raise UserError for a sum of probabilities, or a logit, that is no number."""
     if not math.isfinite(number):
         raise UserError(
             "pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32"
         )
 
 
-class Pool:
-    """A distribution to draw several tokens from, and to take tokens out of: [V], which need not
-    sum to exactly one.
+class HostPool:
+    """`Pool` on the CPU.
 
     The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept,
     so that a draw looks at one block instead of the vocabulary, and taking a token out changes one
-    sum. `probs` is not copied and must not change while the pool lives. Between two forwards
-    nothing is in a core's cache, so it counts what code runs: a few hundred numbers are added up in
-    Python sooner than a library for arrays is woken."""
+    sum. Between two forwards nothing is in a core's cache, so it counts what code runs: a few
+    hundred numbers are added up in Python sooner than a library for arrays is woken."""
 
     def __init__(self, probs: Tensor) -> None:
         self._probs = probs
@@ -163,16 +187,16 @@ class Pool:
         self._masses: dict[int, list[float]] = {}  # of the blocks looked at so far
         self._taken: list[int] = []
 
-    def pick(self, uniform: float) -> int:
-        """The token that `uniform` in [0, 1) stands for; none of probability 0."""
+    def pick(self, uniform: float) -> Draw:
         block, rest = _search(self._sums, uniform * BELOW_ONE * sum(self._sums))
-        return block * BLOCK + _search(self._block(block), rest)[0]
+        masses = self._block(block)
+        index = _search(masses, rest)[0]
+        return Draw(block * BLOCK + index, masses[index])
 
     def take(self, token: int) -> None:
-        """Out of the pool for good."""
-        block, place = divmod(token, BLOCK)
+        block, index = divmod(token, BLOCK)
         masses = self._block(block)
-        masses[place] = 0.0
+        masses[index] = 0.0
         self._sums[block] = sum(masses)
         self._taken.append(token)
 
@@ -180,14 +204,20 @@ class Pool:
     def empty(self) -> bool:
         return not any(self._sums)
 
+    def sends_peak(self) -> Self:
+        return self
+
+    def peak(self) -> Draw:
+        token = int(self._probs.argmax())
+        return Draw(token, self._probs[token].item())
+
     def distribution(self) -> Tensor:
-        """What is left, [V], not normalised."""
         left = self._probs.clone()
         left[self._taken] = 0
         return left
 
     def _block(self, block: int) -> list[float]:
-        """Its tokens' masses, without those taken out."""
+        """Return its tokens' masses, without those taken out."""
         if block not in self._masses:
             self._masses[block] = self._probs[block * BLOCK : (block + 1) * BLOCK].tolist()
         return self._masses[block]

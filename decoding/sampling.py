@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from decoding.picking import DevicePool, Drawn, Pool, largest, pool_of, refuse_unless_finite
+from decoding.picking import Draw, Pool, largest, pool_of, refuse_unless_finite
 from runtime.errors import UserError
 from runtime.settings.kinds import Size, Temperature, TopP
 
@@ -41,8 +41,8 @@ class Warp:
             )
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Distribution of the next token, [..., V]: float32, or float64 where the logits are (exact
-        tests).
+        """Return the distribution of the next token, [..., V]: float32, or float64 where the logits
+        are (exact tests).
 
         Raises UserError when a row holds NaN, +inf, or nothing but -inf; on a GPU the row is NaN,
         and drawing from it raises.
@@ -67,29 +67,16 @@ class Warp:
 
 
 def _one_hot(logits: Tensor) -> Tensor:
-    """All mass of each row of `logits` [..., V] on its largest; a single row has a way of its own,
-    twice as fast."""
-    peak = largest(logits)
-    if logits.device.type != "cpu":
-        return _one_hot_there(logits, peak[..., None])
-    if logits.dim() == 1:
-        token = int(peak)
-        _refuse_unless_finite(logits[token])
-        distribution = torch.zeros_like(logits)
-        distribution[token] = 1
-        return distribution
-    _refuse_unless_finite(logits.gather(-1, peak[..., None]))
-    return torch.zeros_like(logits).scatter_(-1, peak[..., None], 1.0)
-
-
-def _one_hot_there(logits: Tensor, peak: Tensor) -> Tensor:
-    """On a GPU, without a wait: all NaN, as a softmax is, where the largest logit is no number."""
-    unknown = ~logits.gather(-1, peak).isfinite()
-    return torch.zeros_like(logits).scatter_(-1, peak, 1.0).masked_fill_(unknown, math.nan)
+    """Put all mass of each row of `logits` [..., V] on its largest, the lowest id on ties."""
+    peak = largest(logits)[..., None]
+    highest = logits.gather(-1, peak)
+    _refuse_unless_finite(highest)
+    zero = highest - highest  # NaN, as a softmax is throughout, where the largest is no number
+    return zero.expand_as(logits).scatter(-1, peak, zero + 1)
 
 
 def _refuse_unless_finite(numbers: Tensor) -> None:
-    """On the CPU; on a GPU the draw does, so that nobody waits for this alone."""
+    """Refuse on the CPU; on a GPU the draw does, so that nobody waits for this alone."""
     if numbers.device.type == "cpu":
         refuse_unless_finite((numbers.sum() if numbers.dim() else numbers).item())
 
@@ -127,21 +114,20 @@ class Sampler:
         return cls(torch.Generator().manual_seed(seed))
 
     def fork(self) -> "Sampler":
-        """A stream of its own, for a part whose draws must not depend on when the other parts
-        draw."""
+        """Return a stream of its own, for a part whose draws must not depend on when the other
+        parts draw."""
         return Sampler.seeded(int(torch.randint(1 << 62, (), generator=self.generator)))
 
-    def draw(self, distribution: Tensor | Pool | DevicePool) -> int:
-        """One index from `distribution` [n], which need not sum to exactly one."""
-        pool = pool_of(distribution) if isinstance(distribution, Tensor) else distribution
-        return pool.pick(self._uniform())
+    def draw(self, distribution: Tensor | Pool) -> Draw:
+        """Draw one index from `distribution` [n], which need not sum to exactly one."""
+        return pool_of(distribution).pick(self._uniform())
 
     def accept(self, p: float, q: float) -> bool:
-        """True with probability min(1, p / q); q > 0."""
+        """Return True with probability min(1, p / q); q > 0."""
         return self._uniform() * q < p
 
     def _uniform(self) -> float:
-        """In [0, 1)."""
+        """Return the next number in [0, 1)."""
         if not self._ahead:
             self._ahead = torch.rand(AHEAD, dtype=torch.float64, generator=self.generator).tolist()[
                 ::-1
@@ -149,23 +135,7 @@ class Sampler:
         return self._ahead.pop()
 
 
-class Noting(Sampler):
-    """`sampler`, which sends `along` (of a token [1], numbers [k]) with what it draws on a GPU."""
-
-    def __init__(self, sampler: Sampler, along: Callable[[Tensor], Tensor]) -> None:
-        self._sampler, self._along = sampler, along
-
-    def draw(self, distribution: Tensor | Pool | DevicePool) -> int:
-        pool = pool_of(distribution) if isinstance(distribution, Tensor) else distribution
-        if isinstance(pool, DevicePool):
-            pool.along = self._along
-        return self._sampler.draw(pool)
-
-    def accept(self, p: float, q: float) -> bool:
-        return self._sampler.accept(p, q)
-
-
-SiblingSampler = Callable[[Tensor, Sampler], Iterator[int]]
+SiblingSampler = Callable[[Tensor | Pool, Sampler], Iterator[Draw]]
 """(q [V], sampler) -> the candidates of one position in draw order, each drawn when it is asked
 for.
 
@@ -174,61 +144,59 @@ many candidates are taken may depend on what is known before the draw and on ear
 (algorithms with a fixed number: `hub_pair`). """
 
 
-def iid(q: Tensor, sampler: Sampler) -> Iterator[int]:
-    """Independent draws without end, duplicates kept."""
+def iid(q: Tensor | Pool, sampler: Sampler) -> Iterator[Draw]:
+    """Draw independently without end, duplicates kept."""
     pool = pool_of(q)
     while True:
         yield sampler.draw(pool)
 
 
-def without_replacement(q: Tensor, sampler: Sampler) -> Iterator[int]:
-    """Distinct draws: each from q without the earlier ones, renormalised. Ends with the support of
-    q."""
+def without_replacement(q: Tensor | Pool, sampler: Sampler) -> Iterator[Draw]:
+    """Draw each from q without the earlier ones, renormalised. Ends with the support of q."""
     pool = pool_of(q)
     while not pool.empty:
-        token = sampler.draw(pool)
-        yield token
-        pool.take(token)
+        drawn = sampler.draw(pool)
+        yield drawn
+        pool.take(drawn.token)
 
 
-def hub_pair(q: Tensor, sampler: Sampler) -> Iterator[int]:
-    """SpecHub's pair (2411.05289): c1 ~ q; c2 is the hub argmax q, or, when c1 is the hub, a draw
-    from the rest.
+def hub_pair(q: Tensor | Pool, sampler: Sampler) -> Iterator[Draw]:
+    """Draw SpecHub's pair (2411.05289): c1 ~ q; c2 is the hub argmax q, or, when c1 is the hub, a
+    draw from the rest.
 
     One candidate where q is a point mass. Taking the first alone is a plain draw from q; whether
     the second one is taken must not depend on the first."""
-    pool = pool_of(q, peak=True)
+    pool = pool_of(q).sends_peak()
     first = sampler.draw(pool)
     yield first
-    sent = pool.peak if isinstance(pool, DevicePool) else None
-    hub = int(q.argmax()) if sent is None else sent
-    if first != hub:
+    hub = pool.peak()
+    if first.token != hub.token:
         yield hub
         return
-    pool.take(hub)
+    pool.take(hub.token)
     if not pool.empty:
         yield sampler.draw(pool)
 
 
 SETTLED_FIRST = (hub_pair,)
-"""Of these the number of candidates must be settled before the first one is drawn."""
+"""Sibling distributions whose number of candidates must be settled before the first is drawn."""
 
 
-def top_tokens(q: Tensor, sampler: Sampler) -> Iterator[int]:
-    """The tokens of q from the most probable down (lowest id on ties), nothing drawn: verify them
-    as point masses. Raises UserError where q is NaN."""
-    if q.device.type != "cpu":
-        yield from _top_tokens_there(q)
+def top_tokens(q: Tensor | Pool, sampler: Sampler) -> Iterator[Draw]:
+    """Yield the tokens of q from the most probable down (lowest id on ties), nothing drawn: verify
+    them as point masses. Raises UserError where q is NaN."""
+    left = pool_of(q).distribution()
+    if left.device.type != "cpu":
+        yield from _ranked(left)
         return
-    left = q.clone()
     while bool(left.any()):
         token = int(left.argmax())
-        left[token] = 0
-        yield token
+        mass, left[token] = left[token].item(), 0
+        yield Draw(token, mass)
 
 
-def _top_tokens_there(q: Tensor) -> Iterator[int]:
-    """On a GPU: sorted once, and sent a few at a time."""
+def _ranked(q: Tensor) -> Iterator[Draw]:
+    """Sort `q` on its device once, and send its tokens a few at a time."""
     ranked = q.sort(descending=True, stable=True)
     for first in range(0, len(q), SENT):
         some = slice(first, first + SENT)
@@ -239,4 +207,4 @@ def _top_tokens_there(q: Tensor) -> Iterator[int]:
         for mass, token in zip(both[:half], both[half:], strict=True):
             if mass <= 0:
                 return
-            yield Drawn.of(token, mass, [])
+            yield Draw(int(token), mass)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from decoding.asking import said
 from decoding.draft import RoundContext
-from decoding.draft_step import DrawnToken
+from decoding.draft_tree import DrawnToken
 from predictors.base import Predictor, load_predictor
 from predictors.outcomes import OUTCOMES
 from runtime.errors import UserError

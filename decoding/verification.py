@@ -1,7 +1,7 @@
-"""What a verification rule says: where the accepted path ends, and the distribution of the token
-that follows it."""
+"""Draft tokens put to the test, the distributions around them, and what a verification rule says of
+them: where the accepted path ends, and the distribution of the token that follows it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,11 +37,11 @@ class WarpedRows:
         self._logits = logits
         self._warp = warp
         self._distributions: dict[int, Tensor] = {}
-        self._known: dict[tuple[int, int], float] = {}  # p of tokens, from a GPU
+        self._noted: dict[tuple[int, int], float] = {}  # p of tokens, sent by a device
 
     def note(self, row: int, token: int, p: float) -> None:
-        """`self[row][token]` is on the host already."""
-        self._known[row, token] = p
+        """Note `self[row][token]`, which is on the host already."""
+        self._noted[row, token] = p
 
     @property
     def device(self) -> torch.device:
@@ -57,43 +57,108 @@ class WarpedRows:
         return self._distributions[row]
 
     def drawn(self, parents: Sequence[int], tokens: Sequence[int]) -> list[float | None]:
-        """p of each token after its parent's row; None where that row was not read: nothing is
-        warped for the record alone."""
-        drawn = list(zip(parents, tokens, strict=True))
-        found: list[float | None] = [self._known.get(pair) for pair in drawn]
-        read = [
-            (place, self._distributions[row][token])
-            for place, (row, token) in enumerate(drawn)
-            if found[place] is None and row in self._distributions
+        """Return p of each token after its parent's row; None where that row was not read: nothing
+        is warped for the record alone."""
+        p = [self._noted.get(pair) for pair in zip(parents, tokens, strict=True)]
+        missing = [
+            node
+            for node, row in enumerate(parents)
+            if p[node] is None and row in self._distributions
         ]
-        for (place, _), p in zip(read, numbers([p for _, p in read]), strict=True):
-            found[place] = p
-        return found
+        read = numbers([self._distributions[parents[node]][tokens[node]] for node in missing])
+        for node, value in zip(missing, read, strict=True):
+            p[node] = value
+        return p
 
 
 def numbers(scalars: Sequence[Tensor]) -> list[float]:
-    """Probabilities [] as numbers: of a GPU all at once, and refused there where one is none."""
+    """Return probabilities [] as numbers: those of a device in one copy, refused where one is no
+    number."""
     if not scalars or scalars[0].device.type == "cpu":
         return [scalar.item() for scalar in scalars]
-    found: list[float] = torch.stack(list(scalars)).tolist()
-    refuse_unless_finite(sum(found))
-    return found
+    sent: list[float] = torch.stack(list(scalars)).tolist()
+    refuse_unless_finite(sum(sent))
+    return sent
 
 
 Rows = Tensor | WarpedRows
 """p, by row."""
 
 
+@dataclass(frozen=True)
+class DraftPath:
+    """A path down a draft. Its rows are read in place: nothing of [V] is copied until a rule asks
+    for it.
+
+    rows:  [g + 1] the row the path starts from, then the row of each of its g tokens
+    first: [V], the target distribution the first token is tested against: p[rows[0]], or what
+    earlier drafts left of it"""
+
+    draft: Draft
+    p: Rows
+    rows: Sequence[int]
+    first: Tensor
+
+    @classmethod
+    def whole(cls, draft: Draft, p: Rows) -> "DraftPath":
+        """Return the one path of a chain, from the last committed token on."""
+        assert draft.is_chain, "this verifier is exact for chains only"
+        return cls(draft, p, range(len(draft) + 1), p[0])
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+    def target(self, t: int) -> Tensor:
+        """Return the target distribution after t tokens, [V]."""
+        return self.p[self.rows[t]] if t else self.first
+
+    def after(self) -> Tensor | None:
+        """Return what follows once all tokens are accepted, [V]; None when the last one is an open
+        leaf."""
+        return None if self.rows[-1] > self.draft.closed else self.target(len(self))
+
+    def q(self, t: int) -> Tensor:
+        """Return the distribution token t + 1 was drawn from, [V]."""
+        return self.draft.q[self.rows[t]]
+
+    def drawn(self) -> Iterator[tuple[float, float]]:
+        """Yield p and q of each token: on the host one after another, so that no row is warped that
+        is not asked for; from a device all at once."""
+        if self.first.device.type != "cpu":
+            yield from self.drawn_with([])[0]
+            return
+        for t, row in enumerate(self.rows[1:]):
+            token = self.draft.token[row - 1]
+            known = self.draft.drawn_q
+            q = known[row - 1] if known else self.q(t)[token].item()
+            assert q > 0, "a drawn token has q > 0"
+            yield self.target(t)[token].item(), q
+
+    def drawn_with(self, more: Sequence[Tensor]) -> tuple[list[tuple[float, float]], list[float]]:
+        """Return p and q of each token and `more` numbers [], in one copy from their device."""
+        tokens = [self.draft.token[row - 1] for row in self.rows[1:]]
+        known = [self.draft.drawn_q[row - 1] for row in self.rows[1:]] if self.draft.drawn_q else []
+        sides = (self.target,) if known else (self.target, self.q)
+        drawn = [side(t)[x].double() for side in sides for t, x in enumerate(tokens)]
+        sent, count = numbers([*drawn, *more]), len(tokens)
+        p, q = sent[:count], known or sent[count : 2 * count]
+        if isinstance(self.p, WarpedRows):
+            for t, token in enumerate(tokens):
+                if t or self.first is self.p[self.rows[0]]:
+                    self.p.note(self.rows[t], token, p[t])
+        return list(zip(p, q, strict=True)), sent[len(drawn) :]
+
+
 def sample_verdict(draft: Draft, distribution: VerdictDistribution, sampler: Sampler) -> Verdict:
     """The plain way to verify: draw the end of the path, then the token after it."""
-    row = sampler.draw(distribution.end_prob)
+    row = sampler.draw(distribution.end_prob).token
     residual = distribution.residual(row)
     return verdict_at(draft, row, residual, sampler)
 
 
 def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler) -> Verdict:
     """The verdict that ends at `row`, its last token drawn from `residual` [V]."""
-    token = None if residual is None else sampler.draw(residual)
+    token = None if residual is None else sampler.draw(residual).token
     return Verdict(row, draft.path(row), token, draft.closed + bool(draft.open))
 
 

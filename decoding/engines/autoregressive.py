@@ -48,6 +48,6 @@ class AutoregressiveEngine:
         with watch.stage("target"):
             logits = self.pair.target.forward(request.committed[-1:]).logits[-1]
         with watch.stage("sample"):
-            token = sampler.draw(self.warp.probs(logits))
+            token = sampler.draw(self.warp.probs(logits)).token
         tokens = request.commit([token])
         return RoundTrace([], [], [], 0, 0, tokens, [], 0, watch.lap())

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
-from decoding.draft_step import DraftStep
-from decoding.draft_tree import DraftTree
+from decoding.draft_tree import DraftStep, DraftTree
 from decoding.interfaces import (
     LM,
     BranchingStructure,
@@ -24,7 +23,7 @@ from decoding.interfaces import (
     ConfidenceRule,
     StopRule,
 )
-from decoding.sampling import Sampler, Warp, iid, top_tokens
+from decoding.sampling import Sampler, Warp, top_tokens
 from decoding.stopping.base import refuse_older
 from decoding.stopping.policy import ALL, NONE, SOME
 from decoding.structures.chain import draw_chain
@@ -119,9 +118,9 @@ class Pending:
         return Draft(
             list(range(count)),
             self.tree.token[:count],
-            [*self.q, (none := self.tree.zero_q())],
+            [*self.q, self.tree.zero_q()],
             int(self.unsure),
-            self.tree.drawn[:count] if none.device.type != "cpu" else (),
+            self.tree.drawn[:count],
         )
 
 
@@ -163,11 +162,11 @@ class Drafter:
     def start(self, context: RoundContext, outcome: int | None) -> Pending:
         """The draft stage. Class 0 draws nothing (nor does no class), 1 until the confidence rule
         stops, 2 `gamma` tokens."""
-        tree = DraftTree(self.lm, context.committed, self.warp, self.watch)
+        tree = DraftTree(self.lm, context, self.warp, self.watch, sampler=self.sampler)
         step, stop = DraftStep(tree), self.confidence if outcome == SOME else None
         limit = 0 if outcome in (NONE, None) else min(self.gamma, context.max_depth)
         self.confidence.begin_round(context)
-        ended = draw_chain(step, limit, context, stop, iid, self.sampler)
+        ended = draw_chain(step, limit, stop)
         unsure = step.count < limit and not ended and stop is not None and stop.keeps_unsure
         length, q = step.count - unsure, [tree.q(row) for row in range(step.count)]
         ended = ends(tree, length, context)
@@ -180,21 +179,21 @@ class Drafter:
         together by at most `continuation` tokens, one forward for all of them per depth. Class 0
         continues none, 1 each until no token is likely, 2 all of them to the end."""
         tree, tip = pending.tree, pending.length
-        if not tree.may_grow(tip, context):
+        if not tree.may_grow(tip):
             return Branches([], torch.zeros(0))
         rows, distribution = self._candidates(tree, tip, pending.unsure)
         paths = [[row] for row in rows]
         growing = [] if outcome == NONE else paths
         self.cut.begin_round(context)
         for _ in range(continuation):
-            growing = [path for path in growing if tree.may_grow(path[-1], context)]
+            growing = [path for path in growing if tree.may_grow(path[-1])]
             tree.run(path[-1] for path in growing)
             if outcome == SOME:
                 growing = [
                     path for path in growing if not DraftStep(tree, path[-1]).stopped_by(self.cut)
                 ]
             for path in growing:
-                path += _drawn(tree.draw(path[-1], tree.candidates(path[-1], iid, self.sampler)))
+                path += _drawn(tree.draw(path[-1]))
         return Branches(paths, distribution)
 
     def keep(
@@ -207,7 +206,7 @@ class Drafter:
             self.cut.begin_round(context)
             kept = self._until_unlikely(pending.tree, path)
         accepted = [*range(1, pending.length + 1), path[0]]
-        tree = pending.tree.reroot(accepted, kept, context.committed)
+        tree = pending.tree.reroot(accepted, kept, context)
         q, ended = [tree.q(row) for row in range(len(kept))], ends(tree, len(kept), context)
         return Pending(tree, len(kept), q, False, ended, outcome, True, 0)
 
@@ -230,10 +229,9 @@ class Drafter:
         tree.set_q(tip, distribution)
         if not bool(distribution.any()):
             return rows, distribution
-        drawn = tree.candidates(tip, self.rule.siblings, self.sampler)
-        rows = rows or _drawn(tree.draw(tip, drawn))
+        rows = rows or _drawn(tree.draw(tip, self.rule.siblings))
         width = self._width(tree.drawn_unwarped(rows[0]))
-        while len(rows) < width and (row := tree.draw(tip, drawn)) is not None:
+        while len(rows) < width and (row := tree.draw(tip, self.rule.siblings)) is not None:
             rows.append(row)
         return rows, distribution
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import Draft, zeros
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, outputs_of, prefill
+from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.interfaces import Pair
 from decoding.models.layers.recurrent import refuse_recurrent
 from decoding.sampling import Sampler, Warp
@@ -105,7 +105,7 @@ class LookaheadEngine:
         """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is
         no q to read."""
         parents, tokens = merged(ngrams, depth, self.eos_ids)
-        none = zeros(self.pair.target.vocab_size, torch.float32, outputs_of(self.pair.target))
+        none = zeros(self.pair.target.vocab_size, torch.float32, self.pair.target.output_device)
         return Draft(parents, tokens, [none] * (len(tokens) + 1))
 
     def _run_target(

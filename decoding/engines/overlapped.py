@@ -26,8 +26,7 @@ from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRul
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.policy import ALL
 from decoding.trace import RoundTrace, Stopwatch, Trace
-from decoding.verification import WarpedRows
-from decoding.verifiers.path import DraftPath
+from decoding.verification import DraftPath, WarpedRows
 from decoding.verifiers.tree_walk import run_trials, trials_of
 
 
@@ -206,7 +205,7 @@ class _Session:
         if left is None:
             return Outcome(pending.length, 0, None)
         if accepted < pending.length:
-            return Outcome(accepted, None, sampler.draw(left))
+            return Outcome(accepted, None, sampler.draw(left).token)
         if pending.ended:
             return Outcome(accepted, None, None)
         first = int(pending.unsure)
@@ -218,7 +217,7 @@ class _Session:
             if rest is None:
                 return Outcome(accepted, first + branch, None)
             left = rest
-        return Outcome(accepted, None, sampler.draw(left))
+        return Outcome(accepted, None, sampler.draw(left).token)
 
     def _note(self, pending: Pending, branches: Branches, outcome: Outcome) -> None:
         branched = outcome.branch is not None

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from decoding.draft import HOST, RoundContext
+from decoding.draft import RoundContext
 from decoding.interfaces import LM, Pair
 from runtime.errors import UserError
 
@@ -90,7 +90,7 @@ class RequestState:
             pair.target.embed,
             self.eos_ids,
             self.verdicts,
-            outputs_of(pair.draft),
+            pair.draft.output_device,
             self.draft_context,
         )
         if context.beyond_draft and not self.warned:
@@ -127,7 +127,7 @@ _idle = Condition()
 
 
 @contextmanager
-def alone(models: Sequence[Any]) -> Iterator[None]:
+def alone(models: Sequence[LM]) -> Iterator[None]:
     """Wait until no other thread is inside with one of `models`, each of which has one cache."""
     thread = get_ident()
     with _idle:
@@ -153,14 +153,13 @@ T = TypeVar("T")
 
 
 def on_own_devices(decode: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A method of an engine inside of which the outputs of both models of its `pair` stay on the
-    devices that made them, and no other thread decodes with either: it waits. Raises UserError
+    """Wrap a method of an engine, inside of which the outputs of both models of its `pair` stay on
+    the devices that made them, and no other thread decodes with either: it waits. Raises UserError
     where the same thread does, inside a callback of the first call."""
 
     @wraps(decode)
     def run(self: Any, *arguments: P.args, **options: P.kwargs) -> T:
-        both: list[Any] = [getattr(self.pair, side, None) for side in ("target", "draft")]
-        models = [lm for lm in both if hasattr(lm, "output_device")]  # tables have none
+        models = [self.pair.target, self.pair.draft]
         with alone(models):
             before = [lm.output_device for lm in models]
             for lm in models:
@@ -172,11 +171,6 @@ def on_own_devices(decode: Callable[Concatenate[Any, P], T]) -> Callable[Concate
                     lm.output_device = device
 
     return run
-
-
-def outputs_of(lm: LM) -> torch.device:
-    """Where its outputs are; those of a table are on the host."""
-    return getattr(lm, "output_device", HOST)
 
 
 def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:

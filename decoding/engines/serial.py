@@ -121,8 +121,17 @@ class SerialEngine:
         with watch.stage("stop"):
             self.stop.begin_round(context)
         layers = (*self.stop.draft_layers, *self.structure.draft_layers)
-        tree = DraftTree(self.pair.draft, context.committed, self.draft_warp, watch, layers)
-        self.structure.grow(tree, context, self.stop, self.verifier.siblings, sampler)
+        tree = DraftTree(
+            self.pair.draft,
+            context,
+            self.draft_warp,
+            watch,
+            layers,
+            self.stop,
+            self.verifier.siblings,
+            sampler,
+        )
+        self.structure.grow(tree)
         return tree
 
     def _run_target(self, context: RoundContext, draft: Draft) -> LMOutput:
@@ -147,7 +156,7 @@ class SerialEngine:
         return RoundTrace(
             draft_tokens=draft.token,
             draft_parents=draft.parent,
-            draft_q=tree.drawn_q(),
+            draft_q=list(draft.drawn_q),
             row=[0, *path][-1],
             accepted=len(path),
             tokens=tokens,

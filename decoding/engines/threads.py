@@ -35,9 +35,8 @@ class Worker:
         self.lm, self.begin = lm, begin
         self.spans: list[Span] = []
         self._stream: Any = None
-        device = getattr(lm, "device", None)
-        if threaded and device is not None and device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
+        if threaded and lm.device.type == "cuda":
+            self._stream = torch.cuda.Stream(lm.device)
         self._pool = ThreadPoolExecutor(1, name, _divide, (threads,)) if threaded else None
         self._working, self._over = Lock(), False
 
@@ -140,7 +139,7 @@ def threads_of_draft(
     """Where both models are on the CPU; None elsewhere, where there is nothing to divide. key:
     named in errors."""
     for side, lm in (("target", pair.target), ("draft", pair.draft)):
-        device = getattr(lm, "device", torch.device("cpu"))
+        device = lm.device
         if device.type != "cpu" and threads is not None:
             raise UserError(
                 f"{key}, pair.{side}_device: threads are divided between models on the CPU, and the"

@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from decoding.draft import HOST
 from decoding.interfaces import LMOutput, RowsWanted
 
 Context = tuple[int, ...]
@@ -54,6 +55,8 @@ class TableLM:
         self.max_length = max_length
         self.shape = (n_layers + 1, width)
         self.vocab_size = len(table(()))
+        self.device = self.output_device = HOST
+        self.user: int | None = None
         self.forwards = 0
         self.seconds = 0.0
         self._contexts: list[Context] = []  # of each cached row, itself included

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import Policy, lowest
 from decoding.stopping.rollout_table import RolloutTable

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.stopping.policy import Policy
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Predictor, Records

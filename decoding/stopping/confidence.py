@@ -5,7 +5,7 @@ The unsure token stays in the draft; to drop it would be biased."""
 from typing import Annotated
 
 from decoding.draft import RoundContext
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.policy import SOME, Policy, lowest, seen_later

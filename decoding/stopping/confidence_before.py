@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from decoding.draft import RoundContext
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import SOME, Policy, lowest
 from decoding.stopping.rollout_table import RolloutTable

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import NEVER, Policy
 from decoding.stopping.rollout_table import RolloutTable

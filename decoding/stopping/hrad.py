@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decoding.asking import said
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of, refuse_older
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy

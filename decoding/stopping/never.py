@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.policy import ALL
 

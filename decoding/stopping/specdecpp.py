@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decoding.asking import said
 from decoding.draft import RoundContext
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable

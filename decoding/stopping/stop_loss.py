@@ -6,7 +6,7 @@ from pydantic import Field
 
 from decoding.cost import read_cost
 from decoding.draft import RoundContext, Verdict
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.interfaces import StopRule
 from runtime.settings.kinds import Path
 

@@ -5,11 +5,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from decoding.draft import RoundContext, Shape
-from decoding.draft_step import DraftStep
-from decoding.draft_tree import DraftTree
-from decoding.interfaces import StopRule
-from decoding.sampling import Sampler, SiblingSampler
+from decoding.draft import Shape
+from decoding.draft_tree import DraftStep, DraftTree
+from decoding.sampling import SiblingSampler
 from decoding.structures.chain import draw_chain
 from runtime.settings.kinds import DraftLength
 
@@ -41,17 +39,9 @@ class BranchPoint:
         self.gamma_max, self.candidates = gamma_max, candidates
         self.max_siblings = self.candidates
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
-        step, limit = DraftStep(tree), min(self.gamma_max, context.max_depth)
-        if context.beyond_draft or draw_chain(step, limit, context, stop, siblings, sampler):
+    def grow(self, tree: DraftTree) -> None:
+        step, limit = DraftStep(tree), min(self.gamma_max, tree.context.max_depth)
+        if tree.context.beyond_draft or draw_chain(step, limit, tree.stop):
             return
-        drawn = tree.candidates(step.row, siblings, sampler)
-        rows = (tree.draw(step.row, drawn) for _ in range(self.candidates))
+        rows = (tree.draw(step.row) for _ in range(self.candidates))
         tree.open = sum(row is not None for row in rows)

@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from decoding.draft import RoundContext
-from decoding.draft_step import DraftStep
-from decoding.draft_tree import DraftTree
+from decoding.draft_tree import DraftStep, DraftTree
 from decoding.interfaces import StopRule
-from decoding.sampling import Sampler, SiblingSampler
 from runtime.settings.kinds import DraftLength
 
 
@@ -34,34 +31,14 @@ class Chain:
     ) -> None:
         self.gamma_max = gamma_max
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
-        draw_chain(
-            DraftStep(tree),
-            min(self.gamma_max, context.max_depth),
-            context,
-            stop,
-            siblings,
-            sampler,
-        )
+    def grow(self, tree: DraftTree) -> None:
+        draw_chain(DraftStep(tree), min(self.gamma_max, tree.context.max_depth), tree.stop)
 
 
-def draw_chain(
-    step: DraftStep,
-    limit: int,
-    context: RoundContext,
-    stop: StopRule | None,
-    siblings: SiblingSampler,
-    sampler: Sampler,
-) -> bool:
-    """Draw at most `limit` tokens from `step` on; whether EOS ended it. stop: None for no rule."""
-    while step.count < limit and not (stop and step.stopped_by(stop)):
-        if step.draw(siblings, sampler) in context.eos_ids:
+def draw_chain(step: DraftStep, limit: int, stop: StopRule | None) -> bool:
+    """Draw at most `limit` tokens from `step` on; return whether EOS ended it. stop: None for no
+    rule."""
+    while step.count < limit and not step.stopped_by(stop):
+        if step.draw() in step.eos_ids:
             return True
     return False

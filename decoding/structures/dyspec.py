@@ -19,10 +19,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from decoding.draft import RoundContext
 from decoding.draft_tree import DraftTree
-from decoding.interfaces import StopRule
-from decoding.sampling import Sampler, SiblingSampler, without_replacement
+from decoding.sampling import without_replacement
 from runtime.settings.kinds import Nodes
 
 
@@ -66,26 +64,17 @@ class DySpecHeap(_DySpec):
     ) -> None:
         self.budget = budget
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
-        positions, candidates = {0: Position(0, 1.0)}, dict[int, Iterator[int]]()
-        waiting = [(-1.0, 0)] if tree.may_grow(0, context) else []  # (-value, row)
+    def grow(self, tree: DraftTree) -> None:
+        positions = {0: Position(0, 1.0)}
+        waiting = [(-1.0, 0)] if tree.may_grow(0) else []  # (-value, row)
         while waiting and len(tree.token) < self.budget:
             here = positions[heappop(waiting)[1]]
-            if here.row not in candidates:
-                candidates[here.row] = tree.candidates(here.row, siblings, sampler)
-            child = tree.draw(here.row, candidates[here.row])
+            child = tree.draw(here.row)
             if child is None:
                 continue
             positions[child] = here.took(tree, child)
             for position in (here, positions[child]):
-                if position.value > 0 and tree.may_grow(position.row, context):
+                if position.value > 0 and tree.may_grow(position.row):
                     heappush(waiting, (-position.value, position.row))
 
 
@@ -108,43 +97,22 @@ class DySpecLayers(_DySpec):
     ) -> None:
         self.threshold, self.cap = threshold, cap
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
+    def grow(self, tree: DraftTree) -> None:
         layer = [Position(0, 1.0)]
-        while layer := self._worth_drawing(tree, layer, context):
+        while layer := self._worth_drawing(tree, layer):
             tree.run(here.row for here in layer)
-            below = [
-                self._children(tree, here, tree.candidates(here.row, siblings, sampler))
-                for here in layer
-            ]
-            layer = [position for positions in below for position in positions]
+            layer = [below for here in layer for below in self._children(tree, here)]
 
-    def _worth_drawing(
-        self, tree: DraftTree, layer: Sequence[Position], context: RoundContext
-    ) -> list[Position]:
-        """The most valuable first, no more than the cap has room for: each that is served draws at
+    def _worth_drawing(self, tree: DraftTree, layer: Sequence[Position]) -> list[Position]:
+        """Return the most valuable first, no more than the cap leaves: each that is served draws at
         least once."""
-        worth = [
-            here
-            for here in layer
-            if here.value > self.threshold and tree.may_grow(here.row, context)
-        ]
-        worth.sort(key=lambda here: -here.value)
-        return worth[: self.cap - len(tree.token)]
+        drawable = [p for p in layer if p.value > self.threshold and tree.may_grow(p.row)]
+        drawable.sort(key=lambda position: -position.value)
+        return drawable[: self.cap - len(tree.token)]
 
-    def _children(
-        self, tree: DraftTree, here: Position, candidates: Iterator[int]
-    ) -> list[Position]:
-        below = list[Position]()
+    def _children(self, tree: DraftTree, here: Position) -> Iterator[Position]:
         while here.value > self.threshold and len(tree.token) < self.cap:
-            child = tree.draw(here.row, candidates)
+            child = tree.draw(here.row)
             if child is None:
-                break
-            below.append(here.took(tree, child))
-        return below
+                return
+            yield here.took(tree, child)

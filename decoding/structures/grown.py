@@ -13,10 +13,8 @@ from torch import Tensor
 
 from decoding.cost import CostTable
 from decoding.draft import RoundContext, Shape
-from decoding.draft_step import DrawnToken
-from decoding.draft_tree import DraftTree
-from decoding.interfaces import StopRule
-from decoding.sampling import SETTLED_FIRST, Sampler, SiblingSampler
+from decoding.draft_tree import DraftTree, DrawnToken
+from decoding.sampling import SETTLED_FIRST, SiblingSampler
 from decoding.stopping.base import in_chunks, matrix_of
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth, row_seconds
@@ -41,7 +39,7 @@ class Position:
     candidates so far; said: by the predictor, of `row` before the first candidate, of the eldest
     candidate then; None: not asked yet, and `value` is the most it may be; beside: what was said of
     a second candidate at the position before; chances: of younger candidates to come, each if its
-    elders are rejected; candidates: None before the first"""
+    elders are rejected; begun: whether the first was drawn"""
 
     row: int
     value: float
@@ -49,7 +47,7 @@ class Position:
     said: Said | None
     beside: float
     chances: list[float] = field(default_factory=list)
-    candidates: Iterator[int] | None = None
+    begun: bool = False
 
 
 class Grown:
@@ -109,27 +107,21 @@ class Grown:
         self.columns = inputs.columns("token")
         self._outcomes = f"outcomes by {checkpoint}"  # column of a table
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
-        rate = self._rate(context)
-        if not self._copied(tree, context):
-            growing = _Growing(self, tree, context, siblings, sampler, rate)
+    def grow(self, tree: DraftTree) -> None:
+        rate = self._rate(tree.context)
+        if not self._copied(tree):
+            growing = _Growing(self, tree, rate)
             while (position := growing.best()) is not None:
                 growing.draw(position)
         self._seconds += self.cost.draft * tree.forwards + self.cost.target(len(tree.token) + 1)
 
-    def _copied(self, tree: DraftTree, context: RoundContext) -> bool:
+    def _copied(self, tree: DraftTree) -> bool:
+        context = tree.context
         if self.copies is None or not context.max_copied:
             return False
         with tree.watch.stage("sample"):
             tokens = self.copies.of(context.committed, min(self.budget, context.max_copied))
-        copy(tree, 0, tokens, context.eos_ids)
+        copy(tree, 0, tokens)
         return bool(tokens)
 
     def _rate(self, context: RoundContext) -> float:
@@ -161,16 +153,13 @@ class _Growing:
 
     by: Grown
     tree: DraftTree
-    context: RoundContext
-    siblings: SiblingSampler
-    sampler: Sampler
     rate: float
     waiting: list[tuple[float, int, Position]] = field(default_factory=list)
     arrival: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.budget = self.by.budget if readable(self.by.predictor.inputs, self.context) else 1
-        if self.tree.may_grow(0, self.context):
+        self.budget = self.by.budget if readable(self.by.predictor.inputs, self.tree.context) else 1
+        if self.tree.may_grow(0):
             self._wait(Position(0, 1.0, 1.0, CERTAIN, 0.0))
 
     def best(self) -> Position | None:
@@ -186,12 +175,12 @@ class _Growing:
 
     def draw(self, position: Position) -> None:
         """The next candidate there, or two where their number is settled before the first."""
-        if position.candidates is not None:
+        if position.begun:
             self._younger(position)
             return
-        settled = self.siblings in SETTLED_FIRST
+        settled = self.tree.siblings in SETTLED_FIRST
         paired = settled and self._worth_a_pair(position)
-        position.candidates = self.tree.candidates(position.row, self.siblings, self.sampler)
+        position.begun = True
         said = self._eldest(position)
         if said and not settled:
             position.chances = said.siblings(self.by.max_siblings - 1)
@@ -202,7 +191,7 @@ class _Growing:
 
     def _eldest(self, position: Position) -> Said | None:
         """None where nothing can be drawn after it."""
-        child = self.tree.draw(position.row, _there(position.candidates))
+        child = self.tree.draw(position.row)
         if child is None or len(self.tree.token) == self.budget:
             return None
         position.said = said = self._ask(child)
@@ -212,7 +201,7 @@ class _Growing:
 
     def _younger(self, position: Position) -> None:
         chance, eldest = position.chances.pop(0), position.said
-        child = self.tree.draw(position.row, _there(position.candidates))
+        child = self.tree.draw(position.row)
         if child is not None and eldest is not None:
             reach = position.reach * chance
             self._below(Position(child, reach, reach, None, eldest.second))
@@ -222,7 +211,7 @@ class _Growing:
     def _below(self, position: Position) -> None:
         """A first candidate after a token that has just been drawn. It is worth no more than the
         reach of that token; and, by a fitted survival, no more than its draw was."""
-        if not self.tree.may_grow(position.row, self.context):
+        if not self.tree.may_grow(position.row):
             return
         if position.said is None:
             self._wait(position)
@@ -243,7 +232,7 @@ class _Growing:
 
     def _wait(self, position: Position) -> None:
         if position.value > 0:
-            first = position.candidates is None
+            first = not position.begun
             gain = position.value - self.rate * self.by.cost.draft * first
             heappush(self.waiting, (-gain, next(self.arrival), position))
 
@@ -257,7 +246,7 @@ class _Growing:
 
     def _ask(self, row: int) -> Said:
         with self.tree.watch.stage("stop"):
-            return ask(self.by.predictor, self.context, DrawnToken(self.tree, row))
+            return ask(self.by.predictor, self.tree.context, DrawnToken(self.tree, row))
 
 
 def _checked(copies: Copies | None) -> Copies | None:
@@ -277,8 +266,3 @@ def _refuse_states_of_the_token(inputs: Inputs, checkpoint: Path) -> None:
             " question, which this structure's prices leave out. Train one that reads draft_before:"
             " python train.py predictor=value predictor.inputs=[q_stats,q_path,depth,draft_before]"
         )
-
-
-def _there(candidates: Iterator[int] | None) -> Iterator[int]:
-    assert candidates is not None, "a position that has begun has candidates"
-    return candidates

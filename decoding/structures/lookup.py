@@ -6,10 +6,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from decoding.draft import RoundContext
 from decoding.draft_tree import DraftTree
-from decoding.interfaces import StopRule
-from decoding.sampling import Sampler, SiblingSampler
 from runtime.errors import UserError
 from runtime.settings.kinds import DraftLength
 
@@ -40,19 +37,11 @@ class Lookup:
         self.ngrams = ngram_sizes(ngram_max, ngram_min)
         self.gamma = gamma
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
+    def grow(self, tree: DraftTree) -> None:
         with tree.watch.stage("sample"):
-            tokens = continuation(
-                context.committed, self.ngrams, min(self.gamma, context.max_copied)
-            )
-        copy(tree, 0, tokens, context.eos_ids)
+            committed, most = tree.context.committed, min(self.gamma, tree.context.max_copied)
+            tokens = continuation(committed, self.ngrams, most)
+        copy(tree, 0, tokens)
 
 
 class Copies:
@@ -86,12 +75,12 @@ def ngram_sizes(ngram_max: int, ngram_min: int) -> range:
     return range(ngram_max, ngram_min - 1, -1)
 
 
-def copy(tree: DraftTree, row: int, tokens: Sequence[int], eos_ids: frozenset[int]) -> None:
+def copy(tree: DraftTree, row: int, tokens: Sequence[int]) -> None:
     """Add `tokens` below `row` up to the first EOS: point masses, without a forward."""
     with tree.watch.stage("sample"):
         for token in tokens:
             row = tree.copy(row, token)
-            if token in eos_ids:
+            if token in tree.context.eos_ids:
                 return
 
 

@@ -4,10 +4,8 @@ all."""
 from collections.abc import Sequence
 from typing import Annotated
 
-from decoding.draft import RoundContext
 from decoding.draft_tree import DraftTree
-from decoding.interfaces import StopRule
-from decoding.sampling import Sampler, SiblingSampler, top_tokens
+from decoding.sampling import top_tokens
 from runtime.settings.kinds import DraftLength, Nodes
 
 
@@ -35,24 +33,16 @@ class Reranked:
     ) -> None:
         self.width, self.depth, self.nodes = width, depth, nodes
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
+    def grow(self, tree: DraftTree) -> None:
         product, layer = [1.0], [0]
         for _ in range(self.depth):
-            layer = [row for row in layer if tree.may_grow(row, context)]
+            layer = [row for row in layer if tree.may_grow(row)]
             layer = sorted(layer, key=lambda row: -product[row])[: self.width]
             tree.run(layer)
             below = list[int]()
             for row in layer:
-                candidates = tree.candidates(row, siblings, sampler)
                 for _ in range(self.width):
-                    child = tree.draw(row, candidates)
+                    child = tree.draw(row)
                     if child is None:
                         break
                     product.append(product[row] * tree.drawn[child - 1])

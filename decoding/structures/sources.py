@@ -6,11 +6,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from decoding.draft import RoundContext
-from decoding.draft_step import DraftStep
-from decoding.draft_tree import DraftTree
-from decoding.interfaces import StopRule
-from decoding.sampling import Sampler, SiblingSampler
+from decoding.draft_tree import DraftStep, DraftTree
 from decoding.structures.lookup import Copies, copy
 from runtime.settings.kinds import DraftLength
 
@@ -47,23 +43,17 @@ class Sources:
     ) -> None:
         self.gamma_max, self.copies = gamma_max, Copies(ngram_max, ngram_min, stretch)
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
+    def grow(self, tree: DraftTree) -> None:
+        context = tree.context
         step, text = DraftStep(tree), context.committed
         drawn = min(self.gamma_max, context.max_depth)
         while step.count < context.max_copied:
             with tree.watch.stage("sample"):
                 tokens = self.copies.of(text, context.max_copied - step.count)
             if tokens:
-                return copy(tree, step.row, tokens, context.eos_ids)
-            if step.count == drawn or step.stopped_by(stop):
+                return copy(tree, step.row, tokens)
+            if step.count == drawn or step.stopped_by(tree.stop):
                 return
-            if step.draw(siblings, sampler) in context.eos_ids:
+            if step.draw() in context.eos_ids:
                 return
             text = torch.cat([text, torch.tensor(step.tokens[-1:])])

@@ -5,10 +5,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from decoding.draft import RoundContext, Shape
+from decoding.draft import Shape
 from decoding.draft_tree import DraftTree
-from decoding.interfaces import StopRule
-from decoding.sampling import Sampler, SiblingSampler, iid
+from decoding.sampling import SiblingSampler, iid
 from runtime.settings.kinds import Widths
 
 PlannedRow = tuple[int, int]
@@ -36,41 +35,22 @@ class StaticTree:
             self._children[parent].append(row)
         self.max_siblings = max(map(len, self._children))
 
-    def grow(
-        self,
-        tree: DraftTree,
-        context: RoundContext,
-        stop: StopRule,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> None:
+    def grow(self, tree: DraftTree) -> None:
         layer: list[PlannedRow] = [(0, 0)]
         while layer:
-            layer = self._next_layer(tree, layer, context, siblings, sampler)
-
-    def _next_layer(
-        self,
-        tree: DraftTree,
-        layer: Sequence[PlannedRow],
-        context: RoundContext,
-        siblings: SiblingSampler,
-        sampler: Sampler,
-    ) -> list[PlannedRow]:
-        inner = [
-            (row, planned)
-            for row, planned in layer
-            if self._children[planned] and tree.may_grow(row, context)
-        ]
-        tree.run(row for row, _ in inner)
-        below = list[PlannedRow]()
-        for row, planned in inner:
-            candidates = tree.candidates(row, siblings, sampler)
-            for child in self._children[planned]:
-                drawn = tree.draw(row, candidates)
-                if drawn is None:
-                    break
-                below.append((drawn, child))
-        return below
+            inner = [
+                (row, self._children[planned])
+                for row, planned in layer
+                if self._children[planned] and tree.may_grow(row)
+            ]
+            tree.run(row for row, _ in inner)
+            layer = []
+            for row, children in inner:
+                for child in children:
+                    drawn = tree.draw(row)
+                    if drawn is None:
+                        break
+                    layer.append((drawn, child))
 
 
 class WidthTree(StaticTree):

@@ -12,8 +12,13 @@ from torch import Tensor
 
 from decoding.draft import Draft, Verdict
 from decoding.sampling import Sampler, SiblingSampler, iid
-from decoding.verification import Rows, VerdictDistribution, residual_distribution, verdict_at
-from decoding.verifiers.path import DraftPath
+from decoding.verification import (
+    DraftPath,
+    Rows,
+    VerdictDistribution,
+    residual_distribution,
+    verdict_at,
+)
 
 
 class BlockVerifier:
@@ -48,27 +53,26 @@ def block_distribution(path: DraftPath) -> VerdictDistribution:
 
 
 def block_walk(path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-    """`block_distribution`, scanned lazily: tokens accepted, residual [V]. One pass over the
-    vocabulary per coin thrown."""
-    there = path.first.device.type != "cpu"
-    joint, masses = _known_there(path) if there else (joint_ratios(path), [])
+    """Scan `block_distribution` lazily: return tokens accepted, residual [V]. One pass over the
+    vocabulary per coin thrown; on a device, where each look is a wait, all at once."""
+    on_host = path.first.device.type == "cpu"
+    joint, masses = (joint_ratios(path), []) if on_host else _sent(path)
     t = len(path)
     while t > 0 and not _throw(path, joint, t, sampler, masses):
         t -= 1
     return t, _residual(path, joint, t)
 
 
-def _known_there(path: DraftPath) -> tuple[list[float], list[float]]:
-    """P_0 .. P_g and Z_0 .. Z_{g-1} from a GPU, in one copy."""
-    tokens = [path.draft.token[row - 1] for row in path.rows[1:]]
+def _sent(path: DraftPath) -> tuple[list[float], list[float]]:
+    """Return P_0 .. P_g and Z_0 .. Z_{g-1} from a device, in one copy."""
     ratio, masses = path.first.new_ones((), dtype=torch.float64), list[Tensor]()
-    for t, token in enumerate(tokens):
-        p, q = path.target(t), path.q(t)
+    for t, row in enumerate(path.rows[1:]):
+        token, p, q = path.draft.token[row - 1], path.target(t), path.q(t)
         short = torch.addcmul(q, p, ratio.to(p), value=-1).clamp_(max=0)
         masses.append(-short.sum(dtype=torch.float64))
         ratio = (ratio * p[token].double() / q[token].double()).clamp_max(1.0)
-    drawn, found = path.drawn_there(tokens, masses)
-    return _joint(drawn), found
+    drawn, sent = path.drawn_with(masses)
+    return _joint(drawn), sent
 
 
 def joint_ratios(path: DraftPath) -> list[float]:

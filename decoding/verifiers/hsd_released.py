@@ -12,9 +12,8 @@ from torch import Tensor
 
 from decoding.draft import Draft, Verdict
 from decoding.sampling import Sampler, SiblingSampler, iid
-from decoding.verification import Rows, VerdictDistribution, sample_verdict
+from decoding.verification import DraftPath, Rows, VerdictDistribution, sample_verdict
 from decoding.verifiers.block import block_distribution
-from decoding.verifiers.path import DraftPath
 from runtime.errors import UserError
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from decoding.draft import Draft, Verdict
 from decoding.sampling import Sampler, SiblingSampler, iid
-from decoding.verification import Rows, VerdictDistribution, verdict_at
+from decoding.verification import DraftPath, Rows, VerdictDistribution, verdict_at
 from decoding.verifiers.block import block_distribution, block_walk
-from decoding.verifiers.path import DraftPath
 from decoding.verifiers.token import token_distribution, token_walk
 
 RULES = {"token": (token_distribution, token_walk), "block": (block_distribution, block_walk)}

@@ -6,8 +6,13 @@ from torch import Tensor
 
 from decoding.draft import Draft, Verdict
 from decoding.sampling import Sampler, SiblingSampler, iid
-from decoding.verification import Rows, VerdictDistribution, residual_distribution, verdict_at
-from decoding.verifiers.path import DraftPath
+from decoding.verification import (
+    DraftPath,
+    Rows,
+    VerdictDistribution,
+    residual_distribution,
+    verdict_at,
+)
 
 
 class TokenVerifier:

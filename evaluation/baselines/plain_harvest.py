@@ -21,7 +21,7 @@ from decoding.draft_tree import DraftTree
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair
-from decoding.picking import DevicePool, Pool, pool_of
+from decoding.picking import Draw, Pool, pool_of
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
@@ -56,9 +56,8 @@ class RecordedDraws(Sampler):
         super().__init__(torch.Generator())
         self._draws, self._accepts = iter(draws.tolist()), iter(accepts.tolist())
 
-    def draw(self, distribution: Tensor | Pool | DevicePool) -> int:
-        pool = pool_of(distribution) if isinstance(distribution, Tensor) else distribution
-        return pool.pick(next(self._draws, 0.5))
+    def draw(self, distribution: Tensor | Pool) -> Draw:
+        return pool_of(distribution).pick(next(self._draws, 0.5))
 
     def accept(self, p: float, q: float) -> bool:
         return next(self._accepts) * q < p
@@ -102,7 +101,7 @@ class OneByOne(SerialEngine):
 
 def _columns(tree: DraftTree, draft: Draft, logits: Tensor, warp: Warp) -> Row:
     """What a round's record says about each of its tokens."""
-    q, tokens = torch.tensor(tree.drawn_q()), torch.tensor(draft.token, dtype=torch.long)
+    q, tokens = torch.tensor(draft.drawn_q), torch.tensor(draft.token, dtype=torch.long)
     unwarped = torch.stack([tree.unwarped_q(row) for row in range(len(draft))])
     return {
         "token": tokens,

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from decoding.picking import DevicePool, Pool
+from decoding.picking import DevicePool, Draw, Pool
 from decoding.sampling import Sampler
 
 Distribution = dict[Hashable, float]
@@ -26,7 +26,7 @@ class Branching(Sampler):
     def fork(self) -> "Branching":
         return self
 
-    def draw(self, distribution: Tensor | Pool | DevicePool) -> int:
+    def draw(self, distribution: Tensor | Pool) -> Draw:
         """From a pool of a device as it draws there: by a number in the middle of the branch."""
         plain = isinstance(distribution, Tensor)
         weights = (distribution if plain else distribution.distribution()).tolist()
@@ -34,9 +34,9 @@ class Branching(Sampler):
         choice = self._branch([weight / total for weight in weights])
         if isinstance(distribution, DevicePool):
             drawn = distribution.pick((sum(weights[:choice]) + weights[choice] / 2) / total)
-            assert drawn == choice
+            assert drawn.token == choice
             return drawn
-        return choice
+        return Draw(choice, weights[choice])
 
     def accept(self, p: float, q: float) -> bool:
         accept = min(1.0, p / q)

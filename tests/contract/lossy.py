@@ -8,9 +8,10 @@ from itertools import pairwise, takewhile
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, RoundContext
-from decoding.draft_tree import DraftTree, depth_first
+from decoding.draft import Draft, RoundContext, depth_first
+from decoding.draft_tree import DraftTree
 from decoding.engines.branching import Branches, Drafter, Pending
+from decoding.picking import Draw, Pool
 from decoding.sampling import Sampler, SiblingSampler, top_tokens
 from decoding.structures.grown import Grown
 from decoding.verification import VerdictDistribution, residual_distribution
@@ -128,7 +129,7 @@ def heap_tree(case: Instance, budget: int, sampler: Sampler) -> list[tuple[int, 
         value, row, distribution = waiting.pop(
             max(range(len(waiting)), key=lambda i: waiting[i][0])
         )
-        token = sampler.draw(distribution)
+        token = sampler.draw(distribution).token
         share, rest = (distribution[token] / distribution.sum()).item(), distribution.clone()
         rest[token] = 0
         nodes.append((row, token, value * share))
@@ -184,7 +185,8 @@ class Redrawing(Drafter):
         found = super().start(context, outcome)
         if not found.unsure:
             return found
-        for nodes in (found.tree.token, found.tree.parent, found.tree.depth):
+        tree = found.tree
+        for nodes in (tree.token, tree.parent, tree.depth, tree.drawn):
             nodes.pop()
         return replace(found, q=found.q[:-1], unsure=False)
 
@@ -224,7 +226,7 @@ class WidthOfSecond(Drafter):
         distribution = tree.q(tip)
         drawn = self.rule.siblings(distribution, self.sampler)
         rows, second = [tree.add(tip, next(drawn))], next(drawn, None)
-        if second is not None and int(self.k_max * (1 - distribution[second].item())) > 1:
+        if second is not None and int(self.k_max * (1 - second.q)) > 1:
             rows.append(tree.add(tip, second))
         return rows, distribution
 
@@ -243,11 +245,11 @@ class TopAnyPassing(AnyPassing):
 class FirstDrawn(Sampler):
     """Gives `first` on the first draw."""
 
-    def __init__(self, first: int, sampler: Sampler) -> None:
-        self.first: int | None = first
+    def __init__(self, first: Draw, sampler: Sampler) -> None:
+        self.first: Draw | None = first
         self.sampler = sampler
 
-    def draw(self, probs: Tensor) -> int:
+    def draw(self, probs: Tensor | Pool) -> Draw:
         first, self.first = self.first, None
         return self.sampler.draw(probs) if first is None else first
 
@@ -263,17 +265,19 @@ class UnsureAsCandidate(Drafter):
     def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
         if len(tree.token) == tip:
             return super()._candidates(tree, tip, unsure)
-        drawn = self.rule.siblings(tree.q(tip), FirstDrawn(tree.token[tip], self.sampler))
+        first = Draw(tree.token[tip], tree.drawn[tip])
+        drawn = self.rule.siblings(tree.q(tip), FirstDrawn(first, self.sampler))
         next(drawn)
-        second = tree.draw(tip, drawn)
-        return [tip + 1] if second is None else [tip + 1, second], tree.q(tip)
+        second = next(drawn, None)
+        rows = [tip + 1] if second is None else [tip + 1, tree.add(tip, second)]
+        return rows, tree.q(tip)
 
 
 class Pruning:
     """Draws, then keeps the most valuable half of the nodes by their own probability."""
 
-    def grow(self, tree, context, stop, siblings, sampler) -> None:
-        super().grow(tree, context, stop, siblings, sampler)
+    def grow(self, tree) -> None:
+        super().grow(tree)
         reach = [1.0]
         for token, parent in zip(tree.token, tree.parent, strict=True):
             reach.append(reach[parent] * tree.q(parent)[token].item())
@@ -283,7 +287,7 @@ class Pruning:
         ]  # a parent is worth more than its children
         tree.parent = [kept.index(tree.parent[row - 1]) for row in kept if row]
         tree.token = [tree.token[row - 1] for row in kept if row]
-        tree._drawn = [tree.drawn[row - 1] for row in kept if row]
+        tree.drawn = [tree.drawn[row - 1] for row in kept if row]
         tree._distributions = {
             new: tree._distributions[old]
             for new, old in enumerate(kept)

@@ -30,7 +30,6 @@ class PlacedLM(TableLM):
     def __init__(self, lm: TableLM, device: str) -> None:
         super().__init__(lm.table)
         self.device, self.output_device = torch.device(device), torch.device("cpu")
-        self.user: int | None = None
 
     def forward(self, *args: Any, **options: Any) -> LMOutput:
         found = super().forward(*args, **options)

@@ -23,8 +23,8 @@ from tests.contract.lossy import Pruning
 class DroppingChain(Chain):
     """SpecBranch's class 1 as printed: a drawn token with q < eps is looked at and taken back."""
 
-    def grow(self, tree, context, stop, siblings, sampler) -> None:
-        super().grow(tree, context, stop, siblings, sampler)
+    def grow(self, tree) -> None:
+        super().grow(tree)
         if tree.token and tree.q(tree.parent[-1])[tree.token[-1]] < 0.4:
             tree.token.pop()
             tree.parent.pop()

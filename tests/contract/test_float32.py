@@ -9,6 +9,7 @@ import torch
 
 from decoding.draft import Draft
 from decoding.interfaces import Verifier
+from decoding.picking import Draw
 from decoding.sampling import SMALLEST, Sampler, Warp
 from decoding.verification import sample_verdict
 from tests.contract.enumeration import distribution_of
@@ -26,9 +27,9 @@ class Decisions(Sampler):
     def __init__(self, sampler: Sampler) -> None:
         self.accept = sampler.accept  # type: ignore[method-assign]
 
-    def draw(self, probs: torch.Tensor) -> int:
+    def draw(self, probs: torch.Tensor) -> Draw:
         self.follows = probs
-        return 0
+        return Draw(0, 1.0)
 
 
 def large_case(vocab: int = 50_000) -> Instance:
@@ -126,7 +127,7 @@ def position_error(name: str, p: torch.Tensor, q: torch.Tensor, width: int, lazi
     verifier = RULES[name]
 
     def first(sampler: Sampler) -> int:
-        tokens = list(islice(verifier.siblings(q, sampler), width))
+        tokens = [each.token for each in islice(verifier.siblings(q, sampler), width)]
         leaves = [torch.zeros_like(q)] * len(tokens)
         draft = Draft([0] * len(tokens), tokens, [q, *leaves])
         rows = p.expand(len(tokens) + 1, -1)

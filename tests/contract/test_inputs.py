@@ -15,7 +15,7 @@ from data_gen.run import finish
 from data_gen.samples import read_inputs
 from data_gen.storage.dataset import Harvest
 from decoding.draft import RoundContext
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp

@@ -57,7 +57,7 @@ def pair_distribution(q: Tensor, siblings: SiblingSampler) -> Tensor | None:
     """[V, V], joint distribution of the first two candidates; None where there is only one."""
     pairs = torch.zeros(len(q), len(q), dtype=torch.float64)
     for pair, probability in distribution_of(
-        lambda sampler: tuple(islice(siblings(q, sampler), 2))
+        lambda sampler: tuple(each.token for each in islice(siblings(q, sampler), 2))
     ).items():
         if len(pair) < 2:
             return None

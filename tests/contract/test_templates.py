@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from decoding.draft import Draft, Verdict
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
 from decoding.sampling import Warp, iid
 from decoding.stopping.confidence import Confidence
@@ -27,10 +27,10 @@ class AtMostTwo:
     uses_draft = True
     draft_layers = target_layers = ()
 
-    def grow(self, tree, context, stop, siblings, sampler) -> None:
+    def grow(self, tree) -> None:
         step = DraftStep(tree)
-        while step.count < min(2, context.max_depth) and not step.stopped_by(stop):
-            if step.draw(siblings, sampler) in context.eos_ids:
+        while step.count < min(2, tree.context.max_depth) and not step.stopped_by(tree.stop):
+            if step.draw() in tree.context.eos_ids:
                 return
 
 
@@ -59,9 +59,9 @@ class OneByOne:
     def verify(self, draft: Draft, p, sampler) -> Verdict:
         for row, token in enumerate(draft.token):
             if not sampler.accept(p[row][token].item(), draft.q[row][token].item()):
-                drawn = sampler.draw(self.residual(draft, p, row))
+                drawn = sampler.draw(self.residual(draft, p, row)).token
                 return Verdict(row, draft.token[:row], drawn, len(draft))
-        return Verdict(len(draft), draft.token, sampler.draw(p[len(draft)]), len(draft))
+        return Verdict(len(draft), draft.token, sampler.draw(p[len(draft)]).token, len(draft))
 
 
 @pytest.mark.parametrize("stop", [Never(), Confidence(0.4)], ids=["never", "confidence"])

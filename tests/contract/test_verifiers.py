@@ -6,10 +6,9 @@ import torch
 
 from decoding.draft import Draft
 from decoding.sampling import Sampler
-from decoding.verification import sample_verdict
+from decoding.verification import DraftPath, sample_verdict
 from decoding.verifiers.block import BlockVerifier, joint_ratios
 from decoding.verifiers.oracles import naive_hsd
-from decoding.verifiers.path import DraftPath
 from decoding.verifiers.token import TokenVerifier
 from tests.contract.enumeration import (
     Distribution,

@@ -101,9 +101,8 @@ def grow(
     nodes: list[tuple[int, int]] = []
 
     def descend(row: int, place: Place, prefix: Prefix) -> None:
-        for number, token in enumerate(
-            list(islice(siblings(case.q(prefix), sampler), width(place)))
-        ):
+        drawn = list(islice(siblings(case.q(prefix), sampler), width(place)))
+        for number, (token, *_) in enumerate(drawn):
             nodes.append((row, token))
             descend(len(nodes), (*place, number), (*prefix, token))
 

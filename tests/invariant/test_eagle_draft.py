@@ -17,6 +17,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.draft import EagleDraft
 from decoding.models.eagle.maps import read_maps
 from decoding.models.loading import ModelPair
+from decoding.picking import Draw
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
@@ -261,11 +262,11 @@ def test_check_replay_has_the_logits_of_the_decode(known: int) -> None:
     pair.target.reset()
     pair.draft.reset()
     prefill(pair.target, text[:known])
-    tree = DraftTree(pair.draft, text[:known], Warp(), Stopwatch())
+    tree = DraftTree(pair.draft, RoundContext(text[:known], 9), Warp(), Stopwatch())
     row = 0
     for expected, token in zip(found, [*drafted, 0], strict=True):
         torch.testing.assert_close(tree.q(row), Warp().probs(expected))
-        row = tree.add(row, token)
+        row = tree.add(row, Draw(token, tree.q(row)[token].item()))
 
 
 def test_what_cannot_feed_it_says_which_draft_to_use() -> None:

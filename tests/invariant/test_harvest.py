@@ -22,7 +22,7 @@ from data_gen.siblings import siblings
 from data_gen.storage import shards
 from data_gen.verdicts import Coins, Verdicts, sampled_verdicts
 from decoding.draft import RoundContext
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import CachedLM, ModelPair
 from decoding.picking import pick

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft
+from decoding.draft import Draft, RoundContext
 from decoding.draft_tree import DraftTree
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair
@@ -33,7 +33,7 @@ UNIFORM = (0.0, 0.25, 0.5, 0.75, 1 - 2.0**-53)
 )
 def test_no_token_of_probability_0_is_drawn(masses: list[float]) -> None:
     with pretend():
-        drawn = {DevicePool(torch.tensor(masses, device="cuda:0")).pick(u) for u in UNIFORM}
+        drawn = {DevicePool(torch.tensor(masses, device="cuda:0")).pick(u).token for u in UNIFORM}
     assert drawn <= {token for token, mass in enumerate(masses) if mass > 0}
 
 
@@ -43,7 +43,7 @@ def test_nor_where_a_sum_made_in_parts_rises_there(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Tensor, "cumsum", lambda *_, **__: uneven.to("cuda:0"))
     with pretend():
         pool = DevicePool(torch.tensor([0.25, 0.0, 0.25, 0.5, 0.0], device="cuda:0"))
-        assert pool.pick(0.25) in (0, 2) and pool.pick(1 - 2.0**-50) == 3
+        assert pool.pick(0.25).token in (0, 2) and pool.pick(1 - 2.0**-50).token == 3
 
 
 def test_nothing_is_drawn_from_nothing() -> None:
@@ -104,12 +104,13 @@ def test_q_of_copied_and_of_drawn_tokens_keep_their_order() -> None:
     """Copied ones are on the host where no model has been asked before."""
     with pretend():
         lm = pair_on("cuda:0", "cuda:0").draft
-        tree = DraftTree(lm, torch.tensor(PROMPT), Warp(), Stopwatch())
+        lm.output_device = lm.device
+        tree = DraftTree(lm, RoundContext(torch.tensor(PROMPT), 9), Warp(), Stopwatch())
         row = tree.copy(0, 7)
-        q = tree.q(row)
-        drawn = tree.add(row, 5)
+        drawn = tree.draw(row)
         tree.copy(drawn, 3)
-        assert tree.drawn == [1.0, pytest.approx(q[5].item()), 1.0]
+        q = tree.q(row)[tree.token[1]].item()
+        assert tree.drawn == [1.0, pytest.approx(q), 1.0]
 
 
 @pytest.mark.parametrize("places", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")])

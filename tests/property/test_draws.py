@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decoding.picking import BLOCK, Pool, pick
+from decoding.picking import BLOCK, HostPool, pick
 from decoding.sampling import Sampler, Warp, iid, top_tokens, without_replacement
 
 UNIFORM = st.floats(0, 1, exclude_max=True)
@@ -46,7 +46,7 @@ def test_a_draw_is_possible_and_is_the_inverse_of_the_cumulative_sum(
 @given(distributions(), UNIFORM, st.integers(0, 2 * BLOCK))
 def test_a_pool_draws_like_pick(distribution: Tensor, uniform: float, padding: int) -> None:
     distribution = torch.cat([distribution.new_zeros(padding), distribution, distribution])
-    token = Pool(distribution).pick(uniform)
+    token = HostPool(distribution).pick(uniform).token
     assert distribution[token] > 0
     same = int(pick(distribution, torch.tensor(uniform, dtype=torch.float64)))
     between = distribution[min(token, same) + 1 : max(token, same)]
@@ -57,19 +57,19 @@ def test_a_pool_draws_like_pick(distribution: Tensor, uniform: float, padding: i
 
 @given(distributions(), st.integers(0, 2**32))
 def test_without_replacement_draws_the_whole_support_once(distribution: Tensor, seed: int) -> None:
-    drawn = list(without_replacement(distribution, Sampler.seeded(seed)))
+    drawn = [each.token for each in without_replacement(distribution, Sampler.seeded(seed))]
     assert sorted(drawn) == distribution.nonzero()[:, 0].tolist()
 
 
 @given(distributions(), st.integers(0, 2**32))
 def test_independent_draws_are_possible(distribution: Tensor, seed: int) -> None:
     draws = iid(distribution, Sampler.seeded(seed))
-    assert all(distribution[next(draws)] > 0 for _ in range(5))
+    assert all(distribution[next(draws).token] > 0 for _ in range(5))
 
 
 @given(distributions())
 def test_top_tokens_fall(distribution: Tensor) -> None:
-    tokens = list(top_tokens(distribution, Sampler.seeded(0)))
+    tokens = [each.token for each in top_tokens(distribution, Sampler.seeded(0))]
     assert sorted(tokens) == distribution.nonzero()[:, 0].tolist()
     assert all(
         distribution[a] > distribution[b] or (distribution[a] == distribution[b] and a < b)

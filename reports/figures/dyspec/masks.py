@@ -9,11 +9,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from decoding.draft import RoundContext
-from decoding.draft_tree import DraftTree, depth_first
+from decoding.draft import RoundContext, depth_first
+from decoding.draft_tree import DraftTree
 from decoding.models.table_lm import TableLM, random_table
-from decoding.sampling import Sampler, Warp, without_replacement
-from decoding.stopping.never import Never
+from decoding.sampling import Warp, without_replacement
 from decoding.structures.dyspec import DySpecHeap
 from decoding.structures.mask_blocks import breadth_first, filled, heavy_path, tree_mask
 from decoding.trace import Stopwatch
@@ -40,9 +39,9 @@ def dyspec_parents(nodes: int) -> list[int]:
     committed = torch.tensor([0, 1])
     lm = TableLM(random_table(30, seed=0, concentration=0.1))
     lm.forward(committed[:-1])
-    tree = DraftTree(lm, committed, Warp(), Stopwatch())
     context = RoundContext(committed, max_new=nodes)
-    DySpecHeap(nodes).grow(tree, context, Never(), without_replacement, Sampler.seeded(0))
+    tree = DraftTree(lm, context, Warp(), Stopwatch(), siblings=without_replacement)
+    DySpecHeap(nodes).grow(tree)
     return tree.parent
 
 

@@ -74,7 +74,7 @@ def _round(
     for _ in range(gamma):
         p, (logits, _) = warp.probs(_run(pair.target, text)[0]), _run(pair.draft, text)
         unwarped_q, q = Warp().probs(logits), draft_warp.probs(logits)
-        token = sampler.draw(q)
+        token = sampler.draw(q).token
         text = torch.cat([text, torch.tensor([token])])
         hidden = _run(pair.draft, text, head.draft_layers)[1][:, -1:]
         facts = {"draft_hidden": side_by_side(hidden)}
@@ -127,7 +127,7 @@ def drawn(p: Tensor, q: Tensor, token: int, sampler: Sampler) -> list[float]:
         if not (left.any() and pool.any()):
             return [*found, 0.0, 0.0][:2]
         left, pool = left / left.sum(), pool / pool.sum()
-        token = sampler.draw(pool)
+        token = sampler.draw(pool).token
         found.append(min(1.0, float(left[token] / pool[token])))
     return found
 

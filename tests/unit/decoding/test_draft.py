@@ -4,10 +4,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoding.draft import Draft
-from decoding.draft_step import DraftStep
-from decoding.draft_tree import DraftTree, depth_first
+from decoding.draft import Draft, RoundContext, depth_first
+from decoding.draft_tree import DraftStep, DraftTree
 from decoding.models.table_lm import TableLM, random_table
+from decoding.picking import Draw
 from decoding.sampling import Warp
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.confidence_before import ConfidenceBefore
@@ -20,7 +20,7 @@ COMMITTED = torch.tensor([1, 0, 2])
 def new_tree(warp: Warp | None = None, layers: Sequence[int] = ()) -> tuple[DraftTree, TableLM]:
     lm = TableLM(random_table(3, seed=4))
     lm.forward(COMMITTED[:1])
-    return DraftTree(lm, COMMITTED, warp or Warp(), Stopwatch(), layers), lm
+    return DraftTree(lm, RoundContext(COMMITTED, 9), warp or Warp(), Stopwatch(), layers), lm
 
 
 def new_step(
@@ -28,6 +28,15 @@ def new_step(
 ) -> tuple[DraftStep, DraftTree, TableLM]:
     tree, lm = new_tree(warp, layers)
     return DraftStep(tree), tree, lm
+
+
+def keep(tree: DraftTree, row: int, token: int) -> int:
+    return tree.add(row, Draw(token, tree.q(row)[token].item()))
+
+
+def push(step: DraftStep, tree: DraftTree, token: int) -> None:
+    step.row = keep(tree, step.row, token)
+    step.tokens.append(token)
 
 
 def test_chain_and_tree_paths() -> None:
@@ -43,7 +52,7 @@ def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
     step, tree, lm = new_step()
     torch.testing.assert_close(step.q(), lm.distribution((1, 0, 2)))
     assert lm.length == 3
-    step.push(1)
+    push(step, tree, 1)
     assert lm.length == 3 and step.count == 1
     torch.testing.assert_close(step.q(), lm.distribution((2, 1)))
     assert lm.length == 4 and tree.forwards == 2
@@ -58,8 +67,7 @@ def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int
     step, tree, _ = new_step()
     stop.begin_round(SimpleNamespace(round=0))
     while step.count < 3 and not step.stopped_by(stop):
-        step.q()
-        step.push(0)
+        push(step, tree, 0)
     assert tree.forwards == forwards
     before = tree.forwards
     step.stopped_by(stop)
@@ -70,7 +78,7 @@ def test_hidden_states_ahead_and_behind() -> None:
     step, tree, lm = new_step(layers=(-3, -2, -1))
     first = step.hidden()
     assert first.shape == (3, 4) and tree.forwards == 1
-    step.push(1)
+    push(step, tree, 1)
     assert step.previous_hidden() is not None and tree.forwards == 1
     torch.testing.assert_close(step.previous_hidden(), first)
     ahead = step.hidden()
@@ -101,27 +109,27 @@ def test_belief_is_the_unwarped_draft() -> None:
     distribution = lm.distribution((1, 0, 2))
     assert step.q().max() == 1
     torch.testing.assert_close(step.unwarped_q(), distribution)
-    step.push(int(distribution.argmax()))
+    push(step, tree, int(distribution.argmax()))
     assert step.drawn_unwarped_q() == pytest.approx(distribution.max().item())
 
 
 def test_a_token_of_probability_zero_cannot_have_been_drawn() -> None:
     step, tree, lm = new_step(Warp(0.0))
     with pytest.raises(AssertionError, match="q > 0"):
-        step.push(int(lm.distribution((1, 0, 2)).argmin()))
+        push(step, tree, int(lm.distribution((1, 0, 2)).argmin()))
 
 
 def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
     tree, lm = new_tree()
-    first, second = (tree.add(0, token) for token in (1, 2) if tree.q(0) is not None)
+    first, second = (keep(tree, 0, token) for token in (1, 2))
     tree.run([first, second])
     distributions = [tree.q(first), tree.q(second)]
     assert tree.forwards == 2
     torch.testing.assert_close(distributions[0], lm.distribution((2, 1)))
     torch.testing.assert_close(distributions[1], lm.distribution((2, 2)))
-    deep = tree.add(second, 0)
+    deep = keep(tree, second, 0)
     torch.testing.assert_close(tree.q(deep), lm.distribution((2, 0)))
-    tree.add(first, 2)
+    keep(tree, first, 2)
     draft = tree.draft()
     assert draft.parent == [0, 1, 0, 3] and draft.token == [1, 2, 2, 0]
     torch.testing.assert_close(draft.q[1], distributions[0])
@@ -136,12 +144,10 @@ def test_tree_settles_on_the_accepted_path() -> None:
     """The cache keeps what the draft has run on; the rest is caught up by the next round."""
     for path, committed, length in [([3, 4], 6, 5), ([1, 2], 6, 4), ([1], 5, 4), ([], 4, 3)]:
         tree, lm = new_tree()
-        tree.q(0)
-        first, second = tree.add(0, 1), tree.add(0, 2)
+        first, second = keep(tree, 0, 1), keep(tree, 0, 2)
         tree.run([first, second])
-        tree.q(first), tree.q(second)
-        tree.add(first, 2)
-        tree.run([tree.add(second, 0)])
+        keep(tree, first, 2)
+        tree.run([keep(tree, second, 0)])
         tree.draft()
         tree.settle(path, committed)
         assert lm.length == length

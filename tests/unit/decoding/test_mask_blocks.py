@@ -3,11 +3,10 @@ import random
 import pytest
 import torch
 
-from decoding.draft import RoundContext
-from decoding.draft_tree import DraftTree, depth_first
+from decoding.draft import RoundContext, depth_first
+from decoding.draft_tree import DraftTree
 from decoding.models.table_lm import TableLM, random_table
-from decoding.sampling import Sampler, Warp, without_replacement
-from decoding.stopping.never import Never
+from decoding.sampling import Warp, without_replacement
 from decoding.structures.dyspec import DySpecHeap
 from decoding.structures.mask_blocks import breadth_first, heavy_path, mask_blocks
 from decoding.trace import Stopwatch
@@ -78,9 +77,9 @@ def dyspec_parents(nodes: int) -> list[int]:
     committed = torch.tensor([0, 1])
     lm = TableLM(random_table(30, seed=0, concentration=0.1))
     lm.forward(committed[:-1])
-    tree = DraftTree(lm, committed, Warp(), Stopwatch())
     context = RoundContext(committed, max_new=100)
-    DySpecHeap(nodes).grow(tree, context, Never(), without_replacement, Sampler.seeded(0))
+    tree = DraftTree(lm, context, Warp(), Stopwatch(), siblings=without_replacement)
+    DySpecHeap(nodes).grow(tree)
     return tree.parent
 
 

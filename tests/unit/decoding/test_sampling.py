@@ -1,10 +1,11 @@
 import math
+from collections.abc import Iterable
 from itertools import islice
 
 import pytest
 import torch
 
-from decoding.picking import Pool, draw, largest, pick
+from decoding.picking import Draw, HostPool, draw, largest, pick
 from decoding.sampling import Sampler, Warp, hub_pair, iid, top_tokens, without_replacement
 from runtime.errors import UserError
 
@@ -87,14 +88,14 @@ def test_a_pool_picks_what_the_cumulative_sum_says(vocab: int, dtype: torch.dtyp
         torch.rand(vocab, generator=generator) < 0.6
     )
     probs[-1] = 0.5
-    before, left, pool = probs.clone(), probs.clone(), Pool(probs)
+    before, left, pool = probs.clone(), probs.clone(), HostPool(probs)
     for _ in range(int(probs.count_nonzero())):
         numbers = [
             0.0,
             *torch.rand(20, generator=generator, dtype=torch.float64).tolist(),
             1 - 2.0**-53,
         ]
-        picked = [pool.pick(number) for number in numbers]
+        picked = [pool.pick(number).token for number in numbers]
         assert (
             picked
             == pick(left.expand(22, vocab), torch.tensor(numbers, dtype=torch.float64)).tolist()
@@ -148,14 +149,22 @@ def test_sampler_is_one_stream() -> None:
     assert 0.2 < sum(one.accept(0.1, 0.4) for _ in range(2000)) / 2000 < 0.3
 
 
+def tokens(draws: Iterable[Draw]) -> list[int]:
+    return [each.token for each in draws]
+
+
 def test_sibling_distributions() -> None:
     q, sampler = torch.tensor([0.1, 0.6, 0.0, 0.3]), Sampler.seeded(0)
-    assert sorted(without_replacement(q, sampler)) == [0, 1, 3]
-    assert list(top_tokens(q, sampler)) == [1, 3, 0]
-    pairs = [tuple(hub_pair(q, sampler)) for _ in range(50)]
+    assert sorted(tokens(without_replacement(q, sampler))) == [0, 1, 3]
+    assert tokens(top_tokens(q, sampler)) == [1, 3, 0]
+    pairs = [tuple(tokens(hub_pair(q, sampler))) for _ in range(50)]
     assert set(pairs) == {(0, 1), (3, 1), (1, 0), (1, 3)}
     certain = torch.tensor([0.0, 1.0])
-    assert list(hub_pair(certain, sampler)) == list(without_replacement(certain, sampler)) == [1]
+    assert (
+        list(hub_pair(certain, sampler))
+        == list(without_replacement(certain, sampler))
+        == [(1, 1.0, ())]
+    )
     assert q.tolist() == pytest.approx([0.1, 0.6, 0.0, 0.3]), (
         "the distribution itself is left as it is"
     )

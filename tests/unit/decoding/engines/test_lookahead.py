@@ -70,9 +70,9 @@ def test_prompt_and_output_are_drafted_from() -> None:
     """Round after round, the candidates are the latest n-grams of the text: the window is too
     narrow to add any."""
     counting = TableLM(lambda context: torch.eye(5).double()[(sum(context[-1:]) + 1) % 5])
-    trace = engine(SimpleNamespace(target=counting), window=1, ngram=3, guesses=1).decode(
-        [0, 1, 2, 3, 4, 0], 7, Sampler.seeded(0)
-    )
+    trace = engine(
+        SimpleNamespace(target=counting, draft=counting), window=1, ngram=3, guesses=1
+    ).decode([0, 1, 2, 3, 4, 0], 7, Sampler.seeded(0))
     assert [round_.draft_tokens for round_ in trace.rounds] == [[1, 2], [4, 0], []]
     assert [round_.tokens for round_ in trace.rounds] == [[1, 2, 3], [4, 0, 1], [2]]
 
@@ -213,7 +213,8 @@ def test_eos_ends_n_grams_and_the_output(eos: int) -> None:
 
 
 def test_accepted_eos_has_no_bonus_token() -> None:
-    always = SimpleNamespace(target=TableLM(lambda context: torch.tensor([0.0, 1.0]).double()))
+    lm = TableLM(lambda context: torch.tensor([0.0, 1.0]).double())
+    always = SimpleNamespace(target=lm, draft=lm)
     trace = engine(always, eos_ids=frozenset({1})).decode([0, 1, 0], 9, Sampler.seeded(0))
     assert trace.tokens == [1]
     assert (trace.rounds[0].draft_tokens, trace.rounds[0].accepted) == ([1], 1)

@@ -15,7 +15,7 @@ from decoding.draft_tree import DraftTree
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, LMOutput, RowsWanted
 from decoding.models.table_lm import TableLM, mixed_table, random_table
-from decoding.sampling import Sampler, Warp, iid
+from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.never import Never
@@ -39,6 +39,7 @@ class ScriptedLM:
     accept[i]."""
 
     vocab_size, max_length, seconds = VOCAB, 1000, 0.0
+    device = output_device = torch.device("cpu")
 
     def __init__(self, accept: Sequence[float]) -> None:
         self.states = [0.0, *(math.log(f / (1 - f)) for f in accept)]
@@ -69,9 +70,9 @@ class ScriptedLM:
 def drafted(stop: SpecDecPPStop, accept: Sequence[float]) -> tuple[int, int]:
     """Tokens drawn and draft forwards spent in one round."""
     lm = ScriptedLM([*accept, *[0.5] * 30])
-    tree = DraftTree(lm, CONTEXT.committed, Warp(), Stopwatch(), layers=(-1,))
+    tree = DraftTree(lm, CONTEXT, Warp(), Stopwatch(), layers=(-1,), stop=stop)
     stop.begin_round(CONTEXT)
-    Chain(25).grow(tree, CONTEXT, stop, iid, Sampler.seeded(0))
+    Chain(25).grow(tree)
     return len(tree.token), lm.forwards
 
 
@@ -224,9 +225,9 @@ def test_hrad_without_features_asks_the_confidence_rule(tmp_path: Path) -> None:
 
 
 def hrad_drafted(stop: HRADStop, context: RoundContext) -> int:
-    tree = DraftTree(ScriptedLM([0.5] * 30), context.committed, Warp(), Stopwatch())
+    tree = DraftTree(ScriptedLM([0.5] * 30), context, Warp(), Stopwatch(), stop=stop)
     stop.begin_round(context)
-    Chain(25).grow(tree, context, stop, iid, Sampler.seeded(0))
+    Chain(25).grow(tree)
     return len(tree.token)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoding.draft_step import DraftStep
+from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler, Warp

@@ -18,7 +18,6 @@ from decoding.sampling import (
     without_replacement,
 )
 from decoding.stopping.fixed import Fixed
-from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap, DySpecLayers
@@ -53,9 +52,17 @@ def grown(
 ) -> tuple[DraftTree, Draft]:
     lm = TableLM(table)
     lm.forward(committed[:-1])
-    tree = DraftTree(lm, committed, warp or Warp(), Stopwatch())
     context = RoundContext(committed, max_new, eos_ids=eos_ids)
-    structure.grow(tree, context, stop or Never(), siblings, Sampler.seeded(seed))
+    tree = DraftTree(
+        lm,
+        context,
+        warp or Warp(),
+        Stopwatch(),
+        stop=stop,
+        siblings=siblings,
+        sampler=Sampler.seeded(seed),
+    )
+    structure.grow(tree)
     return tree, tree.draft()
 
 
