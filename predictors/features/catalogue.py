@@ -90,7 +90,7 @@ def _of_path(context: LiveRound, drawn: LiveToken | None) -> list[float]:
 
 
 def _of_q(context: LiveRound, drawn: LiveToken | None) -> list[float]:
-    return _there(drawn).q_stats()
+    return list(_there(drawn).q_stats())
 
 
 def _of_depth(context: LiveRound, drawn: LiveToken | None) -> list[float]:

@@ -37,7 +37,7 @@ class Recorder:
 
     def decode(self, prompt_ids: torch.Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
         self.log.append((self.name, int(prompt_ids)))
-        return trace([int(sampler.draw(torch.ones(100)))])
+        return trace([sampler.draw(torch.ones(100)).token])
 
 
 def trace(tokens: list[int]) -> Trace:

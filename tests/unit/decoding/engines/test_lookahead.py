@@ -18,10 +18,9 @@ NOBODY = frozenset[int]()
 
 
 def model(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
-    """A pair without a draft."""
-    return SimpleNamespace(
-        target=TableLM(random_table(vocab, seed=1, concentration=0.5), max_length=max_length)
-    )
+    """A pair whose draft nobody runs."""
+    table = random_table(vocab, seed=1, concentration=0.5)
+    return SimpleNamespace(target=TableLM(table, max_length=max_length), draft=TableLM(table))
 
 
 def engine(
