@@ -4,6 +4,7 @@ is, its artefact."""
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -184,9 +185,7 @@ def exact_acceptance(p: torch.Tensor, q: torch.Tensor, width: int) -> list[float
     """Every draw of siblings and every verdict of the rule they are verified by."""
 
     def accepted(sampler: Sampler) -> int:
-        tokens = [
-            token for token, _ in zip(without_replacement(q, sampler), range(width), strict=False)
-        ]
+        tokens = [each.token for each in islice(without_replacement(q, sampler), width)]
         rows = torch.stack([q, *torch.zeros(len(tokens), len(q)).double()])
         draft = Draft([0] * len(tokens), tokens, rows)
         return RrswVerifier().verify(draft, p.expand(len(tokens) + 1, -1), sampler).row
