@@ -34,6 +34,8 @@ SCHEMA = {
     "dataset": "of the prompt",
     "prompt": "id of the prompt",
     "repeat": "from 0, how often the policy had decoded the prompt before",
+    "requests": "decoded together; without the column: one",
+    "split": "of a harvest: the prompts that values are chosen on, or judged on",
     "emitted": "tokens of the response",
     "rounds": "calls of the target, without the prefill",
     "target_rows": "rows of those calls",
@@ -120,7 +122,8 @@ def arranged(kind: str, found: pd.DataFrame) -> pd.DataFrame:
     for column, default in (("setting", np.nan), ("dataset", "")):
         if column not in found:
             found[column] = default
-    keys = ["policy", "setting", "dataset", "prompt"]
+    extra = [column for column in ("requests", "split") if column in found]
+    keys = ["policy", "setting", "dataset", "prompt", *extra]
     found["repeat"] = found.groupby(keys, dropna=False).cumcount()
     found["kind"] = kind
     first = [column for column in SCHEMA if column in found]

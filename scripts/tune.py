@@ -126,6 +126,7 @@ class Tune(Replay):
     check_prompts: Annotated[
         Count | None, "with check=true, the first of the harvest; null: all of them"
     ]
+    verbose: Annotated[bool, "print every table: other costs and harvests, frontiers"]
     out: Annotated[
         Output | None,
         "file; null: runs/<pair>-thresholds-T<temperature>.json, which evaluate.py reads, or"
@@ -160,8 +161,9 @@ def main(cfg: DictConfig) -> None:
     from evaluation.page import simulated
     from evaluation.replay import thresholds
     from evaluation.replay.check import check_replay, excused, in_lines
-    from evaluation.replay.report import report
+    from evaluation.replay.report import report, short
     from evaluation.replay.tune import MARK, check, command, out_file, tunable, tuned
+    from evaluation.table import save
 
     if cfg.batch is not None:
         by_requests(cfg)
@@ -176,22 +178,25 @@ def main(cfg: DictConfig) -> None:
         write_json(out, {"command": command(), "rules": found})
         print(f"\n{in_lines(found)}\n\nsaved {out}")
         sys.exit(not excused(found))
-    facts = tuned(cfg, harvest, elsewhere, stops)
+    facts, measurements = tuned(cfg, harvest, elsewhere, stops)
     thresholds.write(out, facts)
-    print("", report(facts), *simulated(cfg.pair), f"saved {out}", sep="\n\n")
+    save(measurements, out.with_suffix(".parquet"))
+    text = report(facts) if cfg.verbose else short(facts)
+    rest = (
+        f"saved {out} ({len(facts['results'])} tables of costs; verbose=true prints them), and the"
+        f" measurements of every threshold in {out.with_suffix('.parquet')}"
+    )
+    print("", text, *simulated(cfg.pair), rest, sep="\n\n")
 
 
 def by_requests(cfg: DictConfig) -> None:
     """Write the best fixed length for so many requests decoded together."""
-    from dataclasses import asdict
-
     from data_gen.storage.dataset import Harvest
     from decoding.batch_cost import tabled
-    from evaluation.batched import scheduling
-    from evaluation.batched.lengths import best_lengths
-    from evaluation.batched.tune import fixed, page, priced
+    from evaluation.batched import compared, lengths
     from evaluation.replay.candidates import check_sizes, refuse_other_harvests, refuse_other_warps
     from evaluation.replay.tune import MARK, command
+    from evaluation.table import save
     from serving.schedule import Schedule, write_schedule
 
     harvest = Harvest.open(cfg.data)
@@ -204,24 +209,33 @@ def by_requests(cfg: DictConfig) -> None:
     out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
     refuse_foreign_file(out, MARK)
     gamma = cfg.gamma_max or harvest.gamma
-    cost = priced(cfg, gamma)
+    cost = lengths.priced(cfg, gamma)
     costs = tabled(cost, cfg.batch, gamma)
-    chosen_on, judged_on = (fixed(cfg, gamma, harvest, split) for split in (cfg.choose, cfg.judge))
-    choices = best_lengths(chosen_on, judged_on, cost, cfg.batch, gamma)
-    found = scheduling.simulated(cfg, [harvest, *elsewhere], cost, gamma) if cfg.scheduler else {}
+    fixed = {split: lengths.fixed(cfg, gamma, harvest, split) for split in (cfg.choose, cfg.judge)}
+    sizes = [
+        lengths.best_length(fixed[cfg.choose], fixed[cfg.judge], cost, size, gamma)
+        for size in cfg.batch
+    ]
+    found = compared.simulated(cfg, [harvest, *elsewhere], cost, gamma) if cfg.scheduler else {}
+    ways = {where: compared.compared(rows) for where, rows in found.items()}
     details = {
         **harvest.context,
         "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,
         "cost": {"name": name, "made": cost.made},
-        "sizes": [asdict(choice) for choice in choices],
-        "scheduler": scheduling.facts(found),
+        "sizes": sizes,
+        "scheduler": {where: compared.facts(rows) for where, rows in ways.items()},
     }
-    schedule = Schedule.at({choice.requests: choice.length for choice in choices}, costs)
+    schedule = Schedule.at({size["requests"]: size["length"] for size in sizes}, costs)
     write_schedule(out, schedule, command(), details)
-    about = f"\nCosts {name} ({cost.made}), speeds modelled, {cfg.judge} prompts"
-    print(about, page(choices), *scheduling.pages(found), f"saved {out}", sep="\n\n")
+    save(lengths.measurements(fixed, cost, cfg.batch, gamma, found), out.with_suffix(".parquet"))
+    about = f"Costs {name} ({cost.made}), speeds modelled, {cfg.judge} prompts"
+    pages = [
+        f"Scheduler, judged on {where}\n\n{compared.page(rows)}" for where, rows in ways.items()
+    ]
+    print(f"\n{lengths.answer(sizes)}\n{about}", lengths.page(sizes), *pages, sep="\n\n")
+    print(f"\nsaved {out}, and the measurements in {out.with_suffix('.parquet')}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,27 @@
 """What a shared budget of rows is worth over one length for all, by what it is filled by."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from hydra.utils import instantiate
+from omegaconf import DictConfig
 
+from data_gen.storage.dataset import Harvest
 from decoding.batch_cost import BatchCost
 from decoding.stopping.rollout_table import Array, RolloutTable
-from evaluation.batched.confidences import LOGGED, said
+from evaluation.batched.confidences import LOGGED, POSITION, by_position, confidences, fitted, said
 from evaluation.batched.scheduler import Budget, FixedLength, Served, Texts, serve, step_seconds
+from evaluation.replay.candidates import replayer
+from evaluation.replay.tuning import span
+from evaluation.table import arranged, markdown, over, prompts, ratio
 from predictors.confidences.maps import PositionMaps
-from runtime.intervals import Estimate, bootstrap
+from runtime.intervals import Estimate
 
 PLAIN, FIXED = "no draft", "one length"
+RATE = ("emitted", "modelled")  # tokens per second of all requests together
 STALE = 2  # steps, as in SGLang
 ROUNDS = 4  # answers of every prompt, at least
 
@@ -27,27 +35,6 @@ class Way:
     confidences: str = ""
     lag: int = 0
     drafted: int = 0
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """Of one way on prompts that neither its length nor its calibration was chosen on, all of it
-    modelled. tokens_per_second: of all requests together; over_fixed: that over one length for all;
-    over_logged: over the budget filled by confidences as logged, of the same age (a fresh one for
-    what has no budget); over_fresh: over the same with fresh confidences. 95 % intervals over
-    prompts, paired."""
-
-    requests: int
-    way: Way
-    tokens_per_second: Estimate
-    over_fixed: Estimate
-    over_logged: Estimate
-    over_fresh: Estimate
-
-    def to_dict(self) -> dict[str, Any]:
-        ratios = ("tokens_per_second", "over_fixed", "over_logged", "over_fresh")
-        facts = {name: getattr(self, name)._asdict() for name in ratios}
-        return {"requests": self.requests, **asdict(self.way), **facts}
 
 
 class Simulation:
@@ -110,29 +97,114 @@ def judged(
     cost: BatchCost,
     ways: Mapping[int, Sequence[Way]],
     gamma: int,
-) -> list[Scheduled]:
-    """Those of `chosen`, on other prompts."""
-    found = []
+) -> pd.DataFrame:
+    """Return the measurements of those of `chosen` on other prompts, all of it modelled."""
+    parts = []
     for requests, each in ways.items():
         simulation = Simulation(rounds, maps, cost, requests, gamma)
-        served = {way: simulation.served(way) for way in each}
-        found += [_scheduled(requests, way, served) for way in each]
-    return found
+        for way in each:
+            served = simulation.served(way)
+            columns = {
+                "prompt": list(rounds.prompt_ids),
+                "emitted": served.tokens,
+                "modelled": served.seconds,
+            }
+            facts = {"confidences": way.confidences, "lag": way.lag, "setting": way.drafted}
+            rows = pd.DataFrame(columns).assign(policy=way.name, requests=requests, **facts)
+            parts.append(rows)
+    return arranged("expected", pd.concat(parts, ignore_index=True))
 
 
-def _scheduled(requests: int, way: Way, served: Mapping[Way, Served]) -> Scheduled:
-    by = {(one.confidences or one.name, one.lag): found for one, found in served.items()}
-    mine = served[way]
-    others = (by[FIXED, 0], by[LOGGED, way.lag], by[way.confidences or way.name, 0])
-    rate = bootstrap(lambda w: (w @ mine.tokens) / (w @ mine.seconds), len(mine.tokens))
-    return Scheduled(requests, way, rate, *(ratio(mine, other) for other in others))
+def compared(measurements: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a row for each number of requests and way: tokens_per_second of all requests together;
+    over_fixed: that over one length for all; over_logged: over the budget filled by confidences as
+    logged, of the same age (a fresh one for what has no budget); over_fresh: over the same with
+    fresh confidences. Intervals over prompts, paired."""
+    rows = []
+    for requests, part in measurements.groupby("requests", sort=False):
+        ways = {
+            (first["confidences"] or name, first["lag"]): (name, first, served)
+            for name, group in part.groupby("policy", sort=False)
+            for first in [group.iloc[0]]
+            for served in [prompts(group, *RATE)]
+        }
+        for (source, lag), (name, first, mine) in ways.items():
+            others = {
+                "over_fixed": (FIXED, 0),
+                "over_logged": (LOGGED, lag),
+                "over_fresh": (source, 0),
+            }
+            facts = {
+                "requests": int(requests),
+                "name": name,
+                "confidences": first["confidences"],
+                "lag": int(lag),
+                "drafted": int(first["setting"]),
+                "tokens_per_second": ratio(part[part["policy"] == name], *RATE),
+            }
+            rows.append(
+                facts | {what: over(mine, ways[key][2], *RATE) for what, key in others.items()}
+            )
+    return rows
 
 
-def ratio(one: Served, other: Served) -> Estimate:
-    """Of their tokens per second, with the interval over prompts, paired."""
+# Of tune.py, with scheduler=true ------------------------------------------------------------------
 
-    def statistic(times: Array) -> Array:
-        rates = [(times @ each.tokens) / (times @ each.seconds) for each in (one, other)]
-        return rates[0] / rates[1]
 
-    return bootstrap(statistic, len(one.tokens))
+def simulated(
+    cfg: DictConfig, harvests: Sequence[Harvest], cost: BatchCost, gamma: int
+) -> dict[str, pd.DataFrame]:
+    """Return measurements by what is judged on. Lengths and calibrations are of the `choose`
+    prompts of the first of the harvests, the others are judged on whole."""
+
+    def rounds(harvest: Harvest, split: str) -> RolloutTable:
+        return replayer(cfg, gamma, harvest, split, []).table
+
+    home, *elsewhere = harvests
+    known = rounds(home, cfg.choose)
+    maps = calibrated(cfg, known, gamma)
+    ways = chosen(known, maps, cost, cfg.batch, gamma)
+    tables = {f"{cfg.data}, {cfg.judge} prompts": rounds(home, cfg.judge)}
+    tables |= {str(other.folder): rounds(other, "all") for other in elsewhere}
+    return {name: judged(table, maps, cost, ways, gamma) for name, table in tables.items()}
+
+
+def calibrated(
+    cfg: DictConfig, rounds: RolloutTable, gamma: int
+) -> Mapping[str, PositionMaps | None]:
+    rows = confidences(rounds, gamma)
+    return {POSITION: by_position(rows)} | {
+        str(name): fitted(rows, instantiate(one.fit), instantiate(one.sequential), one.survival)
+        for name, one in cfg.calibrations.items()
+    }
+
+
+def facts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the file of a schedule says of each way."""
+    return [
+        {
+            key: value._asdict() if isinstance(value, Estimate) else value
+            for key, value in row.items()
+        }
+        for row in rows
+    ]
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table; intervals are of 95 % over prompts, paired."""
+    ratios = ("over_fixed", "over_logged", "over_fresh")
+    lines = [
+        [
+            *(str(row[key]) for key in ("requests", "name", "drafted")),
+            f"{row['tokens_per_second'].value:.1f}",
+            *(written(row[key]) for key in ratios),
+        ]
+        for row in rows
+    ]
+    header = ["requests", "rows go by", "drafted", "tokens/s", "over one length"]
+    return markdown([*header, "over as logged", "over fresh"], lines)
+
+
+def written(ratio: Estimate) -> str:
+    same = ratio[1:] == (1, 1)  # step by step
+    return "1" if same else f"{ratio.value:.3f} ({span(ratio[1:])})"

@@ -1,68 +1,150 @@
-"""The best fixed draft length for every number of requests decoded together."""
+"""The best fixed draft length for every number of requests decoded together (tune.py batch=...)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from decoding.batch_cost import BatchCost, share
-from evaluation.replay.tuning import Candidate, best, interval, speedup, spread
+import pandas as pd
+from hydra.utils import instantiate
+from omegaconf import DictConfig
 
+from data_gen.storage.dataset import Harvest
+from decoding.batch_cost import BatchCost, share, write_batch_cost
+from decoding.models.loading import load_pair, pair_identity
+from decoding.models.machine import setup_facts
+from evaluation.batched.measuring import measured
+from evaluation.replay.candidates import candidates_of, replayer
+from evaluation.replay.tuning import (
+    Candidate,
+    best,
+    candidate_rows,
+    interval,
+    span,
+    speedup,
+    spread,
+)
+from evaluation.table import markdown, price
+from runtime.errors import UserError
+from runtime.files import refuse_foreign_file
 
-@dataclass(frozen=True)
-class BatchChoice:
-    """length: to draft, 0: nothing, for no length pays on the prompts it was chosen on (the whole
-    95 % interval of its speed-up there must be above 1); best: the fastest length there all the
-    same; the rest is of `length`, on prompts it was not chosen on, with 95 % intervals over them:
-    tokens_per_second: of all requests together; speedup: over no draft; best_speedup: of `best`"""
-
-    requests: int
-    length: int
-    best: int
-    tokens_per_second: float
-    tokens_interval: tuple[float, float]
-    plain_tokens_per_second: float
-    speedup: float
-    interval: tuple[float, float]
-    best_speedup: float
-    best_interval: tuple[float, float]
-
-
-def best_lengths(
-    chosen_on: Sequence[Candidate],
-    judged_on: Sequence[Candidate],
-    cost: BatchCost,
-    sizes: Sequence[int],
-    gamma: int,
-) -> list[BatchChoice]:
-    """A choice for each of `sizes`. chosen_on, judged_on: fixed lengths, counted on different
-    prompts. Every request pays its share of a step in which all of them draft as much."""
-    return [_choice(chosen_on, judged_on, cost, size, gamma) for size in sizes]
+MARK = "python scripts/tune.py"  # in what it writes
 
 
-def _choice(
+def best_length(
     chosen_on: Sequence[Candidate],
     judged_on: Sequence[Candidate],
     cost: BatchCost,
     requests: int,
     gamma: int,
-) -> BatchChoice:
+) -> dict[str, Any]:
+    """Return the fixed length to draft for so many requests, and what it brings. Every request pays
+    its share of a step in which all of them draft as much.
+
+    chosen_on, judged_on: fixed lengths, counted on different prompts. length: 0 where none pays on
+    the prompts it was chosen on (the whole 95 % interval of its speed-up there must be above 1);
+    best: the fastest length there all the same; the rest is on prompts it was not chosen on, with
+    95 % intervals over them: tokens_per_second of all requests together, speedup over no draft,
+    best_speedup of `best`."""
     table = share(cost, requests, gamma)
     pick = best(chosen_on, table)
     low = spread(pick, table)[0]
     pays = (speedup(pick, table) if low != low else low) > 1  # NaN of a single prompt
     judged = next(one for one in judged_on if one.threshold == pick.threshold)
-    counts, plain = judged.counts, 1 / table.autoregressive
-    spent = table.price(counts)
-    found, ends = speedup(judged, table), spread(judged, table)
-    rate = float(counts["emitted"].sum() / spent.sum())
-    return BatchChoice(
-        requests,
-        int(pick.threshold) if pays else 0,
-        int(pick.threshold),
-        rate if pays else plain,
-        interval(counts["emitted"], spent) if pays else (plain, plain),
-        plain,
-        found if pays else 1.0,
-        ends if pays else (1.0, 1.0),
-        found,
-        ends,
-    )
+    tokens, spent = judged.counts["emitted"], table.price(judged.counts)
+    plain, speed, ends = 1 / table.autoregressive, speedup(judged, table), spread(judged, table)
+    return {
+        "requests": requests,
+        "length": int(pick.threshold) if pays else 0,
+        "best": int(pick.threshold),
+        "tokens_per_second": float(tokens.sum() / spent.sum()) if pays else plain,
+        "tokens_interval": interval(tokens, spent) if pays else (plain, plain),
+        "plain_tokens_per_second": plain,
+        "speedup": speed if pays else 1.0,
+        "interval": ends if pays else (1.0, 1.0),
+        "best_speedup": speed,
+        "best_interval": ends,
+    }
+
+
+def measurements(
+    fixed: Mapping[str, Sequence[Candidate]],
+    cost: BatchCost,
+    sizes: Sequence[int],
+    gamma: int,
+    scheduled: Mapping[str, pd.DataFrame],
+) -> pd.DataFrame:
+    """Return the rows of every length on the prompts of each split, for every number of requests,
+    and those of the scheduler by what they are judged on."""
+    parts = [rows.assign(split=where) for where, rows in scheduled.items()]
+    for split, each in fixed.items():
+        rows = candidate_rows(each, split)
+        parts += [price(rows, share(cost, size, gamma)).assign(requests=size) for size in sizes]
+    return pd.concat(parts, ignore_index=True)
+
+
+def page(choices: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table, a row per number of requests; intervals are of 95 % over prompts."""
+    rows = [
+        [
+            str(one["requests"]),
+            str(one["length"]) if one["length"] else "do not speculate",
+            f"{one['tokens_per_second']:.1f} ({span(one['tokens_interval'])})",
+            f"{one['plain_tokens_per_second']:.1f}",
+            f"{one['speedup']:.3f} ({span(one['interval'])})",
+            f"{one['best']}: {one['best_speedup']:.3f} ({span(one['best_interval'])})",
+        ]
+        for one in choices
+    ]
+    header = ["requests", "draft", "tokens/s", "without a draft", "speed-up", "of the best length"]
+    return markdown(header, rows)
+
+
+def answer(choices: Sequence[Mapping[str, Any]]) -> str:
+    """Return what to draft, in a sentence."""
+    parts = [
+        f"{one['length']} tokens for {one['requests']} request(s)"
+        f" ({one['speedup']:.2f} times plain decoding, {span(one['interval'])})"
+        for one in choices
+        if one["length"]
+    ]
+    none = [str(one["requests"]) for one in choices if not one["length"]]
+    rest = f" Use plain decoding for {', '.join(none)} request(s)." if none else ""
+    return ((f"Draft {', '.join(parts)}." if parts else "") + rest).strip()
+
+
+def command() -> str:
+    return shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
+
+
+def priced(cfg: DictConfig, gamma: int) -> BatchCost:
+    """The costs of the config, measured here where it says so. Raises UserError for fewer rows than
+    drafts of `gamma` tokens have."""
+    if "_target_" in cfg.batch_cost:
+        cost: BatchCost = instantiate(cfg.batch_cost)
+        return cost
+    asked, file = cfg.batch_cost, Path(cfg.batch_cost.file)
+    if (most := max(asked.rows)) <= gamma:
+        raise UserError(
+            f"batch_cost.rows: expected rows up to {gamma + 1}, one more than the tokens of the"
+            f" longest draft, got {most} at most. Add them, or lower gamma_max"
+        )
+    refuse_foreign_file(file, MARK, "batch_cost.file")
+    pair = load_pair(cfg.pair)
+    found = measured(pair, cfg.batch, asked.rows, asked.context, asked.repeats)
+    facts = {
+        "seconds": asdict(found),
+        "context": asked.context,
+        "pair": pair_identity(pair),
+        "measured_on": setup_facts(pair),
+        "command": command(),
+    }
+    write_batch_cost(file, facts)
+    return found
+
+
+def fixed(cfg: DictConfig, gamma: int, harvest: Harvest, split: str) -> list[Candidate]:
+    found = replayer(cfg, gamma, harvest, split, [])
+    return candidates_of(cfg, {"fixed": instantiate(cfg.rules.fixed)}, found)

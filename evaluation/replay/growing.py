@@ -51,7 +51,9 @@ class Grower:
     def at(self, cost: CostTable, rate: float) -> Candidate:
         """rate: tokens per second of `cost` that a draw must beat."""
         found = grow(self.worth, self.replayer.limit, cost, rate, self.budget)
-        return Candidate(self.name, rate, self.replayer.combs(found))
+        return Candidate(
+            self.name, rate, self.replayer.combs(found), self.replayer.table.prompt_ids
+        )
 
     def settled(self, cost: CostTable) -> Candidate:
         """At the rate that it reaches itself, by its own account: without the questions it asks."""

@@ -1,9 +1,11 @@
 """What tuning has found, as tables."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evaluation.replay.tuning import Choice, span
+from runtime.intervals import METHOD
 
 HEAD = (
     "| rule | threshold | speculate | speed-up, modelled | 95 % interval | regret to the oracle |"
@@ -11,9 +13,49 @@ HEAD = (
 )
 
 
+def answer(facts: Mapping[str, Any]) -> str:
+    """Return two lines: which rule to use with which threshold, then how sure that is."""
+    found = facts["results"]["chosen"]
+    choices = {name: Choice(**choice) for name, choice in found["rules"].items()}
+    best = choices.get(found["advice"])
+    if best is None:
+        first = "Use plain decoding: no rule pays beyond the noise at these costs."
+        if choices:
+            top = next(iter(choices.values()))
+            first += f" The best, {at(top)}, is at {times(top.speedup, top.interval)}."
+    else:
+        first = f"Use {at(best)}: {times(best.speedup, best.interval)} plain decoding, modelled."
+        others = {c.rule: c.gain_interval for c in choices.values() if c.other == best.rule}
+        alike = [name for name, (low, high) in others.items() if low <= 1 <= high]
+        slower = [name for name, (_, high) in others.items() if high < 1]
+        first += f" Not told apart from it: {', '.join(alike)}." if alike else ""
+        first += f" Slower than it: {', '.join(slower)}." if slower else ""
+    return (
+        f"{first}\nThreshold chosen on {facts['chosen_on']} prompts of {facts['data']['folder']},"
+        f" speed of {facts['judged_on']} prompts ({METHOD}), costs {facts['cost']}; a rule that"
+        f" knew every verdict would reach {found['oracle_speedup']:.2f} times."
+    )
+
+
+def at(choice: Choice) -> str:
+    return f"{choice.rule} at {choice.threshold:.3g}"
+
+
+def times(speedup: float, interval: Sequence[float]) -> str:
+    low, high = interval
+    known = not (math.isnan(low) or math.isnan(high))
+    return f"{speedup:.2f} times" + (f" ({low:.2f} to {high:.2f})" if known else "")
+
+
+def short(facts: Mapping[str, Any]) -> str:
+    """Return the answer and the table of the chosen costs."""
+    return f"{answer(facts)}\n\n{table(facts, 'chosen', facts['results']['chosen'])}"
+
+
 def report(facts: Mapping[str, Any]) -> str:
-    """One table per cost table and set of prompts, and what the frontiers say."""
-    parts = [table(facts, name, found) for name, found in facts["results"].items()]
+    """Return everything: a table per cost table and set of prompts, and what the frontiers say."""
+    parts = [answer(facts)]
+    parts += [table(facts, name, found) for name, found in facts["results"].items()]
     for folder, results in facts["elsewhere"].items():
         parts += [table(facts, name, found, folder) for name, found in results.items()]
     parts += [*transfers(facts), *left_out(facts)]

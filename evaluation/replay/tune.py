@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -32,6 +33,7 @@ from evaluation.replay.tuning import (
     Candidate,
     Choice,
     Pick,
+    candidate_rows,
     dominated_share,
     frontier,
     judge,
@@ -55,8 +57,8 @@ def tuned(
     harvest: Harvest,
     elsewhere: Sequence[Harvest],
     stops: Mapping[str, TunableRule],
-) -> dict[str, Any]:
-    """What the file of thresholds holds."""
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Return what the file of thresholds holds, and the measurements that it rests on."""
     given = {"chosen": cfg.cost, **cfg.what_if}
     tables = {
         name: given_cost(node, harvest, "cost" if node is cfg.cost else f"what_if.{name}")
@@ -81,7 +83,15 @@ def tuned(
     def judged(found: Sample) -> dict[str, Any]:
         return {name: tune(chosen_on, found, table, rates[name]) for name, table in tables.items()}
 
-    return {
+    splits = {cfg.choose: chosen_on, cfg.judge: judged_on}
+    measurements = pd.concat(
+        [
+            candidate_rows(found.candidates, split, found.table.greedy)
+            for split, found in splits.items()
+        ],
+        ignore_index=True,
+    )
+    facts = {
         **about(cfg, harvest, stops),
         "measured_on": tables["chosen"].measured_on,
         "results": judged(judged_on),
@@ -89,6 +99,7 @@ def tuned(
         "frontier": frontiers(judged_on.candidates),
         "oracle_calls": oracle_totals(judged_on.table) if judged_on.table.greedy else None,
     }
+    return facts, measurements
 
 
 def command() -> str:

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from decoding.cost import CostTable, Counts
 from decoding.stopping.policy import Policy
 from evaluation.replay.simulate import Replayer
+from evaluation.table import counted
 from runtime.intervals import bootstrap
 
 Array = NDArray[np.float64]
@@ -18,11 +20,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rule at one threshold and what it counts."""
+    """A rule at one threshold and what it counts, by column [B]; prompts [B]: their ids."""
 
     rule: str
     threshold: float
     counts: Counts
+    prompts: Sequence[str] = ()
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -38,10 +41,19 @@ def sweep(
 ) -> list[Candidate]:
     """Every rule at every threshold of its grid. Any number of cost tables can price the result."""
     return [
-        Candidate(rule, threshold, replayer.replay(policy, threshold))
+        Candidate(rule, threshold, replayer.replay(policy, threshold), replayer.table.prompt_ids)
         for rule, policy in policies.items()
         for threshold in grid[rule]
     ]
+
+
+def candidate_rows(
+    candidates: Sequence[Candidate], split: str, greedy: bool = False
+) -> pd.DataFrame:
+    """Return the measurements of all candidates on the prompts of a split."""
+    kind = "counted" if greedy else "expected"
+    parts = [counted(kind, one.rule, one.counts, one.prompts, one.threshold) for one in candidates]
+    return pd.concat(parts, ignore_index=True).assign(split=split)
 
 
 def speedup(candidate: Candidate, cost: CostTable) -> float:

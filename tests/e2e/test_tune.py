@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -46,13 +47,18 @@ def evaluated(pair: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> d
     return {name: method["settings"] for name, method in found.items()}
 
 
+def chosen_rule(found: dict[str, Any]) -> str:
+    advice = found["results"]["chosen"]["advice"]
+    return "plain decoding" if advice == thresholds.NO_ADVICE else f"{advice} at "
+
+
 def test_tune_then_evaluate(
     arguments: list[str],
     tiny_pair_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run(tune, monkeypatch, *arguments, "cost=c10")
+    run(tune, monkeypatch, *arguments, "cost=c10", "verbose=true")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert (
         "oracle of SpecDec++, drafts of any length: " in printed and sum(found["oracle_calls"]) > 0
@@ -63,6 +69,10 @@ def test_tune_then_evaluate(
         and "its frontier dominates" in printed
         and f"saved {FILE}" in printed
     )
+    best = chosen_rule(found)
+    assert f"Use {best}" in printed and "modelled" in printed
+    table = pd.read_parquet(FILE.replace(".json", ".parquet"))
+    assert set(table["split"]) == {"calibration", "test"} and set(table["policy"]) == set(METHODS)
     rows = {"c5_row1", "c5_row3", "c10_row1", "c10_row3"}
     assert set(found["results"]) == {"chosen", "a100", "c4", "c5", "c10", "c15"} | rows
     assert found["results"]["chosen"] == found["results"]["c10"]
@@ -97,7 +107,7 @@ def test_choices_are_judged_on_other_harvests_as_well(
 ) -> None:
     shutil.copytree("data/greedy", "data/again", dirs_exist_ok=True)
     few = ("methods=[fixed,confidence]", "cost=c5", "cost.row=0.01", "judge_data=[data/again]")
-    run(tune, monkeypatch, *arguments, *few)
+    run(tune, monkeypatch, *arguments, *few, "verbose=true")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "## cost c4: " in printed and "## cost c4, data/again: " in printed
     assert "| knows p | " in printed and "| confidence: " in printed
@@ -127,7 +137,7 @@ def test_grown_drafts_need_no_threshold(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_value()
-    run(tune, monkeypatch, *arguments, "cost=c5", "methods=[fixed,value,grown]")
+    run(tune, monkeypatch, *arguments, "cost=c5", "methods=[fixed,value,grown]", "verbose=true")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "## without tuning: " in printed and "| grown | c10_row3 | test | " in printed
     assert set(found["results"]["chosen"]["rules"]) == {"fixed", "value"}

@@ -1,10 +1,12 @@
 """Ways to spend the rows of a step, on texts of which the best one is known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from decoding.batch_cost import PerRow
-from evaluation.batched.compared import FIXED, PLAIN, Scheduled, chosen, judged
+from evaluation.batched.compared import FIXED, PLAIN, chosen, compared, facts, judged
 from evaluation.batched.confidences import LOGGED, ORACLE
 from tests.unit.evaluation.batched.test_confidences import rounds
 
@@ -12,45 +14,45 @@ FREE = PerRow(1.0, 0.0, 0.01, 0.0)
 DEAR = PerRow(1.0, 0.2, 0.01, 0.0)  # a row that is accepted with .1 does not pay
 
 
-def compared(accept: np.ndarray, confidence: np.ndarray, cost: PerRow) -> dict[str, Scheduled]:
+def by_name(accept: np.ndarray, confidence: np.ndarray, cost: PerRow) -> dict[str, dict[str, Any]]:
     table = rounds(accept, confidence)
     ways = chosen(table, {}, cost, [4], 3)
     assert list(ways) == [4]
-    return {one.way.name: one for one in judged(table, {}, cost, ways, 3)}
+    return {one["name"]: one for one in compared(judged(table, {}, cost, ways, 3))}
 
 
 def test_nothing_is_gained_where_all_tokens_are_alike() -> None:
     same = np.full((4, 30, 3), 0.8)
-    found = compared(same, same, FREE)
+    found = by_name(same, same, FREE)
     stale = [f"budget, {name}, 2 steps old" for name in (LOGGED, ORACLE)]
     assert {PLAIN, FIXED, f"budget, {LOGGED}", f"budget, {ORACLE}", *stale} == set(found)
     for name in set(found) - {PLAIN, *stale}:
-        assert found[name].way.drafted == 3 and found[name].over_fixed == (1, 1, 1)
+        assert found[name]["drafted"] == 3 and found[name]["over_fixed"] == (1, 1, 1)
     plain = found[PLAIN]
-    assert plain.tokens_per_second.value == pytest.approx(4.0)  # four rows a second
-    assert plain.way.drafted == 0 and plain.over_fixed.value < 0.6
-    assert found[FIXED].tokens_per_second.value > 6
+    assert plain["tokens_per_second"].value == pytest.approx(4.0)  # four rows a second
+    assert plain["drafted"] == 0 and plain["over_fixed"].value < 0.6
+    assert found[FIXED]["tokens_per_second"].value > 6
 
 
 def test_knowing_which_tokens_are_accepted_pays_where_rows_are_dear() -> None:
     kinds = np.random.default_rng(0).random((4, 30, 1)) < 0.5
     accept = np.where(kinds, 0.95, 0.1) * np.ones((4, 30, 3))
-    wrong = compared(accept, 1 - accept, DEAR)
+    wrong = by_name(accept, 1 - accept, DEAR)
     best, logged = wrong[f"budget, {ORACLE}"], wrong[f"budget, {LOGGED}"]
-    for gain in (best.over_fixed, best.over_logged):
+    for gain in (best["over_fixed"], best["over_logged"]):
         assert gain.low is not None and 1 < gain.low < gain.value
-    assert logged.over_fixed.high is not None and logged.over_fixed.high < 1
-    assert wrong[FIXED].over_logged.value == pytest.approx(1 / logged.over_fixed.value)
+    assert logged["over_fixed"].high is not None and logged["over_fixed"].high < 1
+    assert wrong[FIXED]["over_logged"].value == pytest.approx(1 / logged["over_fixed"].value)
     stale = wrong[f"budget, {ORACLE}, 2 steps old"]
-    assert stale.way.drafted == best.way.drafted
-    assert stale.over_fresh.value == pytest.approx(
-        stale.tokens_per_second.value / best.tokens_per_second.value
+    assert stale["drafted"] == best["drafted"]
+    assert stale["over_fresh"].value == pytest.approx(
+        stale["tokens_per_second"].value / best["tokens_per_second"].value
     )
 
 
 def test_written_by_name() -> None:
     same = np.full((1, 9, 3), 0.8)
-    found = compared(same, same, FREE)[PLAIN].to_dict()
+    (found,) = facts([by_name(same, same, FREE)[PLAIN]])
     assert found["requests"] == 4 and found["name"] == PLAIN
     rate = found["tokens_per_second"]
     assert rate["value"] == pytest.approx(4.0) and rate["low"] is None  # of one prompt

@@ -148,6 +148,7 @@ def test_what_replay_leaves_out_is_said_where_there_is_a_structure(
         **{"cost": "c5", "chosen_on": "train", "judged_on": "test", "frontier": {}},
         **{"oracle_calls": None, "elsewhere": {}, "gamma": GAMMA},
         "draft_warp": {"temperature": temperature},
+        "data": {"folder": "data/rounds"},
         "results": {"chosen": without},
     }
     assert "leaf" not in report(facts)
