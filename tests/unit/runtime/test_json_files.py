@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_it_comes_back(path: Path) -> None:
-    assert read_json(path, Plan, "data", "") == VALUE
+    assert read_json(path, Plan, "data", "").written == VALUE
     assert json.loads(path.read_text()).keys() - VALUE.keys() == {"checksum"}
 
 
@@ -89,6 +89,6 @@ def test_a_file_that_another_process_removes_is_read_or_missing(
         return content
 
     monkeypatch.setattr(Path, "read_bytes", read_and_removed)
-    assert read_json(path, Plan, "data", "") == VALUE
+    assert read_json(path, Plan, "data", "").written == VALUE
     with pytest.raises(UserError, match="is missing"):
         read_json(path, Plan, "data", "")
