@@ -13,11 +13,10 @@ from data_gen.storage.dataset import Harvest
 from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import setup_facts
-from evaluation.checks import check_checkpoints, check_costs, checkpoint_configs
+from evaluation.evaluate import named_files
 from evaluation.expected import FIGURES, Expected, Plan, Text, Turns, along, difference
 from evaluation.journal import Journal, file_hashes
-from evaluation.methods import Method, engine
-from evaluation.runner import named_files
+from evaluation.methods import Method, check_checkpoints, check_costs, checkpoint_configs, engine
 from evaluation.table import Row, Summary, by_dataset, markdown, ratio
 from runtime.errors import UserError
 from runtime.intervals import METHOD

@@ -61,8 +61,8 @@ def main(cfg: DictConfig) -> None:
         named,
         needed,
         report,
+        verdict,
     )
-    from evaluation.device.page import verdict
 
     if cfg.memory is not None:
         return needed(cfg)

@@ -178,8 +178,16 @@ def with_value(settings: Any, names: list[str], value: Any) -> Any:
 def main(cfg: DictConfig) -> None:
     """Models and prompts in, the table of measurements and its page out."""
     from evaluation import page
-    from evaluation.evaluate import MARKER, answer, compare, logged, save, saved
-    from evaluation.runner import open_journal, prepare
+    from evaluation.evaluate import (
+        MARKER,
+        answer,
+        compare,
+        logged,
+        open_journal,
+        prepare,
+        save,
+        saved,
+    )
 
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)

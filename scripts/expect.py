@@ -66,6 +66,7 @@ def main(cfg: DictConfig) -> None:
     """Harvest and pair in, a table out."""
     from data_gen.storage.dataset import Harvest
     from decoding.models.loading import load_pair
+    from evaluation.evaluate import run_facts
     from evaluation.expect import (
         MARKER,
         depends_on,
@@ -80,7 +81,6 @@ def main(cfg: DictConfig) -> None:
     from evaluation.expected import Expected, measured
     from evaluation.journal import Journal, journal_path
     from evaluation.methods import Method, configured
-    from evaluation.runner import run_facts
     from evaluation.table import FILE, save
 
     out = checked_folder("out", cfg.out)

@@ -161,8 +161,7 @@ def main(cfg: DictConfig) -> None:
     from evaluation.page import simulated
     from evaluation.replay import thresholds
     from evaluation.replay.check import check_replay, excused, in_lines
-    from evaluation.replay.report import report, short
-    from evaluation.replay.tune import MARK, check, command, out_file, tunable, tuned
+    from evaluation.replay.tune import MARK, check, command, out_file, report, short, tunable, tuned
     from evaluation.table import save
 
     if cfg.batch is not None:

@@ -5,19 +5,164 @@ loaded apart from ours, as `from_pretrained` gives them; the engines of a run sh
 assistant keeps its whole vocabulary."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from time import perf_counter
 from typing import Annotated, Any, Literal
 
+import torch
 from omegaconf import OmegaConf
-from transformers import PreTrainedModel
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from decoding.models.loading import ModelPair, load_plain
 from decoding.models.mixed import refuse_mixed
-from decoding.sampling import Warp
-from evaluation.baselines.generate_engine import CompiledGenerateEngine, GenerateEngine
+from decoding.sampling import Sampler, Warp
+from decoding.trace import STAGES, RoundTrace, Trace
 from runtime.errors import UserError
 from runtime.settings.kinds import Count, Group, Path, Probability, Text
+
+
+class GenerateEngine:
+    """What a user gets from `from_pretrained` and `generate`: plain, compiled, assisted by the
+    draft, or with prompt lookup.
+
+    target, assistant: plainly loaded models, the latter None where `settings` do without it;
+    settings: further fields of the GenerationConfig. Whatever the models' own generation configs
+    say does not count, so the distribution is the target's after `warp`. The assistant's
+    distribution follows from the same warp; transformers 5.23 applies it to an assistant twice,
+    which changes nothing at temperature 1 or 0, and costs acceptance elsewhere, not exactness.
+    Raises ValueError for settings that transformers refuses."""
+
+    records_drafts = False
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        assistant: PreTrainedModel | None,
+        warp: Warp,
+        eos_ids: frozenset[int],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.target = target
+        self.assistant = assistant
+        self.settings = dict(settings)
+        self.distribution = {
+            **warp_settings(warp),
+            "eos_token_id": sorted(eos_ids),
+            "pad_token_id": min(eos_ids, default=0),
+        }
+        self._config(1).validate()
+
+    @torch.inference_mode()
+    def decode(self, prompt_ids: Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
+        """Continue `prompt_ids` [n] until EOS or `max_new_tokens`. One number of `sampler` seeds
+        torch.
+
+        A round is what a target forward has added. Assisted, with prompt lookup as well, the first
+        one runs prompt and draft together and is a round as any other; otherwise it is the prefill,
+        which adds a token without a draft. What was drafted is not known (`records_drafts`), so
+        `draft_tokens` is empty."""
+        self.target.generation_config = GenerationConfig()
+        if self.assistant is not None:
+            self.assistant.generation_config = GenerationConfig(
+                **self.settings
+            )  # anew: `generate` may move them
+        torch.manual_seed(int(torch.randint(1 << 62, (), generator=sampler.generator)))
+        ids, rounds = prompt_ids[None].to(self.target.device), Rounds()
+        generate: Any = self.target.generate
+        start = perf_counter()
+        generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=self._config(max_new_tokens),
+            assistant_model=self.assistant,
+            streamer=rounds,
+        )
+        seconds = perf_counter() - start
+        tokens = [token for added in rounds.added for token in added]
+        return Trace(
+            len(prompt_ids), tokens, [_round(added) for added in rounds.added], 0.0, seconds
+        )
+
+    def _config(self, max_new_tokens: int) -> GenerationConfig:
+        return GenerationConfig(max_new_tokens=max_new_tokens, **self.distribution, **self.settings)
+
+
+class Rounds(BaseStreamer):
+    """Receives the prompt and then what each target forward adds."""
+
+    def __init__(self) -> None:
+        self.added: list[list[int]] = []
+        self._prompt = True
+
+    def put(self, value: Tensor) -> None:
+        if not self._prompt:
+            self.added.append(value.reshape(-1).tolist())
+        self._prompt = False
+
+    def end(self) -> None:
+        pass
+
+
+class CompiledGenerateEngine(GenerateEngine):
+    """`generate` with a compiled forward on a static cache; `make_ready` compiles it."""
+
+    def make_ready(self, prompts: Sequence[Tensor], max_new_tokens: int) -> str | None:
+        """Compile, with a cache as long as the longest of `prompts` [n] and its response.
+
+        Returns None, or in a line why it does not compile here (`not_compiled`)."""
+        self.settings = compiled_settings(max(map(len, prompts)) + max_new_tokens)
+        return not_compiled(self, min(prompts, key=len))
+
+
+def compiled_settings(length: int) -> dict[str, Any]:
+    """Fields of a GenerationConfig: a compiled forward on a static cache of `length` tokens, on a
+    CPU as well.
+
+    Prefill is not compiled, by transformers' choice. `length` is that of the longest request: a
+    call with a longer one would compile again. transformers compiles on a CPU only where
+    `_compile_all_devices` is set."""
+    config: Any = CompileConfig()
+    config._compile_all_devices = True
+    return {"cache_implementation": "static", "max_cache_len": length, "compile_config": config}
+
+
+def not_compiled(engine: GenerateEngine, prompt_ids: Tensor) -> str | None:
+    """Compile the forward of an engine with `compiled_settings` by decoding a few tokens after
+    `prompt_ids` [n].
+
+    Returns None, or in a line why there is no compiled forward: no C++ compiler, another fault of
+    torch.compile, or a model that transformers does not compile."""
+    vars(engine.target).pop("_compiled_call", None)
+    try:
+        engine.decode(prompt_ids, 4, Sampler.seeded(0))
+    except TorchDynamoException as error:
+        return next(line for line in str(error).splitlines() if line.strip())
+    return (
+        None
+        if hasattr(engine.target, "_compiled_call")
+        else "transformers compiles no model that is loaded so"
+    )
+
+
+def warp_settings(warp: Warp) -> dict[str, Any]:
+    """Fields of a GenerationConfig; without them transformers would take the top 50 tokens."""
+    if warp.temperature == 0:
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": warp.temperature,
+        "top_k": warp.top_k,
+        "top_p": warp.top_p,
+    }
+
+
+def _round(added: Sequence[int]) -> RoundTrace:
+    return RoundTrace([], [], [], 0, len(added) - 1, list(added), [], 0, dict.fromkeys(STAGES, 0.0))
+
 
 Settings = Mapping[str, Any]
 

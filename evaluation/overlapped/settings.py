@@ -13,7 +13,7 @@ from decoding.engines.fit import check_overlap_fit
 from decoding.sampling import top_tokens
 from decoding.stopping.policy import ALL
 from decoding.stopping.rollout_table import RolloutTable
-from evaluation.replay.decoding import REPLAYED
+from evaluation.replay.candidates import REPLAYED
 from predictors.base import Records
 from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError

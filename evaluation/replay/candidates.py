@@ -11,7 +11,14 @@ from omegaconf import DictConfig
 from data_gen.samples import refuse_other_distributions
 from data_gen.storage.dataset import Harvest
 from decoding.cost import CostTable
+from decoding.engines.serial import SerialEngine
+from decoding.interfaces import StopRule
+from decoding.models.loading import ModelPair
+from decoding.sampling import Warp
 from decoding.stopping.base import TunableRule
+from decoding.stopping.never import Never
+from decoding.structures.chain import Chain
+from decoding.verifiers.token import TokenVerifier
 from evaluation.replay.read import Asks, read_table
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate, sweep
@@ -19,6 +26,29 @@ from predictors.base import damaged, read_config, refuse_mismatch
 from predictors.inputs import Inputs
 from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
+
+
+def engine(
+    pair: ModelPair, stop: StopRule | None, gamma_max: int, warp: Warp, draft_warp: Warp
+) -> SerialEngine:
+    """stop: None for drafts of `gamma_max` tokens."""
+    chain: Any = Chain(gamma_max)
+    verifier: Any = TokenVerifier()
+    eos_ids = frozenset(pair.eos_ids)
+    return SerialEngine(pair, chain, stop or Never(), verifier, warp, draft_warp, eos_ids)
+
+
+def _target(part: type) -> str:
+    return f"{part.__module__}.{part.__qualname__}"
+
+
+REPLAYED = {
+    "engine": _target(SerialEngine),
+    "structure": _target(Chain),
+    "verifier": _target(TokenVerifier),
+}
+"""What a method is made of, as configs name it, where replay says what it counts."""
+
 
 # Checks -------------------------------------------------------------------------------------------
 

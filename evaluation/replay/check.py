@@ -27,8 +27,7 @@ from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import Policy
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.trace import RoundTrace, Trace
-from evaluation.replay.candidates import refuse_other_pair
-from evaluation.replay.decoding import engine
+from evaluation.replay.candidates import engine, refuse_other_pair
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import COUNTS, Replayer, Step, counts_of
 from evaluation.table import sums

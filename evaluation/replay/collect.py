@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from data_gen.storage.dataset import Harvest
 from decoding.cost import CostTable
-from evaluation.replay.bounds import hindsight
 from evaluation.replay.candidates import (
     candidates_of,
     check_sizes,
@@ -20,7 +19,7 @@ from evaluation.replay.candidates import (
     refuse_foreign_checkpoint,
     replayer,
 )
-from evaluation.replay.tuning import Choice, choose, span
+from evaluation.replay.tuning import Choice, choose, hindsight, span
 from evaluation.table import markdown
 from predictors.base import damaged, read_config, read_metrics
 from predictors.inputs import Inputs

@@ -12,9 +12,8 @@ from torch import Tensor
 from decoding.cost import CostTable, Counts
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth, grow
-from evaluation.replay.bounds import KNOWING, knowing
 from evaluation.replay.simulate import Replayer
-from evaluation.replay.tuning import Candidate, sweep
+from evaluation.replay.tuning import KNOWING, Candidate, knowing, sweep
 from predictors.base import Records
 from predictors.features.layers import RecordedLayers
 

@@ -21,8 +21,7 @@ from decoding.sampling import Sampler
 from decoding.stopping.base import TunableRule
 from decoding.trace import Trace
 from evaluation.decode import Engine, request_seed
-from evaluation.replay.candidates import refuse_other_pair
-from evaluation.replay.decoding import engine
+from evaluation.replay.candidates import engine, refuse_other_pair
 
 PLAIN = "autoregressive"
 

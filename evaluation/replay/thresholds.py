@@ -50,7 +50,7 @@ class Data(OpenForm):
 
 
 class Thresholds(OpenForm):
-    """What `evaluation.choices` reads of the file."""
+    """What `evaluation.methods` reads of the file."""
 
     version = ("format_version", FORMAT_VERSION)
     format_version: int

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import evaluation.runner
+import evaluation.evaluate
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import write_vocabulary
@@ -70,14 +70,14 @@ def test_a_draft_is_trained_goes_on_and_decodes(
     assert [path.name for path in Path("made").glob("*.safetensors")] == ["model.safetensors"]
 
     seen: list[ModelPair] = []
-    load = evaluation.runner.prepare
+    load = evaluation.evaluate.prepare
 
     def watched(cfg):
         compared = load(cfg)
         seen.append(compared.pair)
         return compared
 
-    monkeypatch.setattr("evaluation.runner.prepare", watched)
+    monkeypatch.setattr("evaluation.evaluate.prepare", watched)
     decoded = [
         *pair[:1],
         "pair.draft=made",

@@ -12,7 +12,8 @@ from decoding.draft import Verdict
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.trace import Trace, read_traces
 from decoding.verifiers.token import TokenVerifier
-from evaluation import runner, token_texts
+from evaluation import evaluate as flow
+from evaluation import token_texts
 from evaluation.table import compare
 from runtime.files import only_writer
 from tests.helpers.evaluation.evaluating import (
@@ -159,15 +160,14 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     """The pass that chooses the fixed length sees calibration prompts alone; a length that is
     given is not chosen."""
     decoded: dict[str, set[str]] = {}
-    whole = runner.decode
+    whole = flow.decode
 
     def seen(engines: Any, requests: Any, *more: Any) -> Any:
         stage = "judged" if "autoregressive" in engines else "tried"
         decoded[stage] = {request.split + request.prompt_id for request in requests}
         return whole(engines, requests, *more)
 
-    monkeypatch.setattr(runner, "decode", seen)
-    monkeypatch.setattr("evaluation.evaluate.decode", seen)
+    monkeypatch.setattr(flow, "decode", seen)
     small = (*evaluating, "methods=[fixed]", "split=test", "repeats=1", "tried_prompts=2")
     splits = ("splits.calibration=0.3", "splits.test=0.3")
     run(monkeypatch, *small, *splits)

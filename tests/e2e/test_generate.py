@@ -11,7 +11,7 @@ from torch._inductor import config as inductor
 from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
 from decoding.trace import read_traces
-from evaluation.baselines import generate_engine
+from evaluation.baselines import generate
 from scripts import evaluate
 from tests.helpers.models.tiny_pair import CONFIG
 
@@ -46,7 +46,7 @@ def test_pairs(
     """Greedy: everything gives the same outputs, drafts agree where they are accepted, and nothing
     stays behind. Of four prompts one is for trying settings."""
     monkeypatch.setattr(
-        generate_engine, "CompileConfig", lambda: CompileConfig(backend="eager")
+        generate, "CompileConfig", lambda: CompileConfig(backend="eager")
     )  # writes no code: quick
     few = [
         *(

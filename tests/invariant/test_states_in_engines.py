@@ -25,7 +25,7 @@ from decoding.structures.sources import Sources
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from evaluation.batched.measuring import measured
+from evaluation.batched.lengths import measured
 from runtime.errors import UserError
 from tests.contract.enumeration import autoregressive_distribution, distribution_of, largest_error
 from tests.contract.overlaps import Policy

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 from omegaconf import OmegaConf
 
-from evaluation.choices import cautions
-from evaluation.methods import Method
+from evaluation.methods import Method, cautions
 
 
 def test_a_method_that_nothing_was_chosen_for_says_its_caution() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from evaluation.choices import alternatives, chosen, tuned_elsewhere, tuned_methods
+from evaluation.methods import alternatives, chosen, tuned_elsewhere, tuned_methods
 from evaluation.replay import thresholds
-from evaluation.replay.decoding import REPLAYED
+from evaluation.replay.candidates import REPLAYED
 from tests.unit.evaluation.replay.test_thresholds import CHOICE, FOUND, STOP
 
 KEY = "method.adaedl.stop.threshold"

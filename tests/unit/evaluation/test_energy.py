@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from decoding.trace import Trace, read_traces, write_traces
-from evaluation import interleaving
+from evaluation import decode
 from evaluation.energy import Counter, Meter, nvml_counters, rapl_counters
 from reports.artifacts import Evaluation
 from reports.figure import Missing, save
@@ -118,10 +118,10 @@ def test_a_decode_keeps_what_was_counted_meanwhile(
 ) -> None:
     readings = iter([10.0, 12.5])
     meter = Meter([Counter("fake", lambda: next(readings))], "fake")
-    monkeypatch.setattr(interleaving.energy, "meter", lambda: meter)
+    monkeypatch.setattr(decode.energy, "meter", lambda: meter)
     engine: Any = SimpleNamespace(decode=lambda *_: Trace(1, [1], [], 0.0, 1.0))
     request: Any = SimpleNamespace(tokens=None, prompt_id="p", dataset="d")
-    trace = interleaving._decode(engine, request, 0, interleaving.Plan(1, 4, 0))
+    trace = decode._decode(engine, request, 0, decode.Plan(1, 4, 0))
     write_traces(tmp_path / "traces.jsonl", [trace])
     assert trace.joules == 2.5 and read_traces(tmp_path / "traces.jsonl") == [trace]
 

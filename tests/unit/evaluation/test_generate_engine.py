@@ -10,8 +10,8 @@ from transformers.generation import utils
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.sampling import Sampler, Warp
-from evaluation.baselines import generate_engine
-from evaluation.baselines.generate_engine import (
+from evaluation.baselines import generate
+from evaluation.baselines.generate import (
     GenerateEngine,
     compiled_settings,
     not_compiled,
@@ -117,7 +117,7 @@ def test_the_distribution_is_the_target_after_our_warp(
 
 def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile traces and guards, but writes no code: quick, and no C++ compiler is asked."""
-    monkeypatch.setattr(generate_engine, "CompileConfig", lambda: CompileConfig(backend="eager"))
+    monkeypatch.setattr(generate, "CompileConfig", lambda: CompileConfig(backend="eager"))
 
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from decoding.batch_cost import PerRow
-from evaluation.batched.compared import FIXED, PLAIN, chosen, compared, facts, judged
-from evaluation.batched.confidences import LOGGED, ORACLE
+from evaluation.batched.compared import (
+    FIXED,
+    LOGGED,
+    ORACLE,
+    PLAIN,
+    chosen,
+    compared,
+    facts,
+    judged,
+)
 from tests.unit.evaluation.batched.test_confidences import rounds
 
 FREE = PerRow(1.0, 0.0, 0.01, 0.0)

@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoding.stopping.rollout_table import RolloutTable
-from evaluation.batched.confidences import (
+from evaluation.batched.compared import (
     LOGGED,
     ORACLE,
     by_position,

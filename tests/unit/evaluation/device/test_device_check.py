@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from evaluation.device import agreement, page, speeds
+from evaluation.device import agreement, check, speeds
 from evaluation.device.check import chosen, on, skipped
 from runtime.errors import UserError
 from tests.helpers.device.device_report import pair_on
@@ -48,7 +48,7 @@ def test_a_device_that_computes_something_else_is_found() -> None:
         there = broken(pair_on("cuda:0", "cuda:0"))
         found = agreement.decodes(host, there, make, PROMPTS, TOKENS)
     assert len(found.faults) >= 2 and "logits" in found.faults[0]
-    assert page.verdict({"x": asdict(found)}).startswith("**")
+    assert check.verdict({"x": asdict(found)}).startswith("**")
 
 
 @pytest.mark.parametrize(("side", "name"), [("draft", "q"), ("target", "p")])
@@ -185,11 +185,11 @@ def test_a_page_says_what_was_found(tmp_path: Path) -> None:
         "memory": {"cuda:0": 3 * 10**9},
         "skipped": ["two devices: this machine has no second GPU"],
     }
-    found["verdict"] = page.verdict(found["agreement"])
-    text = page.page(found)
+    found["verdict"] = check.verdict(found["agreement"])
+    text = check.page(found)
     for part in ("1 of 3", "- plain: a fault", "a tie", "25%", "3.00", "no second GPU",
                  "**1 faults**", "Attach this page"):  # fmt: skip
         assert part in text
-    assert page.verdict({}) == "Equal to the host."
-    text = page.page({**found, "setup": {}, "speeds": {}, "memory": {}})
+    assert check.verdict({}) == "Equal to the host."
+    text = check.page({**found, "setup": {}, "speeds": {}, "memory": {}})
     assert "1 of 3" in text and not any(part in text for part in ("Speed", "Memory", "\n\n\n"))

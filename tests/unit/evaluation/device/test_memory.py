@@ -6,8 +6,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from data_gen.settings import HarvestSettings
 from decoding.models.kv_cache import SPARE
+from evaluation.device.check import memory_page
 from evaluation.device.memory import Account, Peak, Valueless, peaks
-from evaluation.device.page import memory_page
 from tests.invariant.test_harvest import GREEDY, RECIPE
 
 HIDDEN, LAYERS, HEADS, DIM, WIDE, VOCABULARY = 64, 6, 2, 16, 128, 100

@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 from decoding.cost import CostTable, cost_table
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth
-from evaluation.replay.bounds import hindsight
 from evaluation.replay.growing import (
     FACTORS,
     Grower,
@@ -22,9 +21,9 @@ from evaluation.replay.growing import (
     untuned,
 )
 from evaluation.replay.measuring import same_questions, with_questions
-from evaluation.replay.report import heading, report
 from evaluation.replay.simulate import Replayer
-from evaluation.replay.tuning import Candidate, Choice, choose
+from evaluation.replay.tune import heading, report
+from evaluation.replay.tuning import Candidate, Choice, choose, hindsight
 from predictors.outcomes import Chances
 
 PROMPTS, POSITIONS, GAMMA = 12, 40, 6

@@ -15,9 +15,8 @@ from decoding.stopping.fixed import Fixed
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.stopping.specdecpp import SpecDecPPStop
-from evaluation.replay.bounds import hindsight
 from evaluation.replay.simulate import Replayer
-from evaluation.replay.tuning import choose, sweep
+from evaluation.replay.tuning import choose, hindsight, sweep
 from tests.helpers.training.checkpoints import write_checkpoint
 
 PROMPTS, POSITIONS, GAMMA = 500, 100, 20

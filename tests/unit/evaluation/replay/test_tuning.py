@@ -13,7 +13,6 @@ from decoding.cost import CostTable, cost_table, observed_cost, read_cost, regre
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.trace import STAGES, RoundTrace, Trace
-from evaluation.replay.bounds import hindsight, knowing, oracle_calls, oracle_totals
 from evaluation.replay.simulate import Replayer, counts_of
 from evaluation.replay.tuning import (
     Candidate,
@@ -22,7 +21,11 @@ from evaluation.replay.tuning import (
     dominated_share,
     dominates,
     frontier,
+    hindsight,
     interval,
+    knowing,
+    oracle_calls,
+    oracle_totals,
     span,
     speedup,
     sweep,
