@@ -38,12 +38,14 @@ def team(
     return [forked(work(rank)) for rank in range(size)]
 
 
+def open_alone(folder: Path, settings: dict[str, Any]) -> Iterator[int]:
+    """The chunks that this process alone would make."""
+    return open_chunks(folder, settings, ALONE, lambda marker: None, lambda marker: None)
+
+
 def assert_same(folder: Path, original: Path) -> None:
     assert verify(folder) == []
-    assert (
-        Harvest.open(folder).manifest.written["content"]
-        == Harvest.open(original).manifest.written["content"]
-    )
+    assert Harvest.open(folder).manifest.content == Harvest.open(original).manifest.content
     assert {path.name: path.read_bytes() for path in folder.glob("*-0*")} == {
         path.name: path.read_bytes() for path in original.glob("*-0*")
     }
@@ -146,8 +148,7 @@ def test_a_damaged_chunk_that_another_process_looks_at_is_found(
 
         def check() -> None:
             settings = chunks.read_json(tmp_path / chunks.PLAN, chunks.Plan, "out", "").written
-            found = open_chunks(tmp_path, settings, ALONE, lambda marker: None, lambda marker: None)
-            assert list(found) == [0]
+            assert list(open_alone(tmp_path, settings)) == [0]
 
         with locks.chunk(0) as taken:
             assert taken
@@ -163,9 +164,7 @@ def test_a_locked_chunk_is_left_to_its_owner(tmp_path: Path) -> None:
         assert taken
 
         def other() -> None:
-            for index in open_chunks(
-                tmp_path, settings, ALONE, lambda marker: None, lambda marker: None
-            ):
+            for index in open_alone(tmp_path, settings):
                 chunks.save_chunk(tmp_path, chunks.plan_id(settings), index, rows)
 
         child = forked(other)
@@ -196,9 +195,7 @@ def test_other_settings_are_refused_before_the_first_shard_is_there(tmp_path: Pa
         return {**plan, "batch_size": 1, "seed": seed}
 
     def chunks_of(seed: int) -> Iterator[int]:
-        return open_chunks(
-            tmp_path, settings(seed), ALONE, lambda marker: None, lambda marker: None
-        )
+        return open_alone(tmp_path, settings(seed))
 
     def wait() -> None:
         held = chunks_of(1)
@@ -270,7 +267,7 @@ def test_killed_at_every_step_on_disk(
     ]
 
     def save(folder: Path) -> None:
-        for index in open_chunks(folder, settings, ALONE, lambda marker: None, lambda marker: None):
+        for index in open_alone(folder, settings):
             chunks.save_chunk(folder, chunks.plan_id(settings), index, rows[index])
         write_checksummed(
             folder / chunks.MANIFEST, {**settings, **chunks.inventory(folder, settings)}
