@@ -4,15 +4,16 @@ Speculative decoding token by token would run the draft gamma times per position
 forward advances all rollouts by one token: the texts lie in the cache one after another, and each
 row sees its own prefix of its own text and its own rollout, nothing else."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from data_gen.columns import Columns, at, blockwise
 from data_gen.own_tokens import OwnTokens, own_tokens
-from data_gen.responses.generate import at, blockwise, draw_from
+from data_gen.responses.generate import draw_from
 from data_gen.siblings import top_tokens
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
@@ -60,7 +61,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Columns):
     """Draft tokens. q: the probability each was drawn with; top_token: [..., 3], the most probable
     ones there (`data_gen.siblings.top_tokens`); the others:
     `predictors.features.draft_statistics.q_stats`. All of one shape: [A], or [A, gamma] for whole
@@ -73,22 +74,6 @@ class Drawn:
     q_margin: Tensor
     q_entropy: Tensor
     top_token: Tensor
-
-    def take(self, index: Tensor) -> "Drawn":
-        index = index.to(self.token.device)  # once for all columns
-        return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
-
-    def flat(self) -> "Drawn":
-        """[A, gamma] -> [A * gamma]"""
-        return Drawn(*(getattr(self, field.name).flatten(0, 1) for field in fields(self)))
-
-    @classmethod
-    def join(
-        cls, how: Callable[[list[Tensor], int], Tensor], parts: Sequence["Drawn"], dim: int
-    ) -> "Drawn":
-        return cls(
-            *(how([getattr(part, field.name) for part in parts], dim) for field in fields(cls))
-        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +138,7 @@ def roll(
             if logits
             else torch.zeros(len(prefix), 0, own.columns, device=first.token.device)
         )
-    return Rollouts(places, Drawn.join(torch.stack, drawn, 1), torch.stack(states, 1), known)
+    return Rollouts(places, Drawn.join(drawn, torch.stack, 1), torch.stack(states, 1), known)
 
 
 def roll_greedy(
@@ -174,8 +159,8 @@ def roll_greedy(
         for coins in [torch.zeros(len(part), gamma - 1)]  # a greedy draft needs none
     ]
     index = shared_tokens(own, gamma)
-    made = [each.drawn.flat() for each in rolled]
-    drawn = Drawn.join(torch.cat, [first, *made], 0).take(index)
+    made = [each.drawn.map(lambda column: column.flatten(0, 1)) for each in rolled]
+    drawn = Drawn.join([first, *made]).take(index)
     hidden = [each.draft_hidden.flatten(0, 1) for each in rolled]
     states = torch.cat([run_after(draft, texts, layers, together), *hidden])
     return Rollouts(places, drawn, states[index])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from data_gen.columns import Columns
 from decoding.picking import largest, pick
 
 MORE, TOP = 2, 3
@@ -17,7 +18,7 @@ MORE, TOP = 2, 3
 
 
 @dataclass(frozen=True)
-class Siblings:
+class Siblings(Columns):
     """Of n positions, given that the path there is accepted; 0 where a candidate is missing or its
     elder ones cannot be rejected.
 

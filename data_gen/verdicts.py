@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from data_gen.columns import at, blockwise
 from data_gen.labels import acceptance, greedy_acceptance
 from data_gen.own_tokens import Warps
-from data_gen.responses.generate import Distributions, at, blockwise
+from data_gen.responses.generate import Distributions
 from data_gen.rollouts import Rollouts, forward_along
 from data_gen.siblings import Siblings, greedy_point_masses, siblings
 from decoding.models.cached_lm import CachedLM

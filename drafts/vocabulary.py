@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from data_gen.columns import blocks
 from data_gen.labels import overlap
-from data_gen.responses.generate import blocks
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import rows_of
 from decoding.models.loading import ModelPair

@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from data_gen.columns import Columns, at, blockwise
 from data_gen.labels import acceptance, overlap
 from data_gen.own_tokens import Warps, own_tokens
 from data_gen.settings import HarvestSettings
@@ -29,9 +29,6 @@ from decoding.sampling import Warp
 from predictors.features.draft_statistics import q_stats
 from predictors.features.layers import side_by_side
 
-# Probabilities worked on at once on a CPU: so many fit a core's cache, a whole batch takes three
-# times as long.
-AT_ONCE = 200_000
 # Share of unfinished sequences at which the finished ones leave the batch (a copy of the cache).
 COMPACT_BELOW = 0.75
 
@@ -44,7 +41,7 @@ def uniforms(seed: int, prompt_id: str, purpose: str, *shape: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Distributions:
+class Distributions(Columns):
     """What both models say at n positions. response: [n] int64, drawn from p; candidate: [n] int64,
     drawn from q; q, accept: [n], the candidate's draft probability and min(1, p / q); overlap: [n],
     sum(min(p, q)); q_drawn, q_max, q_margin, q_entropy: [n], of the candidate
@@ -67,22 +64,6 @@ class Distributions:
     hub_accept: Tensor
     top_accept: Tensor
     excess: Tensor
-
-    @classmethod
-    def join(cls, parts: "Sequence[Distributions]") -> "Distributions":
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
-
-    def first(self, count: int) -> "Distributions":
-        """Those of the first `count` positions."""
-        return self.take(slice(count))
-
-    def take(self, positions: Tensor | slice) -> "Distributions":
-        if isinstance(positions, Tensor):
-            positions = positions.to(self.response.device)  # once for all columns
-        return Distributions(
-            **{field.name: getattr(self, field.name)[positions] for field in fields(self)}
-        )
 
 
 @dataclass(frozen=True)
@@ -205,26 +186,6 @@ class _Batch:
         noted.append(everybody)
 
 
-Columns = TypeVar("Columns")
-
-
-def blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same few rows of each at a time. rows: [n, ...] each."""
-    size = count = max(1, len(rows[0]))
-    if rows[0].device.type == "cpu":
-        size = max(1, AT_ONCE * count // max(1, *(each.numel() for each in rows)))
-    return zip(*(each.split(size) for each in rows), strict=True)
-
-
-def blockwise(distribution: Callable[..., Columns], *rows: Tensor) -> Columns:
-    """`distribution(*rows)`, a dataclass of columns [n, ...], worked out a few rows at a time."""
-    parts = [distribution(*block) for block in blocks(*rows)]
-    names = vars(parts[0])
-    return type(parts[0])(
-        **{name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    )
-
-
 def compare(
     warps: Warps, p_logits: Tensor, q_logits: Tensor, uniform: Tensor, given: Tensor | None = None
 ) -> Distributions:
@@ -262,8 +223,3 @@ def compare(
 def draw_from(warp: Warp, probs: Tensor, uniform: Tensor) -> Tensor:
     """The tokens that `uniform` [n] stands for under distributions [n, V] of `warp`: int64 [n]."""
     return largest(probs) if warp.temperature == 0 else pick(probs, uniform.to(probs.device))
-
-
-def at(probs: Tensor, tokens: Tensor) -> Tensor:
-    """probs [..., V] at tokens [...]."""
-    return probs.gather(-1, tokens[..., None]).squeeze(-1)

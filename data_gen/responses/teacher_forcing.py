@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_gen.columns import blockwise
 from data_gen.own_tokens import Warps, own_tokens
-from data_gen.responses.generate import Answer, Distributions, blockwise, compare
+from data_gen.responses.generate import Answer, Distributions, compare
 from data_gen.settings import HarvestSettings
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
@@ -66,7 +67,11 @@ def teacher_force(
     for lm in (target, draft):
         lm.crop(len(prompt) + length - 1)
     anchors = -(-length // settings.stride)
-    return distributions.first(length), torch.cat(hidden)[:anchors], torch.cat(first)[:anchors]
+    return (
+        distributions.take(slice(length)),
+        torch.cat(hidden)[:anchors],
+        torch.cat(first)[:anchors],
+    )
 
 
 def _at(tokens: Tensor, layers: Sequence[int], settings: HarvestSettings) -> dict[str, Any]:

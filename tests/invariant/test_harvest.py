@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from data_gen.columns import at
 from data_gen.harvest import Progress, draws, harvest
 from data_gen.labels import accepted_length
 from data_gen.own_tokens import Warps, own_tokens
 from data_gen.records import candidates, label
 from data_gen.requests import Request
-from data_gen.responses.generate import Answer, Distributions, at, read_answers, uniforms
+from data_gen.responses.generate import Answer, Distributions, read_answers, uniforms
 from data_gen.rollouts import Places, Rollouts, Texts, roll, roll_greedy, shared_tokens
 from data_gen.room import ON_A_CORE
 from data_gen.settings import HarvestSettings
