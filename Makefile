@@ -1,5 +1,7 @@
 # make demo    from a fresh clone: environment, model pair, data, predictors, thresholds, the table, the report
 # make test    the default tests, a process for each core
+# make test-all the default tests and the slow ones: full products, fuzzing, the real pair, real engines
+# make test-slow what test-all adds to test
 # make test-lowest  a smoke suite on the lowest versions that pyproject.toml names, in an environment of its own
 #                   (torch with CUDA is 3 GB; UV_TORCH_BACKEND=cpu spares them where PyTorch's own index is reached)
 # make check   lint, format, types, tests
@@ -13,7 +15,7 @@ RUN := $(VENV)/bin/python
 # Several processes of one thread each: threads would wait for one another.
 TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-lowest check docs setup browser
+.PHONY: demo test test-all test-slow test-lowest check docs setup browser
 
 # A round at every position, so that every stop rule is tuned by replay on calibration prompts.
 demo: setup
@@ -28,6 +30,12 @@ demo: setup
 
 test: setup
 	$(TEST)
+
+test-all: setup
+	$(TEST) -m ''
+
+test-slow: setup
+	$(TEST) -m slow
 
 test-lowest: $(LOWEST)/.installed
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m smoke $$(grep -rl --include=*.py mark.smoke tests)

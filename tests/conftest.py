@@ -1,6 +1,8 @@
-"""Small tensors only: a second thread costs more than it gives, above all on a busy machine."""
+"""What every test shares. Small tensors only: a second thread costs more than it gives, above all
+on a busy machine."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,22 @@ from tests.helpers.models.tiny_pair import save_tiny_pair
 from tests.helpers.programs.composing import composed_quickly
 
 torch.set_num_threads(1)
+GOLDEN = 0.618033988749895
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but `k` cases of a test with the mark ``few(k)`` as slow, the same ones each time.
+
+    Multiples of the golden ratio spread evenly over every stretch, so that no axis of a product
+    of parameters is seen at one value only.
+    """
+    for _, group in groupby(items, key=lambda item: item.nodeid.split("[")[0]):
+        cases = list(group)
+        if few := cases[0].get_closest_marker("few"):
+            order = sorted(range(len(cases)), key=lambda number: number * GOLDEN % 1)
+            for number in order[few.args[0] :]:
+                cases[number].add_marker("slow")
 
 
 @pytest.fixture(scope="session", autouse=True)

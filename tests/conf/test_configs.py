@@ -119,6 +119,7 @@ def test_side_by_side_goes_with_a_draft_that_can() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
+@pytest.mark.few(30)
 def test_first_line_is_a_command_that_works(file: Path) -> None:
     lines = (CONF / file).read_text().splitlines()
     first = (
@@ -157,6 +158,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 @pytest.mark.parametrize(
     "command", sorted({command for page in PAGES for command in documented(page)})
 )
+@pytest.mark.few(20)
 def test_commands_of_the_docs_compose(command: str) -> None:
     _, script, *overrides = shlex.split(command)
     assert (ROOT / script).is_file()
@@ -191,6 +193,7 @@ def with_option(program: str, place: str, option: str) -> DictConfig:
 
 
 @pytest.mark.parametrize(("program", "place", "option"), CHOICES)
+@pytest.mark.few(40)
 def test_option_composes_and_builds(program: str, place: str, option: str) -> None:
     cfg = with_option(program, place, option)
     if place == "experiment":

@@ -23,6 +23,7 @@ SOME = 10
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.few(1)
 def test_a_hostile_value_is_refused_or_is_of_the_right_kind(program: str) -> None:
     walk(program, SOME)
 

@@ -43,6 +43,7 @@ class PlacedLM(TableLM):
 @pytest.mark.parametrize("draft", ["cuda:0", "cuda:1"])
 @pytest.mark.parametrize("draft_warp", [OFF, Warp(1.5)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+@pytest.mark.few(3)
 def test_engine_distribution_on_a_device(
     case: Case, draft_warp: Warp, draft: str, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ def there(draft: Draft) -> Draft:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.few(6)
 def test_a_walk_on_a_device_has_the_verifiers_distribution(name: str, kind: str) -> None:
     """At most 6 drafts of each family."""
     verifier, structure = RULES[name], STRUCTURES[kind]

@@ -81,6 +81,7 @@ CHAINS = [case for case in ALL if case.builds in ("chain", "sources", "lookup")]
         *((case, len(PROMPT) + more) for case in CHAINS for more in (-1, 2)),
     ],
 )
+@pytest.mark.few(16)
 def test_serial_engines_go_on_without_the_draft(case: Case, context: int, tmp_path: Path) -> None:
     traces = checked(engine(short_pair(3, 31, context), case, tmp_path), case.size.length)
     beyond = {round_.beyond_draft for round_ in rounds_of(traces)}

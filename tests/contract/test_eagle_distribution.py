@@ -46,6 +46,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.few(1)
 def test_distribution_with_a_draft_that_reads_along(case: Case, tmp_path: Path) -> None:
     pair = eagle_pair(case.size.vocab)
     stop = ConfidenceBefore(0.5) if case.builds == "chain" else None

@@ -79,6 +79,7 @@ def test_engine_distribution_of_copies_behind_drawn_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", ALONE)
+@pytest.mark.few(14)
 def test_engine_distribution_of_structures_that_ask_no_rule(case: Case, tmp_path: Path) -> None:
     traces = checked(engine(toy_pair(case.size.vocab, seed=31), case, tmp_path), case.size.length)
     assert max(len(trace.rounds) for trace in traces) > 1
@@ -90,6 +91,7 @@ WARPS = [(Warp(0.7, top_k=2), Warp(1.5)), (Warp(top_p=0.8), Warp(top_p=0.6)), (O
 
 @pytest.mark.parametrize(("warp", "draft_warp"), WARPS)
 @pytest.mark.parametrize("case", THREE_WORDS)
+@pytest.mark.few(24)
 def test_engine_distribution_under_warps(
     case: Case, warp: Warp, draft_warp: Warp, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_engine_distribution_under_warps(
 
 
 @pytest.mark.parametrize("case", THREE_WORDS)
+@pytest.mark.few(16)
 def test_greedy_target_is_autoregressive_whatever_is_drawn(case: Case, tmp_path: Path) -> None:
     pair, greedy = toy_pair(3, seed=5), Warp(0.0)
     expected = (
@@ -112,6 +115,7 @@ def test_greedy_target_is_autoregressive_whatever_is_drawn(case: Case, tmp_path:
 
 
 @pytest.mark.parametrize("case", THREE_WORDS)
+@pytest.mark.few(16)
 def test_engine_distribution_with_eos(case: Case, tmp_path: Path) -> None:
     eos = frozenset({1})  # it is in the prompt, where lookup finds it
     traces = checked(engine(toy_pair(3, seed=3), case, tmp_path, eos_ids=eos), case.size.length)
@@ -128,6 +132,7 @@ def test_engine_distribution_with_eos(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [[0, 2], [1]], ids=str)
 @pytest.mark.parametrize("case", THREE_WORDS)
+@pytest.mark.few(16)
 def test_engine_distribution_of_a_draft_that_lacks_tokens(
     case: Case, tokens: list[int], tmp_path: Path
 ) -> None:

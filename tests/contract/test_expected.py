@@ -56,6 +56,7 @@ def small(cases: Iterable) -> list:
 
 @pytest.mark.parametrize("eos_ids", [frozenset(), frozenset({1})], ids=["endless", "ends"])
 @pytest.mark.parametrize("case", small(ASKING + ALONE))
+@pytest.mark.few(24)
 def test_it_is_the_mean_of_first_rounds(
     case: Case, eos_ids: frozenset[int], tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def widths(traces: list[Trace]) -> set[int]:
 
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.few(3)
 def test_grown_drafts_are_lossless(rule: str, cost: str) -> None:
     found = list[Trace]()
     for rate in (None, 0.5):
@@ -61,6 +62,7 @@ def test_grown_drafts_are_lossless(rule: str, cost: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rrsw", "point_mass", "rrs"])
+@pytest.mark.few(1)
 def test_three_candidates_of_one_position(rule: str) -> None:
     cost, found = cost_table(4.0, {1: 5.0, 9: 5.1}), set[int]()
     for rate in (0.02, 0.4):
@@ -122,6 +124,7 @@ def test_pruning_a_drawn_node_by_its_value_is_caught(rule: str) -> None:
     check_biased(SerialEngine(toy_pair(3, seed=9), structure, Never(), verifier(rule), OFF, OFF), 3)
 
 
+@pytest.mark.slow
 def test_a_pair_whose_second_follows_from_its_first_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

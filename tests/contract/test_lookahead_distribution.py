@@ -30,6 +30,7 @@ def drafted(traces: list[Trace]) -> list[int]:
 @pytest.mark.parametrize("warp", WARPS + FILTERS, ids=str)
 @pytest.mark.parametrize(("vocab", "length"), SIZES)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.few(16)
 def test_distribution_is_the_targets(
     settings: tuple[int, int, int], vocab: int, length: int, warp: Warp
 ) -> None:

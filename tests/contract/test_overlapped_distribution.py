@@ -35,6 +35,7 @@ def branch_taken(round_: RoundTrace) -> bool:
 
 
 @pytest.mark.parametrize("policy", named(POLICIES + PRIOR + PEARL))
+@pytest.mark.few(12)
 def test_distribution_over_several_rounds(policy: Policy) -> None:
     traces = checked(policy.engine(toy_pair(3, 31)), length_of(policy))
     traces += checked(policy.engine(toy_pair(2, 5)), 3 if policy.outcome == NONE else 4)
@@ -73,12 +74,14 @@ def test_a_class_known_before_drafting_keeps_all_of_the_accepted_branch() -> Non
 @pytest.mark.parametrize(
     ("warp", "draft_warp"), [(Warp(0.7), Warp(1.5)), (OFF, Warp(0.7)), (Warp(0.7), GREEDY)]
 )
+@pytest.mark.few(12)
 def test_distribution_under_warps(policy: Policy, warp: Warp, draft_warp: Warp) -> None:
     checked(policy.engine(toy_pair(3, 5), warp, draft_warp), length_of(policy))
 
 
 @pytest.mark.parametrize("policy", named(MIXED + PEARL))
 @pytest.mark.parametrize("draft_warp", [OFF, GREEDY])
+@pytest.mark.few(8)
 def test_greedy_target_is_autoregressive_whatever_is_drawn(
     policy: Policy, draft_warp: Warp
 ) -> None:
@@ -92,6 +95,7 @@ def test_greedy_target_is_autoregressive_whatever_is_drawn(
 
 @pytest.mark.parametrize("policy", named([p for p in POLICIES if p.outcome in (None, ALL)] + PEARL))
 @pytest.mark.parametrize("eos", [1, 2])
+@pytest.mark.few(12)
 def test_distribution_with_eos(policy: Policy, eos: int) -> None:
     ids = frozenset({eos})
     traces = checked(policy.engine(toy_pair(3, 3), eos_ids=ids), length_of(policy))
@@ -143,6 +147,7 @@ def test_distribution_under_a_learned_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "policy", named([p for p in MIXED if p.branch_rule != "point_mass"] + PEARL)
 )
+@pytest.mark.few(6)
 def test_a_draft_that_is_the_target_is_accepted(policy: Policy) -> None:
     engine = policy.engine(toy_pair(3, 8, weight=1.0))
 

@@ -43,6 +43,7 @@ def test_hsd_is_block() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.few(12)
 def test_distribution_is_the_targets(name: str, kind: str) -> None:
     verifier, structure, worst = RULES[name], STRUCTURES[kind], 0.0
     for vocab in structure.vocabs:
@@ -57,6 +58,7 @@ def test_distribution_is_the_targets(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.few(12)
 def test_sampled_verdict_has_the_verifiers_distribution(name: str, kind: str) -> None:
     """The lazy walk against the distribution, both enumerated, on at most 25 drafts of each
     family."""
@@ -74,6 +76,7 @@ def test_sampled_verdict_has_the_verifiers_distribution(name: str, kind: str) ->
 
 
 @pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] != "point_mass"])
+@pytest.mark.few(12)
 def test_equal_distributions_accept_everything(name: str, kind: str) -> None:
     """The path always ends at a leaf."""
     verifier, structure = RULES[name], STRUCTURES[kind]
@@ -94,6 +97,7 @@ def test_point_masses_are_accepted_with_their_probability() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.few(12)
 def test_greedy_target_gives_its_argmax(name: str, kind: str) -> None:
     verifier, structure = RULES[name], STRUCTURES[kind]
     sampler = Sampler.seeded(0)
@@ -105,6 +109,7 @@ def test_greedy_target_gives_its_argmax(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("support", [1, 2])
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.few(24)
 def test_drafts_of_small_support(name: str, kind: str, support: int) -> None:
     """q allows fewer tokens than siblings are asked for, or the target none of them."""
     verifier, structure = RULES[name], STRUCTURES[kind]
@@ -141,6 +146,7 @@ def typical_draft(name: str) -> tuple[Draft, torch.Tensor]:
 
 @pytest.mark.parametrize("rounds", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.few(2)
 def test_sampled_verdicts_chi_square(name: str, rounds: int) -> None:
     verifier, (draft, p) = RULES[name], typical_draft(name)
     distribution = distribution_of(

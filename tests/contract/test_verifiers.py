@@ -44,6 +44,7 @@ def stops_before(case: Instance, eps: float = 0.6):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.few(24)
 def test_distribution_is_the_targets(name: str, family: str) -> None:
     verifier, worst = RULES[name], 0.0
     assert verifier.lossless
@@ -63,6 +64,7 @@ def test_distribution_is_the_targets(name: str, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.few(12)
 def test_sampled_verdict_has_the_verifiers_distribution(name: str, family: str) -> None:
     """The lazy walk against the distribution, both enumerated: equal for every draft, to
     rounding."""

@@ -352,6 +352,7 @@ def command(monkeypatch: pytest.MonkeyPatch, script: str, arguments: list[str]) 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong.replace(" ", "-"))
+@pytest.mark.few(16)
 def test_bad_input_is_one_line_and_nothing_is_written(
     case: Case,
     files: Path,

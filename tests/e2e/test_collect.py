@@ -61,6 +61,7 @@ def test_a_sweep_of_heads_is_one_table(
         assert float(row["speed-up, modelled"].split()[0]) > 0 and row["threshold"]
 
 
+@pytest.mark.slow
 def test_inputs_by_number_of_prompts_is_one_table(
     replaying: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_inputs_by_number_of_prompts_is_one_table(
     assert re.fullmatch(r"0\.\d{4}, [+-]0\.\d{4} \(.* to .*\)", rows[0][column])
 
 
+@pytest.mark.slow
 def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
     replaying: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

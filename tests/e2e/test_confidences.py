@@ -33,6 +33,7 @@ def imported(monkeypatch: pytest.MonkeyPatch, out: str, *more: str) -> None:
 @pytest.mark.parametrize(
     "method", ["sts", "sts_sglang", "temperature", "platt", "isotonic", "none"]
 )
+@pytest.mark.few(2)
 def test_shards_are_imported_and_calibrated(
     method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

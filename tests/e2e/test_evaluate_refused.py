@@ -8,6 +8,7 @@ import pytest
 from tests.helpers.evaluation.evaluating import GREEDY, refused, run, write_checkpoints
 
 
+@pytest.mark.slow
 def test_missing_and_foreign_checkpoints(
     evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +166,7 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
         ),
     ],
 )
+@pytest.mark.few(6)
 def test_bad_settings_end_with_one_line(
     argument: str,
     words: str,

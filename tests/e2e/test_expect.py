@@ -58,6 +58,7 @@ def result(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize("cut", [0, 7], ids=["between lines", "in a line"])
+@pytest.mark.slow
 def test_a_killed_run_goes_on(
     cut: int, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

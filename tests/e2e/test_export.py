@@ -64,6 +64,7 @@ def test_the_engine_computes_our_probabilities(
 
 
 @pytest.mark.parametrize("serving", ["sglang", "vllm", "tensorrt_llm", "deepspec", "transformers"])
+@pytest.mark.few(2)
 def test_every_engine_gets_a_folder(
     serving: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

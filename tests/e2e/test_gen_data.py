@@ -332,6 +332,7 @@ def read_shard_rows(folder: str, kind: str) -> list[dict]:
         ),
     ],
 )
+@pytest.mark.few(2)
 def test_bad_input_is_one_line(
     arguments: list[str],
     message: str,

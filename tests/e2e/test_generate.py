@@ -40,6 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, pair: Path, *arguments: str) -> None:
     evaluate.main()
 
 
+@pytest.mark.slow
 def test_pairs(
     tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +93,7 @@ def test_their_methods_stand_in_a_table_too(
     assert "invariants of a lossless decode: hold" in printed
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on(
     tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,7 @@ def test_an_interrupted_comparison_goes_on(
     assert [path.name for path in Path("runs").iterdir()] == ["toy"]
 
 
+@pytest.mark.slow
 def test_what_does_not_compile_is_left_out_and_named(
     tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +145,7 @@ def test_what_does_not_compile_is_left_out_and_named(
         ),
     ],
 )
+@pytest.mark.few(2)
 def test_bad_input_is_one_line(
     argument: str,
     message: str,

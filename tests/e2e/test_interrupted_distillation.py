@@ -48,6 +48,7 @@ def uninterrupted(place: Path) -> tuple[float, Any]:
 
 
 @pytest.mark.parametrize("kill", [*some, *slow])
+@pytest.mark.slow
 def test_a_training_killed_at_random_moments_ends_in_the_same_draft(
     kill: int, place: Path, uninterrupted: tuple[float, Any], tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_training_killed_at_random_moments_ends_in_the_same_draft(
 
 
 @pytest.mark.parametrize("kill", [*some, *slow])
+@pytest.mark.slow
 def test_a_distillation_killed_at_random_moments_is_finished(
     kill: int, place: Path, uninterrupted: tuple[float, Any], tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[f
 
 
 @pytest.mark.parametrize("kill", [*some, *slow])
+@pytest.mark.slow
 def test_killed_at_a_random_moment(
     kill: int, uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_killed_at_a_random_moment(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [name]
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_not_trained_again(
     uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def states(checkpoints: Path) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("last", [6, 44, pytest.param(-1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
     """A good checkpoint is there all the time, the earlier one or the new one; at the end nothing
     else is.
@@ -117,6 +120,7 @@ def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
     assert last >= 0 or step > 40
 
 
+@pytest.mark.slow
 def test_other_settings_do_not_continue_it(
     uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
 ) -> None:
@@ -173,6 +177,7 @@ def test_other_data_do_not_continue_it(tmp_path: Path) -> None:
     assert "resuming" not in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_nobody_can_load_a_training_that_is_not_done(tmp_path: Path) -> None:
     write_harvest(tmp_path / "data" / "toy")
     assert finish(tmp_path, *TRAIN["hrad"], last_step=3) == -9

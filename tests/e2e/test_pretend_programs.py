@@ -44,6 +44,7 @@ def counts() -> Iterator[Counts]:
 
 
 @pytest.mark.parametrize("name", WARPS)
+@pytest.mark.slow
 def test_evaluation(
     name: str,
     evaluating: list[str],
@@ -67,6 +68,7 @@ def test_evaluation(
 
 
 @pytest.mark.parametrize("name", WARPS)
+@pytest.mark.slow
 def test_harvest(
     name: str,
     tiny_pair_dir: Path,
@@ -91,6 +93,7 @@ def test_harvest(
 
 
 @pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.few(1)
 def test_inside_generate(sampled: bool, request: pytest.FixtureRequest) -> None:
     prompt = torch.tensor([[3, 7, 1, 9, 4]])
     asked = {"max_new_tokens": 20, "do_sample": sampled, "custom_generate": speculate}

@@ -85,6 +85,7 @@ def difference(folder: Path, processes: int, *arguments: str) -> float:
     return max(differ(folder / "checkpoints" / "1", folder / "checkpoints" / str(processes)))
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     assert difference(tmp_path, 2, *HRAD) < TOLERANCE
 

@@ -76,6 +76,7 @@ def test_the_folder_has_a_plot_and_thresholds(
     assert read_metrics(Path("x"), "checkpoint") and "warning" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_published_again_nothing_is_there_twice(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +140,7 @@ def test_no_path_of_the_machine_and_no_key_is_published(
     refuse_private(Path("x"), read_config(Path("x"), "x"))
 
 
+@pytest.mark.slow
 def test_a_card_that_is_gone_is_made_again_and_one_that_is_no_text_is_refused(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_card_that_is_gone_is_made_again_and_one_that_is_no_text_is_refused(
     assert "bare has no README.md, and too little is known" in line
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,7 @@ LINES = [
     ],
     ids=str,
 )
+@pytest.mark.few(12)
 def test_what_is_wrong_is_refused_before_anything_is_written(
     program: str,
     arguments: list[str],
@@ -158,6 +159,7 @@ print(sorted({"torch", "transformers", "datasets", "wandb", "sklearn"} & set(sys
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("argument", ["--help", "pair.dtype=abc", "out=5"])
+@pytest.mark.few(3)
 def test_no_model_library_is_loaded_before_settings_are_checked(
     program: str, argument: str, tmp_path: Path
 ) -> None:

@@ -177,6 +177,7 @@ def test_weights_and_biases_has_config_curves_tables_and_pictures(made: Path, fa
         assert reported.file(logged).read_bytes() == picture.read_bytes() and logged["caption"]
 
 
+@pytest.mark.slow
 def test_a_report_of_one_harvest_says_what_it_lacks(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_report_of_one_harvest_says_what_it_lacks(
     assert f"{len(lacking)} more need other runs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_report_replaces_reports_and_nothing_else(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +203,7 @@ def test_a_report_replaces_reports_and_nothing_else(
     assert "out: here holds something else" in refused(report, monkeypatch, capsys, *arguments)
 
 
+@pytest.mark.slow
 def test_two_reports_do_not_write_one_folder(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +225,7 @@ def test_two_reports_do_not_write_one_folder(
     assert Path("here/report.json").is_file() and not list(Path().glob(".*"))
 
 
+@pytest.mark.slow
 def test_what_is_left_alone_is_named(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

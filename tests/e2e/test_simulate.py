@@ -101,6 +101,7 @@ def test_a_draft_that_reads_its_target_cannot_run_beside_it(
         ),
     ],
 )
+@pytest.mark.few(2)
 def test_bad_settings_end_with_one_line(
     argument: str,
     words: str,

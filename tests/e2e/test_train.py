@@ -219,6 +219,7 @@ def test_one_harvest_serves_fewer_layers(
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", ["temperature", "platt", "isotonic", "none"])
+@pytest.mark.few(1)
 def test_every_calibration_trains_and_decodes_as_saved(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -404,6 +404,7 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(
         ("rules.hrad.checkpoint=nowhere", "rules.hrad.checkpoint: no checkpoint"),
     ],
 )
+@pytest.mark.few(2)
 def test_bad_settings_end_with_one_line(
     argument: str,
     words: str,

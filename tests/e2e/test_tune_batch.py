@@ -113,6 +113,7 @@ def test_costs_are_measured_and_read_again(
         ),
     ],
 )
+@pytest.mark.few(2)
 def test_bad_input(
     arguments: list[str],
     line: str,

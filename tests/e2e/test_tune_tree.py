@@ -197,6 +197,7 @@ def test_a_size_no_tree_has_is_refused(
         ),
     ],
 )
+@pytest.mark.few(2)
 def test_evaluate_refuses_what_does_not_go_together_before_it_decodes(
     arguments: tuple[str, ...],
     words: str,

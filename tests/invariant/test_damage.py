@@ -108,6 +108,7 @@ def assert_readers_name(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.few(16)
 def test_changed_bytes(
     pair: ModelPair, folder: Path, original: Path, name: str, change: str
 ) -> None:

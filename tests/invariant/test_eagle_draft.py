@@ -194,6 +194,7 @@ def chats() -> list[Chat]:
     return found
 
 
+@pytest.mark.slow
 def test_training_raises_acceptance_of_every_step_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "chats").mkdir()
     save_chats(tmp_path / "chats" / "0.safetensors", chats(), LAYERS)

@@ -57,6 +57,7 @@ def table(pair: Pair, folder: Path) -> RolloutTable:
 
 
 @pytest.mark.parametrize(("name", "values"), RULES, ids=[name for name, _ in RULES])
+@pytest.mark.few(2)
 def test_it_is_close_to_real_decodes(
     name: str, values: dict[str, Any], pair: Pair, table: RolloutTable, folder: Path
 ) -> None:

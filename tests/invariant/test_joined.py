@@ -76,6 +76,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("make", "warps", "stride"), CASES)
+@pytest.mark.few(6)
 def test_together_as_alone(
     make: Callable[[], ModelPair], warps: tuple[float, float], stride: int
 ) -> None:

@@ -47,6 +47,7 @@ def llamas() -> ModelPair:
 @pytest.mark.parametrize(
     "settings", [(1, 2, 1), (5, 2, 3), (1, 4, 2), (4, 4, 4), (7, 5, 7)], ids=str
 )
+@pytest.mark.few(3)
 def test_rows_equal_plain_forwards(
     settings: tuple[int, int, int], warp: Warp, llamas: ModelPair
 ) -> None:

@@ -153,6 +153,7 @@ def afresh(model: LlamaForCausalLM) -> CachedLM:
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("builds", test_tree_caches.ONE_EACH)
+@pytest.mark.few(2)
 def test_both_caches_follow_every_structure(
     builds: str, warp: Warp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_both_caches_follow_every_structure(
 
 
 @pytest.mark.parametrize("case", test_eagle_distribution.CASES)
+@pytest.mark.few(1)
 def test_the_distribution_is_the_targets(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +195,7 @@ def test_side_by_side_is_in_turn(temperature: float) -> None:
 
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("warps", WARPS)
+@pytest.mark.few(2)
 def test_labels_are_those_of_one_round_at_a_time(
     kind: str, warps: tuple[Warp, Warp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +212,7 @@ def test_answers_do_not_depend_on_their_batch(kind: str) -> None:
 @pytest.mark.parametrize(
     "recipe", [test_teacher_forcing.SAMPLED, test_teacher_forcing.GREEDY], ids=["sampled", "greedy"]
 )
+@pytest.mark.few(1)
 def test_given_responses_make_the_same_records(
     kind: str, recipe: HarvestSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

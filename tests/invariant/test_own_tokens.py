@@ -76,6 +76,7 @@ def test_published_drafts(name: str, warps: tuple[Warp, Warp]) -> None:
 
 
 @pytest.mark.parametrize("warps", WARPS[:3], ids=str)
+@pytest.mark.slow
 def test_on_a_device(warps: tuple[Warp, Warp]) -> None:
     recipe = replace(RECIPE, warp=warps[0], draft_warp=warps[1], stride=2)
     expected, _ = harvested(narrow(SOME), recipe)

@@ -153,6 +153,7 @@ BOUNDED = [
 
 
 @pytest.mark.parametrize(("engine", "warp", "second"), BOUNDED)
+@pytest.mark.few(4)
 def test_tokens_are_the_hosts_within_bounds(engine: str, warp: str, second: str) -> None:
     expected, _ = decoded(pair_on("cpu", "cpu"), engine, WARPS[warp])
     with pretend():
@@ -176,6 +177,7 @@ def test_a_prompt_may_lie_on_the_device() -> None:
 @pytest.mark.parametrize(
     "engine", ["chain x block", "SpecDec++, order of the paper", "SpecBranch, in turn", "sources"]
 )
+@pytest.mark.few(2)
 def test_one_model_may_be_on_the_host(engine: str, places: tuple[str, str]) -> None:
     warp = WARPS["T = .7, p = .9"]
     expected, _ = decoded(pair_on("cpu", "cpu"), engine, warp, 14)

@@ -34,6 +34,7 @@ def there(harvest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_training_is_the_hosts(name: str, harvest: Path, there: Path) -> None:
     predictor, trainer = trained(name, harvest)
     found = json.loads((there / f"{name}.json").read_text())

@@ -292,6 +292,7 @@ def test_killed_at_every_step_on_disk(
 
 @pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
 def test_killed_at_random_moments(
     pair: ModelPair, original: Path, tmp_path: Path, size: int, moments: int
 ) -> None:

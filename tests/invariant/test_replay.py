@@ -164,6 +164,7 @@ def test_replay_is_decode(name: str, values: dict[str, Any]) -> None:
     ("max_new", "gamma_max"), [(1, GAMMA), (2, GAMMA), (GAMMA, GAMMA), (GAMMA, 2)]
 )
 @pytest.mark.parametrize(("name", "values"), RULES[1::3], ids=IDS[1::3])
+@pytest.mark.few(12)
 def test_replay_is_decode_where_the_output_ends(
     name: str, values: dict[str, Any], max_new: int, gamma_max: int
 ) -> None:

@@ -176,6 +176,7 @@ def unrecorded(settings: Overlapped, ends: bool) -> bool:
 
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("number", range(len(STOPS)))
+@pytest.mark.few(16)
 def test_replay_is_decode(number: int, ends: bool) -> None:
     stop, settings = resolved(*STOPS[number])
     found = traces(table(ends), settings)
@@ -209,6 +210,7 @@ def test_replay_is_decode(number: int, ends: bool) -> None:
         (Confidence(0.5), Overlapped(4, 3, 0.5, always=SOME)),
     ],
 )
+@pytest.mark.slow
 def test_a_sampled_draft_has_the_same_law(stop: Any, settings: Overlapped) -> None:
     """Means over draws of the draft, whose target is greedy, by prompt."""
     seeds, devices = range(8), Devices.of_ratio(3)

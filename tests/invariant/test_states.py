@@ -58,6 +58,7 @@ def test_every_type_is_tried() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(12)
 def test_chunks_and_rollbacks_equal_one_uncached_call(kind: str, seed: int) -> None:
     """Rollbacks are to the snapshot, after it and before it."""
     lm, generator = opened(kind), torch.Generator().manual_seed(seed)
@@ -76,6 +77,7 @@ def test_chunks_and_rollbacks_equal_one_uncached_call(kind: str, seed: int) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(4)
 def test_a_rollback_of_every_length(kind: str) -> None:
     """After a call of several rows, and after as many calls of one."""
     lm, text, other = opened(kind), random_tokens(14, 1), random_tokens(14, 2)
@@ -120,6 +122,7 @@ def test_bytes_of_a_row(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gamma", [0, 1, 4])
+@pytest.mark.few(6)
 def test_greedy_decoding_is_generate(kind: str, gamma: int) -> None:
     prompt = random_tokens(9, 4)
     expected = reference(kind).generate(prompt[None], max_new_tokens=30, do_sample=False)
@@ -136,6 +139,7 @@ def test_greedy_decoding_is_generate(kind: str, gamma: int) -> None:
     ("kind", "draft"),
     [("Qwen3Next", "itself"), ("Mamba2", "itself"), ("FalconH1", "qwen2"), ("Lfm2", "qwen2")],
 )
+@pytest.mark.few(1)
 def test_the_distribution_of_three_tokens_is_the_targets(kind: str, draft: str) -> None:
     """Every draw enumerated, with p and q that are right up to the rounding of float32."""
     small, prompt = {"vocab_size": 3}, (1, 2, 1)
@@ -206,6 +210,7 @@ def test_a_mixture_and_rows_of_many_texts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Next", "FalconH1", "Lfm2", "Mamba2"])
+@pytest.mark.few(1)
 def test_a_greedy_harvest_labels_as_one_round_at_a_time_does(kind: str) -> None:
     """A target with states and a draft without."""
     draft = CachedLM(windowed("Qwen2", 5))
@@ -227,6 +232,7 @@ def test_a_harvest_that_needs_many_texts_at_once_is_refused(sampled: bool) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(4)
 def test_it_speculates_inside_generate(kind: str) -> None:
     model, prompt = stateful(kind), random_tokens(9, 4)[None]
     inputs = {"max_new_tokens": 12, "do_sample": False}
@@ -237,6 +243,7 @@ def test_it_speculates_inside_generate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(4)
 def test_a_folder_is_loaded_and_decodes(kind: str, tmp_path: Path) -> None:
     model, prompt = stateful(kind), random_tokens(9, 4)
     expected = model.generate(prompt[None], max_new_tokens=12, do_sample=False)[0, 9:]

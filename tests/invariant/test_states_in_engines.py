@@ -102,6 +102,7 @@ class Followed:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", FEW)
+@pytest.mark.few(6)
 def test_each_forward_is_that_of_the_text(
     kind: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ EXACT = [
 
 @pytest.mark.parametrize("kind", ["Lfm2", "Mamba2"])
 @pytest.mark.parametrize(("policy", "both"), EXACT)
+@pytest.mark.few(1)
 def test_the_overlapped_engine_is_exact(policy: Policy, both: bool, kind: str) -> None:
     """Every draw enumerated. both: the draft keeps states, too."""
     small, prompt = {"vocab_size": 3}, (1, 2, 1)

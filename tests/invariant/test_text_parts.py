@@ -81,6 +81,7 @@ PROMPT = torch.randint(1, 30, (9,), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.few(1)
 def test_the_text_part_says_what_the_whole_says(name: str) -> None:
     model = multimodal(name)
     expected = model.generate(PROMPT[None], max_new_tokens=12, do_sample=False)
@@ -95,6 +96,7 @@ def test_the_text_part_says_what_the_whole_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.few(1)
 def test_it_speculates_inside_generate(name: str) -> None:
     model = multimodal(name)
     inputs = {"max_new_tokens": 12, "do_sample": False}

@@ -54,6 +54,7 @@ def llamas() -> ModelPair:
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("builds", ONE_EACH)
+@pytest.mark.few(6)
 def test_caches_of_a_real_model_follow_every_draft(
     builds: str, warp: Warp, llamas: ModelPair, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("window", [1, 5, 16])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(12)
 def test_chunks_and_rollbacks_equal_one_uncached_call(kind: str, window: int) -> None:
     """The first call alone is longer than most windows; rollbacks go back over their edges."""
     lm, generator = CachedLM(windowed(kind, window)), torch.Generator().manual_seed(window)
@@ -50,6 +51,7 @@ def test_chunks_and_rollbacks_equal_one_uncached_call(kind: str, window: int) ->
 
 @pytest.mark.parametrize(("window", "before"), [(1, 0), (3, 2), (5, 11), (8, 7)])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(16)
 def test_a_tree_equals_its_paths_and_goes_on_after_a_rollback(
     kind: str, window: int, before: int
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_padded_batch_equals_its_sequences_and_hands_over(kind: str, window: i
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("structure", ["chain", "nothing", "tree"])
+@pytest.mark.few(6)
 def test_greedy_decoding_is_generate_far_past_the_window(kind: str, structure: str) -> None:
     """The prompt is longer than the window, and 30 tokens follow. The draft is the target with a
     longer window: it is right now and then."""
@@ -120,6 +123,7 @@ def windowed_pair(kind: str) -> ModelPair:
 
 @pytest.mark.parametrize("kind", FEW)
 @pytest.mark.parametrize(("warp", "draft_warp"), [(Warp(), Warp()), (Warp(0.0), Warp(0.0))])
+@pytest.mark.few(2)
 def test_a_harvest_labels_as_one_round_at_a_time_does(
     kind: str, warp: Warp, draft_warp: Warp
 ) -> None:

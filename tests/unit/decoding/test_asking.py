@@ -1,5 +1,6 @@
 """A predictor asked on a device runs as a copy there; the user's own stays as and where it is."""
 
+import pytest
 import torch
 
 from decoding.sampling import Sampler, Warp
@@ -13,6 +14,7 @@ def predicted(stop: SpecDecPPStop, device: str) -> list[list[float]]:
     return [round_.predicted for round_ in trace.rounds]
 
 
+@pytest.mark.slow
 def test_engines_on_several_devices_share_a_predictor_that_changes() -> None:
     stop = head("paper")
     for factor in (1.0, -3.0):

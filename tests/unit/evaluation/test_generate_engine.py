@@ -121,6 +121,7 @@ def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
+@pytest.mark.few(1)
 def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
     warp: Warp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_code_is_compiled() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_does_not_compile_says_so_in_a_line() -> None:
     torch.compiler.reset()
     with inductor.patch({"force_disable_caches": True, "cpp.cxx": ("none-such",)}):

@@ -68,6 +68,7 @@ class Whole(dict[str, bytes]):
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32))
+@pytest.mark.slow
 def test_a_damaged_checkpoint_loads_or_is_refused(
     tmp_path: Path, whole: dict[str, bytes], seed: int
 ) -> None:

@@ -29,6 +29,7 @@ def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return there
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path: Path, hub_at: Any) -> None:
     folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
     (folder / "notes.txt").write_text("private")
@@ -43,6 +44,7 @@ def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path: Path, hu
     assert sent == {path.name for path in folder.iterdir()} - {"notes.txt"}
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path, hub_at: Any) -> None:
     hub_at("http://127.0.0.1:9")
     with pytest.raises(UserError, match="repository: me/value was not written"):
@@ -50,6 +52,7 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path, hub_at: Any) -> 
 
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b"{}", b"null"])
+@pytest.mark.slow
 def test_what_is_no_hub_is_one_line(body: bytes, tmp_path: Path, hub_at: Any) -> None:
     folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
     with no_hub(body) as address:

@@ -78,6 +78,7 @@ def test_resamples_draw_whole_prompts() -> None:
     assert naive[2] - naive[1] < (alone[2] - alone[1]) / 4
 
 
+@pytest.mark.slow
 def test_intervals_cover() -> None:
     """The mean squared error of a known predictor lies in most of 60 intervals."""
     truth = brier(*drawn(20000, 10, seed=99)[:2])

@@ -145,6 +145,7 @@ def test_inputs_of_all_kinds_are_read_by_their_names() -> None:
     assert Value(list(CATALOGUE)).reads.names == tuple(CATALOGUE)
 
 
+@pytest.mark.slow
 def test_it_learns_chances() -> None:
     """first and following follow from one number each; the siblings' chances do not depend on
     anything."""

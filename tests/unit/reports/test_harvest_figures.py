@@ -127,6 +127,7 @@ ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
         (30, {**ONE_EACH, "test": 0}, {}, {"Prediction against the age of features"}),
     ],
 )
+@pytest.mark.few(1)
 def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
     rows: int,
     prompts: dict[str, int],

@@ -102,6 +102,7 @@ def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         ),
     ],
 )
+@pytest.mark.few(3)
 def test_exit_code_and_one_line(script: Path, override: str, code: int, says: str) -> None:
     done = run(script, override)
     assert done.returncode == code, done.stderr
@@ -111,6 +112,7 @@ def test_exit_code_and_one_line(script: Path, override: str, code: int, says: st
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["do=good"], ["do=bad"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.few(1)
 def test_output_that_nobody_reads_ends_silently(
     script: Path, arguments: list[str], unbuffered: str
 ) -> None:
@@ -125,6 +127,7 @@ def test_output_that_nobody_reads_ends_silently(
     assert done.returncode == 141
 
 
+@pytest.mark.slow
 def test_unread_output_leaves_no_traceback(script: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -134,12 +137,14 @@ def test_unread_output_leaves_no_traceback(script: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 def test_a_closed_output_is_no_fault(script: Path) -> None:
     command = f'exec "{sys.executable}" "{script}" do=good >&-'
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_another_broken_pipe_is_a_bug(script: Path) -> None:
     body = script.with_name("body.py")
     body.write_text("def main(cfg):\n    raise BrokenPipeError('of a socket')\n")
@@ -151,6 +156,7 @@ def test_another_broken_pipe_is_a_bug(script: Path) -> None:
     "terminal",
     [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
 )
+@pytest.mark.few(1)
 def test_a_terminal_without_the_characters_gets_escapes(
     script: Path, terminal: dict[str, str]
 ) -> None:

@@ -83,6 +83,7 @@ def job(folder: Path, several: bool, **variables: str) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
 
+@pytest.mark.slow
 def test_a_script_of_one_process(tmp_path: Path) -> None:
     only = (
         "error: WORLD_SIZE: this script is one process. Run it without accelerate launch, or unset"

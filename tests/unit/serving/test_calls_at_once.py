@@ -182,6 +182,7 @@ def test_new_weights_of_a_pair_are_seen_by_every_later_call() -> None:
     assert [ours(model, pair) for _ in range(3)] == [right] * 3
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_released_with_its_model() -> None:
     target, draft = made()
     ours(target, draft)

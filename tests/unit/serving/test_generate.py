@@ -171,6 +171,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(("warp", "tree"), [*((warp, False) for warp in WARPS), (WARPS[-1], True)])
+@pytest.mark.few(2)
 def test_the_distribution_is_that_of_generate(
     warp: dict, tree: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_answers_keep_the_date_that_their_prompts_told(
     ],
     ids=lambda extra: next(iter(extra)),
 )
+@pytest.mark.few(12)
 def test_fields_that_change_the_answers_are_refused_by_name(
     extra: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_greedy_asks_for_temperature_0(tmp_path: Path) -> None:
         "unfinished",
     ],
 )
+@pytest.mark.few(4)
 def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> None:
     """Two prompts fail twice each; one gets its answer in two choices."""
     fails = {PROMPTS[2].text: 2, PROMPTS[7].text: 2}
@@ -224,6 +226,7 @@ def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> Non
         ("thinks", r"takes reasoning or tool calls out of its response to p5"),
     ],
 )
+@pytest.mark.few(4)
 def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(
     failure: str, message: str, tmp_path: Path
 ) -> None:

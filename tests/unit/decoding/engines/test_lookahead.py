@@ -138,6 +138,7 @@ SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("prompt_pool", [True, False])
 @pytest.mark.parametrize(("vocab", "prompt"), [(2, [1]), (2, [1, 0, 1]), (5, [3]), (5, [1, 2, 3])])
+@pytest.mark.few(8)
 def test_greedy_output_is_autoregressive(
     settings: tuple[int, int, int], prompt_pool: bool, vocab: int, prompt: list[int]
 ) -> None:
@@ -182,6 +183,7 @@ def test_draft_is_limited_by_what_may_still_be_committed(length: int) -> None:
 
 @pytest.mark.parametrize("max_length", range(4, 20))
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.few(16)
 def test_no_row_lies_beyond_the_context(settings: tuple[int, int, int], max_length: int) -> None:
     pair, prompt = model(3, max_length), [1, 2, 1]
     forward, farthest = pair.target.forward, [0]

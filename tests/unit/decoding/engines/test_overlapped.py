@@ -74,6 +74,7 @@ def engine(
 
 @pytest.mark.parametrize("rule", [RrswVerifier(), PointMassVerifier()])
 @pytest.mark.parametrize("warp", [GREEDY, OFF])
+@pytest.mark.few(1)
 def test_side_by_side_is_as_in_turn(pair: ModelPair, warp: Warp, rule: Verifier) -> None:
     threaded, serial = engine(pair, warp, rule=rule), engine(pair, warp, overlap=False, rule=rule)
     for seed in range(8):
@@ -95,6 +96,7 @@ def plain(pair: ModelPair) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"rule": PointMassVerifier()}, {"a_priori": True}, PEARL])
+@pytest.mark.few(2)
 def test_greedy_output_is_autoregressive(
     pair: ModelPair, plain: dict[int, list[int]], settings: dict
 ) -> None:
@@ -251,6 +253,7 @@ def test_threads_are_divided_from_the_first_forward_on(
 
 @pytest.mark.parametrize("settings", [{}, PEARL, {"classes": Always(1, Confidence(0.4))}])
 @pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.few(2)
 def test_every_draft_step_is_accepted_rolled_back_or_wasted(
     pair: ModelPair, overlap: bool, settings: dict
 ) -> None:

@@ -205,6 +205,7 @@ def instances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("case", range(12))
+@pytest.mark.few(3)
 def test_acceptance_of_each_sibling(case: int) -> None:
     p, q = list(instances())[case]
     n = 20_000

@@ -96,6 +96,7 @@ TREES = {
 
 @pytest.mark.parametrize("max_new", [1, 2, 3, 20])
 @pytest.mark.parametrize("name", TREES)
+@pytest.mark.few(16)
 def test_no_path_is_too_long_and_nothing_follows_eos(name: str, max_new: int) -> None:
     structure, ended = TREES[name], 0
     distribution = iid if name == "specinfer" else without_replacement

@@ -28,6 +28,7 @@ def packed(value: float) -> ndarray:
 
 
 @pytest.mark.parametrize("name", agreement.ENGINES)
+@pytest.mark.few(1)
 def test_a_device_that_computes_as_the_host_agrees(name: str) -> None:
     host, make = pair_on("cpu", "cpu"), agreement.ENGINES[name]
     with pretend():
@@ -42,6 +43,7 @@ def broken(pair: ModelPair) -> ModelPair:
     return pair
 
 
+@pytest.mark.slow
 def test_a_device_that_computes_something_else_is_found() -> None:
     host, make = pair_on("cpu", "cpu"), agreement.ENGINES["chain, block"]
     with pretend():
@@ -53,6 +55,7 @@ def test_a_device_that_computes_something_else_is_found() -> None:
 
 @pytest.mark.parametrize(("side", "name"), [("draft", "q"), ("target", "p")])
 @pytest.mark.parametrize("engine", ["chain, block", "SpecBranch, in turn"])
+@pytest.mark.slow
 def test_probabilities_are_compared_where_tokens_may_be_equal(
     engine: str, side: str, name: str
 ) -> None:
@@ -74,6 +77,7 @@ def test_outputs_that_differ_are_not_counted_as_equal() -> None:
 
 
 @pytest.mark.parametrize("recipe", [RECIPE, GREEDY])
+@pytest.mark.few(1)
 def test_records_are_compared(recipe: agreement.HarvestSettings) -> None:
     host, requests = pair_on("cpu", "cpu"), some_requests(3)
     with pretend():
@@ -115,6 +119,7 @@ def test_differences_are_named() -> None:
     assert agreement.first_difference([1, 2], [1]) == "2 tokens for 1"
 
 
+@pytest.mark.slow
 def test_speeds_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)

@@ -46,6 +46,7 @@ def test_where_chances_do_not_depend_on_the_state_a_threshold_is_best(target: fl
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.few(12)
 def test_it_is_never_behind_a_threshold_or_a_length(seed: int) -> None:
     survived = survival(np.random.default_rng(seed).random((30, 4)) ** 0.3)
     found = best(survived, 5.0)

@@ -55,6 +55,7 @@ def test_siblings_are_accepted_as_their_rule_says(name, verifier, pair) -> None:
         assert RULES_OF[name](p, q) == pytest.approx(of_rule(verifier, pair, p, q))
 
 
+@pytest.mark.slow
 def test_normal_logits_are_those_whose_cells_are_printed() -> None:
     """OTM of i.i.d. pairs leads SpecHub at T = .5 and is behind it at T = .1."""
     for temperature, leads in ((0.1, False), (0.5, True)):

@@ -206,6 +206,7 @@ def test_heads_are_ordered_by_their_settings() -> None:
         sweep([head(3, 6.0, 0.6), head(3, 6.0, 0.5)])
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     figures = [
         tsne(activations(5.0)),

@@ -175,6 +175,7 @@ def test_outputs_that_end_before_anything_is_drafted() -> None:
         optimal_lengths([replace(found, traces={name: [trace([])] for name in found.traces})])
 
 
+@pytest.mark.slow
 def test_they_draw(tmp_path: Path) -> None:
     both = swept(a=specbranch(eps=0.2), b=specbranch(eps=0.5), c=specbranch(candidates=4))
     builds = (rollback_rates, ablation, ablation_modelled, optimal_lengths)

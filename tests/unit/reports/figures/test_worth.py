@@ -50,6 +50,7 @@ def test_candidates_add_up_to_one_of_them(tmp_path: Path, monkeypatch: pytest.Mo
     assert {row[0] for row in figure.rows} == {"T = 1"} and len(figure.rows) == 3 + 4 + 3 + 4
 
 
+@pytest.mark.slow
 def test_a_second_candidate_with_replacement_is_read_off_one_without() -> None:
     """Over all draws of both, what the rule for i.i.d. candidates accepts."""
     for (p, q), *_ in (each.pairs for each in toy_distributions()[:3]):

@@ -164,6 +164,7 @@ def faults(values: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("choice", "key", "value"), CASES, ids=str)
+@pytest.mark.few(60)
 def test_what_no_constructor_takes_is_refused(choice: str, key: str, value: Any) -> None:
     values = composed(choice)
     inner = values
