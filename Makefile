@@ -44,6 +44,7 @@ check: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
 	$(TEST)
 
 docs: $(VENV)/.docs-installed

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import yaml
 
 from runtime.settings.check import MAKING, alternatives
 from runtime.settings.expected import help_of
 from runtime.settings.signatures import OWN, settings_of
-from tests.house.test_plugins import ROOT
 
-CONF = ROOT / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 TRAILING = re.compile(r"^[^#\"']*\S\s+#")
 
 
@@ -46,20 +44,21 @@ ALL = [one for path in FILES for one in all_made(path)]
 PLUGINS = [path for path in FILES if path.parent != CONF and all_made(path)]
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: f"{one.file}:{one.target.split('.')[-1]}")
-def test_the_constructor_describes_every_key(one: Made) -> None:
-    settings = settings_of(one.target)
-    for key in one.keys:
-        kind = settings[key].annotation
-        assert Any not in alternatives(kind), f"{key} may be anything"
-        assert help_of(kind), f"{key} has no line of help"
+def test_the_constructor_describes_every_key() -> None:
+    for made in ALL:
+        settings = settings_of(made.target)
+        for key in made.keys:
+            kind = settings[key].annotation
+            assert Any not in alternatives(kind), f"{made.file}: {key} may be anything"
+            assert help_of(kind), f"{made.file}: {key} has no line of help"
 
 
-@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: str(path.relative_to(CONF)))
-def test_the_yaml_does_not_say_it_again(path: Path) -> None:
-    head, *_ = re.split(r"^(?=[^#\n])", path.read_text(), maxsplit=1, flags=re.M)
-    body = path.read_text().removeprefix(head).splitlines()
-    assert [line for line in body if TRAILING.match(line) or line.lstrip().startswith("#")] == []
+def test_the_yaml_does_not_say_it_again() -> None:
+    for path in PLUGINS:
+        head, *_ = re.split(r"^(?=[^#\n])", path.read_text(), maxsplit=1, flags=re.M)
+        body = path.read_text().removeprefix(head).splitlines()
+        again = [line for line in body if TRAILING.match(line) or line.lstrip().startswith("#")]
+        assert again == [], path
 
 
 def test_the_walk_sees_all_kinds_of_plugins() -> None:
