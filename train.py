@@ -180,8 +180,7 @@ def judge(
     """Fit the calibration on its split, and add the scores on the test split and on harvests of
     other prompts, `elsewhere`, to `metrics`."""
     from data_gen.samples import reached
-    from predictors.against_draft import compared, fit_confidences
-    from predictors.reliability import measured
+    from predictors.reliability import compared, fit_confidences, measured
     from predictors.scoring import fit_calibration, test_scores
 
     samples = {split: reached(rows) for split, rows in data.samples.items()}

@@ -17,6 +17,7 @@ from torch import nn
 
 from predictors.calibration import Calibration, balanced
 from predictors.inputs import Inputs, When
+from predictors.training.resampling import hold_out_prompts
 from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically, write_json
@@ -30,17 +31,8 @@ FORMAT_VERSION = 5
 FILES = ("model.safetensors", "calibration.json", "metrics.json")
 CARD = "README.md"
 UNREADABLE = (
-    *(
-        SafetensorError,
-        UserError,
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-    ),
-    *(RuntimeError, ImportError, MemoryError),
+    *(SafetensorError, UserError, OSError, ValueError, TypeError, AttributeError, LookupError),
+    *(ArithmeticError, RuntimeError, ImportError, MemoryError),
 )
 """What reading a damaged file may end in."""
 Records = Mapping[str, torch.Tensor]
@@ -71,22 +63,21 @@ class MetricsFile(OpenForm):
 class Predictor(Protocol):
     """A dataclass whose constructor arguments are its settings; `fit` sets `inputs` and `head`.
 
-    reads: its inputs, where layers may be None for "all that were recorded"; inputs: the same with
-    every layer spelled out, stored in the checkpoint. when: "round", it is asked before a round is
-    drafted; "token", after each drawn token.
-    classes: names of the C columns `head` returns. label: what they mean. caveat: what calibration
-    leaves wrong.
+    classes: names of the C columns that `head` returns. label: what they mean. caveat: what
+    calibration leaves wrong. when: "round", it is asked before a round is drafted; "token", after
+    each drawn token. inputs: what it reads with every layer spelled out, stored in the checkpoint.
 
     A predictor is one module `predictors.<name>` with its class as `PREDICTOR`, and one YAML in
     `conf/predictor`; nothing else names it. The module may lie outside of this tree, in a folder
-    `predictors` on PYTHONPATH."""
+    `predictors` on PYTHONPATH. What has a body here is inherited by a class that derives from
+    this one; deriving is not needed."""
 
     name: ClassVar[str]
     label: ClassVar[str]
     caveat: ClassVar[str]
     when: ClassVar[When]
     inputs: Inputs
-    calibration: Calibration
+    calibration: Calibration = Calibration()
     head: nn.Module
 
     @property
@@ -95,41 +86,57 @@ class Predictor(Protocol):
     @property
     def gamma(self) -> int | None:
         """The draft length its label belongs to; None where the label does not depend on one."""
+        return None
 
     @property
-    def reads(self) -> Inputs: ...
+    def reads(self) -> Inputs:
+        """Its inputs, where layers may be None for "all that were recorded"."""
 
     @property
     def kind(self) -> str:
         """The records it learns from, "rounds" or "mixed"."""
+        return "rounds"
 
     @property
     def columns(self) -> tuple[str, ...]:
         """What `samples` needs of them besides the inputs."""
 
-    def samples(self, records: Records) -> Records:
-        """The rows to learn from and to be scored on, `inputs` [n, D], `group` [n], ..., made of
-        its `columns` of records and their `inputs` (`data_gen.samples.read_inputs`): [n, D], or [n,
-        gamma, D] of rounds where `when` is "token". `reached` [n] bool: which of them are scored,
-        where it learns from others too. Raises TooFewRows where there is none."""
-
     @property
     def offset(self) -> tuple[float, ...]:
         """[C] constants that undo what training did to the class odds, for the calibrator; () for
         nothing."""
+        return ()
+
+    def samples(self, records: Records) -> Records:
+        """Return the rows to learn from and to be scored on: `inputs` [n, D], `group` [n], ...
+
+        records: its `columns`, and `inputs` [n, D], or [n, gamma, D] of rounds where `when` is
+        "token" (`data_gen.samples.read_inputs`). `reached` [n] bool in what is returned: which rows
+        are scored, where it learns from others too. Raises TooFewRows where there is none."""
 
     def build(self, dim: int) -> nn.Module:
-        """An untrained head: float32 [n, dim] -> logits [n, C]."""
+        """Return an untrained head: float32 [n, dim] -> logits [n, C]."""
 
     def fit(self, records: Records, inputs: Inputs, trainer: "Trainer") -> "Predictor":
-        """Learn from the training split; returns self."""
+        """Learn from the training split; return self."""
+
+    def begin(self, records: Records, inputs: Inputs, trainer: "Trainer") -> torch.Tensor:
+        """Begin a `fit`: set `inputs` and an untrained `head`, return the mask [n] of the rows held
+        out for early stopping."""
+        held = hold_out_prompts(records["group"], trainer.validation_fraction, trainer.seed)
+        torch.manual_seed(trainer.seed)
+        self.inputs, self.head = inputs, self.build(records["inputs"].shape[1])
+        return held
 
     def targets(self, records: Records) -> torch.Tensor:
-        """[n, C] distribution over `classes` that each row is scored against."""
+        """Return the distribution over `classes` that each row is scored against, [n, C]."""
 
+    @torch.inference_mode()
     def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Calibrated probabilities of float32 inputs [n, D]; for two classes [n], that of the
-        second."""
+        """Return calibrated probabilities [n, C] of float32 inputs [n, D]; for two classes [n],
+        that of the second."""
+        probs = self.calibration.apply(self.head(x))
+        return probs[:, 1] if probs.shape[1] == 2 else probs
 
 
 def load_predictor(
@@ -148,8 +155,8 @@ def load_predictor(
     folder = Path(directory)
     config = read_config(folder, key)
     refuse_mismatch(config, expect or {}, f"{key}: {folder}")
+    refuse_changed(folder, config, key)
     try:
-        refuse_changed(folder, config)
         predictor = _restore(folder, config)
     except UNREADABLE as error:
         raise damaged(folder, key, config["predictor"], error) from error
@@ -180,43 +187,35 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
         {name: tensor.clone() for name, tensor in weights.items()}, assign=True
     )
     predictor.head.eval()  # what dropout leaves out is looked at, too
-    ones = torch.ones(1, config["dim"])
-    if not torch.isfinite(predictor.predict_proba(torch.cat([-ones, 0 * ones, ones]))).all():
+    x = torch.tensor([[-1.0], [0.0], [1.0]]).expand(-1, config["dim"])
+    if not torch.isfinite(predictor.predict_proba(x)).all():
         raise ValueError("model.safetensors gives no probabilities")
-    if not _gives_probabilities(predictor.calibration, len(predictor.classes)):
+    calibration, first = predictor.calibration, torch.zeros(1, len(predictor.classes))
+    first[0, 0] = 100
+    probs = calibration.apply(torch.cat([first, 0 * first, -first]))
+    survival = calibration.survival(torch.tensor([[1.0, 0.5, 0.1], [0.0, 0.0, 0.0]]))
+    balanced(probs, calibration.log_prior)
+    knots = all(0 < y <= 1 for _, curve in calibration.curves for y in curve)
+    if not (knots and torch.isfinite(probs).all() and torch.isfinite(survival).all()):
         raise ValueError("calibration.json gives no probabilities")
     return predictor
 
 
-def _gives_probabilities(calibration: Calibration, classes: int) -> bool:
-    """Tried at logits far out and in the middle, for `classes` classes and for a draft of three
-    tokens."""
-    one = torch.nn.functional.one_hot(torch.tensor(0), classes).float()
-    probs = calibration.apply(torch.stack([100 * one, 0 * one, -100 * one]))
-    survival = calibration.survival(torch.tensor([[1.0, 0.5, 0.1], [0.0, 0.0, 0.0]]))
-    balanced(probs, calibration.log_prior)
-    knots = all(0 < y <= 1 for _, curve in calibration.curves for y in curve)
-    return knots and bool(torch.isfinite(probs).all() and torch.isfinite(survival).all())
-
-
 def read_config(folder: Path, key: str, made_by: str = "") -> dict[str, Any]:
-    """`config.json` of a checkpoint folder. made_by: the commands that make it, where they are
-    known."""
+    """Return `config.json` of a checkpoint folder. made_by: the commands that make one, "" for
+    train.py."""
     path = folder / "config.json"
     if not path.is_file():
         train = made_by or f"python train.py predictor=... out={folder}"
         raise UserError(f"{key}: no checkpoint in {folder}. Train one: {train}")
     config = read_json(path, CheckpointConfig, key, "Train it again: python train.py").written
-    if not _is_predictor(name := config["predictor"]):
+    name = config["predictor"]
+    if not name.isidentifier() or importlib.util.find_spec(f"predictors.{name}") is None:
         raise UserError(
             f"{key}: {folder} holds predictor {name!r}, of which there is no module. Put its folder"
             " on PYTHONPATH, or train it again: python train.py"
         )
     return config
-
-
-def _is_predictor(name: str) -> bool:
-    return name.isidentifier() and importlib.util.find_spec(f"predictors.{name}") is not None
 
 
 def damaged(folder: Path, key: str, name: str, error: Exception) -> UserError:
@@ -230,8 +229,8 @@ def damaged(folder: Path, key: str, name: str, error: Exception) -> UserError:
 def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where: str) -> None:
     """Raise `UserError` naming the first key in which the run differs from what the checkpoint was
     trained for."""
-    if found := incompatible(config, expect):
-        name, trained, wanted = found[0]
+    if differences := incompatible(config, expect):
+        name, trained, wanted = differences[0]
         raise UserError(
             f"{where}{of_earlier(config['pair'])} was trained with {name}={trained!r}, but this run"
             f" has {name}={wanted!r}. Use the former, or harvest and train for this run:"
@@ -240,7 +239,7 @@ def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where:
 
 
 def described(predictor: Predictor, context: Mapping[str, Any]) -> dict[str, Any]:
-    """What `config.json` says, but for the checksums. context: besides what the predictor knows."""
+    """Return `config.json` without the checksums. context: what the predictor does not know."""
     return {
         "format_version": FORMAT_VERSION,
         "predictor": predictor.name,
@@ -272,22 +271,21 @@ def save_predictor(
     write_checksummed(folder / "config.json", {**described(predictor, context), "sha256": sums})
 
 
-def refuse_changed(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise ValueError naming the file that is not as it was written, OSError for one that is
-    gone."""
-    for name in FILES:
-        if config["sha256"].get(name) != file_hash(folder / name):
-            raise ValueError(f"{name} is not as it was written")
+def refuse_changed(folder: Path, config: Mapping[str, Any], key: str) -> None:
+    """Raise `UserError` naming the file that is gone, or not as it was written."""
+    try:
+        for name in FILES:
+            if config["sha256"].get(name) != file_hash(folder / name):
+                raise ValueError(f"{name} is not as it was written")
+    except UNREADABLE as error:
+        raise damaged(folder, key, config["predictor"], error) from error
 
 
 def read_metrics(folder: Path, key: str) -> dict[str, Any]:
-    """`metrics.json` of a checkpoint that is as it was written; says where its model card is not,
-    which anybody may edit."""
+    """Return `metrics.json` of a checkpoint that is as it was written; print where its model card
+    is not, which anybody may edit."""
     config = read_config(folder, key)
-    try:
-        refuse_changed(folder, config)
-    except (OSError, ValueError) as error:
-        raise damaged(folder, key, config["predictor"], error) from error
+    refuse_changed(folder, config, key)
     card = folder / CARD
     if not card.is_file() or config["sha256"].get(CARD) != file_hash(card):
         print(f"warning: {card} is not as it was written. The numbers are those of {FILES[2]}")
@@ -295,6 +293,9 @@ def read_metrics(folder: Path, key: str) -> dict[str, Any]:
 
 
 def settings(predictor: Any) -> dict[str, Any]:
-    """Constructor arguments of a predictor; inputs by their names."""
-    found = {part.name: getattr(predictor, part.name) for part in fields(predictor) if part.init}
-    return {key: list(it.names) if isinstance(it, Inputs) else it for key, it in found.items()}
+    """Return the constructor arguments of a predictor; inputs by their names."""
+    values = {part.name: getattr(predictor, part.name) for part in fields(predictor) if part.init}
+    return {
+        key: list(value.names) if isinstance(value, Inputs) else value
+        for key, value in values.items()
+    }

@@ -11,8 +11,7 @@ import torch
 from pydantic import with_config
 from torch import Tensor
 
-from predictors.survival import Survival
-from predictors.training.held_out import better, cross_fitted
+from predictors.survival import Survival, better, cross_fitted
 from runtime.errors import UserError
 from runtime.json_files import STRICT
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predictors.calibration import Calibration
-from predictors.survival import Survival
 
 if TYPE_CHECKING:
     from predictors.base import Predictor
@@ -39,165 +38,129 @@ ACROSS = ("class", "token", "prefix 2", "prefix 4", "prefix all")  # compared be
 
 
 def score_table(test: Mapping[str, Mapping[str, Any]]) -> str:
-    """One line per predictor, markdown. test: predictor -> its `metrics.scores`."""
+    """Return one line per predictor, markdown. test: predictor -> its `metrics.scores`."""
     columns = [name for name in COLUMNS if any(name in row for row in test.values())]
-    width = max(map(len, test))
-    lines = [
-        _line("predictor", columns, width),
-        _line("-" * width, ["-" * 8] * len(columns), width),
-    ]
-    lines += [
-        _line(name, [f"{row[column]:.4f}" for column in columns], width)
-        for name, row in test.items()
-    ]
-    return "\n".join(lines)
-
-
-def _line(name: str, cells: list[str], width: int) -> str:
-    return f"| {name:<{width}} | " + " | ".join(f"{cell:>8}" for cell in cells) + " |"
+    rows = {name: [f"{row[column]:.4f}" for column in columns] for name, row in test.items()}
+    return _table(columns, rows, "predictor", least=8)
 
 
 def confusion(name: str, metrics: Mapping[str, Any]) -> list[list[int]] | None:
-    """Of the classes that decide: with the priors divided out where there are any."""
+    """Return the counts of the classes that decide: with the priors divided out where there are
+    any."""
     test = metrics["test"]
     counts: list[list[int]] | None = test.get(f"{name}, {DECISION}", test[name]).get("confusion")
     return counts
 
 
-def confusion_table(counts: list[list[int]], classes: tuple[str, ...]) -> str:
-    """Counts, markdown: rows are the true classes, columns the predicted ones."""
-    width = len("true \\ predicted")
-    lines = [
-        _line("true \\ predicted", list(classes), width),
-        _line("-" * width, ["-" * 8] * len(classes), width),
-    ]
-    lines += [
-        _line(name, [str(n) for n in row], width) for name, row in zip(classes, counts, strict=True)
-    ]
-    return "\n".join(lines)
+def confusion_table(counts: list[list[int]], classes: Sequence[str]) -> str:
+    """Return counts, markdown: rows are the true classes, columns the predicted ones."""
+    rows = {name: list(map(str, row)) for name, row in zip(classes, counts, strict=True)}
+    return _table(list(classes), rows, "true \\ predicted", least=8)
+
+
+def _table(
+    header: list[str], rows: Mapping[str, list[str]], corner: str = "", least: int = 0
+) -> str:
+    """Return markdown in columns of `least` characters or more. corner: head of the names."""
+    first = max(map(len, (corner, *rows)))
+    widths = [max(least, *map(len, cells)) for cells in zip(header, *rows.values(), strict=True)]
+    rule = ["-" * width for width in widths]
+    lines = [(corner, header), ("-" * first, rule), *rows.items()]
+    return "\n".join(
+        f"| {' | '.join([name.ljust(first), *map(str.rjust, cells, widths)])} |"
+        for name, cells in lines
+    )
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """What was fitted on the calibration split and what it is worth there: a line for the head, one
-    for prefixes."""
+    """Return what was fitted on the calibration split and how much it lowers the cross-entropy
+    there: a line for the head, and one for prefixes."""
     numbers = {"offset": calibration.offset, "scale": calibration.scale, "bias": calibration.bias}
-    fitted = [f"{name} {_list(values)}" for name, values in numbers.items() if values]
-    fitted += [f"{len(x)} knots" for x, _ in calibration.curves]
-    lines = [_fit_line(", ".join([calibration.method, *fitted]), calibration)]
-    survival = calibration.survival
+    parts = [
+        f"{name} ({', '.join(f'{value:.3f}' for value in values)})"
+        for name, values in numbers.items()
+        if values
+    ]
+    parts += [f"{len(x)} knots" for x, _ in calibration.curves]
+    lines, survival = [(", ".join([calibration.method, *parts]), calibration)], calibration.survival
     if survival.rows:
         form = f"scale {survival.scale:.3f}, bias {survival.bias:.3f}, depth {survival.depth:.3f}"
-        lines.append(
-            _fit_line(f"prefix survival: {'product' if survival.is_product else form}", survival)
-        )
-    return "\n".join(lines)
-
-
-def _list(values: Sequence[float]) -> str:
-    return "(" + ", ".join(f"{value:.3f}" for value in values) + ")"
-
-
-def _fit_line(what: str, fitted: Calibration | Survival) -> str:
-    note = f" ({fitted.note})" if fitted.note else ""
-    worth = f"cross-entropy {fitted.nll_before:.4f} before, {fitted.nll_after:.4f} after"
-    return f"- {what}{note}: {worth}, on {fitted.rows} rows of {fitted.prompts} prompts"
+        form = "product" if survival.is_product else form
+        lines.append((f"prefix survival: {form}", survival))  # type: ignore[arg-type]
+    return "\n".join(
+        f"- {what}{f' ({fit.note})' if fit.note else ''}: cross-entropy {fit.nll_before:.4f}"
+        f" before, {fit.nll_after:.4f} after, on {fit.rows} rows of {fit.prompts} prompts"
+        for what, fit in lines
+    )
 
 
 def reliability_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """Calibration by stage, markdown, a line for each probability. measured: its name ->
+    """Return calibration by stage, markdown, a line for each probability. measured: its name ->
     `reliability.stages`."""
     columns = [stage for stage in STAGES if any(stage in stages for stages in measured.values())]
+    rows = {}
+    for name, stages in measured.items():
+        last = list(stages.values())[-1]
+        rows[name] = [
+            f"{last['rows']} ({last['prompts']})",
+            *(interval(stages[stage]["ece"]) if stage in stages else "" for stage in columns),
+            " / ".join(f"{stage['log_loss'][0]:.3f}" for stage in stages.values()),
+            interval(last["change"]["log_loss"], " to "),
+        ]
     header = ["rows (prompts)", *(f"ece {stage}" for stage in columns), "log loss", "last change"]
-    return _table(
-        header, {name: _reliability_cells(stages, columns) for name, stages in measured.items()}
-    )
+    return _table(header, rows)
 
 
-def _table(header: list[str], rows: Mapping[str, list[str]]) -> str:
-    first = max(map(len, rows))
-    widths = [max(len(cells[i]) for cells in (header, *rows.values())) for i in range(len(header))]
-    lines = [("", header), ("-" * first, ["-" * width for width in widths]), *rows.items()]
-    padded = [
-        [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] for _, cells in lines
-    ]
-    return "\n".join(
-        f"| {' | '.join([name.ljust(first), *cells])} |"
-        for (name, _), cells in zip(lines, padded, strict=True)
-    )
-
-
-def _reliability_cells(stages: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    last = list(stages.values())[-1]
-    return [
-        f"{last['rows']} ({last['prompts']})",
-        *(interval(stages[stage]["ece"]) if stage in stages else "" for stage in columns),
-        " / ".join(f"{stage['log_loss'][0]:.3f}" for stage in stages.values()),
-        interval(last["change"]["log_loss"], " to "),
-    ]
-
-
-def interval(estimate: Sequence[float], to: str = "-") -> str:
-    """0.031 (0.020-0.044)"""
-    value, low, high = estimate
-    return f"{value:.3f} ({low:.3f}{to}{high:.3f})"
+def interval(estimate: Sequence[float], to: str = "-", digits: int = 3) -> str:
+    """Return 0.031 (0.020-0.044)."""
+    value, low, high = (f"{number:.{digits}f}" for number in estimate)
+    return f"{value} ({low}{to}{high})"
 
 
 def reliability_tables(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """The first harvest's table in full; where there are others, one that compares them. measured:
-    harvest -> `reliability.measured`, the one trained on first."""
+    """Return the first harvest's table in full and, where there are others, one that compares them.
+    measured: harvest -> `reliability.measured`, the one trained on first."""
     tables = [reliability_table(next(iter(measured.values())))]
     if len(measured) > 1:
-        brief = {
-            f"{data}: {what}": found[what]
-            for data, found in measured.items()
+        across = {
+            f"{data}: {what}": probabilities[what]
+            for data, probabilities in measured.items()
             for what in ACROSS
-            if what in found
+            if what in probabilities
         }
-        tables.append(reliability_table(brief))
+        tables.append(reliability_table(across))
     return "\n\n".join(tables)
 
 
-def survival_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """Against the draft's own confidence, markdown, a line for each harvest. measured: harvest ->
-    `against_draft.compared`."""
-    others = next(iter(measured.values()))["difference"]
-    header = ["rows (prompts)", "log loss"]
-    header += [name for other in others for name in (other, "difference")]
-    return _table(header, {data: _survival_cells(found) for data, found in measured.items()})
-
-
-def _survival_cells(found: Mapping[str, Any]) -> list[str]:
-    losses, differences = found["log_loss"], found["difference"]
-    ours = next(iter(losses.values()))
-    pairs = ((f"{losses[name][0]:.4f}", _four(differences[name])) for name in differences)
-    return [
-        f"{found['rows']} ({found['prompts']})",
-        f"{ours[0]:.4f}",
-        *(cell for pair in pairs for cell in pair),
-    ]
-
-
-def _four(estimate: Sequence[float]) -> str:
-    value, low, high = estimate
-    return f"{value:.4f} ({low:.4f} to {high:.4f})"
-
-
 def survival_part(metrics: Mapping[str, Any]) -> list[str]:
-    """The table and what it says; nothing where no survival is predicted."""
-    measured = metrics.get("survival")
-    return [survival_table(measured), SURVIVAL_LEGEND] if measured else []
+    """Return the table against the draft's own confidence, a line for each harvest
+    (`reliability.compared`), and what it says; [] where no survival is predicted."""
+    if not (measured := metrics.get("survival")):
+        return []
+    header, rows = ["rows (prompts)", "log loss"], {}
+    for other in next(iter(measured.values()))["difference"]:
+        header += [other, "difference"]
+    for data, scores in measured.items():
+        losses = scores["log_loss"]
+        rows[data] = [
+            f"{scores['rows']} ({scores['prompts']})",
+            f"{next(iter(losses.values()))[0]:.4f}",
+        ]
+        for name, difference in scores["difference"].items():
+            rows[data] += [f"{losses[name][0]:.4f}", interval(difference, " to ", 4)]
+    return [_table(header, rows), SURVIVAL_LEGEND]
 
 
 def bins_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    """Mean prediction and mean outcome in each bin, markdown, a line for each probability and
-    stage."""
+    """Return mean prediction and mean outcome in each bin, markdown, a line for each probability
+    and stage."""
     rows = {
         f"{name}, {stage}": [
-            f"{predicted:.2f} / {outcome:.2f}" for _, predicted, outcome in found["bins"]
+            f"{predicted:.2f} / {outcome:.2f}" for _, predicted, outcome in scores["bins"]
         ]
         for name, stages in measured.items()
         if name in ACROSS
-        for stage, found in stages.items()
+        for stage, scores in stages.items()
     }
     count = max(map(len, rows.values()))
     header = [f"bin {number}" for number in range(1, count + 1)]
@@ -207,30 +170,37 @@ def bins_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def findings(predictor: "Predictor", metrics: Mapping[str, Any]) -> str:
-    """What training prints: scores, confusion, calibration and reliability."""
-    counts = confusion(predictor.name, metrics)
-    return "\n\n".join(
-        [
-            f"{score_table(metrics['test'])}\n{LEGEND}",
-            *([confusion_table(counts, predictor.classes)] if counts else []),
-            f"{calibration_text(predictor.calibration)}\n{predictor.caveat}",
-            f"{reliability_tables(metrics['reliability'])}\n{RELIABILITY_LEGEND}",
-            *(["\n".join(survival_part(metrics))] if metrics.get("survival") else []),
-        ]
-    )
+    """Return what training prints: scores, confusion, calibration and reliability."""
+    counts, survival = confusion(predictor.name, metrics), survival_part(metrics)
+    parts = [
+        f"{score_table(metrics['test'])}\n{LEGEND}",
+        confusion_table(counts, predictor.classes) if counts else "",
+        f"{calibration_text(predictor.calibration)}\n{predictor.caveat}",
+        f"{reliability_tables(metrics['reliability'])}\n{RELIABILITY_LEGEND}",
+        "\n".join(survival),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def model_card(
     config: Mapping[str, Any], metrics: Mapping[str, Any], calibration: Calibration, caveat: str
 ) -> str:
-    """`README.md` of a checkpoint folder. caveat: what the calibration does not mend."""
-    made = f"Made by `{config['provenance']['command']}` on {config['provenance']['date']}."
+    """Return `README.md` of a checkpoint folder. caveat: what the calibration does not mend."""
+    provenance, counts = config["provenance"], confusion(config["predictor"], metrics)
+    splits = ", ".join(
+        f"{split} {count['rows']} rows of {count['prompts']} prompts"
+        for split, count in provenance["data"]["splits"].items()
+    )
     parts = [
         hub_header(config),
         f"# {config['predictor']} for {config['pair']['name']}",
-        made,
+        f"Made by `{provenance['command']}` on {provenance['date']}.",
         "\n".join(f"- {name}: {value}" for name, value in card_facts(config, metrics).items()),
-        *_test_part(config, metrics),
+        "## Test split",
+        f"{splits}. The test split took no part in training, early stopping or calibration.",
+        score_table(metrics["test"]),
+        *([confusion_table(counts, config["classes"])] if counts else []),
+        LEGEND,
         "## Calibration",
         "Fitted on the calibration split:",
         calibration_text(calibration),
@@ -249,19 +219,19 @@ def model_card(
 
 
 def hub_header(config: Mapping[str, Any]) -> str:
-    """The lines from which a hub knows what a repository is; the models are named where they are
-    repositories themselves."""
+    """Return the lines from which a hub knows what a repository is; the models are named where they
+    are repositories themselves."""
     pair = config["provenance"].get("config", {}).get("pair", {})
     models = [str(pair.get(side)) for side in ("target", "draft")]
-    known = [it for it in models if REPOSITORY.fullmatch(it) and not Path(it).exists()]
+    models = [name for name in models if REPOSITORY.fullmatch(name) and not Path(name).exists()]
     tags = ["speculative-decoding", "calibration", config["predictor"]]
     lines = ["---", "library_name: draftpredict", "tags:", *(f"- {tag}" for tag in tags)]
-    lines += ["base_model:", *(f"- {model}" for model in known)] if known else []
+    lines += ["base_model:", *(f"- {name}" for name in models)] if models else []
     return "\n".join([*lines, "---"])
 
 
 def card_facts(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The list at the top of a model card."""
+    """Return the list at the top of a model card."""
     provenance, data = config["provenance"], config["provenance"]["data"]
     return {
         "Pair": config["pair"]["name"],
@@ -277,18 +247,3 @@ def card_facts(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[st
             f"{metrics['epochs']} epochs, {metrics['seconds']:.0f} s, seed {provenance['seed']}"
         ),
     }
-
-
-def _test_part(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
-    counts = confusion(config["predictor"], metrics)
-    rows = ", ".join(
-        f"{split} {count['rows']} rows of {count['prompts']} prompts"
-        for split, count in config["provenance"]["data"]["splits"].items()
-    )
-    return [
-        "## Test split",
-        f"{rows}. The test split took no part in training, early stopping or calibration.",
-        score_table(metrics["test"]),
-        *([confusion_table(counts, tuple(config["classes"]))] if counts else []),
-        LEGEND,
-    ]

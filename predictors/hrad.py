@@ -10,17 +10,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from predictors.base import Records
-from predictors.calibration import Calibration
+from predictors.base import Predictor, Records
 from predictors.inputs import Inputs, When, named_inputs
 from predictors.training.batches import Items, RowDropout
 from predictors.training.losses import balanced_cross_entropy, smoothed_cross_entropy
-from predictors.training.resampling import (
-    balancing_weights,
-    hold_out_prompts,
-    smote,
-    standardisation,
-)
+from predictors.training.resampling import balancing_weights, smote, standardisation
 from predictors.training.trainer import Trainer
 from runtime.errors import TooFewRows, UserError
 from runtime.settings.kinds import DraftLength, Layers, Names
@@ -55,8 +49,8 @@ class ClassMLP(nn.Module):
 
 
 def round_length(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
-    """Accepted length of a round of at most gamma tokens; one accepted whole, though an end token
-    cut it short, counts as gamma. int64 [n].
+    """Return the accepted length of rounds of at most gamma tokens, int64 [n]; a round accepted
+    whole, though an end token cut it short, counts as gamma.
 
     accepted, drafted: [n], of rounds at least that long (token-wise verdicts: cutting a round short
     cuts both)."""
@@ -65,12 +59,13 @@ def round_length(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> t
 
 
 def class_of_length(length: torch.Tensor, gamma: int) -> torch.Tensor:
-    """0 nothing accepted, 2 everything, 1 some of it. int64 [n]; length: [n], of `round_length`."""
+    """Return 0 for nothing accepted, 1 for some, 2 for all, int64 [n], of lengths [n] as
+    `round_length` has them."""
     return (length > 0).long() + (length == gamma).long()
 
 
 def length_chances(accept: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
-    """[n, gamma + 1], how probable each `round_length` is, whichever coins fall.
+    """Return how probable each `round_length` is along the rollout, [n, gamma + 1].
 
     accept: [n, >= gamma], of each token the chance that it is accepted if those before it are;
     drafted: [n], 1 or more."""
@@ -81,16 +76,16 @@ def length_chances(accept: torch.Tensor, drafted: torch.Tensor, gamma: int) -> t
 
 
 def class_chances(lengths: torch.Tensor) -> torch.Tensor:
-    """Of each class [n, 3], from those of each length [n, gamma + 1]."""
+    """Return the probabilities of the classes [n, 3] from those of the lengths [n, gamma + 1]."""
     return torch.stack([lengths[:, 0], lengths[:, 1:-1].sum(-1), lengths[:, -1]], dim=-1)
 
 
 def next_round(records: Records, gamma: int) -> torch.Tensor:
-    """[n] the row of the round that follows each, where both models take turns with drafts of
-    `gamma` tokens; -1 where the response ends before. int64.
+    """Return the row of the round that follows each when both models take turns with drafts of
+    `gamma` tokens, int64 [n]; -1 where the response ends before.
 
-    Of a sampled target what follows is the response that was recorded, whichever tokens the round
-    itself would have committed. Raises UserError where there is no round at every position."""
+    For a sampled target it is a round of the recorded response, whichever tokens the round itself
+    would have committed. Raises UserError where there is no round at every position."""
     anchor, group = records["anchor"], records["group"]
     if ((anchor.diff() != 1) & (group.diff() == 0)).any():
         raise UserError(
@@ -98,19 +93,19 @@ def next_round(records: Records, gamma: int) -> torch.Tensor:
             " Harvest again: python scripts/gen_data.py anchors.stride=1"
         )
     row = torch.arange(len(anchor)) + records["accepted"].clamp(max=gamma) + 1
-    there = row.clamp(max=len(row) - 1)
-    return torch.where((row == there) & (group[there] == group), row, -1)
+    inside = row.clamp(max=len(row) - 1)
+    return torch.where((row == inside) & (group[inside] == group), row, -1)
 
 
 def log_prior(label: torch.Tensor, classes: int) -> tuple[float, ...]:
-    """[C] log of each class's share among labels [n], relative to equal shares; a class that is
-    missing counts once."""
+    """Return the log of each class's share among labels [n], relative to equal shares, [C]; every
+    class counts once more than it occurs."""
     shares = (torch.bincount(label, minlength=classes) + 1) / (len(label) + classes)
     return tuple((shares * classes).log().tolist())
 
 
 @dataclass
-class HRAD:
+class HRAD(Predictor):
     """Predicts the class of the accepted length from the target's states at the last verified
     position.
 
@@ -125,7 +120,6 @@ class HRAD:
         divided out of them."""
 
     name: ClassVar[str] = "hrad"
-    kind: ClassVar[str] = "rounds"
     when: ClassVar[When] = "round"
     columns: ClassVar[tuple[str, ...]] = (
         *("anchor", "known", "accepted", "drafted", "accept_prob", "q_max"),
@@ -172,10 +166,8 @@ class HRAD:
     token: Annotated[bool, "whether it reads the embedding of the last committed token"] = True
     inputs: Annotated[
         Names, "what it reads besides the target's states, such as history; []: as in the paper"
-    ] = field(default_factory=list)
-    calibration: Calibration = field(default=Calibration(), init=False)
+    ] = field(default_factory=list)  # type: ignore[assignment]  # names until `begin`
     offset: tuple[float, ...] = field(default=(), init=False)
-    head: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
         self.layers = None if self.layers is None else tuple(self.layers)
@@ -193,25 +185,25 @@ class HRAD:
         return replace(self.more, target_hidden=self.layers, token=token)
 
     def samples(self, records: Records) -> Records:
-        """Rounds as `labelled`, with the `inputs` of `age` rounds before."""
+        """Return `labelled` rounds with the `inputs` of `age` rounds before."""
         if not self.age:
             return self.labelled(records)
         following = asked = next_round(records, self.gamma)
         for _ in range(1, self.age):
             asked = torch.where(asked >= 0, following[asked], -1)
-        some = asked >= 0
-        late = {name: values[asked[some]] for name, values in records.items()}
-        return self.labelled({**late, "inputs": records["inputs"][some]})
+        read = asked >= 0
+        late = {name: values[asked[read]] for name, values in records.items()}
+        return self.labelled({**late, "inputs": records["inputs"][read]})
 
     def labelled(self, records: Records) -> Records:
-        """The rounds whose first `gamma` verdicts are known, with their `label`; `q_max` of
-        the first token."""
-        known = records["known"] >= self.gamma
-        if not known.any():
+        """Return the rounds whose first `gamma` verdicts are known, with their `label`, and `q_max`
+        of the first token."""
+        complete = records["known"] >= self.gamma
+        if not complete.any():
             raise TooFewRows(
                 f"predictor.gamma: no harvested round of {self.gamma} tokens is complete. Lower it"
             )
-        rows = {name: values[known] for name, values in records.items()}
+        rows = {name: values[complete] for name, values in records.items()}
         label = round_length(rows["accepted"], rows["drafted"], self.gamma)
         if self.predicts == "classes":
             label = class_of_length(label, self.gamma)
@@ -221,21 +213,16 @@ class HRAD:
         return ClassMLP(dim, self.dropout, len(self.classes))
 
     def fit(self, records: Records, inputs: Inputs, trainer: Trainer) -> "HRAD":
-        """Train on `inputs` [n, D] and their labels; prompts are held out first."""
-        x, group = records["inputs"].float(), records["group"]
-        held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
-        torch.manual_seed(trainer.seed)
-        self.inputs = inputs  # type: ignore[assignment]  # names before
-        self.head = self.build(x.shape[1])
+        """Train on `inputs` [n, D] and their labels. Only the rows that are not held out are
+        rebalanced; soft labels are learned as they are."""
+        held = self.begin(records, inputs, trainer)
+        x = records["inputs"].float()
         if self.standardise:
             self.head.mean, self.head.scale = standardisation(x[~held])
-        (self._fit_soft if self.labels == "soft" else self._fit_coins)(x, records, held, trainer)
-        return self
-
-    def _fit_coins(
-        self, x: torch.Tensor, records: Records, held: torch.Tensor, trainer: Trainer
-    ) -> None:
-        """On `label` [n], the rows that are not held out rebalanced."""
+        if self.labels == "soft":
+            y, loss = self.targets(records), partial(smoothed_cross_entropy, smoothing=0.0)
+            trainer.train(self.head, Items(x[~held], y[~held]), Items(x[held], y[held]), loss, loss)
+            return self
         label = records["label"]
         fold = x[~held], label[~held], records["group"][~held]
         self.offset = log_prior(label, len(self.classes))
@@ -249,25 +236,13 @@ class HRAD:
             partial(balanced_cross_entropy, smoothing=self.label_smoothing),
             weights=balancing_weights(fold[1]),
         )
-
-    def _fit_soft(
-        self, x: torch.Tensor, records: Records, held: torch.Tensor, trainer: Trainer
-    ) -> None:
-        chances = self.targets(records)
-        loss = partial(smoothed_cross_entropy, smoothing=0.0)
-        items, kept_back = (Items(x[rows], chances[rows]) for rows in (~held, held))
-        trainer.train(self.head, items, kept_back, loss, loss)
+        return self
 
     def targets(self, records: Records) -> torch.Tensor:
         if self.labels == "soft":
             chances = length_chances(records["accept_prob"], records["drafted"], self.gamma)
             return chances if self.predicts == "lengths" else class_chances(chances)
         return F.one_hot(records["label"], len(self.classes)).float()
-
-    @torch.inference_mode()
-    def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Calibrated probabilities [n, C] of `classes` for float32 inputs [n, D]."""
-        return self.calibration.apply(self.head(x))
 
 
 PREDICTOR = HRAD

@@ -9,15 +9,7 @@ from typing import Any
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from predictors.base import (
-    CARD,
-    FILES,
-    Predictor,
-    damaged,
-    load_predictor,
-    read_config,
-    refuse_changed,
-)
+from predictors.base import CARD, FILES, Predictor, load_predictor, read_config, refuse_changed
 from predictors.card import REPOSITORY
 from runtime.errors import UserError
 from runtime.private import Cleaner
@@ -68,10 +60,7 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
     refuse_no_repository(repository)
     checkpoint, api = Path(folder).expanduser(), HfApi()
     config = read_config(checkpoint, "folder")
-    try:
-        refuse_changed(checkpoint, config)
-    except (OSError, ValueError) as error:
-        raise damaged(checkpoint, "folder", config["predictor"], error) from error
+    refuse_changed(checkpoint, config, "folder")
     refuse_private(checkpoint, config)
     try:
         address = api.create_repo(repository, private=private, exist_ok=True)

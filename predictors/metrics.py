@@ -13,58 +13,54 @@ TINY = 1e-12
 
 
 def scores(probs: torch.Tensor, targets: torch.Tensor, bins: int = 15) -> dict[str, Any]:
-    """`kl`, `brier`, `ece`, `auroc`; for more than two classes also `accuracy` and `confusion`.
-    Unweighted."""
+    """Return `kl`, `brier`, `ece`, `auroc`; for more than two classes also `accuracy` and
+    `confusion`."""
     probs, targets = probs.double(), targets.double()
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "kl": kl(probs, targets),
         "brier": brier(probs, targets),
         "ece": ece(probs, targets, bins),
         "auroc": auroc(probs, targets),
     }
     if probs.shape[1] > 2:
-        found["confusion"] = confusion(probs, targets)
-        found["accuracy"] = float((probs.argmax(-1) == targets.argmax(-1)).double().mean())
-    return found
+        result["confusion"] = confusion(probs, targets)
+        result["accuracy"] = float((probs.argmax(-1) == targets.argmax(-1)).double().mean())
+    return result
 
 
 def kl(probs: torch.Tensor, targets: torch.Tensor) -> float:
-    """mean[CE(targets, probs) - H(targets)], 0 log 0 = 0; the log loss when the labels are hard."""
+    """Return mean[CE(targets, probs) - H(targets)], 0 log 0 = 0; the log loss of hard labels."""
     return float((log_loss(probs, targets) + torch.special.xlogy(targets, targets).sum(-1)).mean())
 
 
 def log_loss(probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """[n] cross-entropy of each row, probabilities kept above 0."""
+    """Return the cross-entropy of each row, [n], probabilities kept above 0."""
     return -(targets * probs.clamp_min(TINY).log()).sum(-1)
 
 
 def brier(probs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Mean squared error."""
+    """Return the mean squared error."""
     return float(squared_error(probs, targets).mean())
 
 
 def squared_error(probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """[n] (f - s)^2 of each row for two classes, summed over the classes for more."""
+    """Return (f - s)^2 of each row for two classes, summed over the classes for more, [n]."""
     return ((probs - targets) ** 2).sum(-1) / (2 if probs.shape[1] == 2 else 1)
 
 
 def ece(probs: torch.Tensor, targets: torch.Tensor, bins: int = 15) -> float:
-    """Expected calibration error over equal-width bins: sum_b n_b / n |mean prediction - mean
-    outcome|.
-
-    Of the probability `one_column` picks.
-    """
+    """Return the expected calibration error of `one_column` over equal-width bins, sum_b n_b / n
+    |mean prediction - mean outcome|."""
     predicted, outcome = one_column(probs, targets)
     which = (predicted * bins).long().clamp(max=bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(
-        0, which, (predicted - outcome).double()
-    )
-    return float(gap.abs().sum() / len(probs))
+    gaps = torch.zeros(bins, dtype=torch.float64)
+    gaps.index_add_(0, which, (predicted - outcome).double())
+    return float(gaps.abs().sum() / len(probs))
 
 
 def one_column(probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(prediction, outcome) [n]: of the second of two classes, else of the class predicted most
-    likely (top label)."""
+    """Return prediction and outcome [n] of the second of two classes, else of the class predicted
+    most likely (top label)."""
     if probs.shape[1] == 2:
         return probs[:, 1], targets[:, 1]
     predicted, top = probs.max(-1)
@@ -72,17 +68,16 @@ def one_column(probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor
 
 
 def auroc(probs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Area under the ROC curve; more than two classes: mean of one-vs-rest. NaN where only one
-    class occurs.
+    """Return the area under the ROC curve; of more than two classes the mean of one-vs-rest. NaN
+    where only one class occurs.
 
-    A row with soft label s counts as a positive of weight s and a negative of weight 1 - s.
-    """
+    A row with soft label s counts as a positive of weight s and a negative of weight 1 - s."""
     columns = [1] if probs.shape[1] == 2 else range(probs.shape[1])
     return float(np.mean([_auroc(probs[:, c], targets[:, c]) for c in columns]))
 
 
 def _auroc(score: torch.Tensor, s: torch.Tensor) -> float:
-    """P(score of a positive > score of a negative) + P(equal) / 2, with row weights s and 1 - s."""
+    """Return P(score of a positive > score of a negative) + P(equal) / 2, with weights s, 1 - s."""
     positive, negative = s.sum(), (1 - s).sum()
     if positive <= 0 or negative <= 0:
         return float("nan")
@@ -94,10 +89,8 @@ def _auroc(score: torch.Tensor, s: torch.Tensor) -> float:
 
 
 def confusion(probs: torch.Tensor, targets: torch.Tensor) -> list[list[int]]:
-    """`[C][C]` counts: row = true class, column = predicted class (argmax)."""
-    classes = probs.shape[1]
-    flat = targets.argmax(-1) * classes + probs.argmax(-1)
-    counts: list[list[int]] = (
-        torch.bincount(flat, minlength=classes**2).view(classes, classes).tolist()
-    )
-    return counts
+    """Return `[C][C]` counts: row = true class, column = predicted class (argmax)."""
+    counts = torch.zeros(probs.shape[1], probs.shape[1], dtype=torch.int64)
+    pairs = targets.argmax(-1), probs.argmax(-1)
+    table: list[list[int]] = counts.index_put_(pairs, torch.tensor(1), accumulate=True).tolist()
+    return table

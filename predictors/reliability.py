@@ -16,7 +16,7 @@ from torch import Tensor
 from predictors.base import Predictor, Records
 from predictors.metrics import log_loss, one_column, squared_error
 from predictors.outcomes import foresees, survival
-from predictors.survival import Prefixes, by_depth, counted
+from predictors.survival import Prefixes, Survival, binary_nll, by_depth, counted, fit_survival
 from predictors.training.trainer import logits_in_chunks
 from runtime.intervals import Array, bootstrap
 
@@ -24,37 +24,40 @@ BINS = 10
 
 
 def measured(predictor: Predictor, records: Records, rounds: Records | None) -> dict[str, Any]:
-    """Stages of calibration on held-out rows: of what the head predicts ("token" or "class"), and
-    with `rounds` of prefix survival, "prefix all", "prefix 1", ... by length."""
+    """Return stages of calibration on held-out rows: of what the head predicts ("token" or
+    "class"), and with `rounds` of prefix survival, "prefix all", "prefix 1", ... by length."""
     logits = logits_in_chunks(predictor.head, records["inputs"])
     probs = {
         "as trained": torch.softmax(logits, dim=-1),
         "calibrated": predictor.calibration.apply(logits),
     }
     name = "token" if len(predictor.classes) == 2 else "class"
-    found = {name: stages(probs, predictor.targets(records), records["group"])}
-    return found if rounds is None else {**found, **prefix_stages(predictor, rounds)}
+    result = {name: stages(probs, predictor.targets(records), records["group"])}
+    return result if rounds is None else {**result, **prefix_stages(predictor, rounds)}
 
 
 def prefix_stages(predictor: Predictor, rounds: Records) -> dict[str, Any]:
-    """Survival by predictions as trained, by calibrated ones, and calibrated itself, against prod
-    min(1, p/q)."""
+    """Return stages of survival by predictions as trained, by calibrated ones, and calibrated
+    itself, against prod min(1, p/q)."""
     as_trained, calibrated = rollout_prefixes(predictor, rounds)
-    mapped = calibrated._replace(product=predictor.calibration.survival.of_prefixes(calibrated))
-    by_stage = {"as trained": as_trained, "calibrated": calibrated, "survival": mapped}
-    found = {}
-    for parts in zip(*map(by_depth, by_stage.values()), strict=True):
-        (name, rows), *_ = parts
-        columns = {
-            stage: two_columns(part.product)
-            for stage, (_, part) in zip(by_stage, parts, strict=True)
-        }
-        found[f"prefix {name}"] = stages(columns, two_columns(rows.accepted), rows.group)
-    return found
+    mapped = predictor.calibration.survival.of_prefixes(calibrated)
+    by_stage = {
+        "as trained": as_trained.product,
+        "calibrated": calibrated.product,
+        "survival": mapped,
+    }
+    return {
+        f"prefix {name}": stages(
+            {stage: two_columns(product[rows]) for stage, product in by_stage.items()},
+            two_columns(calibrated.accepted[rows]),
+            calibrated.group[rows],
+        )
+        for name, rows in by_depth(calibrated.k)
+    }
 
 
 def rollout_prefixes(predictor: Predictor, rounds: Records) -> tuple[Prefixes, Prefixes]:
-    """Prefixes of a split's rollouts, by predictions as trained and by calibrated ones."""
+    """Return prefixes of a split's rollouts by predictions as trained, and by calibrated ones."""
     shape = rounds["accept_prob"].shape
     logits = logits_in_chunks(predictor.head, rounds["inputs"].reshape(shape.numel(), -1))
     as_trained, calibrated = (
@@ -64,14 +67,51 @@ def rollout_prefixes(predictor: Predictor, rounds: Records) -> tuple[Prefixes, P
     return as_trained, calibrated
 
 
-def prefixes_by(predictor: Predictor, rounds: Records, said: Tensor) -> Prefixes:
-    """Prefixes with what is `said` [N, gamma] of each, and what became of it: whether all of its
-    tokens are accepted, and the next one too where that is what `predictor` foresees."""
+def prefixes_by(predictor: Predictor, rounds: Records, predicted: Tensor) -> Prefixes:
+    """Return prefixes with their `predicted` [N, gamma] survival, and the probability that all of
+    their tokens are accepted, and the next one too where `predictor` foresees that."""
     accepted = rounds["accept_prob"].double().cumprod(1)
     length = torch.minimum(rounds["drafted"], rounds["known"])
     if foresees(len(predictor.classes)):
         accepted, length = accepted.roll(-1, 1), length - 1
-    return counted(said, accepted, length, rounds["group"])
+    return counted(predicted, accepted, length, rounds["group"])
+
+
+def draft_prefixes(predictor: Predictor, rounds: Records) -> dict[str, Prefixes]:
+    """Return prefixes by the draft's probabilities, at temperature 1 and unfiltered, of its tokens:
+    all of them multiplied, and the last one's."""
+    q = rounds["q_drawn"].double()
+    confidences = {"product of q": q.cumprod(1), "last q": q}
+    return {name: prefixes_by(predictor, rounds, q) for name, q in confidences.items()}
+
+
+def fit_confidences(predictor: Predictor, rounds: Records) -> dict[str, Survival]:
+    """Calibrate each of `draft_prefixes` to the survival that `predictor` predicts."""
+    return {name: fit_survival(rows) for name, rows in draft_prefixes(predictor, rounds).items()}
+
+
+def compared(
+    predictor: Predictor, confidences: Mapping[str, Survival], rounds: Records
+) -> dict[str, Any]:
+    """Compare predicted survival with the draft's own confidence, calibrated in the same way.
+
+    Returns `rows` and `prompts` of prefixes of held-out rounds, the estimate `log_loss` of each way
+    to predict their survival, and `difference`: by how much the predictor's is above the others',
+    on the same rows and resamples; below 0 is better."""
+    _, rows = rollout_prefixes(predictor, rounds)
+    own = binary_nll(predictor.calibration.survival.of_prefixes(rows), rows.accepted)
+    losses = {
+        name: binary_nll(confidences[name].of_prefixes(prefixes), prefixes.accepted)
+        for name, prefixes in draft_prefixes(predictor, rounds).items()
+    }
+    return {
+        "rows": len(rows.k),
+        "prompts": len(rows.group.unique()),
+        "log_loss": {
+            name: mean(loss, rows.group) for name, loss in {predictor.name: own, **losses}.items()
+        },
+        "difference": {name: mean(own - loss, rows.group) for name, loss in losses.items()},
+    }
 
 
 def two_columns(f: Tensor) -> Tensor:
@@ -81,20 +121,17 @@ def two_columns(f: Tensor) -> Tensor:
 def stages(
     probs: Mapping[str, Tensor], targets: Tensor, group: Tensor
 ) -> dict[str, dict[str, Any]]:
-    """`reliability` of probabilities [n, C] by name and, from the second on, how they `change` the
-    one before."""
-    found, before = {}, None
-    for name, after in probs.items():
-        found[name] = reliability(after, targets, group)
-        if before is not None:
-            found[name]["change"] = change(before, after, targets, group)
-        before = after
-    return found
+    """Return `reliability` of probabilities [n, C] by name and, from the second on, how they
+    `change` from the one before."""
+    result = {name: reliability(after, targets, group) for name, after in probs.items()}
+    for before, (name, after) in zip(probs.values(), list(probs.items())[1:], strict=False):
+        result[name]["change"] = change(before, after, targets, group)
+    return result
 
 
 def reliability(probs: Tensor, targets: Tensor, group: Tensor, seed: int = 0) -> dict[str, Any]:
-    """`rows`, `prompts`, the estimates `ece`, `brier`, `log_loss`, and `bins`: [share of rows, mean
-    prediction, mean outcome] of bins of equal mass.
+    """Return `rows`, `prompts`, the estimates `ece`, `brier`, `log_loss`, and `bins`: [share of
+    rows, mean prediction, mean outcome] of bins of equal mass.
 
     probs, targets: [n, C] distributions; group: [n] prompts. ece and bins are of one column
     (`metrics.one_column`); the log loss is the cross-entropy, for soft targets too."""
@@ -115,20 +152,23 @@ def reliability(probs: Tensor, targets: Tensor, group: Tensor, seed: int = 0) ->
 def change(
     before: Tensor, after: Tensor, targets: Tensor, group: Tensor, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Estimates of after - before for `brier` and `log_loss`, on the same rows and resamples; below
-    0 is better."""
+    """Return estimates of after - before for `brier` and `log_loss`, on the same rows and
+    resamples; below 0 is better."""
     before, after, targets = before.double(), after.double(), targets.double()
     return {
-        name: mean_gap(
-            (score(after, targets) - score(before, targets))[:, None], group, seed, signed=True
-        )
+        name: mean(score(after, targets) - score(before, targets), group, seed)
         for name, score in (("brier", squared_error), ("log_loss", log_loss))
     }
 
 
+def mean(values: Tensor, group: Tensor, seed: int = 0) -> list[float]:
+    """Return the estimate of the mean of values [n]."""
+    return mean_gap(values[:, None], group, seed, signed=True)
+
+
 def mean_gap(values: Tensor, group: Tensor, seed: int, signed: bool = False) -> list[float]:
-    """Estimate of sum_b |mean over rows of values[:, b]|, or of the mean itself where `signed` (one
-    column).
+    """Return the estimate of sum_b |mean over rows of values[:, b]|, or of the mean itself where
+    `signed` (one column).
 
     values: [n, B]; group: [n]. With one prompt there is nothing to resample: the interval is [NaN,
     NaN]."""
@@ -149,6 +189,6 @@ def mean_gap(values: Tensor, group: Tensor, seed: int, signed: bool = False) -> 
 
 
 def mass_bins(predicted: Tensor) -> Tensor:
-    """[n] bin of each prediction: cut at the quantiles, so equal predictions share one."""
+    """Return the bin of each prediction, [n]: cut at the quantiles, so equal ones share a bin."""
     edges = predicted.quantile(torch.linspace(0, 1, BINS + 1, dtype=predicted.dtype)[1:-1])
     return torch.searchsorted(edges.unique(), predicted.contiguous(), right=True)

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from predictors.base import Records
-from predictors.calibration import Calibration
+from predictors.base import Predictor, Records
 from predictors.inputs import Inputs, When, named_inputs
 from predictors.training.batches import Items
 from predictors.training.losses import weighted_soft_bce
-from predictors.training.resampling import hold_out_prompts
 from predictors.training.trainer import Trainer
 from runtime.settings.kinds import Layers, Names
 
@@ -45,8 +43,8 @@ class AcceptanceHead(nn.Module):
 
 
 def kept_depths(records: Records) -> Records:
-    """Of each round the tokens a decoder would have verified: those accepted and the first one
-    rejected. Columns of tokens, [N, gamma, ...], become [n, ...].
+    """Return of each round the tokens a decoder would have verified: those accepted and the first
+    one rejected. Columns of tokens, [N, gamma, ...], become [n, ...].
 
     Their hidden states are what decoding sees, and P(all k accepted) is the product of P(token i
     accepted | those before it accepted): what the head learns is the factor that the stop rule
@@ -64,7 +62,7 @@ def kept_depths(records: Records) -> Records:
 
 
 @dataclass
-class SpecDecPP:
+class SpecDecPP(Predictor):
     """Predicts s = min(1, p/q) of a drawn draft token from the draft's hidden state at that token.
 
     context: of the draft tokens it learns from. "mixed": the paper's token mixing, candidates at
@@ -105,17 +103,11 @@ class SpecDecPP:
         Names,
         "what it reads besides the draft's states, such as q_stats; of rounds (context=rollout)"
         " also target_hidden, draft_before, q_path, depth and history; []: as in the paper",
-    ] = field(default_factory=list)
-    calibration: Calibration = field(default=Calibration(), init=False)
-    head: nn.Module = field(init=False)
+    ] = field(default_factory=list)  # type: ignore[assignment]  # names until `begin`
 
     def __post_init__(self) -> None:
         self.layers = None if self.layers is None else tuple(self.layers)
         self.more = named_inputs(self.inputs)
-
-    @property
-    def gamma(self) -> None:
-        return None
 
     @property
     def reads(self) -> Inputs:
@@ -144,11 +136,8 @@ class SpecDecPP:
     def fit(self, records: Records, inputs: Inputs, trainer: Trainer) -> "SpecDecPP":
         """Train on `inputs` [n, D] and `accept_prob` [n]; a micro-batch is all positions of
         `batch_size` prompts."""
+        held = self.begin(records, inputs, trainer)
         x, s, group = records["inputs"], records["accept_prob"], records["group"]
-        held = hold_out_prompts(group, trainer.validation_fraction, trainer.seed)
-        torch.manual_seed(trainer.seed)
-        self.inputs = inputs  # type: ignore[assignment]  # names before
-        self.head = self.build(x.shape[1])
         loss = partial(weighted_soft_bce, w_rej=self.w_rej, w_acc=self.w_acc)
         trainer.train(
             self.head, Items(x[~held], s[~held], group[~held]), Items(x[held], s[held]), loss, loss
@@ -158,11 +147,6 @@ class SpecDecPP:
     def targets(self, records: Records) -> torch.Tensor:
         s = records["accept_prob"]
         return torch.stack([1 - s, s], dim=-1)
-
-    @torch.inference_mode()
-    def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Calibrated acceptance probability [n] of float32 inputs [n, D]."""
-        return self.calibration.apply(self.head(x))[:, 1]
 
 
 PREDICTOR = SpecDecPP

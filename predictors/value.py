@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from predictors.base import Records
-from predictors.calibration import Calibration
+from predictors.base import Predictor, Records
 from predictors.features.catalogue import FIXED
 from predictors.inputs import Inputs, When, named_inputs
 from predictors.outcomes import NEGLIGIBLE, OUTCOMES, Chances
 from predictors.training.batches import Items, RowDropout
 from predictors.training.losses import weighted_cross_entropy
-from predictors.training.resampling import hold_out_prompts, standardisation
+from predictors.training.resampling import standardisation
 from predictors.training.trainer import Trainer
 from runtime.errors import TooFewRows, UserError
 from runtime.settings.kinds import Names
@@ -53,12 +52,12 @@ class ValueHead(nn.Module):
         return logits
 
     def spread(self, x: Tensor) -> Tensor:
-        """z of inputs [n, D]."""
+        """Return z of inputs [n, D]."""
         return torch.cat([x, x[:, self.states :].abs().add(SMALLEST).log()], dim=-1)
 
     def of_row(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`forward` of one row [D] -> [5], for evaluation on a CPU, where calls into torch take
-        most of the time."""
+        """Return `forward` of one row [D] -> [5], in evaluation on a CPU, where calls into torch
+        take most of the time."""
         mean, scale, *layers = self._arrays
         z = np.concatenate([x, np.log(np.abs(x[self.states :]) + np.float32(SMALLEST))])
         z = (z - mean) / scale
@@ -77,8 +76,8 @@ class ValueHead(nn.Module):
         return [values.detach().numpy() for values in (self.mean, self.scale, *self.parameters())]
 
 
-@dataclass(init=False)
-class Value:
+@dataclass
+class Value(Predictor):
     """Predicts `OUTCOMES` of a drawn token from what is known once it is drawn.
 
     The labels are soft, by p and q of the harvest, and not by its coins: the probability that the
@@ -100,38 +99,21 @@ class Value:
         " accepted."
     )
 
-    inputs: Inputs
-    width: int
-    dropout: float
-    calibration: Calibration = field(default=Calibration(), init=False)
-    offset: tuple[float, ...] = field(default=(), init=False)
+    inputs: Annotated[  # type: ignore[assignment]  # names until `begin`
+        Names,
+        "what it reads, of draft_hidden, target_hidden, token, draft_before, q_stats, q_path,"
+        " depth, history; draft_hidden alone costs a draft forward",
+    ]
+    width: Annotated[int, Field(ge=1, le=1024), "units of each of two hidden layers"] = 64
+    dropout: Annotated[float, Field(ge=0, lt=1), "share of the units left out"] = 0.2
     head: ValueHead = field(init=False)
 
-    def __init__(
-        self,
-        inputs: Annotated[
-            Names,
-            "what it reads, of draft_hidden, target_hidden, token, draft_before, q_stats, q_path,"
-            " depth, history; draft_hidden alone costs a draft forward",
-        ],
-        width: Annotated[int, Field(ge=1, le=1024), "units of each of two hidden layers"] = 64,
-        dropout: Annotated[float, Field(ge=0, lt=1), "share of the units left out"] = 0.2,
-    ) -> None:
-        self.inputs = named_inputs(inputs)
-        self.width, self.dropout = width, dropout
-        self.calibration, self.offset = Calibration(), ()
-
-    @property
-    def gamma(self) -> None:
-        return None
+    def __post_init__(self) -> None:
+        self.more = named_inputs(self.inputs)
 
     @property
     def reads(self) -> Inputs:
-        return self.inputs
-
-    @property
-    def kind(self) -> str:
-        return "rounds"
+        return self.more
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -139,8 +121,8 @@ class Value:
         return ("known", "drafted", "accepted", "accept_prob", "q", "q_max", *siblings)
 
     def samples(self, records: Records) -> Records:
-        """Tokens, with the `weight` of each and its label `outcomes` [n, 5]. `reached`: the path
-        before it was accepted by the coins of the harvest."""
+        """Return tokens, with the `weight` of each and its label `outcomes` [n, 5]. `reached`:
+        whether the verdicts of the harvest accepted the path before it."""
         accept, gamma = records["accept_prob"], records["accept_prob"].shape[1]
         following, known = next_acceptance(accept, records["drafted"], records["known"])
         weight = torch.cat([torch.ones_like(accept[:, :1]), accept.cumprod(1)[:, :-1]], dim=1)
@@ -163,7 +145,7 @@ class Value:
         return {name: values[kept] for name, values in of_tokens.items()}
 
     def build(self, dim: int) -> ValueHead:
-        numbers = sum(FIXED.get(name, 0) for name in self.inputs.names)
+        numbers = sum(FIXED.get(name, 0) for name in self.more.names)
         size = (dim + numbers + 1 + self.width + 1 + len(OUTCOMES)) * self.width + len(OUTCOMES)
         if size > LARGEST:
             raise UserError(
@@ -174,14 +156,11 @@ class Value:
 
     def fit(self, records: Records, inputs: Inputs, trainer: Trainer) -> "Value":
         """Train on `inputs` [n, D] and `outcomes` [n, 5] by `weight` [n]."""
+        held = self.begin(records, inputs, trainer)
         x, y = records["inputs"], records["outcomes"] * records["weight"][:, None]
-        held = hold_out_prompts(records["group"], trainer.validation_fraction, trainer.seed)
-        fold, loss = x[~held], weighted_cross_entropy
-        torch.manual_seed(trainer.seed)
-        self.inputs = inputs
-        self.head = head = self.build(x.shape[1])
-        head.mean, head.scale = standardisation(head.spread(fold.float()))
-        trainer.train(head, Items(fold, y[~held]), Items(x[held], y[held]), loss, loss)
+        head, loss = self.head, weighted_cross_entropy
+        head.mean, head.scale = standardisation(head.spread(x[~held].float()))
+        trainer.train(head, Items(x[~held], y[~held]), Items(x[held], y[held]), loss, loss)
         return self
 
     def targets(self, records: Records) -> Tensor:
@@ -189,28 +168,27 @@ class Value:
 
     @torch.inference_mode()
     def predict_proba(self, x: Tensor) -> Tensor:
-        """Calibrated probabilities [n, 5] of `OUTCOMES` for float32 inputs [n, D]."""
-        alone = len(x) == 1 and x.device.type == "cpu" and not self.head.training
-        logits = (
-            torch.from_numpy(self.head.of_row(x[0].float().numpy()))[None]
-            if alone
-            else self.head(x)
-        )
-        return self.calibration.apply(logits)
+        """Return calibrated probabilities [n, 5] of `OUTCOMES` for float32 inputs [n, D]."""
+        if len(x) == 1 and x.device.type == "cpu" and not self.head.training:
+            row = self.head.of_row(x[0].float().numpy())
+            return self.calibration.apply(torch.from_numpy(row)[None])
+        return super().predict_proba(x)
 
 
 def next_acceptance(accept: Tensor, drafted: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """([N, gamma], bool [N, gamma]): the acceptance of the token after each one, and whether it is
-    known. Behind an end token there is none. accept: [N, gamma]; drafted, known: [N]."""
+    """Return the acceptance of the token after each one, [N, gamma], and whether it is known, bool
+    [N, gamma]. Behind an end token there is none. accept: [N, gamma]; drafted, known: [N]."""
     following = torch.cat([accept[:, 1:], torch.zeros_like(accept[:, :1])], dim=1)
     number = torch.arange(1, accept.shape[1] + 1)
     return following, number < torch.minimum(drafted, known)[:, None]
 
 
 def sibling_acceptance(records: Records) -> Tensor:
-    """[N, gamma, 2]: of the second and third candidate beside each token, if its elders are
-    rejected. They are drawn as the token was; where it had probability 1, none is left to draw, and
-    they are the most probable ones after it."""
+    """Return the acceptance of the second and third candidate beside each token, given that those
+    before it are rejected, [N, gamma, 2].
+
+    They are drawn as the token was; where it had probability 1, none is left to draw, and they are
+    the most probable ones after it."""
     certain = records["rrsw_token"][..., :1] < 0
     return torch.where(certain, records["top_accept"][..., 1:], records["rrsw_accept"])
 

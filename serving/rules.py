@@ -5,7 +5,7 @@ from pathlib import Path
 
 from decoding.interfaces import StopRule
 from decoding.sampling import Warp
-from predictors.base import damaged, read_config, refuse_changed, refuse_mismatch
+from predictors.base import read_config, refuse_changed, refuse_mismatch
 from predictors.hub import local_folder
 from runtime.errors import UserError
 from serving.models import SpeculativePair
@@ -23,10 +23,7 @@ def rule_of(
     other warps, or has no such rule."""
     folder = local_folder(source, KEY)
     config = read_config(folder, KEY)
-    try:
-        refuse_changed(folder, config)
-    except (OSError, ValueError) as error:
-        raise damaged(folder, KEY, config["predictor"], error) from error
+    refuse_changed(folder, config, KEY)
     wanted = {"warp": warp.to_dict(), "draft_warp": draft_warp.to_dict()}
     refuse_mismatch(config, {"pair": pair.identity, **wanted}, f"{KEY}: {folder}")
     name = f"decoding.stopping.{config['predictor']}"

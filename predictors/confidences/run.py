@@ -16,7 +16,7 @@ from predictors.confidences.page import page
 from predictors.confidences.scores import as_logged, by_maps, helps, scored
 from predictors.confidences.sts import Sts
 from predictors.confidences.table import Confidences, is_imported, read_confidences
-from predictors.training.held_out import cross_fitted
+from predictors.survival import cross_fitted
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder

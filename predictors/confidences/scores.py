@@ -12,7 +12,7 @@ from predictors.confidences.maps import PositionMaps, accepted_length_loss
 from predictors.confidences.sts import equal_width_ece, width_bins
 from predictors.confidences.table import Confidences
 from predictors.reliability import mean_gap, reliability, two_columns
-from predictors.training.held_out import better
+from predictors.survival import better
 
 ENGINES = {"deepspec": 20, "sglang": 15}
 """Bins of equal width of the engines' calibration errors, both of the predicted survival."""

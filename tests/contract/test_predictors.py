@@ -15,11 +15,11 @@ from data_gen.samples import inputs_of, read_inputs, read_samples
 from data_gen.storage.dataset import Harvest
 from decoding.stopping.hrad import load_classifier
 from predictors.base import Predictor, load_predictor, save_predictor, settings
-from predictors.baselines import base_rate
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
 from predictors.hrad import HRAD, class_chances, class_of_length
 from predictors.inputs import Inputs
 from predictors.metrics import scores
+from predictors.scoring import base_rate
 from predictors.survival import Survival
 from predictors.training.resampling import SYNTHETIC
 from predictors.training.trainer import Trainer, logits_in_chunks

@@ -67,7 +67,6 @@ def result(checkpoint: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 def _train(folder: str, arguments: tuple[str, ...], last_step: int | None) -> None:
     import torch
 
-    import predictors.against_draft
     import predictors.card
     import predictors.confidences.run
     import predictors.reliability

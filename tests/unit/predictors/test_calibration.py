@@ -18,8 +18,7 @@ from predictors.calibration import (
     fit_temperature,
     log_odds,
 )
-from predictors.survival import Survival
-from predictors.training.held_out import FOLDS
+from predictors.survival import FOLDS, Survival
 from runtime.errors import UserError
 
 METHODS = {"temperature": fit_temperature, "platt": fit_platt, "isotonic": fit_isotonic}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from sklearn import metrics as reference
 
-from predictors.baselines import base_rate, confidence, constant
 from predictors.metrics import auroc, brier, confusion, ece, kl, scores
+from predictors.scoring import base_rate, confidence
 
 
 def binary(f: list[float]) -> torch.Tensor:
@@ -82,9 +82,8 @@ def test_confusion_rows_are_true_classes() -> None:
     ]
 
 
-def test_constant_and_base_rate() -> None:
+def test_base_rate() -> None:
     targets = binary([0.2, 0.6])
-    assert constant(targets, 3).tolist() == [[0.5, 0.5]] * 3
     assert torch.allclose(base_rate(targets, 2), binary([0.4, 0.4]))
 
 

@@ -6,10 +6,14 @@ from torch import Tensor
 
 from predictors.metrics import log_loss
 from predictors.reliability import two_columns
-from predictors.survival import Prefixes, Survival, binary_nll, by_depth, fit_survival, prefixes
+from predictors.survival import Prefixes, Survival, binary_nll, by_depth, counted, fit_survival
 from runtime.errors import UserError
 
 GAMMA = 6
+
+
+def prefixes(f: Tensor, accept: Tensor, length: Tensor, group: Tensor) -> Prefixes:
+    return counted(f.double().cumprod(1), accept.double().cumprod(1), length, group)
 
 
 def rollouts(spread: float, prompts: int = 60, rows: int = 20, hard: bool = False) -> Prefixes:
@@ -37,12 +41,13 @@ def test_dependent_tokens_are_seen_in_the_product(hard: bool) -> None:
     found = fit_survival(rows)
     assert not found.is_product and not found.note
     calibrated = found.of_prefixes(rows)
-    for (name, part), (_, served) in zip(
-        by_depth(rows), by_depth(rows._replace(product=calibrated)), strict=True
-    ):
+    for name, part in by_depth(rows.k):
         if name in ("3", "4", "5-8"):
-            after = float(served.product.mean() - part.accepted.mean())
-            assert abs(after) < abs(float(part.product.mean() - part.accepted.mean())) / 3
+            before, after = (
+                abs(float((predicted - rows.accepted)[part].mean()))
+                for predicted in (rows.product, calibrated)
+            )
+            assert after < before / 3
     assert loss(calibrated, rows) < loss(rows.product, rows) - 0.01
     assert found.nll_before == pytest.approx(loss(rows.product, rows))
     assert found.nll_after == pytest.approx(loss(calibrated, rows))
@@ -101,7 +106,7 @@ def test_prefixes_end_where_the_draft_does_and_are_labelled_with_the_joint_proba
 
 def test_depths_are_reported_apart_and_the_deep_ones_together() -> None:
     k = torch.arange(1, 21).double()
-    parts = {name: part.k.tolist() for name, part in by_depth(Prefixes(k, k, k, k))}
+    parts = {name: k[part].tolist() for name, part in by_depth(k)}
     assert list(parts) == ["all", "1", "2", "3", "4", "5-8", "9-"]
     assert parts["5-8"] == [5, 6, 7, 8] and parts["9-"] == list(range(9, 21))
 
