@@ -42,6 +42,7 @@ from evaluation.replay.tuning import (
     picks,
     span,
 )
+from evaluation.table import markdown
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_name, refuse_foreign_file
 from runtime.intervals import METHOD
@@ -256,10 +257,8 @@ def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
 # In words -----------------------------------------------------------------------------------------
 
 
-HEAD = (
-    "| rule | threshold | speculate | speed-up, modelled | 95 % interval | regret to the oracle |"
-    " over the best other | discard | verification |\n" + "|---" * 9 + "|"
-)
+HEAD = ["rule", "threshold", "speculate", "speed-up, modelled", "95 % interval"]
+HEAD += ["regret to the oracle", "over the best other", "discard", "verification"]
 
 
 def answer(facts: Mapping[str, Any]) -> str:
@@ -275,10 +274,15 @@ def answer(facts: Mapping[str, Any]) -> str:
     else:
         first = f"Use {at(best)}: {times(best.speedup, best.interval)} plain decoding, modelled."
         others = {c.rule: c.gain_interval for c in choices.values() if c.other == best.rule}
-        alike = [name for name, (low, high) in others.items() if low <= 1 <= high]
-        slower = [name for name, (_, high) in others.items() if high < 1]
-        first += f" Not told apart from it: {', '.join(alike)}." if alike else ""
-        first += f" Slower than it: {', '.join(slower)}." if slower else ""
+        groups = {
+            "Not told apart from it": [n for n, (low, high) in others.items() if low <= 1 <= high],
+            "Slower than it": [name for name, (_, high) in others.items() if high < 1],
+            "Faster here, though not where it was chosen": [
+                name for name, (low, _) in others.items() if low > 1
+            ],
+        }
+        for words, names in groups.items():
+            first += f" {words}: {', '.join(names)}." if names else ""
     return (
         f"{first}\nThreshold chosen on {facts['chosen_on']} prompts of {facts['data']['folder']},"
         f" speed of {facts['judged_on']} prompts ({METHOD}), costs {facts['cost']}; a rule that"
@@ -334,8 +338,8 @@ def table(
     called = f"{cost} ({facts['cost']})" if cost == "chosen" else cost
     where = f", {folder}" if folder else ""
     choices = {**found["rules"], **found["structures"], **found["bounds"]}
-    rows = (row(Choice(**choice)) for choice in choices.values())
-    return "\n".join([f"## cost {called}{where}{heading(found)}", HEAD, *rows])
+    rows = [row(Choice(**choice)) for choice in choices.values()]
+    return f"## cost {called}{where}{heading(found)}\n\n{markdown(HEAD, rows)}"
 
 
 def heading(found: Mapping[str, Any]) -> str:
@@ -354,37 +358,34 @@ def unpriced(found: Mapping[str, Any]) -> str:
     return f"; predictions{f' of {names}' if calls else ''} cost nothing here"
 
 
-def row(choice: Choice) -> str:
-    rates = f"{choice.discard_rate:.3f} | {choice.verification_rate:.3f}"
-    speed = f"{choice.speedup:.3f} | {span(choice.interval)}"
-    worth = "yes" if choice.speculate else "no"
+def row(choice: Choice) -> list[str]:
     gain = "-"
     if choice.other is not None:
         gain = f"{choice.other}: {choice.gain:.3f}, {span(choice.gain_interval)}"
-    return (
-        f"| {choice.rule} | {choice.threshold:.3g} | {worth} | {speed} | {choice.regret:.1%} |"
-        f" {gain} | {rates} |"
-    )
+    return [
+        *(choice.rule, f"{choice.threshold:.3g}", "yes" if choice.speculate else "no"),
+        *(f"{choice.speedup:.3f}", span(choice.interval), f"{choice.regret:.1%}", gain),
+        *(f"{choice.discard_rate:.3f}", f"{choice.verification_rate:.3f}"),
+    ]
 
 
 def transfers(facts: Mapping[str, Any]) -> list[str]:
     """What it costs a structure that its rate is not tuned; nothing where there is none."""
     sets = {facts["judged_on"]: facts["results"], **facts["elsewhere"]}
     rows = [
-        f"| {structure} | {cost} | {prompts} | {said['rate']:.3g} | {said['regret']:.2%} |"
-        f" {said['chain_regret']:.2%} |"
+        [
+            *(structure, cost, prompts, f"{loss['rate']:.3g}"),
+            *(f"{loss['regret']:.2%}", f"{loss['chain_regret']:.2%}"),
+        ]
         for prompts, results in sets.items()
         for cost, found in results.items()
-        for structure, said in found["untuned"].items()
+        for structure, loss in found["untuned"].items()
     ]
     if not rows:
         return []
-    head = [
-        "## without tuning: seconds over those at the best rate for the same prompts",
-        "| structure | cost | prompts | rate | regret | of a chain |",
-        "|---|---|---|---|---|---|",
-    ]
-    return ["\n".join([*head, *rows])]
+    title = "## without tuning: seconds over those at the best rate for the same prompts"
+    head = ["structure", "cost", "prompts", "rate", "regret", "of a chain"]
+    return [f"{title}\n\n{markdown(head, rows)}"]
 
 
 def left_out(facts: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 thresholds it found."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_choices_are_judged_on_other_harvests_as_well(
     run(tune, monkeypatch, *arguments, *few, "verbose=true")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "## cost c4: " in printed and "## cost c4, data/again: " in printed
-    assert "| knows p | " in printed and "| confidence: " in printed
+    assert "| knows p " in printed and "| confidence: " in printed
     own, there = found["results"]["c4"], found["elsewhere"]["data/again"]["c4"]
     for rule in ("fixed", "confidence"):
         assert own["rules"][rule]["threshold"] == there["rules"][rule]["threshold"]
@@ -139,7 +140,9 @@ def test_grown_drafts_need_no_threshold(
     write_value()
     run(tune, monkeypatch, *arguments, "cost=c5", "methods=[fixed,value,grown]", "verbose=true")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
-    assert "## without tuning: " in printed and "| grown | c10_row3 | test | " in printed
+    assert "## without tuning: " in printed and re.search(
+        r"\| grown +\| c10_row3 +\| test +\|", printed
+    )
     assert set(found["results"]["chosen"]["rules"]) == {"fixed", "value"}
     for result in found["results"].values():
         choice, cost = result["structures"]["grown"], result["cost"]
