@@ -72,6 +72,7 @@ def _about(named: str, key: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_the_default_settings_have_no_faults() -> None:
     for program in PROGRAMS:
         for chosen, found in compositions(program):

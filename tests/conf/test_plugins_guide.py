@@ -46,6 +46,7 @@ def test_the_plugins_of_the_guide_decode(
     assert max(round_.accepted for trace in custom for round_ in trace.rounds) == 1
 
 
+@pytest.mark.slow
 def test_the_predictor_of_the_guide_learns_and_decodes(
     common: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_warps_and_an_end_token_inside_of_a_draft(rule: str, warp: Warp, draft_w
 
 
 @pytest.mark.parametrize("rule", ["rrsw", "spechub", "rrs"])
+@pytest.mark.few(1)
 def test_pruning_a_drawn_node_by_its_value_is_caught(rule: str) -> None:
     structure = grown(Nosy(), COSTS["free rows"], budget=4, kind=PruningGrown)
     check_biased(SerialEngine(toy_pair(3, seed=9), structure, Never(), verifier(rule), OFF, OFF), 3)

@@ -113,6 +113,7 @@ def test_a_pair_with_states_is_refused_in_one_line(
     assert "error: pair.draft: expected one path of one text" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_memory_needs_configs_alone(
     tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -34,6 +34,7 @@ def cells(path: str) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_heads_is_one_table(
     replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

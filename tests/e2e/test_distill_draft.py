@@ -53,6 +53,7 @@ def written() -> int:
     return written_tokens(Path("chats"))
 
 
+@pytest.mark.slow
 def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     run(monkeypatch)
     assert 500 <= written() < 500 + 100 + 6, "the last shard may exceed chats.tokens"
@@ -84,6 +85,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     assert ending.value.code == 130
 
 
+@pytest.mark.slow
 def test_stages_and_a_start_from_a_trained_draft(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +114,7 @@ def test_stages_and_a_start_from_a_trained_draft(
     assert record["progress"]["step"] == 3 and not Path("made.run").exists()
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.MonkeyPatch) -> None:
     run(monkeypatch, "training.tokens=400")
     run(monkeypatch, "ship=shipped")
@@ -132,6 +135,7 @@ def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.Mon
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when chats are written in several turns, between which the draft is trained."""
     prompts = [f"w{a} w{b} w{c}" for a in range(4, 7) for b in range(2, 10) for c in (20, 21)]
@@ -156,6 +160,7 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
     ],
 )
 @pytest.mark.parametrize("stage", ["generate", "all"])
+@pytest.mark.slow
 def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
     template: str | None,
     message: str,
@@ -220,6 +225,7 @@ def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
         ("training.speed=2", "training.speed"),
     ],
 )
+@pytest.mark.slow
 def test_bad_settings_are_one_line(
     argument: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def pair(tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return [word for word in base(tiny_pair_dir) if word.startswith("pair")]
 
 
+@pytest.mark.slow
 def test_a_draft_is_trained_goes_on_and_decodes(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_draft_is_trained_goes_on_and_decodes(
     )
 
 
+@pytest.mark.slow
 def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +188,7 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
         ("out=chats", "out: "),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_work_is_one_line(
     argument: str,
     message: str,
@@ -203,6 +206,7 @@ def test_what_cannot_work_is_one_line(
     assert not Path("made").exists() and not Path("made.run").exists()
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_do_not_overwrite_each_other(
     pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +214,7 @@ def test_jobs_of_a_sweep_do_not_overwrite_each_other(
     assert len(list(Path("made").glob("*/training.json"))) == 2
 
 
+@pytest.mark.slow
 def test_the_order_of_training_is_the_seeds(
     pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

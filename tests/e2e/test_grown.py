@@ -50,7 +50,7 @@ def test_sampled_drafts_grow(given: list[str], monkeypatch: pytest.MonkeyPatch) 
     assert all(round_.seconds["stop"] > 0 for round_ in rounds if len(round_.draft_tokens) > 1)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(
     given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

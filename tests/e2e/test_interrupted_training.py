@@ -143,6 +143,7 @@ def test_other_settings_do_not_continue_it(
     assert sorted(path.name for path in checkpoints.iterdir()) == sorted([kept.name, "hrad"])
 
 
+@pytest.mark.slow
 def test_a_second_training_into_one_folder_is_refused(
     uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_second_training_into_one_folder_is_refused(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["specdecpp"]
 
 
+@pytest.mark.slow
 def test_other_data_do_not_continue_it(tmp_path: Path) -> None:
     for rows in (30, 31):
         write_harvest(tmp_path / "data" / "toy", rows=rows)

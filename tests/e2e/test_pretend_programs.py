@@ -93,7 +93,7 @@ def test_harvest(
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_inside_generate(sampled: bool, request: pytest.FixtureRequest) -> None:
     prompt = torch.tensor([[3, 7, 1, 9, 4]])
     asked = {"max_new_tokens": 20, "do_sample": sampled, "custom_generate": speculate}

@@ -120,6 +120,7 @@ def private(checkpoint: Path) -> None:
     write_checksummed(checkpoint / "config.json", {**config, "provenance": made, "sha256": sums})
 
 
+@pytest.mark.slow
 def test_no_path_of_the_machine_and_no_key_is_published(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

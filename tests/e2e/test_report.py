@@ -77,6 +77,7 @@ def facts(made: Path) -> Any:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_every_figure_has_its_files_and_says_what_it_rests_on(made: Path, facts: Any) -> None:
     out = made / "runs/report"
     names = {figure["name"] for figure in facts["figures"]}

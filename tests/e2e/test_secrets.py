@@ -43,6 +43,7 @@ def holding_the_secret() -> list[Path]:
     "form", ['"http://x/v1?api_key={}"', "http://x/v1?k={}", "http://me:{}@x/v1", "http://x/v1#{}"]
 )
 @pytest.mark.parametrize("sweep", [False, True])
+@pytest.mark.slow
 def test_an_address_with_a_secret_is_refused_before_anything_is_written(
     form: str,
     sweep: bool,
@@ -58,6 +59,7 @@ def test_an_address_with_a_secret_is_refused_before_anything_is_written(
     assert holding_the_secret() == [] and not Path("outputs").exists()
 
 
+@pytest.mark.slow
 def test_no_secret_of_the_environment_is_written(
     tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

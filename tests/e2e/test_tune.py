@@ -172,6 +172,7 @@ def test_grown_drafts_need_no_threshold(
     assert "structures.grown.copies: expected null, for no harvest says what could be" in message
 
 
+@pytest.mark.slow
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     arguments: list[str],
     tiny_pair_dir: Path,
@@ -230,6 +231,7 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     assert "thresholds: nowhere.json" in message
 
 
+@pytest.mark.slow
 def test_the_test_split_is_that_of_the_harvest(
     arguments: list[str],
     tiny_pair_dir: Path,

@@ -41,6 +41,7 @@ def pair() -> ModelPair:
 
 
 @pytest.mark.parametrize("warps", WARPS)
+@pytest.mark.slow
 def test_labels_are_those_of_one_round_at_a_time(
     monkeypatch: pytest.MonkeyPatch, warps: tuple[Warp, Warp]
 ) -> None:
@@ -49,6 +50,7 @@ def test_labels_are_those_of_one_round_at_a_time(
 
 
 @pytest.mark.parametrize("together", [1, 512])
+@pytest.mark.slow
 def test_answers_do_not_depend_on_their_batch(
     pair: ModelPair, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +59,7 @@ def test_answers_do_not_depend_on_their_batch(
 
 
 @pytest.mark.parametrize("order", ["paper", "code"])
+@pytest.mark.slow
 def test_features_of_rounds_are_those_a_stop_rule_reads(
     pair: ModelPair, order: str, tmp_path: Path
 ) -> None:
@@ -64,6 +67,7 @@ def test_features_of_rounds_are_those_a_stop_rule_reads(
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_features_of_candidates_are_those_of_the_first_drafted_token(pair: ModelPair) -> None:
     recipe, request = test_harvest.RECIPE, test_harvest.some_requests()[0]
     answer = test_harvest.answers(pair, [request], recipe)[request.prompt_id]
@@ -90,6 +94,7 @@ def test_features_of_candidates_are_those_of_the_first_drafted_token(pair: Model
 @pytest.mark.parametrize(
     "recipe", [test_teacher_forcing.SAMPLED, test_teacher_forcing.GREEDY], ids=["sampled", "greedy"]
 )
+@pytest.mark.slow
 def test_given_responses_make_the_same_records(
     pair: ModelPair, recipe: HarvestSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +103,7 @@ def test_given_responses_make_the_same_records(
     )
 
 
+@pytest.mark.slow
 def test_replay_is_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert accepted_in_replay(eagle_pair(), tmp_path, monkeypatch) > 20
 
@@ -138,6 +144,7 @@ def config(folder: Path, *more: str) -> test_recompute.DictConfig:
         return compose("train", [*folders, "pair.name=tiny", *more]).pair
 
 
+@pytest.mark.slow
 def test_recomputed_features_equal_stored_ones(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -149,6 +156,7 @@ def test_recomputed_features_equal_stored_ones(
         test_recompute.test_recomputed_features_equal_stored_ones(folders, cfg, predictor)
 
 
+@pytest.mark.slow
 def test_other_maps_are_another_draft(folder: Path, tiny_pair_dir: Path, tmp_path: Path) -> None:
     other = copytree(folder, tmp_path / "other")
     save_maps(other / "draft", 0.2)

@@ -207,6 +207,7 @@ def test_a_host_tensor_mixed_in_is_caught() -> None:
         planted(fault)
 
 
+@pytest.mark.slow
 def test_an_item_per_vocabulary_row_is_caught() -> None:
     def look(_: object, __: object, logits: Tensor) -> None:
         [row.amax().item() for row in logits[0]]
@@ -215,6 +216,7 @@ def test_an_item_per_vocabulary_row_is_caught() -> None:
     assert hooked[1:3] == (True, True) and not any(hooked[3:]), "waits"
 
 
+@pytest.mark.slow
 def test_a_hidden_state_copied_to_the_host_is_caught() -> None:
     def look(_: object, __: object, states: Tensor) -> None:
         states.cpu()

@@ -255,6 +255,7 @@ class Steps:
         return step
 
 
+@pytest.mark.slow
 def test_killed_at_every_step_on_disk(
     pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

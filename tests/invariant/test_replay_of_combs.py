@@ -166,7 +166,7 @@ def table(pair: Pair, folder: Path) -> RolloutTable:
 
 
 @pytest.mark.parametrize("leaves", SHAPES[:4], ids=IDS[:4])
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_a_sampled_replay_is_close_to_real_decodes(
     leaves: list[int], pair: Pair, table: RolloutTable
 ) -> None:

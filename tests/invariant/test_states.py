@@ -139,7 +139,7 @@ def test_greedy_decoding_is_generate(kind: str, gamma: int) -> None:
     ("kind", "draft"),
     [("Qwen3Next", "itself"), ("Mamba2", "itself"), ("FalconH1", "qwen2"), ("Lfm2", "qwen2")],
 )
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_the_distribution_of_three_tokens_is_the_targets(kind: str, draft: str) -> None:
     """Every draw enumerated, with p and q that are right up to the rounding of float32."""
     small, prompt = {"vocab_size": 3}, (1, 2, 1)

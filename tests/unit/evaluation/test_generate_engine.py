@@ -121,7 +121,7 @@ def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
     warp: Warp, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,7 +127,7 @@ ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
         (30, {**ONE_EACH, "test": 0}, {}, {"Prediction against the age of features"}),
     ],
 )
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
     rows: int,
     prompts: dict[str, int],
@@ -157,6 +157,7 @@ def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
         save(replace(figure, name=str(number)), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_harvest_too_small_does_not_hide_another(tmp_path: Path, home: Harvest) -> None:
     small = harvest(write_harvest(tmp_path / "small", rows=1, names="other-"))
     hrad = unscored(tmp_path / "hrad", home, "hrad")

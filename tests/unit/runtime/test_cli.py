@@ -112,7 +112,7 @@ def test_exit_code_and_one_line(script: Path, override: str, code: int, says: st
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["do=good"], ["do=bad"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_output_that_nobody_reads_ends_silently(
     script: Path, arguments: list[str], unbuffered: str
 ) -> None:
@@ -156,7 +156,7 @@ def test_another_broken_pipe_is_a_bug(script: Path) -> None:
     "terminal",
     [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
 )
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_a_terminal_without_the_characters_gets_escapes(
     script: Path, terminal: dict[str, str]
 ) -> None:
@@ -173,6 +173,7 @@ def test_a_terminal_without_the_characters_gets_escapes(
         assert printed.encode() in done.stdout
 
 
+@pytest.mark.slow
 def test_missing_value_is_named(script: Path) -> None:
     done = run(script)
     assert (done.returncode, done.stderr) == (2, "error: do: no value given. Add do=...\n")
@@ -185,6 +186,7 @@ def test_a_config_that_is_no_yaml_is_one_line(script: Path) -> None:
     assert "toy.yaml" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_help_starts_with_what_the_script_does(script: Path) -> None:
     done = run(script, "--help")
     assert done.returncode == 0

@@ -17,6 +17,7 @@ def test_values_as_often_as_they_are_drawn() -> None:
     assert drawn(np.array([5.0, 6.0]), np.array([1, 1])).tolist() == [5, 6]
 
 
+@pytest.mark.slow
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
     held = 0
     for seed in range(200):

@@ -43,6 +43,7 @@ def test_every_program_sets_it_before_torch_loads(program: Path) -> None:
     assert said(program) == "10000 None"
 
 
+@pytest.mark.slow
 def test_the_user_s_own_choice_stays() -> None:
     assert said(PROGRAMS[0], GOMP_SPINCOUNT="7") == "7 None"
     assert said(PROGRAMS[0], OMP_WAIT_POLICY="ACTIVE") == "None ACTIVE"

@@ -85,6 +85,7 @@ def test_records_are_compared(recipe: agreement.HarvestSettings) -> None:
     assert found == agreement.Agreement(3, 3, [], [])
 
 
+@pytest.mark.slow
 def test_other_records_are_found() -> None:
     host, requests = pair_on("cpu", "cpu"), some_requests(3)
     with pretend():

@@ -52,7 +52,7 @@ def test_what_the_host_reads_is_one() -> None:
 
 
 @pytest.mark.parametrize("recipe", [RECIPE, GREEDY])
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_a_decode_and_a_harvest_by_hand(recipe: HarvestSettings) -> None:
     target, draft = model(), model(1)
     [found] = peaks(target, draft, recipe, [LENGTH])

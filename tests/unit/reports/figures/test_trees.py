@@ -137,6 +137,7 @@ def test_what_is_missing_is_named() -> None:
             build([evaluation({}, {"autoregressive": PLAIN})])
 
 
+@pytest.mark.slow
 def test_they_draw_with_units(tmp_path: Path) -> None:
     figures = [
         tree_table(wide()),
