@@ -1,6 +1,7 @@
 """Asking a predictor while a draft is drawn: it runs where the draft's outputs are."""
 
 from copy import copy, deepcopy
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor, nn
 
 from decoding.draft import RoundContext
 from decoding.draft_tree import DrawnToken
-from predictors.base import Predictor
+from predictors.base import Predictor, load_predictor
 from predictors.features.catalogue import FIXED
 from predictors.inputs import live
+from predictors.outcomes import OUTCOMES, Chances
+from runtime.errors import UserError
 
 Written = list[tuple[int, int]]
 _ELSEWHERE: WeakKeyDictionary[nn.Module, dict[torch.device, tuple[Written, nn.Module]]]
@@ -18,8 +21,8 @@ _ELSEWHERE = WeakKeyDictionary()
 """Of heads on the host, their copies on devices, and what they were copies of."""
 
 
-def said(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = None) -> Tensor:
-    """What `predictor` says of a drawn token, or before a round: as `predict_proba` of one row, on
+def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = None) -> Tensor:
+    """Ask `predictor` about a drawn token, or before a round: return `predict_proba` of one row, on
     the host.
 
     Its head runs on the draft's device if it reads states of a model; those of another device
@@ -33,8 +36,25 @@ def said(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None =
     return there.predict_proba(live(there.inputs, context, drawn, context.device))
 
 
+def load_value(checkpoint: str | Path, key: str) -> Predictor:
+    """Return a predictor of `OUTCOMES` that is asked after each drawn token. Raises UserError
+    naming `key` for any other."""
+    predictor = load_predictor(checkpoint, key=key)
+    if predictor.classes != OUTCOMES or predictor.when != "token":
+        raise UserError(
+            f"{key}: {checkpoint} holds {predictor.name!r}, which does not say what a token is"
+            " worth. Train one that does: python train.py predictor=value"
+        )
+    return predictor
+
+
+def ask_value(predictor: Predictor, context: RoundContext, drawn: DrawnToken) -> Chances[float]:
+    """Ask a value predictor about one drawn token."""
+    return Chances.of_numbers(ask(predictor, context, drawn)[0].tolist())
+
+
 def _on(predictor: Predictor, device: torch.device) -> Predictor | None:
-    """The same with its head on `device`; None where that stays on the host."""
+    """Return the same with its head on `device`; None where that stays on the host."""
     head: nn.Module | None = getattr(predictor, "head", None)
     states = any(name not in FIXED for name in predictor.inputs.names)
     if head is None or not states or next(head.parameters(), None) is None:

@@ -1,7 +1,9 @@
 """What may become of one position of a draft, and what a predictor of it says about the next
 draw."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,32 +17,46 @@ NEGLIGIBLE = 1e-3
 and nothing is learned from it."""
 
 
+FALLS = 0.85
+"""Chance of a candidate over that of the one before it, at most, where neither was learned."""
+Number = TypeVar("Number", float, Tensor)
+
+
 @dataclass(frozen=True)
-class Chances:
-    """Probabilities [...] of one position, known once its first candidate is drawn.
+class Chances(Generic[Number]):
+    """Probabilities of one position, numbers or [...], known once its first candidate is drawn.
 
     first: it is accepted; following: so is the first candidate after it, given that; second: the
     second candidate is, given that the first is not; third: the third is, given that neither is."""
 
-    first: Tensor
-    following: Tensor
-    second: Tensor
-    third: Tensor
+    first: Number
+    following: Number
+    second: Number
+    third: Number
 
-    @classmethod
-    def of(cls, outcomes: Tensor) -> "Chances":
-        """From the probabilities [..., 5] of `OUTCOMES`. What cannot happen has chance 0."""
-        none, third, second, first, both = outcomes.unbind(-1)
-        accepted = first + both
-        return cls(
-            accepted,
-            _share(both, accepted),
-            _share(second, none + third + second),
-            _share(third, none + third),
-        )
+    @staticmethod
+    def of(outcomes: Tensor) -> "Chances[Tensor]":
+        """Take them from the probabilities [..., 5] of `OUTCOMES`. What cannot happen has chance
+        0."""
+        return Chances(*_chances(outcomes.unbind(-1)))
 
-    def outcomes(self) -> Tensor:
-        """[..., 5], the probabilities of `OUTCOMES`."""
+    @staticmethod
+    def of_numbers(outcomes: Sequence[float]) -> "Chances[float]":
+        """Take those of one position from its five probabilities."""
+        return Chances(*_chances(outcomes))
+
+    def younger(self: "Chances[float]", count: int) -> list[float]:
+        """Return the chances of the second, third, ... of 1 + `count` candidates, each if those
+        before it are rejected. What was never learned, beyond the third, falls as the third does
+        from the second, at least by `FALLS`."""
+        chances = [self.second, self.third]
+        share = min(FALLS, self.third / self.second) if self.second > 0 else 0.0
+        while len(chances) < count:
+            chances.append(chances[-1] * share)
+        return chances[:count]
+
+    def outcomes(self: "Chances[Tensor]") -> Tensor:
+        """Return the probabilities of `OUTCOMES`, [..., 5]."""
         left = 1 - self.first
         rest = left * (1 - self.second)
         return torch.stack(
@@ -61,8 +77,8 @@ def survival(probs: Tensor) -> Tensor:
     classes, that all so far are."""
     if not foresees(probs.shape[-1]):
         return probs[..., 1].double().cumprod(-1)
-    said = Chances.of(probs.double())
-    return said.first.cumprod(-1) * said.following
+    chances = Chances.of(probs.double())
+    return chances.first.cumprod(-1) * chances.following
 
 
 def foresees(classes: int) -> bool:
@@ -70,5 +86,14 @@ def foresees(classes: int) -> bool:
     return classes == len(OUTCOMES)
 
 
-def _share(part: Tensor, whole: Tensor) -> Tensor:
+def _chances(outcomes: Sequence[Any]) -> tuple[Any, ...]:
+    none, third, second, first, both = outcomes
+    accepted, rejected = first + both, none + third
+    shares = (both, accepted), (second, rejected + second), (third, rejected)
+    return accepted, *(_share(part, whole) for part, whole in shares)
+
+
+def _share(part: Any, whole: Any) -> Any:
+    if not isinstance(whole, Tensor):
+        return part / whole if whole > 0 else 0.0
     return torch.where(whole > 0, part / whole.clamp_min(1e-38), torch.zeros_like(part))

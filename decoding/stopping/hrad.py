@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from decoding.asking import said
+from decoding.asking import ask
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of, refuse_older
@@ -130,7 +130,7 @@ class HRADStop(TunableRule):
         """The class of what is drafted after `context.committed`."""
         if not readable(self.predictor.inputs, context):
             return SOME
-        return int(self._of(said(self.predictor, context)))
+        return int(self._of(ask(self.predictor, context)))
 
     def decide(self, inputs: Tensor) -> Tensor:
         """[n] classes of inputs [n, D]."""

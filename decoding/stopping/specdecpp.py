@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from decoding.asking import said
+from decoding.asking import ask
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of
@@ -108,7 +108,7 @@ class SpecDecPPStop(TunableRule):
     def _acceptance(self, step: DraftStep) -> float:
         """f of the last drawn token ("paper") or of the one before it ("code")."""
         drawn = step.drawn(back=0 if self.order == "paper" else 1)
-        return said(self.predictor, self._context, drawn).item()
+        return ask(self.predictor, self._context, drawn).item()
 
 
 RULE = SpecDecPPStop

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.asking import said
+from decoding.asking import ask, load_value
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
 from decoding.stopping.base import TunableRule, in_chunks, matrix_of
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
-from decoding.value import load_value
 from predictors.base import Records
 from predictors.features.layers import RecordedLayers
 from predictors.inputs import readable
@@ -67,7 +66,7 @@ class ValueStop(TunableRule):
             return False
         if not readable(self.predictor.inputs, self._context):
             return True
-        *_, first, both = said(self.predictor, self._context, step.drawn())[0].tolist()
+        *_, first, both = ask(self.predictor, self._context, step.drawn())[0].tolist()
         self._products.append(self._reach * both)
         self._reach *= first + both
         products = torch.tensor(self._products, dtype=torch.float64)

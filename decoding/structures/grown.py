@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from decoding.asking import ask_value, load_value
 from decoding.cost import CostTable
 from decoding.draft import RoundContext, Shape
 from decoding.draft_tree import DraftTree, DrawnToken
@@ -19,7 +20,6 @@ from decoding.stopping.base import in_chunks, matrix_of
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth, row_seconds
 from decoding.structures.lookup import Copies, copy
-from decoding.value import Said, ask, load_value
 from predictors.base import Records
 from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs, readable
@@ -27,7 +27,7 @@ from predictors.outcomes import Chances
 from runtime.errors import UserError
 from runtime.settings.kinds import Nodes, Path, Positive
 
-CERTAIN = Said(1.0, 1.0, 0.0, 0.0)
+CERTAIN = Chances(1.0, 1.0, 0.0, 0.0)
 PRIOR = 4  # tokens of plain decoding that a request begins with, when it estimates its own rate
 
 
@@ -44,7 +44,7 @@ class Position:
     row: int
     value: float
     reach: float
-    said: Said | None
+    said: Chances[float] | None
     beside: float
     chances: list[float] = field(default_factory=list)
     begun: bool = False
@@ -183,13 +183,13 @@ class _Growing:
         position.begun = True
         said = self._eldest(position)
         if said and not settled:
-            position.chances = said.siblings(self.by.max_siblings - 1)
+            position.chances = said.younger(self.by.max_siblings - 1)
             self._offer_sibling(position)
         elif said and paired:
             position.chances = [said.second]
             self._younger(position)
 
-    def _eldest(self, position: Position) -> Said | None:
+    def _eldest(self, position: Position) -> Chances[float] | None:
         """None where nothing can be drawn after it."""
         child = self.tree.draw(position.row)
         if child is None or len(self.tree.token) == self.budget:
@@ -218,7 +218,7 @@ class _Growing:
         else:
             self._foresee(position, position.said)
 
-    def _foresee(self, position: Position, said: Said) -> None:
+    def _foresee(self, position: Position, said: Chances[float]) -> None:
         product, depth = position.reach * said.following, self.tree.depth[position.row]
         survival = self.by.predictor.calibration.survival
         position.value = survival.of_product(product, depth, position.value)
@@ -244,9 +244,9 @@ class _Growing:
         second = max(0.0, position.reach - position.value) * position.beside
         return drawn == 0 or 0 < second >= self.rate * self.by.rows[drawn + 1]
 
-    def _ask(self, row: int) -> Said:
+    def _ask(self, row: int) -> Chances[float]:
         with self.tree.watch.stage("stop"):
-            return ask(self.by.predictor, self.tree.context, DrawnToken(self.tree, row))
+            return ask_value(self.by.predictor, self.tree.context, DrawnToken(self.tree, row))
 
 
 def _checked(copies: Copies | None) -> Copies | None:

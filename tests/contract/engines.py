@@ -223,6 +223,14 @@ ASKING, ALONE = cases(asks_stop=True), cases(asks_stop=False)
 THREE_WORDS = [case for case in ASKING + ALONE if case.values[0].size.vocab == 3 and not case.marks]
 
 
+def structure_of(case: Case) -> str:
+    return case.builds
+
+
+def rule_of(case: Case) -> str:
+    return f"{case.rule} {case.rule_values}"
+
+
 def engine(
     pair: Pair,
     case: Case,

@@ -12,6 +12,7 @@ from torch import Tensor
 from decoding.interfaces import LMOutput
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Warp
+from tests.contract.covering import covering, crossed
 from tests.contract.engines import OFF, Case, Size, checked, engine, toy_pair
 from tests.helpers.device.pretend_device import pretend
 
@@ -40,10 +41,19 @@ class PlacedLM(TableLM):
         return super().embed(token).to(self.output_device)
 
 
-@pytest.mark.parametrize("draft", ["cuda:0", "cuda:1"])
-@pytest.mark.parametrize("draft_warp", [OFF, Warp(1.5)])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
-@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    ("case", "draft_warp", "draft"),
+    covering(
+        crossed(
+            [pytest.param(case, id=case.label) for case in CASES],
+            [OFF, Warp(1.5)],
+            ["cuda:1", "cuda:0"],
+        ),
+        lambda case, *_: case.label,
+        lambda _, draft_warp, __: draft_warp,
+        lambda *values: values[-1],
+    ),
+)
 def test_engine_distribution_on_a_device(
     case: Case, draft_warp: Warp, draft: str, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from decoding.draft import Draft
 from decoding.verification import sample_verdict
+from tests.contract.covering import covering
 from tests.contract.enumeration import distribution_of, largest_error
 from tests.contract.instances import FAMILIES
 from tests.contract.rules import RULES, outcome, walked
@@ -22,8 +23,7 @@ def there(draft: Draft) -> Draft:
     return replace(draft, q=[row.to(DEVICE) for row in draft.q])
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
-@pytest.mark.few(6)
+@pytest.mark.parametrize(("name", "kind"), covering(CASES))
 def test_a_walk_on_a_device_has_the_verifiers_distribution(name: str, kind: str) -> None:
     """At most 6 drafts of each family."""
     verifier, structure = RULES[name], STRUCTURES[kind]

@@ -15,6 +15,7 @@ from decoding.structures.chain import Chain
 from decoding.structures.sources import Sources
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
+from tests.contract.covering import covering, crossed
 from tests.contract.engines import (
     ACTING,
     ALONE,
@@ -28,7 +29,9 @@ from tests.contract.engines import (
     checked,
     engine,
     limited_pair,
+    rule_of,
     stop_rule,
+    structure_of,
     toy_pair,
     verifier,
 )
@@ -46,8 +49,14 @@ def early_stops(trace: Trace, gamma: int, length: int) -> set[bool]:
     return found
 
 
-@pytest.mark.parametrize(("stop", "values"), STOP_CASES)
-@pytest.mark.parametrize("case", ASKING)
+@pytest.mark.parametrize(
+    ("case", "stop", "values"),
+    covering(
+        crossed(ASKING, STOP_CASES),
+        lambda case, stop, values: (case.builds, stop, str(values)),
+        lambda case, stop, values: (case.rule, str(case.rule_values), stop, str(values)),
+    ),
+)
 def test_engine_distribution_under_every_stop_rule(
     case: Case, stop: str, values: dict, tmp_path: Path
 ) -> None:
@@ -78,8 +87,7 @@ def test_engine_distribution_of_copies_behind_drawn_tokens(name: str) -> None:
     assert {(True,), (False,), (False, True), (True, True)} <= kinds
 
 
-@pytest.mark.parametrize("case", ALONE)
-@pytest.mark.few(14)
+@pytest.mark.parametrize("case", covering(ALONE, structure_of, rule_of))
 def test_engine_distribution_of_structures_that_ask_no_rule(case: Case, tmp_path: Path) -> None:
     traces = checked(engine(toy_pair(case.size.vocab, seed=31), case, tmp_path), case.size.length)
     assert max(len(trace.rounds) for trace in traces) > 1
@@ -89,9 +97,15 @@ def test_engine_distribution_of_structures_that_ask_no_rule(case: Case, tmp_path
 WARPS = [(Warp(0.7, top_k=2), Warp(1.5)), (Warp(top_p=0.8), Warp(top_p=0.6)), (OFF, Warp(0.0))]
 
 
-@pytest.mark.parametrize(("warp", "draft_warp"), WARPS)
-@pytest.mark.parametrize("case", THREE_WORDS)
-@pytest.mark.few(24)
+@pytest.mark.parametrize(
+    ("case", "warp", "draft_warp"),
+    covering(
+        crossed(THREE_WORDS, WARPS),
+        lambda case, *warps: case.builds,
+        lambda case, *warps: rule_of(case),
+        lambda case, *warps: (*warps, case.rule in ("token", "block", "rrsw")),
+    ),
+)
 def test_engine_distribution_under_warps(
     case: Case, warp: Warp, draft_warp: Warp, tmp_path: Path
 ) -> None:
@@ -101,8 +115,7 @@ def test_engine_distribution_under_warps(
     )
 
 
-@pytest.mark.parametrize("case", THREE_WORDS)
-@pytest.mark.few(16)
+@pytest.mark.parametrize("case", covering(THREE_WORDS, structure_of, rule_of))
 def test_greedy_target_is_autoregressive_whatever_is_drawn(case: Case, tmp_path: Path) -> None:
     pair, greedy = toy_pair(3, seed=5), Warp(0.0)
     expected = (
@@ -114,8 +127,7 @@ def test_greedy_target_is_autoregressive_whatever_is_drawn(case: Case, tmp_path:
     assert all(trace.tokens == expected for trace in traces)
 
 
-@pytest.mark.parametrize("case", THREE_WORDS)
-@pytest.mark.few(16)
+@pytest.mark.parametrize("case", covering(THREE_WORDS, structure_of, rule_of))
 def test_engine_distribution_with_eos(case: Case, tmp_path: Path) -> None:
     eos = frozenset({1})  # it is in the prompt, where lookup finds it
     traces = checked(engine(toy_pair(3, seed=3), case, tmp_path, eos_ids=eos), case.size.length)
@@ -131,8 +143,7 @@ def test_engine_distribution_with_eos(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [[0, 2], [1]], ids=str)
-@pytest.mark.parametrize("case", THREE_WORDS)
-@pytest.mark.few(16)
+@pytest.mark.parametrize("case", covering(THREE_WORDS, structure_of, rule_of))
 def test_engine_distribution_of_a_draft_that_lacks_tokens(
     case: Case, tokens: list[int], tmp_path: Path
 ) -> None:
@@ -160,7 +171,9 @@ def test_engine_distribution_over_many_rounds(name: str) -> None:
     assert max(len(trace.rounds) for trace in traces) == 5
 
 
-@pytest.mark.parametrize("case", [case for case in THREE_WORDS if case.values[0].draws])
+@pytest.mark.parametrize(
+    "case", covering([case for case in THREE_WORDS if case.values[0].draws], structure_of, rule_of)
+)
 def test_a_draft_that_is_the_target_is_accepted_to_a_leaf(case: Case, tmp_path: Path) -> None:
     pair = toy_pair(3, seed=8, weight=1.0)
     decoder = engine(pair, case, tmp_path)

@@ -12,7 +12,8 @@ from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.sampling import Sampler, Warp
 from evaluation.expected import expected_counts
-from tests.contract.engines import ALONE, ASKING, OFF, PROMPT, Case, engine, toy_pair
+from tests.contract.covering import covering, crossed
+from tests.contract.engines import ALONE, ASKING, OFF, PROMPT, Case, engine, rule_of, toy_pair
 from tests.contract.enumeration import Distribution, distribution_of
 
 WARPS = [(OFF, OFF), (Warp(0.6), Warp(0.6)), (Warp(0.0), OFF)]
@@ -54,9 +55,15 @@ def small(cases: Iterable) -> list:
     return [case for case in cases if not case.marks]
 
 
-@pytest.mark.parametrize("eos_ids", [frozenset(), frozenset({1})], ids=["endless", "ends"])
-@pytest.mark.parametrize("case", small(ASKING + ALONE))
-@pytest.mark.few(24)
+@pytest.mark.parametrize(
+    ("case", "eos_ids"),
+    covering(
+        crossed(small(ASKING + ALONE), [frozenset(), frozenset({1})]),
+        lambda case, eos_ids: (case.builds, not eos_ids),
+        lambda case, eos_ids: rule_of(case),
+        lambda case, eos_ids: eos_ids,
+    ),
+)
 def test_it_is_the_mean_of_first_rounds(
     case: Case, eos_ids: frozenset[int], tmp_path: Path
 ) -> None:

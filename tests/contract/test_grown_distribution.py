@@ -10,6 +10,7 @@ from decoding.sampling import Warp
 from decoding.stopping.never import Never
 from decoding.structures.lookup import Copies
 from decoding.trace import Trace
+from tests.contract.covering import covering, crossed
 from tests.contract.engines import (
     OFF,
     checked,
@@ -48,9 +49,7 @@ def widths(traces: list[Trace]) -> set[int]:
     return {round_.draft_parents.count(0) for trace in traces for round_ in trace.rounds}
 
 
-@pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.few(3)
+@pytest.mark.parametrize(("rule", "cost"), covering(crossed(RULES, COSTS)))
 def test_grown_drafts_are_lossless(rule: str, cost: str) -> None:
     found = list[Trace]()
     for rate in (None, 0.5):
@@ -96,8 +95,7 @@ def test_the_smallest_drafts(rule: str, budget: int) -> None:
     assert checked(engine(rule, 2, COSTS["free rows"], budget=budget), 1)[0].rounds
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("tokens", [[0, 2], [1]], ids=str)
+@pytest.mark.parametrize(("rule", "tokens"), covering(crossed(RULES, [[0, 2], [1]])))
 def test_a_draft_that_lacks_tokens(rule: str, tokens: list[int]) -> None:
     decoder = engine(rule, 3, COSTS["free rows"], budget=3)
     decoder.pair = limited_pair(3, 5, tokens)
@@ -107,8 +105,7 @@ def test_a_draft_that_lacks_tokens(rule: str, tokens: list[int]) -> None:
 WARPS = [(Warp(0.7, top_k=2), Warp(1.5)), (OFF, Warp(0.0)), (Warp(0.0), OFF)]
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("warp", "draft_warp"), WARPS)
+@pytest.mark.parametrize(("rule", "warp", "draft_warp"), covering(crossed(RULES, WARPS)))
 def test_warps_and_an_end_token_inside_of_a_draft(rule: str, warp: Warp, draft_warp: Warp) -> None:
     decoder = engine(rule, 3, COSTS["free rows"], budget=3)
     decoder.warp, decoder.draft_warp, decoder.eos_ids = warp, draft_warp, frozenset({1})
@@ -125,7 +122,6 @@ def test_pruning_a_drawn_node_by_its_value_is_caught(rule: str) -> None:
     check_biased(SerialEngine(toy_pair(3, seed=9), structure, Never(), verifier(rule), OFF, OFF), 3)
 
 
-@pytest.mark.slow
 def test_a_pair_whose_second_follows_from_its_first_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

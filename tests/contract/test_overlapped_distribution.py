@@ -12,12 +12,21 @@ from decoding.stopping.confidence import Confidence
 from decoding.stopping.hrad import ALL, NONE, SOME
 from decoding.trace import RoundTrace
 from evaluation.lossless import broken_invariants
+from tests.contract.covering import covering, crossed
 from tests.contract.engines import OFF, PROMPT, checked, stop_rule, toy_pair
 from tests.contract.enumeration import distribution_of
 from tests.contract.overlaps import KEEPING, PEARL, POLICIES, PRIOR, ByTarget, Policy, named
 
 GREEDY = Warp(0.0)
 MIXED = [p for p in POLICIES + PRIOR if p.outcome is None]
+
+
+PARTS = (
+    lambda policy: policy.chain_rule,
+    lambda policy: policy.branch_rule,
+    lambda policy: (policy.outcome, policy.confidence),
+    lambda policy: (policy.pre_verify, policy.a_priori),
+)
 
 
 def length_of(policy: Policy) -> int:
@@ -34,8 +43,7 @@ def branch_taken(round_: RoundTrace) -> bool:
     return round_.row > round_.overlap.pending
 
 
-@pytest.mark.parametrize("policy", named(POLICIES + PRIOR + PEARL))
-@pytest.mark.few(12)
+@pytest.mark.parametrize("policy", covering(named(POLICIES + PRIOR + PEARL), *PARTS))
 def test_distribution_over_several_rounds(policy: Policy) -> None:
     traces = checked(policy.engine(toy_pair(3, 31)), length_of(policy))
     traces += checked(policy.engine(toy_pair(2, 5)), 3 if policy.outcome == NONE else 4)
@@ -70,18 +78,28 @@ def test_a_class_known_before_drafting_keeps_all_of_the_accepted_branch() -> Non
     assert len(kept) > 1
 
 
-@pytest.mark.parametrize("policy", named(MIXED + PEARL))
 @pytest.mark.parametrize(
-    ("warp", "draft_warp"), [(Warp(0.7), Warp(1.5)), (OFF, Warp(0.7)), (Warp(0.7), GREEDY)]
+    ("policy", "warp", "draft_warp"),
+    covering(
+        crossed(
+            named(MIXED + PEARL), [(Warp(0.7), Warp(1.5)), (OFF, Warp(0.7)), (Warp(0.7), GREEDY)]
+        ),
+        *(lambda policy, *_, part=part: part(policy) for part in PARTS),
+        lambda policy, *warps: warps,
+    ),
 )
-@pytest.mark.few(12)
 def test_distribution_under_warps(policy: Policy, warp: Warp, draft_warp: Warp) -> None:
     checked(policy.engine(toy_pair(3, 5), warp, draft_warp), length_of(policy))
 
 
-@pytest.mark.parametrize("policy", named(MIXED + PEARL))
-@pytest.mark.parametrize("draft_warp", [OFF, GREEDY])
-@pytest.mark.few(8)
+@pytest.mark.parametrize(
+    ("policy", "draft_warp"),
+    covering(
+        crossed(named(MIXED + PEARL), [OFF, GREEDY]),
+        *(lambda policy, _, part=part: part(policy) for part in PARTS),
+        lambda _, draft_warp: draft_warp,
+    ),
+)
 def test_greedy_target_is_autoregressive_whatever_is_drawn(
     policy: Policy, draft_warp: Warp
 ) -> None:
@@ -93,9 +111,14 @@ def test_greedy_target_is_autoregressive_whatever_is_drawn(
     )
 
 
-@pytest.mark.parametrize("policy", named([p for p in POLICIES if p.outcome in (None, ALL)] + PEARL))
-@pytest.mark.parametrize("eos", [1, 2])
-@pytest.mark.few(12)
+@pytest.mark.parametrize(
+    ("policy", "eos"),
+    covering(
+        crossed(named([p for p in POLICIES if p.outcome in (None, ALL)] + PEARL), [1, 2]),
+        *(lambda policy, eos, part=part: part(policy) for part in PARTS),
+        lambda policy, eos: eos,
+    ),
+)
 def test_distribution_with_eos(policy: Policy, eos: int) -> None:
     ids = frozenset({eos})
     traces = checked(policy.engine(toy_pair(3, 3), eos_ids=ids), length_of(policy))
@@ -129,7 +152,7 @@ def test_distribution_of_what_posterior_selection_keeps_of_longer_texts() -> Non
     checked(policy.engine(toy_pair(2, 35)), KEEPING[policy] + 1)
 
 
-@pytest.mark.parametrize("policy", named(MIXED))
+@pytest.mark.parametrize("policy", covering(named(MIXED), *PARTS))
 def test_distribution_under_classes_read_off_the_target(policy: Policy) -> None:
     """Its states at the last verified position, and, for a branch, the embedding of the branch's
     first token."""
@@ -145,9 +168,8 @@ def test_distribution_under_a_learned_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", named([p for p in MIXED if p.branch_rule != "point_mass"] + PEARL)
+    "policy", covering(named([p for p in MIXED if p.branch_rule != "point_mass"] + PEARL), *PARTS)
 )
-@pytest.mark.few(6)
 def test_a_draft_that_is_the_target_is_accepted(policy: Policy) -> None:
     engine = policy.engine(toy_pair(3, 8, weight=1.0))
 

@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 from decoding.draft import Draft
 from decoding.sampling import Sampler, SiblingSampler
 from decoding.verification import sample_verdict
+from tests.contract.covering import covering
 from tests.contract.enumeration import distribution_of, largest_error
 from tests.contract.instances import (
     FAMILIES,
@@ -42,8 +43,7 @@ def test_hsd_is_block() -> None:
     assert FIRST["hsd"] == "block"
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
-@pytest.mark.few(12)
+@pytest.mark.parametrize(("name", "kind"), covering(CASES))
 def test_distribution_is_the_targets(name: str, kind: str) -> None:
     verifier, structure, worst = RULES[name], STRUCTURES[kind], 0.0
     for vocab in structure.vocabs:
@@ -57,8 +57,7 @@ def test_distribution_is_the_targets(name: str, kind: str) -> None:
     assert worst < 1e-9
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
-@pytest.mark.few(12)
+@pytest.mark.parametrize(("name", "kind"), covering(CASES))
 def test_sampled_verdict_has_the_verifiers_distribution(name: str, kind: str) -> None:
     """The lazy walk against the distribution, both enumerated, on at most 25 drafts of each
     family."""
@@ -75,8 +74,9 @@ def test_sampled_verdict_has_the_verifiers_distribution(name: str, kind: str) ->
             assert largest_error(walk, plain) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] != "point_mass"])
-@pytest.mark.few(12)
+@pytest.mark.parametrize(
+    ("name", "kind"), covering([case for case in CASES if case[0] != "point_mass"])
+)
 def test_equal_distributions_accept_everything(name: str, kind: str) -> None:
     """The path always ends at a leaf."""
     verifier, structure = RULES[name], STRUCTURES[kind]
@@ -96,8 +96,7 @@ def test_point_masses_are_accepted_with_their_probability() -> None:
         assert accepted == pytest.approx(top[:count].sum().item(), abs=1e-12)
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
-@pytest.mark.few(12)
+@pytest.mark.parametrize(("name", "kind"), covering(CASES))
 def test_greedy_target_gives_its_argmax(name: str, kind: str) -> None:
     verifier, structure = RULES[name], STRUCTURES[kind]
     sampler = Sampler.seeded(0)
@@ -108,8 +107,7 @@ def test_greedy_target_gives_its_argmax(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("support", [1, 2])
-@pytest.mark.parametrize(("name", "kind"), CASES)
-@pytest.mark.few(24)
+@pytest.mark.parametrize(("name", "kind"), covering(CASES))
 def test_drafts_of_small_support(name: str, kind: str, support: int) -> None:
     """q allows fewer tokens than siblings are asked for, or the target none of them."""
     verifier, structure = RULES[name], STRUCTURES[kind]

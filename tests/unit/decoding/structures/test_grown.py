@@ -1,19 +1,20 @@
 """Drafts grown by value: wide where rows are free, a chain where they are dear, and the same in
 replay."""
 
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from decoding.asking import load_value
 from decoding.cost import CostTable, cost_table
 from decoding.draft import RoundContext
 from decoding.sampling import hub_pair, top_tokens, without_replacement
 from decoding.structures.comb import Worth, grow
 from decoding.structures.grown import PRIOR, Grown
 from decoding.structures.lookup import Copies
-from decoding.value import Said, load_value
 from predictors.calibration import Calibration
 from predictors.inputs import Inputs
 from predictors.outcomes import OUTCOMES, Chances
@@ -194,4 +195,5 @@ def test_what_is_said_is_what_chances_are() -> None:
     for row in [*probs, *torch.eye(len(OUTCOMES), dtype=torch.float64)]:
         chances = Chances.of(row)
         expected = (chances.first, chances.following, chances.second, chances.third)
-        assert Said.of(row.tolist()) == pytest.approx([part.item() for part in expected])
+        numbers = astuple(Chances.of_numbers(row.tolist()))
+        assert numbers == pytest.approx([part.item() for part in expected])
