@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -187,8 +188,10 @@ class DraftTree:
 
         siblings: how the children of `row` are drawn, if not as the tree's are."""
         if row not in self._candidates:
-            pool = pool_of(self.q(row), lambda token: q_stats_row(self.unwarped_q(row), token))
-            self._candidates[row] = (siblings or self.siblings)(pool, self.sampler)
+            q, noting = self.q(row), None
+            if q.device.type != "cpu":  # no reference to the tree: a cycle would keep it alive
+                noting = partial(q_stats_row, self.unwarped_q(row))
+            self._candidates[row] = (siblings or self.siblings)(pool_of(q, noting), self.sampler)
         with self.watch.stage("sample"):
             drawn = next(self._candidates[row], None)
         return None if drawn is None else self.add(row, drawn)
