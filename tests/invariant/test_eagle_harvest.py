@@ -15,6 +15,7 @@ from data_gen.settings import HarvestSettings
 from decoding.models.eagle.maps import FILE
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Warp
+from evaluation.replay.simulate import counts_of
 from predictors.features.layers import side_by_side
 from predictors.hrad import HRAD
 from predictors.specdecpp import SpecDecPP
@@ -119,8 +120,11 @@ def accepted_in_replay(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.Monk
         counts = test_replay.replayed(found, stop, test_replay.GAMMA)
         traces = test_replay.decode(stop, test_replay.MAX_NEW, test_replay.GAMMA)
         for place, prompt in enumerate(found.prompt_ids):
-            assert counts.of(place) == test_replay.counted(traces[int(prompt)]), (name, values)
-            accepted += counts.of(place)["accepted"]
+            assert counts_of(counts, place) == test_replay.counted(traces[int(prompt)]), (
+                name,
+                values,
+            )
+            accepted += counts_of(counts, place)["accepted"]
     return accepted
 
 
