@@ -21,10 +21,14 @@ def settings() -> str:
     conf = ROOT / "conf"
     scripts = [ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py"))]
     names = [script.relative_to(ROOT).with_suffix("").as_posix() for script in scripts]
-    programs = {name: import_module(name.replace("/", ".")).main for name in names}
+    programs = {
+        f"{name}.py{f' what={program.what}' if program.what else ''}": program
+        for name in names
+        for program in import_module(name.replace("/", ".")).main.programs
+    }
     return page(
         {
-            f"{name}.py": (program.settings, composed(conf, program.script.stem, [], more=None))
+            name: (program.settings, composed(conf, program.config, [], more=None))
             for name, program in programs.items()
         },
         conf,

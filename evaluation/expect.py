@@ -11,22 +11,60 @@ from tqdm import tqdm
 
 from data_gen.storage.dataset import Harvest
 from decoding.engines.serial import SerialEngine
-from decoding.models.loading import ModelPair, pair_identity
+from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
-from evaluation.evaluate import named_files
-from evaluation.expected import FIGURES, Expected, Plan, Text, Turns, along, difference
-from evaluation.journal import Journal, file_hashes
-from evaluation.methods import Method, check_checkpoints, check_costs, checkpoint_configs, engine
-from evaluation.table import Row, Summary, by_dataset, markdown, ratio
+from evaluation.evaluate import named_files, run_facts
+from evaluation.expected import FIGURES, Expected, Plan, Text, Turns, along, difference, measured
+from evaluation.journal import Journal, file_hashes, journal_path
+from evaluation.methods import (
+    Method,
+    check_checkpoints,
+    check_costs,
+    checkpoint_configs,
+    configured,
+    engine,
+)
+from evaluation.table import FILE, Row, Summary, by_dataset, markdown, ratio, save
 from runtime.errors import UserError
+from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.intervals import METHOD
+from runtime.json_files import write_checksummed
 from runtime.text import printable
 
 MARKER = "expected.json"  # what a folder of results is known by
 DIFFERENCES = ("tokens", "accepted")
 
 
-# What is asked for --------------------------------------------------------------------------------
+def expect(cfg: DictConfig) -> None:
+    """Harvest and pair in, a table out."""
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
+    harvest = Harvest.open(cfg.data)
+    texts = recorded(cfg, harvest)
+    pair = load_pair(cfg.pair)
+    refuse_other_tokenizer(pair, harvest)
+    methods = {name: Method(name, configured(cfg, name)) for name in cfg.methods}
+    engines = {name: serial(cfg, method, pair) for name, method in methods.items()}
+    path = journal_path(out, depends_on(cfg, pair, methods, harvest, texts))
+    with only_writer(out), Journal(path, Expected) as journal:
+        if journal.resumed:
+            print(f"going on after {journal.resumed} contexts ({path})")
+        turns = walked(cfg, engines, pair, texts, journal)
+        measurements = measured(turns)
+        found = figures(cfg, measurements)
+        facts = {
+            "methods": {name: method.to_dict() for name, method in methods.items()},
+            "data": {"folder": str(cfg.data), "identity": harvest.identity},
+            "run": run_facts(cfg, pair, "scripts/evaluate.py"),
+            "contexts": listed(turns),
+        }
+        text = page(cfg, found, turns, harvest)
+        with replaced_folder(out, MARKER) as folder:
+            write_checksummed(folder / MARKER, {**facts, "expected": found})
+            save(measurements, folder / FILE)
+            (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        journal.remove()
+    print(f"\n{text}\n\nsaved in {cfg.out}")
 
 
 def recorded(cfg: DictConfig, harvest: Harvest) -> list[Text]:

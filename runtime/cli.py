@@ -85,17 +85,42 @@ class Program:
         settings: type[Group],
         main: Callable[[DictConfig], Any],
         several: bool = False,
+        what: str = "",
     ) -> None:
         self.script, self.settings, self.main = Path(script).resolve(), settings, main
-        self.several = several
+        self.several, self.what = several, what
+        self.modes = dict[str, Program]()
+        self.config = f"{self.script.stem}_{what}" if what else self.script.stem
+
+    def mode(
+        self, what: str, settings: type[Group]
+    ) -> Callable[[Callable[[DictConfig], Any]], "Program"]:
+        """Make the decorated function what the program does with ``what=<what>``, told by
+        ``conf/<program>_<what>.yaml``."""
+
+        def add(main: Callable[[DictConfig], Any]) -> Program:
+            self.modes[what] = Program(str(self.script), settings, main, self.several, what)
+            return self.modes[what]
+
+        return add
+
+    @property
+    def programs(self) -> "list[Program]":
+        """The program and what its modes are."""
+        return [self, *self.modes.values()]
+
+    def asked(self) -> "Program":
+        """Return the mode that the command line names, else the program itself."""
+        named = [one.removeprefix("what=") for one in sys.argv[1:] if one.startswith("what=")]
+        return self.modes.get(named[-1], self) if named else self
 
     def __call__(self) -> None:
         """Run with the arguments of the command line."""
-        run_reporting_errors(self.run)
+        run_reporting_errors(self.asked().run)
 
     def run(self) -> None:
         share_the_terminal(self.several)
-        conf, name = _conf_folder(self.script), self.script.stem
+        conf, name = _conf_folder(self.script), self.config
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(self.help(conf))
             return
@@ -122,7 +147,7 @@ class Program:
         """What the script says of itself, and all settings."""
         arguments = asked([one for one in sys.argv[1:] if one not in ("-h", "--help")])
         doc = inspect.getdoc(sys.modules[self.settings.__module__]) or ""
-        found = composed(conf, self.script.stem, arguments.overrides, more=arguments.config_dir)
+        found = composed(conf, self.config, arguments.overrides, more=arguments.config_dir)
         return f"{doc}\n\n{table(self.settings, found, conf)}"
 
 
@@ -141,17 +166,17 @@ class Job:
         )
         reporting(lambda: self.program.main(cfg))
 
-    def __reduce__(self) -> tuple[Callable[[str], "Job"], tuple[str]]:
-        return job_of, (str(self.program.script),)
+    def __reduce__(self) -> tuple[Callable[[str, str], "Job"], tuple[str, str]]:
+        return job_of, (str(self.program.script), self.program.what)
 
 
-def job_of(script: str) -> Job:
-    """The job of the program in the file `script`."""
+def job_of(script: str, what: str = "") -> Job:
+    """Return the job of the program in the file `script`, of its mode `what` where one is named."""
     spec = importlib.util.spec_from_file_location(Path(script).stem, script)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return Job(module.main)
+    return Job(module.main.modes[what] if what else module.main)
 
 
 def command() -> None:

@@ -5,6 +5,7 @@
     python scripts/evaluate.py methods=[custom] stop=adaedl verifier=block verbose=true
     python scripts/evaluate.py methods=[custom] engine=lookahead
     python scripts/evaluate.py experiment=generate dataset=jsonl dataset.path=prompts.jsonl
+    python scripts/evaluate.py what=expected methods=[rrsw,rrs,spechub] against=rrsw positions=8
 
 Needs the pair (python scripts/build_pair.py) and, for rules and structures that learn, their
 checkpoints (python train.py), made with the same warps; grown drafts need measured costs as well
@@ -16,6 +17,13 @@ again.
 
 Prints what to use and how sure that is, then one table; verbose=true prints every table, which are
 in table.md anyway. bound=true adds what the draft's acceptance and the costs of forwards allow.
+
+what=expected compares acceptance in the same contexts, with no coin: a context is the beginning of
+a response that a harvest holds. There every method draws a draft, the target is run on it once, and
+the distribution of the verdict gives the expected accepted length exactly. All methods see the same
+contexts and the same random numbers, so that differences need far fewer prompts than counted
+decodes do. A method whose draft reads earlier rounds begins afresh in every context. Only
+engine=serial has such drafts. Writes expected.json and table.md to `out`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,6 +59,7 @@ from runtime.settings.kinds import (
     Positive,
     Says,
     Seed,
+    Text,
 )
 
 CUSTOM = "custom"  # the method that takes the parts of the command line
@@ -58,6 +67,12 @@ CostTables = Annotated[
     list[Literal["measured", "pipeline"] | Positive], Distinct,
     Says("a list of measured, pipeline and speed ratios above 0, such as [measured,5]"),
 ]  # fmt: skip
+
+
+What = Annotated[
+    Literal["decoded", "expected"],
+    "methods by decoding prompts, or by the expected acceptance along a harvest's responses",
+]
 
 
 class Method(Group):
@@ -70,6 +85,7 @@ class Method(Group):
 
 
 class Evaluate(Group):
+    what: What
     pair: Pair
     dataset: Dataset
     warp: Warp
@@ -207,6 +223,42 @@ def main(cfg: DictConfig) -> None:
             logger.artifact("evaluation", "results", out)
         finally:
             logger.finish()
+
+
+class Expected(Group):
+    what: What
+    pair: Pair
+    warp: Warp
+    draft_warp: DraftWarp
+    structure: Annotated[Part, "of the method `custom`: which draws a draft consists of"]
+    verifier: Annotated[Part, "of the method `custom`: accepts or rejects them"]
+    stop: Annotated[Part, "of the method `custom`: when drafting ends"]
+    engine: Annotated[Part, "of the method `custom`: runs both models"]
+    method: Annotated[dict[str, Method], "what there is to compare, by name"]
+    methods: Annotated[SomeNames, "keys of `method` to compare"]
+    against: Annotated[Text | None, "the one the others differ from; null: the first of `methods`"]
+    data: Annotated[Path, "harvest whose responses the contexts are of, with the pair's tokenizer"]
+    split: Annotated[AnySplit, "its prompts that are taken"]
+    splits: Splits
+    prompts: Limit
+    positions: Annotated[Count, "contexts of a response, evenly spread"]
+    draws: Annotated[Count, "drafts of a method in a context"]
+    seed: Annotated[Seed, "of the drafts"]
+    out: Annotated[Output, "folder of expected.json and table.md"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        found = dict(among("methods", values["methods"], values["method"]))
+        if values["against"] not in (None, *values["methods"]):
+            found["against"] = f"null or one of methods: {', '.join(values['methods'])}"
+        return found
+
+
+@main.mode("expected", Expected)
+def expected(cfg: DictConfig) -> None:
+    from evaluation.expect import expect
+
+    expect(cfg)
 
 
 if __name__ == "__main__":

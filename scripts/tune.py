@@ -25,19 +25,40 @@ numbers within rounding of each other decided it; exits with 1 where one is not.
         warp=greedy draft_warp.temperature=0
 
 Harvest with pair.dtype=float32, and set it here, too: in bfloat16 too many decisions of a greedy
-decode rest on rounding."""
+decode rest on rounding.
+
+    python scripts/tune.py what=overlapped data=data/greedy warp=greedy draft_warp.temperature=0
+    python scripts/tune.py what=checkpoints folder=checkpoints/specdecpp-sweep data=data/rounds
+    python scripts/tune.py what=tree nodes=64
+
+what=overlapped counts and prices methods, engines that run both models side by side included, from
+the rollouts of a harvest with a round at every position (gamma=<longer than the drafts>). With a
+greedy target the rounds are those of the engine, in law where the draft is sampled. Every method is
+counted as it is set, and with the value of its setting that is fastest on `data`. Prices are
+modelled: draft and target have a device each, and a target call takes c draft forwards.
+
+what=checkpoints makes one table of many checkpoints of one harvest (python train.py -m ...): the
+settings in which they differ, their scores, and the best threshold of each by replay (data=null:
+scores alone).
+
+what=tree finds the static tree that decodes fastest here: it measures how often the b-th sibling is
+the accepted one along responses of the target, and what forwards of 1 to max_nodes + 1 rows cost; a
+dynamic programme then gives the best tree of every size and depth. What it promises is modelled: it
+leaves out drawing and verification. Writes `structure.tree`, which structure=sequoia reads."""
 
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from pydantic import Field
 
 from decoding.settings import Pair
 from runtime.cli import program
 from runtime.files import checked_folder, file_name, refuse_foreign_file, write_json
 from runtime.settings.groups import (
+    AnySplit,
     Calibration,
     Dataset,
     DraftWarp,
@@ -48,7 +69,25 @@ from runtime.settings.groups import (
     Warp,
     among,
 )
-from runtime.settings.kinds import Count, Counts, Group, Output, Part, Path, Paths, Seed
+from runtime.settings.kinds import (
+    Count,
+    Counts,
+    Distinct,
+    Group,
+    Names,
+    Output,
+    Part,
+    Path,
+    Paths,
+    Positive,
+    Probability,
+    Says,
+    Seed,
+)
+
+What = Annotated[
+    Literal["thresholds", "overlapped", "checkpoints", "tree"], "what is tuned; each has its --help"
+]
 
 
 class Measuring(Group):
@@ -80,6 +119,7 @@ class BatchMeasuring(Group):
 
 
 class Tune(Replay):
+    what: What
     pair: Pair
     dataset: Dataset
     warp: Warp
@@ -235,6 +275,136 @@ def by_requests(cfg: DictConfig) -> None:
     ]
     print(f"\n{lengths.answer(sizes)}\n{about}", lengths.page(sizes), *pages, sep="\n\n")
     print(f"\nsaved {out}, and the measurements in {out.with_suffix('.parquet')}")
+
+
+Ratios = Annotated[
+    list[Positive], Distinct, Field(min_length=1),
+    Says("a list of different numbers above 0, such as [10,15]"),
+]  # fmt: skip
+
+
+class Method(Group):
+    """What decodes."""
+
+    engine: Annotated[Part, "runs both models: serial, overlapped or pearl"]
+    structure: Annotated[Part | None, "how long drafts and branches are, and how many"]
+    verifier: Annotated[Part | None, "accepts or rejects them: token"]
+    stop: Annotated[Part | None, "when drafting ends"]
+
+
+class Overlapped(Group):
+    what: What
+    pair: Pair
+    warp: Warp
+    draft_warp: DraftWarp
+    structure: Annotated[Part, "of methods that draft and verify in turn, and of `custom`"]
+    verifier: Annotated[Part, "of methods that draft and verify in turn, and of `custom`"]
+    stop: Annotated[Part, "of the method `custom`: when drafting ends"]
+    engine: Annotated[Part, "of the method `custom`: runs both models"]
+    method: Annotated[dict[str, Method], "what there is to compare, by name"]
+    methods: Annotated[SomeNames, "keys of `method` to compare"]
+    against: Annotated[Names, "of `methods`: what the others are compared with"]
+    data: Annotated[Path, "harvest with a round at every position; settings are chosen on it"]
+    judge_data: Annotated[
+        Paths, "more harvests of the same pair and distributions, judged as one; []: `data` itself"
+    ]
+    gamma: Annotated[Count, "tokens of a draft, and of a branch, at most"]
+    gammas: Annotated[
+        dict[str, Count],
+        "by method, in its place: a predictor's branch has one token more, so that 9 is as long"
+        " as 10 of a method without",
+    ]
+    candidates: Annotated[
+        dict[str, Annotated[int, Field(ge=1, le=3)]],
+        "by method, branches that it spawns at most, of three that a harvest records",
+    ]
+    checkpoint: Annotated[Path, "folder of the predictor of methods that ask one"]
+    ratios: Annotated[Ratios, "speed ratios c: draft forwards that a target call takes"]
+    points: Annotated[int, Field(ge=1, le=1000), "thresholds tried from 0 to 1, besides 0"]
+    out: Annotated[Output, "file"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        unknown = dict(among("methods", values["methods"], values["method"]))
+        for key in ("candidates", "gammas"):
+            unknown |= among(key, list(values[key]), values["method"])
+        return {**unknown, **among("against", values["against"], dict.fromkeys(values["methods"]))}
+
+
+@main.mode("overlapped", Overlapped)
+def overlapped(cfg: DictConfig) -> None:
+    from evaluation.overlapped.simulate import simulate
+
+    simulate(cfg)
+
+
+Levels = Annotated[
+    list[Probability], Field(min_length=1), Distinct,
+    Says("a list of different numbers from 0 to 1, such as [0.2,0.4]"),
+]  # fmt: skip
+
+
+class Checkpoints(Replay):
+    what: What
+    pair: Pair
+    warp: Warp
+    cost: Annotated[Part, "what forwards cost"]
+    rules: Annotated[
+        dict[str, Part],
+        "of each predictor, the stop rule that asks it; more with"
+        " +stop@rules.<predictor>=<stop rule>",
+    ]
+    folder: Annotated[Path, "every folder in it that holds a checkpoint is a row"]
+    data: Annotated[
+        Path | None,
+        "harvest with a round at every position, replayed with each of them; null: no replay,"
+        " scores alone",
+    ]
+    thresholds: Annotated[Levels | None, "a row for each of these; null: one for the best"]
+    out: Annotated[Output, "file of the table"]
+
+
+@main.mode("checkpoints", Checkpoints)
+def checkpoints(cfg: DictConfig) -> None:
+    from evaluation.replay.collect import collect
+
+    collect(cfg)
+
+
+Nodes = Annotated[int, Field(ge=1, le=1024)]
+
+
+class Tree(Group):
+    what: What
+    pair: Pair
+    dataset: Dataset
+    warp: Warp
+    draft_warp: DraftWarp
+    structure: Annotated[Part, "its `tree` is the file written"]
+    nodes: Annotated[Nodes | None, "of the tree; null: as many as are fastest"]
+    max_nodes: Annotated[Nodes, "most of them tried"]
+    max_depth: Annotated[Nodes, "most tokens of a path"]
+    max_children: Annotated[Nodes, "most of one node; 2 for verifier=spechub"]
+    split: Annotated[AnySplit, "prompts measured on"]
+    splits: Splits
+    limit: Limit
+    max_new_tokens: Annotated[Count, "tokens of each response"]
+    rows: Annotated[Counts, "of timed forwards, besides the largest; packed weights serve 2 to 32"]
+    repeats: Annotated[Count, "timed forwards for each"]
+    seed: Annotated[Seed, "of the responses' draws"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        if "tree" not in values["structure"]:
+            return {"structure": "one that reads its `tree` from a file: structure=sequoia"}
+        return {}
+
+
+@main.mode("tree", Tree)
+def tree(cfg: DictConfig) -> None:
+    from evaluation.replay.tune_tree import tune_tree
+
+    tune_tree(cfg)
 
 
 if __name__ == "__main__":

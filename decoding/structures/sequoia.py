@@ -1,4 +1,4 @@
-"""Sequoia: a static tree that was searched for, read from the artefact of scripts/tune_tree.py."""
+"""Sequoia: a static tree that was searched for, read from a file of scripts/tune.py what=tree."""
 
 import pathlib
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ class Sequoia(StaticTree):
 
     sibling_samplers = (without_replacement, hub_pair)
 
-    def __init__(self, tree: Annotated[Path, "file of a tree (scripts/tune_tree.py)"]) -> None:
+    def __init__(self, tree: Annotated[Path, "file of a tree (scripts/tune.py what=tree)"]) -> None:
         super().__init__(read_artefact(pathlib.Path(tree)).parents)
 
 
 class TreeFile(OpenForm):
-    """A file of scripts/tune_tree.py, with a command and a checksum, or of a person, with neither.
+    """A file of tune.py what=tree, with a command and a checksum, or of a person, with neither.
 
     parents: row of each node's parent; row 0 is the last committed token, node i is row i + 1"""
 
@@ -49,7 +49,7 @@ class TreeFile(OpenForm):
 def read_artefact(path: pathlib.Path) -> TreeFile:
     """Raises UserError for a file that is missing, damaged, or holds no tree."""
     return read_json(
-        path, TreeFile, "structure.tree", "Make one: python scripts/tune_tree.py", KIND
+        path, TreeFile, "structure.tree", "Make one: python scripts/tune.py what=tree", KIND
     )
 
 

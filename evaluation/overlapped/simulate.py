@@ -1,5 +1,7 @@
 """Count and price decoding methods from harvests, engines side by side included: no model runs."""
 
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,18 +20,41 @@ from decoding.stopping.base import setting_of
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.overlapped.settings import BranchRecords, is_serial, refuse_short, settings_of
 from evaluation.overlapped.walk import traces
+from evaluation.page import simulated as simulated_draft
 from evaluation.replay.candidates import refuse_foreign_checkpoint, refuse_other_warps
 from evaluation.replay.read import read_table
 from evaluation.replay.simulate import WALKS, Replayer
-from evaluation.table import MODELLED, counted, over, prompts, ratio, ratio_of, timed
+from evaluation.table import MODELLED, counted, over, prompts, ratio, ratio_of, save, timed
 from evaluation.timeline import Devices, modelled_seconds
 from predictors.base import read_config
 from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign_file, write_json
 from runtime.intervals import METHOD, Estimate
+from runtime.text import printable
 
-MARK = "python scripts/simulate.py"  # in what it writes
+MARK = "python scripts/tune.py"  # in what it writes
 COLUMNS = ("emitted", "rounds", "steps", "lost", "run_tokens", "runs")
 HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
+
+
+def simulate(cfg: DictConfig) -> None:
+    """Harvests in, a table per speed ratio out."""
+    out, harvest = checked_folder("out", cfg.out, "file"), Harvest.open(cfg.data)
+    refuse_foreign_file(out, MARK)
+    elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
+    check(cfg, harvest, elsewhere)
+    methods = [simulated(cfg, name) for name in cfg.methods]
+    if any(not method.serial for method in methods):
+        refuse_reading_draft(cfg)
+    chosen_on, *judged_on = (tables(cfg, each, methods) for each in [harvest, *elsewhere])
+    measurements = swept(cfg, methods, chosen_on, judged_on)
+    found = {f"{c:g}": cell(cfg, methods, measurements, c) for c in cfg.ratios}
+    save(measurements, out.with_suffix(".parquet"))
+    command = shlex.join([*MARK.split(), *sys.argv[1:]])
+    write_json(out, {"command": command, **about(cfg, harvest), "cells": found})
+    pages = [page(cfg, c, rows, methods) for c, rows in found.items()]
+    heading = f"# {printable(harvest.pair.name)}"
+    print("\n\n".join([heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]))
 
 
 @dataclass(frozen=True)

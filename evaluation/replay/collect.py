@@ -2,6 +2,8 @@
 replay."""
 
 import re
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,17 +26,39 @@ from evaluation.table import markdown
 from predictors.base import damaged, read_config, read_metrics
 from predictors.inputs import Inputs
 from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign_file
+from runtime.text import printable
 
 SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
 FILES = ("metrics.json", "config.json")  # of a checkpoint: with either, it is meant to be one
-MARK = "python scripts/collect.py"  # in what it writes
+MARK = "python scripts/tune.py"  # in what it writes
 Cells = dict[str, str]
 LEGEND = (
     "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. survival: log loss,"
     " and how far it is above that of the draft's own confidence (product of q, calibrated in the"
     " same way), with its 95 % interval over prompts. Everything else: by replay."
 )
+
+
+def collect(cfg: DictConfig) -> None:
+    """Checkpoints and a harvest in, a table out."""
+    out, folders = (
+        checked_folder("out", cfg.out, "file"),
+        checkpoints(checked_folder(KEY, cfg.folder)),
+    )
+    refuse_foreign_file(out, MARK)
+    known = [(settings(folder), scores(folder)) for folder in folders]
+    tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
+    rows = [
+        (named, measured | found)
+        for (named, measured), each in zip(known, tuned, strict=True)
+        for found in each
+    ]
+    text = table(rows)
+    command = shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
+    out.write_text(f"{text}\n\n<!-- {printable(command)} -->\n", encoding="utf-8")
+    print(f"\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
 
 
 def checkpoints(parent: Path) -> list[Path]:

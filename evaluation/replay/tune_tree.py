@@ -18,14 +18,32 @@ from data_gen.prompts import load_prompts
 from data_gen.requests import Request, requests_of_split
 from decoding.cost import MeasuredCost, measure_cost
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.models.loading import ModelPair, pair_identity
+from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
 from decoding.structures.sequoia import write_artefact
 from evaluation.decode import request_seed
-from evaluation.replay.tree_search import Plan, sibling_acceptance
+from evaluation.page import simulated
+from evaluation.replay.tree_search import Plan, Programme, best_plans, sibling_acceptance
 from runtime.errors import UserError
+from runtime.files import refuse_foreign_file
 
-MARK = "python scripts/tune_tree.py"  # in what it writes
+MARK = "python scripts/tune.py"  # in what it writes
+
+
+def tune_tree(cfg: DictConfig) -> None:
+    """Pair and prompts in, a tree out."""
+    refuse_foreign_file(Path(cfg.structure.tree), MARK, "structure.tree")
+    pair = load_pair(cfg.pair)
+    requests = load_requests(cfg, pair)
+    texts, acceptance = measure_acceptance(cfg, pair, requests)
+    draft_cost, target_cost = measure_costs(cfg, pair, sorted(texts, key=len)[len(texts) // 2])
+    plans = best_plans(
+        Programme(acceptance, most_nodes(cfg) + 1, cfg.max_depth), draft_cost, target_cost
+    )
+    best = choose(cfg, plans)
+    save(cfg, pair, best, acceptance, draft_cost, target_cost)
+    text = table(plans, best, acceptance, target_cost)
+    print("", text, *simulated(cfg.pair), f"saved {cfg.structure.tree}", sep="\n\n")
 
 
 def most_nodes(cfg: DictConfig) -> int:
@@ -149,7 +167,7 @@ def save(
         "pair": pair_identity(pair),
         "warp": instantiate(cfg.warp).to_dict(),
         "draft_warp": instantiate(cfg.draft_warp).to_dict(),
-        "command": shlex.join(["python", "scripts/tune_tree.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]),
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("draftpredict", "torch", "transformers")},

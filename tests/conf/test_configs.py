@@ -5,7 +5,6 @@ import inspect
 import re
 import shlex
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from runtime.errors import UserError
 from runtime.settings.check import faults
 from runtime.settings.kinds import Group
+from tests.helpers.damage.hostile import program_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -78,9 +78,7 @@ CHOICES = [
 @cache
 def description(program: str) -> type[Group]:
     """Of its settings."""
-    module = SCRIPTS[program].relative_to(ROOT).with_suffix("")
-    found: type[Group] = import_module(".".join(module.parts)).main.settings
-    return found
+    return program_of(program).settings
 
 
 def wrong(program: str, cfg: DictConfig, place: str = "") -> list[str]:
@@ -93,7 +91,7 @@ def wrong(program: str, cfg: DictConfig, place: str = "") -> list[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program_has_its_script_and_resolves(program: str) -> None:
-    assert program in SCRIPTS
+    assert program_of(program).config == program
     OmegaConf.resolve(composed(program))
 
 
@@ -101,7 +99,7 @@ def test_programs_share_their_default_pair() -> None:
     """What one writes, another reads: the pair's name is in file names. Only what simulates both
     models side by side has a draft that can run so."""
     pairs = {name: composed(name).pair.name for name in PROGRAMS if "pair" in groups(name)}
-    assert pairs.pop("simulate") == "smollm2"
+    assert pairs.pop("tune_overlapped") == "smollm2"
     assert set(pairs.values()) == {"smollm2-eagle"}
 
 

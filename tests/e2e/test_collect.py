@@ -1,4 +1,4 @@
-"""scripts/collect.py from its command line on checkpoints of a sweep over a tiny harvest."""
+"""scripts/tune.py what=checkpoints from its command line on checkpoints of a sweep over a tiny harvest."""
 
 import json
 import re
@@ -9,9 +9,11 @@ import pytest
 
 import train
 from evaluation.replay.collect import checkpoints
-from scripts import collect
-from tests.helpers.programs.programs import refused, run
+from scripts import tune
+from tests.helpers.programs.programs import mode, refused, run
 from tests.helpers.training.checkpoints import rewrite_checksum
+
+collect = mode(tune.checkpoints)
 
 QUICK = ("data=data/greedy", "trainer.epochs=1", "logger=none")
 REPLAY = ("data=data/greedy", "cost=c10", "points=5")

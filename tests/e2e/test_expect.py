@@ -1,4 +1,4 @@
-"""scripts/expect.py from its command line, along a tiny harvest."""
+"""scripts/evaluate.py what=expected from its command line, along a tiny harvest."""
 
 import json
 import os
@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from evaluation.journal import Journal
-from scripts import expect
+from scripts import evaluate
 from tests.helpers.programs.processes import die, forked
-from tests.helpers.programs.programs import SPLITS, base, refused, run
+from tests.helpers.programs.programs import SPLITS, base, mode, refused, run
+
+expect = mode(evaluate.expected)
 
 SMALL = ("data=data/greedy", "prompts=3", "positions=3", *SPLITS)
 METHODS = "methods=[token,block,rrsw,rrs,spechub,dyspec]"

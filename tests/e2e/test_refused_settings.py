@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.helpers.damage.hostile import PROGRAMS, ROOT
+from tests.helpers.damage.hostile import PROGRAMS, program_of
 from tests.helpers.programs.programs import refused
 
 HARVEST, EVALUATE, TUNE, TRAIN = "gen_data", "evaluate", "tune", "train"
@@ -163,8 +163,9 @@ print(sorted({"torch", "transformers", "datasets", "wandb", "sklearn"} & set(sys
 def test_no_model_library_is_loaded_before_settings_are_checked(
     program: str, argument: str, tmp_path: Path
 ) -> None:
-    script = ROOT / ("train.py" if program == "train" else f"scripts/{program}.py")
-    command = [sys.executable, "-c", PROGRAM, str(script), argument]
+    asked = program_of(program)
+    what = [f"what={asked.what}"] if asked.what else []
+    command = [sys.executable, "-c", PROGRAM, str(asked.script), *what, argument]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip().splitlines()[-1] == "[]", done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""scripts/simulate.py from its command line on a tiny harvest."""
+"""scripts/tune.py what=overlapped from its command line on a tiny harvest."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from evaluation.overlapped.simulate import unequal_budgets
-from scripts import simulate
+from scripts import tune
 from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model, write_speculators
-from tests.helpers.programs.programs import GREEDY, base, refused, run
+from tests.helpers.programs.programs import GREEDY, base, mode, refused, run
+
+simulate = mode(tune.overlapped)
 
 OUT = "runs/simulated.json"
 
@@ -33,7 +35,7 @@ def test_every_method_has_its_rows(
     assert "## c = 10, gamma 3, 24 prompts" in printed and f"saved {OUT}" in printed
     assert "Unequal budgets" not in printed  # of gamma 3 at most 4 steps
     assert "Simulated draft: mixed with the target, pair.draft_mix=0.5" in printed
-    assert found["command"].startswith("python scripts/simulate.py pair.target=")
+    assert found["command"].startswith("python scripts/tune.py pair.target=")
     rows = found["cells"]["4"]
     assert {row["method"] for row in rows} == set(found["methods"])
     by_name = {(row["method"], row["tuned"]): row for row in rows}

@@ -1,4 +1,4 @@
-"""scripts/tune_tree.py from its command line on a tiny pair, and scripts/evaluate.py with the tree
+"""scripts/tune.py what=tree from its command line on a tiny pair, and scripts/evaluate.py with the tree
 it found."""
 
 import json
@@ -9,8 +9,10 @@ import pytest
 
 from decoding.structures.sequoia import Sequoia
 from evaluation.replay.tree_search import expected_tokens
-from scripts import evaluate, tune_tree
-from tests.helpers.programs.programs import refused, run
+from scripts import evaluate, tune
+from tests.helpers.programs.programs import mode, refused, run
+
+tune_tree = mode(tune.tree)
 
 TREE = "trees/tiny.json"
 
@@ -60,7 +62,7 @@ def test_tune_then_evaluate(
     assert len(acceptance) == 8 and 0.2 < acceptance[0] < 1 and sum(acceptance) <= 1
     assert list(artefact["seconds_per_forward"]["target"]) == ["1", "4", "10"]
     assert artefact["pair"]["target"] and artefact["warp"]["temperature"] == 1.0
-    assert artefact["command"].startswith("python scripts/tune_tree.py pair.target=")
+    assert artefact["command"].startswith("python scripts/tune.py pair.target=")
 
     methods = (
         "methods=[custom]",

@@ -24,7 +24,10 @@ VALUES: list[Any] = [
     *([], ["x"], [1, 1], [math.nan], [[]], {}, {"a": 1}, {"_target_": "os.system"}),
 ]
 NUMBERS = ("timeout", "save_seconds", "draft", "target")  # not whole, though their values are
-REFUSED = ("collect cost=measure", "tune_tree structure=")  # options that a program cannot use
+REFUSED = (
+    "tune_checkpoints cost=measure",
+    "tune_tree structure=",
+)  # options that a program cannot use
 VALUES += [{"_target_": 5}, {"a": {"b": [None]}}]
 
 
@@ -37,10 +40,13 @@ class Place(NamedTuple):
     value: Any
 
 
+@cache
 def program_of(name: str) -> Program:
-    module = import_module("train" if name == "train" else f"scripts.{name}")
-    found: Program = module.main
-    return found
+    """Return the program, or the mode of one, that ``conf/<name>.yaml`` is for."""
+    files = [ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py"))]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    programs = [each for module in modules for each in import_module(module).main.programs]
+    return next(program for program in programs if program.config == name)
 
 
 @cache

@@ -1,10 +1,13 @@
 """Programs run in this process, from their command line, on a tiny pair."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+
+from runtime.cli import Program
 
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 SPLITS = ("splits.calibration=0.3", "splits.test=0.3")
@@ -20,6 +23,11 @@ def base(pair: Path) -> list[str]:
             "dataset.chat=false",
         ),
     ]
+
+
+def mode(program: Program) -> SimpleNamespace:
+    """Return a mode of a program, such as ``tune.tree``, as a module with its `main`."""
+    return SimpleNamespace(__name__=program.script.stem, main=program)
 
 
 def run(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

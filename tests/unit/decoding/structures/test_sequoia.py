@@ -256,7 +256,8 @@ def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
 
 def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"structure\.tree: .*is missing\. Make one: python scripts/tune_tree\.py"
+        UserError,
+        match=r"structure\.tree: .*is missing\. Make one: python scripts/tune\.py what=tree",
     ):
         Sequoia(tmp_path / "tree.json")
 
@@ -278,7 +279,7 @@ def test_malformed_artefact_is_refused_in_one_line(text: str, tmp_path: Path) ->
     path = tmp_path / "tree.json"
     path.write_text(text)
     with pytest.raises(
-        UserError, match=r"structure\.tree: .*python scripts/tune_tree\.py"
+        UserError, match=r"structure\.tree: .*python scripts/tune\.py what=tree"
     ) as error:
         Sequoia(path)
     assert "\n" not in str(error.value)
