@@ -23,7 +23,8 @@ HOLDERS = {
 
 def greedy_commands() -> Iterator[tuple[str, str]]:
     for path in TEXTS:
-        yield from COMMAND.findall(re.sub(r"\\+\n\s*", "", path.read_text()))
+        found = COMMAND.findall(re.sub(r"\\+\n\s*", "", path.read_text()))
+        yield from (command for command in found if "what=" not in command[1])
 
 
 def composed(program: str, *overrides: str) -> DictConfig:

@@ -4,6 +4,7 @@ needs no new test."""
 import inspect
 import re
 import shlex
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,13 @@ SCRIPTS = {
 }
 PROGRAMS = sorted(path.stem for path in CONF.glob("*.yaml"))
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
+
+
+def config_of(script: str, overrides: Sequence[str]) -> str:
+    """Name the config of a command: ``what=`` may ask for another than its program's."""
+    named = [one.removeprefix("what=") for one in overrides if one.startswith("what=")]
+    config = "_".join([Path(script).stem, *named])
+    return config if config in PROGRAMS else Path(script).stem
 
 
 def composed(program: str, *overrides: str) -> DictConfig:
@@ -127,7 +135,7 @@ def test_first_line_is_a_command_that_works(file: Path) -> None:
     assert command, f"conf/{file} must start with the command that uses it"
     script, overrides = command.groups()
     assert (ROOT / script).is_file()
-    composes(Path(script).stem, *shlex.split(overrides))
+    composes(config_of(script, shlex.split(overrides)), *shlex.split(overrides))
 
 
 @cache
@@ -160,7 +168,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def test_commands_of_the_docs_compose(command: str) -> None:
     _, script, *overrides = shlex.split(command)
     assert (ROOT / script).is_file()
-    OmegaConf.resolve(composed(Path(script).stem, *overrides))
+    OmegaConf.resolve(composed(config_of(script, overrides), *overrides))
 
 
 TOGETHER = {"pair", "dataset", "warp", "structure", "verifier", "stop", "cost", "predictor"} | {
