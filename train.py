@@ -69,6 +69,7 @@ class Train(Group):
         " checkpoints/<predictor>-sweep/<job>, of imported confidences checkpoints/confidences",
     ]
     overwrite: Annotated[bool, "of a sweep, train finished jobs again"]
+    verbose: Annotated[bool, "print all tables of the model card"]
     seed: Annotated[Seed, "of weights, order of rows and dropout"]
 
 
@@ -124,7 +125,7 @@ def main(cfg: DictConfig) -> None:
                 judge(predictor, data, elsewhere, cfg, metrics)
                 save(predictor, out, facts(predictor, data, harvest, cfg, run), metrics)
                 trainer.forget()
-                report(predictor, metrics, out)
+                report(predictor, metrics, out, cfg.verbose)
                 log(logger, predictor, metrics, out)
         finally:
             logger.finish()
@@ -314,12 +315,36 @@ def save(
         save_predictor(predictor, folder, config, metrics, card)
 
 
-def report(predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:
-    """Print what the model card says about the test split."""
-    from predictors.card import findings
+def report(predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path, verbose: bool) -> None:
+    """Print the scores on the test split, with `verbose` all that the model card says, and last
+    whether the predictor is worth asking."""
+    from predictors.card import findings, score_table
 
-    print(f"\n{findings(predictor, metrics)}\n")
+    print(f"\n{findings(predictor, metrics) if verbose else score_table(metrics['test'])}\n")
     print(f"saved {out} ({metrics['epochs']} epochs in {metrics['seconds']:.0f} s)")
+    print(verdict(predictor.name, metrics))
+
+
+def verdict(name: str, metrics: Mapping[str, Any]) -> str:
+    """Say whether a predictor tells more than the draft's own probability, the better of the two
+    forms of it: by the log loss of survival where that is predicted (paired, 95 % interval over
+    prompts of the test split), otherwise by the Brier score, which has no interval."""
+    if "survival" in metrics:
+        scores = next(iter(metrics["survival"].values()))
+        own = min(scores["difference"], key=lambda confidence: scores["log_loss"][confidence][0])
+        gap, low, high = scores["difference"][own]
+        interval = "" if None in (low, high) else f" ({low:+.4f} to {high:+.4f})"
+        told = f"log loss {gap:+.4f}{interval} beside the draft's own probability ({own})"
+        if low is None or low <= 0 <= high:
+            return f"{name} is not shown to be worth asking: {told}."
+        return f"{name} is {'worth asking' if high < 0 else 'not worth asking'}: {told}."
+    brier: dict[str, float] = {row: scores["brier"] for row, scores in metrics["test"].items()}
+    known = [row for row in brier if row.startswith("draft confidence")]
+    if not known:
+        return f"{name}: the harvest has no draft probability to compare it with."
+    own = min(known, key=lambda row: brier[row])
+    better = "seems worth asking" if brier[name] < brier[own] else "seems not worth asking"
+    return f"{name} {better}: Brier score {brier[name]:.4f}, {own} {brier[own]:.4f}."
 
 
 def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:

@@ -22,7 +22,7 @@ def test_survival_is_scored_against_the_draft_on_every_harvest(
     write_harvest(Path("data/toy"))
     write_harvest(Path("data/other"), rows=20, names="other")
     value = ("predictor=value", "predictor.inputs=[draft_hidden,depth]", "trainer.epochs=20")
-    run(monkeypatch, "data=data/toy", "drift=[data/other]", *QUICK, *value)
+    run(monkeypatch, "data=data/toy", "drift=[data/other]", "verbose=true", *QUICK, *value)
     folder = Path("checkpoints/value")
     metrics = json.loads((folder / "metrics.json").read_text())
     assert list(metrics["survival"]) == ["data/toy (test split)", "data/other"]
@@ -36,7 +36,9 @@ def test_survival_is_scored_against_the_draft_on_every_harvest(
             assert gap == pytest.approx(losses["value"] - losses[name])
             assert low < gap < high < 0
     table = "| product of q |"
-    assert table in capsys.readouterr().out and table in (folder / "README.md").read_text()
+    printed = capsys.readouterr().out
+    assert table in printed and table in (folder / "README.md").read_text()
+    assert printed.splitlines()[-1].startswith("value is worth asking: log loss -0.")
     assert not any("priors" in name for name in metrics["test"])
 
 

@@ -44,7 +44,7 @@ def test_checkpoint_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_harvest(tmp_path / "data" / "toy")
-    run(monkeypatch, f"predictor={name}", "data=data/toy", *QUICK)
+    run(monkeypatch, f"predictor={name}", "data=data/toy", "verbose=true", *QUICK)
     folder = tmp_path / "checkpoints" / name
     files = {"config.json", "model.safetensors", "calibration.json", "metrics.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == files
@@ -77,6 +77,7 @@ def test_checkpoint_folder(
     )
     assert all(row in printed and row in (folder / "README.md").read_text() for row in rows)
     assert ("accuracy" in printed) == (name == "hrad")
+    assert " worth asking: " in printed.splitlines()[-1]
 
 
 def test_the_context_of_rollouts_trains_on_rounds(
@@ -121,6 +122,7 @@ def test_drift_is_measured_on_other_harvests(
         "data=data/toy",
         "calibration=platt",
         "drift=[data/other]",
+        "verbose=true",
         *QUICK,
     )
     assert [path.parent.name for path, *_ in reads] == ["toy", "other"], "a manifest is read once"
