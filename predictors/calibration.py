@@ -51,7 +51,7 @@ class Calibration:
     survival: Survival = field(default=Survival())
 
     def apply(self, logits: Tensor) -> Tensor:
-        """logits [n, C] -> probabilities [n, C], on the host, wherever the head is."""
+        """Return probabilities of logits, both [n, C], on the host, wherever the head is."""
         logits = logits.cpu()
         if self.offset:
             logits = logits + logits.new_tensor(self.offset)
@@ -59,22 +59,35 @@ class Calibration:
             logits = logits * logits.new_tensor(self.scale)
         if self.bias:
             logits = logits + logits.new_tensor(self.bias)
-        return _mapped(logits, self.curves) if self.curves else torch.softmax(logits, dim=-1)
+        if not self.curves:
+            return torch.softmax(logits, dim=-1)
+        odds, pair = log_odds(logits.double()).numpy(), len(self.curves) == 1
+        columns = [1] if pair else range(len(self.curves))
+        values = np.stack(
+            [np.interp(odds[:, c], *curve) for c, curve in zip(columns, self.curves, strict=True)],
+            axis=-1,
+        )
+        values = (
+            np.concatenate([1 - values, values], -1)
+            if pair
+            else values / values.sum(-1, keepdims=True)
+        )
+        return torch.from_numpy(values).to(logits)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def log_prior(self) -> tuple[float, ...]:
-        """[C] what the offset amounts to in the log-probabilities; () for nothing."""
+        """Return what the offset amounts to in the log-probabilities, [C]; () for nothing."""
         if not (self.offset and self.scale):
             return self.offset
         return tuple(o * s for o, s in zip(self.offset, self.scale, strict=True))
 
 
 def balanced(probs: Tensor, log_prior: tuple[float, ...], balance: float = 1.0) -> Tensor:
-    """Posteriors [n, C] with the class priors divided out again: probs / exp(log_prior) ** balance,
-    normalised.
+    """Return posteriors [n, C] with the class priors divided out again: probs / exp(log_prior) **
+    balance, normalised.
 
     Their arg max at balance 1 is the decision when every class counts the same, however rare it is;
     at 0 it is the most probable class. log_prior: as in `Calibration`; () leaves probs alone."""
@@ -89,23 +102,21 @@ Fit = Callable[[Tensor, Tensor], Calibration]
 
 
 def fit_temperature(logits: Tensor, targets: Tensor) -> Calibration:
-    """One scale 1 / T for all classes, by cross-entropy (Guo et al. 2017), which is convex in
-    it."""
+    """Fit one scale 1 / T for all classes by cross-entropy (Guo et al. 2017), convex in it."""
     from scipy.optimize import minimize_scalar
 
-    bounds = [math.log(bound) for bound in BOUNDS]
-    found = minimize_scalar(
+    best = minimize_scalar(
         lambda log_scale: cross_entropy(logits * math.exp(log_scale), targets),
-        bounds=bounds,
+        bounds=[math.log(bound) for bound in BOUNDS],
         method="bounded",
     )
-    return Calibration("temperature", scale=(math.exp(found.x),) * logits.shape[1])
+    return Calibration("temperature", scale=(math.exp(best.x),) * logits.shape[1])
 
 
 def fit_platt(logits: Tensor, targets: Tensor) -> Calibration:
-    """Two classes: scale and bias of the log-odds (Platt 1999). More: vector scaling, a scale and a
-    bias each (Guo et al. 2017). By cross-entropy, convex in both; scales stay positive, so rankings
-    by log-odds stay."""
+    """Fit scale and bias of the log-odds of two classes (Platt 1999); of more by vector scaling, a
+    scale and a bias each (Guo et al. 2017). By cross-entropy, convex in both; scales stay positive,
+    so rankings by log-odds stay."""
     from scipy.optimize import minimize
 
     z, wanted, classes = logits.double(), targets.double(), logits.shape[1]
@@ -120,14 +131,13 @@ def fit_platt(logits: Tensor, targets: Tensor) -> Calibration:
 
     bounds = [BOUNDS] * scales + [(-LARGEST_BIAS, LARGEST_BIAS)] * (classes - 1)
     start = np.array([1.0] * scales + [0.0] * (classes - 1))
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x.tolist()
-    return Calibration(
-        "platt", scale=tuple(found[:scales] * (classes // scales)), bias=(0.0, *found[scales:])
-    )
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x.tolist()
+    scale, bias = tuple(best[:scales] * (classes // scales)), (0.0, *best[scales:])
+    return Calibration("platt", scale=scale, bias=bias)
 
 
 def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
-    """Non-decreasing maps of the log-odds, one class against the rest (Zadrozny & Elkan 2002),
+    """Fit non-decreasing maps of the log-odds, one class against the rest (Zadrozny & Elkan 2002),
     linear between knots.
 
     A soft label s is a row of weight s and one of weight 1 - s, which regression on s itself
@@ -135,12 +145,8 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
     knot. Ends keep 1 / (rows + 2) away from 0 and 1: no finite split shows certainty."""
     from sklearn.isotonic import IsotonicRegression
 
-    odds, wanted, least = (
-        log_odds(logits.double()).numpy(),
-        targets.double().numpy(),
-        1 / (len(logits) + 2),
-    )
-    weight = wanted.sum(1)
+    odds, wanted = log_odds(logits.double()).numpy(), targets.double().numpy()
+    weight, least = wanted.sum(1), 1 / (len(logits) + 2)
     curves = []
     for c in [1] if logits.shape[1] == 2 else range(logits.shape[1]):
         rising = IsotonicRegression(y_min=least, y_max=1 - least)
@@ -149,22 +155,8 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
     return Calibration("isotonic", curves=tuple(curves))
 
 
-def _mapped(logits: Tensor, curves: tuple[Curve, ...]) -> Tensor:
-    odds = log_odds(logits.double()).numpy()
-    columns = range(len(curves)) if len(curves) > 1 else [1]
-    values = np.stack(
-        [np.interp(odds[:, c], *curve) for c, curve in zip(columns, curves, strict=True)], axis=-1
-    )
-    values = (
-        values / values.sum(-1, keepdims=True)
-        if len(curves) > 1
-        else np.concatenate([1 - values, values], -1)
-    )
-    return torch.from_numpy(values).to(logits)
-
-
 def log_odds(logits: Tensor) -> Tensor:
-    """[n, C]: of each class against all others."""
+    """Return the log-odds of each class against all others, [n, C]."""
     others = [
         torch.cat([logits[:, :c], logits[:, c + 1 :]], 1).logsumexp(1)
         for c in range(logits.shape[1])
@@ -178,8 +170,8 @@ def log_odds(logits: Tensor) -> Tensor:
 def calibrate(
     fit: Fit | None, logits: Tensor, targets: Tensor, group: Tensor, offset: tuple[float, ...] = ()
 ) -> Calibration:
-    """The calibration of a head's logits [n, C] for targets [n, C] (distributions, each times the
-    weight of its row), fitted on the prompts `group` [n].
+    """Fit the calibration of a head's logits [n, C] for targets [n, C] (distributions, each times
+    the weight of its row) on the prompts `group` [n].
 
     fit: None for the head as it was trained. From the simplest on (offset, temperature, `fit`),
     each is kept if it lowers the cross-entropy on prompts it was not fitted on (`better`) below
@@ -211,26 +203,28 @@ def calibrate(
 def _best(
     fit: Fit, kept: Calibration, logits: Tensor, targets: Tensor, group: Tensor
 ) -> Calibration:
-    """`kept`, a temperature or what `fit` finds. logits: with the offset that was kept."""
+    """Return `kept`, a temperature or what `fit` returns. logits: with the offset that was kept."""
     loss = _nll(torch.softmax(logits, -1), targets)
     for step in dict.fromkeys((fit_temperature, fit)):
-        found = step(logits, targets)
-        after = float(_nll(found.apply(logits), targets).mean())
-        held_out = _nll(_cross_fitted(step, logits, targets, group), targets)
+
+        def refit(rows: Tensor, step: Fit = step) -> Tensor:
+            return step(logits[rows], targets[rows]).apply(logits)
+
+        fitted = step(logits, targets)
+        after = float(_nll(fitted.apply(logits), targets).mean())
+        held_out = _nll(cross_fitted(refit, group), targets)
         if after <= (kept.nll_before or 0.0) and better(loss - held_out, group):
             loss = held_out
-            kept = replace(kept, **{key: getattr(found, key) for key in FITTED}, nll_after=after)
-    if kept.method == found.method:
+            kept = replace(kept, **{key: getattr(fitted, key) for key in FITTED}, nll_after=after)
+    if kept.method == fitted.method:
         return kept
-    return replace(kept, note=f"{found.method} left out: no better on prompts it was not fitted on")
-
-
-def _cross_fitted(fit: Fit, logits: Tensor, targets: Tensor, group: Tensor) -> Tensor:
-    return cross_fitted(lambda rows: fit(logits[rows], targets[rows]).apply(logits), group)
+    return replace(
+        kept, note=f"{fitted.method} left out: no better on prompts it was not fitted on"
+    )
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> float:
-    """Mean over rows of -sum_c targets log softmax(logits). Both [n, C]; float64 inside."""
+    """Return the mean over rows of -sum_c targets log softmax(logits). Both [n, C]."""
     return float(-(targets.double() * torch.log_softmax(logits.double(), dim=-1)).sum(-1).mean())
 
 

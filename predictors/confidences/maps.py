@@ -12,7 +12,7 @@ from torch import Tensor
 from predictors.calibration import Calibration, Fit, calibrate, fit_temperature
 from predictors.confidences.sts import Sts
 from predictors.confidences.table import Confidences
-from predictors.survival import CLIP, Prefixes, Survival, counted, fit_survival
+from predictors.survival import CLIP, Survival, counted, fit_survival
 from runtime.json_files import STRICT, Form, Length, read_json
 
 FILE = "confidence_calibration.json"
@@ -28,58 +28,68 @@ class PositionMaps:
     survival: Survival = Survival()
 
     def conditional(self, logits: Tensor) -> Tensor:
-        """[n, gamma] -> c_i, [n, gamma]."""
+        """Return c_i of logits, both [n, gamma]."""
         columns = [each.apply(two(logits[:, i]))[:, 1] for i, each in enumerate(self.positions)]
         return torch.stack(columns, 1)
 
     def surviving(self, logits: Tensor) -> Tensor:
-        """[n, gamma] -> P(the first i tokens are accepted), [n, gamma]."""
+        """Return P(the first i tokens are accepted) of logits, both [n, gamma]."""
         return self.survival(self.conditional(logits))
 
     def temperatures(self) -> list[float] | None:
-        """T_i, if c_i = sigmoid(z_i / T_i) everywhere; None where a position has another map."""
-        if any(one.bias or one.curves or one.offset for one in self.positions):
+        """Return T_i if c_i = sigmoid(z_i / T_i) everywhere, None where a position has another
+        map."""
+        if any(each.bias or each.curves or each.offset for each in self.positions):
             return None
-        return [1 / one.scale[0] if one.scale else 1.0 for one in self.positions]
+        return [1 / each.scale[0] if each.scale else 1.0 for each in self.positions]
 
 
 def two(z: Tensor) -> Tensor:
-    """Log-odds [n] as the logits [n, 2] of two classes."""
+    """Return log-odds [n] as the logits [n, 2] of two classes."""
     return torch.stack([torch.zeros_like(z), z], 1)
 
 
 def of_temperatures(temperatures: list[float]) -> PositionMaps:
-    return PositionMaps(
-        tuple(Calibration("temperature", scale=(1 / t, 1 / t)) for t in temperatures)
-    )
+    """Return the maps c_i = sigmoid(z_i / T_i)."""
+    scales = [1 / t for t in temperatures]
+    return PositionMaps(tuple(Calibration("temperature", scale=(s, s)) for s in scales))
 
 
 def fit_maps(rows: Confidences, fit: Fit | None, sts: Sts | None, survival: bool) -> PositionMaps:
-    """Of every position as `calibrate` keeps it: what was accepted there among the proposals that
-    were accepted up to there. With `sts`, its temperatures. survival: fit what is made of them,
-    too, which is kept where it helps on other groups."""
+    """Fit a map for every position to what was accepted there among the proposals that were
+    accepted up to there, as `calibrate` keeps it; with `sts`, its temperatures instead.
+
+    survival: fit the `Survival` of their product, too, which is kept where it helps on other
+    groups."""
     if sts is not None:
         return of_temperatures(sts(rows))
-    found = PositionMaps(tuple(_fitted(rows, i, fit) for i in range(rows.gamma)))
+    positions = []
+    for position in range(rows.gamma):
+        logits, targets, group = reached(rows, position)
+        empty = Calibration(note="nothing fitted: no proposal came so far")
+        positions.append(calibrate(fit, logits, targets, group) if len(logits) else empty)
+    maps = PositionMaps(tuple(positions))
     if not survival:
-        return found
-    return PositionMaps(found.positions, fit_survival(prefixes(rows, found)))
+        return maps
+    products = maps.conditional(rows.logits).cumprod(1)
+    prefixes = counted(products, rows.labels, rows.length, rows.group)
+    return PositionMaps(maps.positions, fit_survival(prefixes))
 
 
 def conditional_temperatures(rows: Confidences) -> list[float]:
-    """A temperature for each position, of lowest cross-entropy among the proposals that were
+    """Return a temperature for each position, of lowest cross-entropy among the proposals that were
     accepted up to there; 1 where there is nothing to learn from."""
-    found = []
+    temperatures = []
     for position in range(rows.gamma):
         logits, targets, _ = reached(rows, position)
         learn = bool((targets.sum(0) > 0).all())
-        found.append(1 / fit_temperature(logits, targets).scale[0] if learn else 1.0)
-    return found
+        temperatures.append(1 / fit_temperature(logits, targets).scale[0] if learn else 1.0)
+    return temperatures
 
 
 def reached(rows: Confidences, position: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Proposals that may have come to `position`: logits [m, 2], targets [m, 2] (rejected, accepted
-    there) times the probability that they came, group [m]."""
+    """Return the proposals that may have come to `position`: logits [m, 2], targets [m, 2]
+    (rejected, accepted there) times the probability that they came, group [m]."""
     came = rows.before()[:, position]
     kept = rows.counts(position) & (came > 0)
     accepted = rows.labels[kept, position]
@@ -87,15 +97,9 @@ def reached(rows: Confidences, position: int) -> tuple[Tensor, Tensor, Tensor]:
     return two(rows.logits[kept, position]), targets, rows.group[kept]
 
 
-def prefixes(rows: Confidences, maps: PositionMaps) -> Prefixes:
-    """Every prefix that counts, by the product of what `maps` say."""
-    said = maps.conditional(rows.logits).cumprod(1)
-    return counted(said, rows.labels, rows.length, rows.group)
-
-
 def accepted_length_loss(rows: Confidences, survival: Tensor) -> Tensor:
-    """[n], - log of the probability that a predicted survival [n, gamma] gives to how many tokens
-    were accepted: a proper score of all positions together, of expected labels their mean."""
+    """Return - log of the probability that a predicted survival [n, gamma] gives to how many tokens
+    were accepted, [n]: a proper score of all positions together, of expected labels their mean."""
     before = torch.cat([torch.ones_like(survival[:, :1]), survival[:, :-1]], 1)
     c = (survival / before.clamp_min(1e-30)).clamp(CLIP, 1 - CLIP)
     rejected = (rows.before() - rows.labels).clamp_min(0)
@@ -104,11 +108,9 @@ def accepted_length_loss(rows: Confidences, survival: Tensor) -> Tensor:
     return (each * counts).sum(1)
 
 
-def _fitted(rows: Confidences, position: int, fit: Fit | None) -> Calibration:
-    logits, targets, group = reached(rows, position)
-    if not len(logits):
-        return Calibration(note="nothing fitted: no proposal came so far")
-    return calibrate(fit, logits, targets, group)
+def as_logged(rows: Confidences) -> Tensor:
+    """Return the survival that the logits predict as they are, [n, gamma]."""
+    return torch.sigmoid(rows.logits).cumprod(1)
 
 
 # In a file ----------------------------------------------------------------------------------------
@@ -138,6 +140,6 @@ class MapsFile(Form):
 
 
 def read_maps(folder: str | Path, key: str = "calibration") -> dict[str, Any]:
-    """The file of a calibration that train.py has made of imported confidences."""
+    """Return the file of a calibration that train.py has made of imported confidences."""
     remedy = "Make it: python train.py calibration=sts data=<imported>"
     return read_json(Path(folder) / FILE, MapsFile, key, remedy).written

@@ -28,14 +28,14 @@ class Sts:
 
     def grid(self) -> Tensor:
         """float64, ascending."""
-        ends = math.log10(self.lowest), math.log10(self.highest)
+        lowest, highest = math.log10(self.lowest), math.log10(self.highest)
         # in float32, as the engines make it
-        found = torch.logspace(*ends, steps=self.points).double()
-        return torch.cat([found, torch.ones(1).double()]).unique() if self.with_one else found
+        grid = torch.logspace(lowest, highest, steps=self.points).double()
+        return torch.cat([grid, torch.ones(1).double()]).unique() if self.with_one else grid
 
     def __call__(self, rows: Confidences) -> list[float]:
-        """A temperature for each position of `rows`."""
-        found, survival = [], torch.ones(len(rows.logits), dtype=torch.float64)
+        """Return a temperature for each position of `rows`."""
+        temperatures, survival = list[float](), torch.ones(len(rows.logits), dtype=torch.float64)
         for position in range(rows.gamma):
             counts = rows.counts(position)
             z, labels = rows.logits[counts, position], rows.labels[counts, position]
@@ -46,13 +46,13 @@ class Sts:
             ]
             best = self.grid()[errors.index(min(errors))].item() if len(z) else 1.0
             survival = survival * torch.sigmoid(rows.logits[:, position] / best)
-            found.append(best)
-        return found
+            temperatures.append(best)
+        return temperatures
 
 
 def equal_width_ece(predicted: Tensor, labels: Tensor, bins: int) -> float:
-    """The expected calibration error as engines define it: both [n], bins of equal width, weighted
-    by their rows. NaN of none."""
+    """Return the expected calibration error as engines define it: both [n], bins of equal width,
+    weighted by their rows. NaN of none."""
     cell = width_bins(predicted, bins)
     gaps = torch.zeros(bins, dtype=torch.float64)
     gaps.index_add_(0, cell, _inside(predicted) - labels.double())
@@ -60,7 +60,7 @@ def equal_width_ece(predicted: Tensor, labels: Tensor, bins: int) -> float:
 
 
 def width_bins(predicted: Tensor, bins: int) -> Tensor:
-    """[n] bin of each prediction, of equal widths."""
+    """Return the bin of each prediction, of equal widths, [n]."""
     return (_inside(predicted) * bins).long().clamp(0, bins - 1)
 
 

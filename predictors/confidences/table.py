@@ -16,6 +16,7 @@ from runtime.json_files import Form, Length, read_json, write_checksummed
 
 MANIFEST, TENSORS = "confidences.json", "confidences.safetensors"
 BLOCK = 64  # consecutive proposals that count as one unit where no request is known
+TENSOR_NAMES = ("logits", "labels", "length", "group", "domain")
 Labels = Literal["realised", "expected"]
 REMEDY = "Import it again: python scripts/import_confidence.py"
 
@@ -46,30 +47,26 @@ class Confidences:
         return self.logits.shape[1]
 
     def rows(self, kept: Tensor) -> "Confidences":
-        """kept: [n] bool."""
-        names = ("logits", "labels", "length", "group", "domain")
-        return replace(self, **{name: getattr(self, name)[kept] for name in names})
+        """Return those of `kept`, [n] bool."""
+        return replace(self, **{name: getattr(self, name)[kept] for name in TENSOR_NAMES})
 
     def counts(self, position: int) -> Tensor:
-        """[n] bool: whose token at `position`, from 0, counts."""
+        """Return whose token at `position`, from 0, counts, [n] bool."""
         return self.length > position
 
     def before(self) -> Tensor:
-        """[n, gamma], the label of the prefix before each token."""
+        """Return the label of the prefix before each token, [n, gamma]."""
         return torch.cat([torch.ones_like(self.labels[:, :1]), self.labels[:, :-1]], 1)
 
 
 def table(
     where: str, domain: str, logits: Tensor, labels: Tensor, length: Tensor, group: Tensor
 ) -> Confidences:
-    """`Confidences` of one domain. Raises UserError, which begins with `where`, for values that are
-    none: shapes that differ, NaN, labels that are none of prefixes."""
+    """Return `Confidences` of one domain. Raises UserError, which begins with `where`, for shapes
+    that differ, NaN, and labels that are none of prefixes."""
     if logits.ndim != 2 or logits.shape != labels.shape or not logits.numel():
-        _refuse(
-            where,
-            "logits and labels of the same shape [proposals, gamma]",
-            f"{list(logits.shape)} and {list(labels.shape)}",
-        )
+        shapes = f"{list(logits.shape)} and {list(labels.shape)}"
+        _refuse(where, "logits and labels of the same shape [proposals, gamma]", shapes)
     logits, labels = logits.double(), labels.double()
     inside = torch.arange(logits.shape[1]) < length[:, None]
     logits, labels = (values.where(inside, torch.zeros(())) for values in (logits, labels))
@@ -87,12 +84,13 @@ def _refuse(where: str, expected: str, got: str) -> NoReturn:
 
 
 def blocks(count: int) -> Tensor:
-    """[count] groups of proposals in the order they were logged, of which no request is known."""
+    """Return the groups [count] of proposals in the order they were logged, where the log names no
+    request."""
     return torch.arange(count) // BLOCK
 
 
 def joined(parts: list[Confidences], where: str, gamma: int | None = None) -> Confidences:
-    """Tables as one; groups stay apart. gamma: what all of them must have; null: the same."""
+    """Join tables; their groups stay apart. gamma: what all of them must have; None: the same."""
     wanted = gamma or parts[0].gamma
     for part in parts:
         if part.gamma != wanted:
@@ -107,8 +105,7 @@ def joined(parts: list[Confidences], where: str, gamma: int | None = None) -> Co
         first += int(part.group.max()) + 1
         domains.append(torch.tensor([names.index(name) for name in part.domains])[part.domain])
     logits, labels, length = (
-        torch.cat([getattr(part, name) for part in parts])
-        for name in ("logits", "labels", "length")
+        torch.cat([getattr(part, name) for part in parts]) for name in TENSOR_NAMES[:3]
     )
     return Confidences(
         logits, labels, length, torch.cat(groups), torch.cat(domains), tuple(names), parts[0].facts
@@ -136,22 +133,22 @@ def is_imported(folder: str | Path) -> bool:
     return (Path(folder) / MANIFEST).exists()
 
 
-def write_confidences(folder: Path, found: Confidences, labels: Labels, command: str) -> None:
+def write_confidences(folder: Path, rows: Confidences, labels: Labels, command: str) -> None:
     tensors = {
-        "logits": found.logits.float(),
-        "labels": found.labels.float(),
-        **{name: getattr(found, name).int() for name in ("length", "group", "domain")},
+        name: tensor.float() if tensor.is_floating_point() else tensor.int()
+        for name in TENSOR_NAMES
+        for tensor in (getattr(rows, name),)
     }
     with replaced_folder(folder, MANIFEST) as fresh:
         save_file(tensors, fresh / TENSORS)
         facts = {
             "schema_version": 1,
-            "gamma": found.gamma,
-            "proposals": len(found.logits),
-            "groups": len(found.group.unique()),
-            "domains": list(found.domains),
+            "gamma": rows.gamma,
+            "proposals": len(rows.logits),
+            "groups": len(rows.group.unique()),
+            "domains": list(rows.domains),
             "labels": labels,
-            "facts": dict(found.facts),
+            "facts": dict(rows.facts),
             "sha256": file_hash(fresh / TENSORS),
             "command": command,
         }
@@ -164,16 +161,16 @@ def read_confidences(folder: str | Path, key: str = "data") -> Confidences:
     facts = read_json(folder / MANIFEST, Manifest, key, REMEDY)
     path = folder / TENSORS
     try:
-        whole = file_hash(path) == facts.sha256
-        found = load_file(path) if whole else {}
+        if file_hash(path) != facts.sha256:
+            raise UserError(f"{key}: {path} is damaged (its checksum does not fit). {REMEDY}")
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{key}: {path} cannot be read ({error}). {REMEDY}") from error
-    if not whole:
-        raise UserError(f"{key}: {path} is damaged (its checksum does not fit). {REMEDY}")
     return Confidences(
-        found["logits"].double(),
-        found["labels"].double(),
-        **{name: found[name].long() for name in ("length", "group", "domain")},
+        **{
+            name: tensor.double() if tensor.is_floating_point() else tensor.long()
+            for name, tensor in tensors.items()
+        },
         domains=tuple(facts.domains),
         facts={**facts.facts, "labels": facts.labels, "command": facts.command},
     )

@@ -5,6 +5,7 @@ import glob
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,42 +45,38 @@ class ResumeFile:
         )
 
     def read(self) -> tuple[Tensors, dict[str, Any]] | None:
-        """(tensors, progress) as written; None where there is nothing to continue.
+        """Return (tensors, progress) as written; None where there is nothing to continue.
 
-        Raises UserError where the file is damaged or another run's. Says what else was interrupted
-        on its way to `out`."""
-        for path in sorted(self.path.parent.glob(self.others)):
-            if path != self.path:
-                print(
-                    f"out: {path} holds {self._other(path)}. It is not used here; delete it if"
-                    " nobody continues it"
-                )
+        Raises UserError where the file is damaged or another run's. Prints what else was
+        interrupted on its way to `out`."""
+        for path in sorted(set(self.path.parent.glob(self.others)) - {self.path}):
+            what = "something unreadable"
+            with suppress(*UNREADABLE), safe_open(path, framework="pt") as file:
+                run = json.loads(file.metadata()["progress"])["run"]
+                unlike = differences(run, self.run)
+                what = f"an interrupted training with other settings ({unlike})"
+            print(
+                f"out: {path} holds {what}. It is not used here; delete it if nobody continues it"
+            )
         if not self.path.exists():
             return None
         try:
             tensors, progress = _read(self.path)
         except UNREADABLE as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
             raise UserError(
-                f"out: {self.path} is damaged ({_line(error)}). Delete it to train from the start"
+                f"out: {self.path} is damaged ({reason}). Delete it to train from the start"
             ) from error
         if progress["run"] != self.run:
-            said = differences(progress["run"], self.run)
+            unlike = differences(progress["run"], self.run)
             raise UserError(
-                f"out: {self.path} is of another run ({said}). Delete it to train from the start"
+                f"out: {self.path} is of another run ({unlike}). Delete it to train from the start"
             )
         return tensors, progress
 
     def forget(self) -> None:
         """Remove the file."""
         self.path.unlink(missing_ok=True)
-
-    def _other(self, path: Path) -> str:
-        try:
-            with safe_open(path, framework="pt") as file:
-                run = json.loads(file.metadata()["progress"])["run"]
-            return f"an interrupted training with other settings ({differences(run, self.run)})"
-        except UNREADABLE:
-            return "something unreadable"
 
 
 def _read(path: Path) -> tuple[Tensors, dict[str, Any]]:
@@ -92,20 +89,16 @@ def _read(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _digest(tensors: Tensors, progress: str) -> str:
-    """SHA-256 of names, types, shapes and values."""
-    found = hashlib.sha256(progress.encode())
+    """Return the SHA-256 of names, types, shapes and values."""
+    sha256 = hashlib.sha256(progress.encode())
     for name, tensor in sorted(tensors.items()):
-        found.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+        sha256.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def named(tensors: Tensors, prefix: str) -> Tensors:
-    """Those whose names begin with `prefix`, which they lose."""
+    """Return those whose names begin with `prefix`, which they lose."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()

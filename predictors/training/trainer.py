@@ -2,8 +2,7 @@
 an interruption."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -81,7 +80,15 @@ class Trainer:
         self.history, best = run.resume(self.state)
         for row in self.history:
             self._log(row)
-        with _progress(self, run) as bar:
+        batches = len(run.loader)
+        with tqdm(
+            total=self.epochs * batches,
+            initial=len(self.history) * batches,
+            desc="train",
+            unit="batch",
+            mininterval=1,
+            disable=not run.accelerator.is_main_process,
+        ) as bar:
             for epoch in range(len(self.history), self.epochs):
                 if _since_best(self.history) >= self.patience:
                     break
@@ -91,7 +98,8 @@ class Trainer:
                     "lr": run.lr(),
                 }
                 row["validation_loss"] = run.held_out(held_out, held_out_loss)
-                run.end_epoch(row["validation_loss"])
+                if isinstance(run.scheduler, ReduceLROnPlateau):
+                    run.scheduler.step(row["validation_loss"])
                 self.history.append(row)
                 if _since_best(self.history) == 0:
                     best = run.weights()
@@ -132,13 +140,13 @@ class _Run:
             module.parameters(), lr=trainer.lr, weight_decay=trainer.weight_decay
         )
         self.prepared, self.optimizer = self.accelerator.prepare(module, optimizer)
-        part = Part(items, self.rank, self.processes)
         loader = DataLoader(
-            part, batch_size=trainer.batch_size, sampler=sampler, collate_fn=_already_a_batch
+            Part(items, self.rank, self.processes),  # divides a batch among processes
+            batch_size=trainer.batch_size,
+            sampler=sampler,
+            collate_fn=lambda batch: batch,  # `Part.__getitems__` has put the rows together
         )
-        self.loader = prepare_data_loader(
-            loader, self.accelerator.device, 1, 0, put_on_device=True
-        )  # divided by `Part`
+        self.loader = prepare_data_loader(loader, self.accelerator.device, 1, 0, put_on_device=True)
         self.steps = trainer.epochs * math.ceil(len(self.loader) / trainer.accumulate)
         self.scheduler: LambdaLR | ReduceLROnPlateau
         if trainer.schedule == "cosine":
@@ -153,10 +161,9 @@ class _Run:
         return unwrapped
 
     def epoch(self, epoch: int, loss: Loss, advance: Callable[[], Any]) -> float:
-        """One pass over the items; returns the mean micro-batch loss."""
-        torch.manual_seed(
-            self.seed * 1_000_003 + epoch
-        )  # dropout depends on the epoch alone: resumable
+        """Make one pass over the items; return the mean micro-batch loss."""
+        # dropout depends on the epoch alone: resumable
+        torch.manual_seed(self.seed * 1_000_003 + epoch)
         self.sampler.epoch = epoch
         self.prepared.train()
         total = torch.zeros((), device=self.accelerator.device)
@@ -168,13 +175,12 @@ class _Run:
         return _finite(float(self.accelerator.reduce(total)) / len(self.loader))
 
     def step(self, loss: Loss, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Returns what this process adds to the loss of the micro-batch."""
+        """Return what this process adds to the loss of the micro-batch."""
         with self.accelerator.accumulate(self.prepared):
             sums, counts = loss(self.prepared(x), y)
             value = mean_loss(sums, self.accelerator.reduce(counts))
-            self.accelerator.backward(
-                value * self.processes
-            )  # gradients are averaged over processes
+            # gradients are averaged over processes
+            self.accelerator.backward(value * self.processes)
             if self.accelerator.sync_gradients:
                 self.accelerator.clip_grad_norm_(self.prepared.parameters(), self.clip)
             self.optimizer.step()
@@ -184,16 +190,12 @@ class _Run:
         return value.detach()
 
     def held_out(self, items: Items, loss: Loss) -> float:
-        """The loss of all rows of `items`, to the bit the same in every process: what follows from
-        it is too."""
+        """Return the loss of all rows of `items`, to the bit the same in every process, so that
+        what follows from it is too."""
         part = part_of(len(items.x), self.rank, self.processes)
         pairs = torch.stack(loss(logits_in_chunks(self.module, items.x[part]), items.y[part]))
         value = mean_loss(*self.accelerator.reduce(pairs.to(self.accelerator.device)))
         return _finite(float(broadcast(value)))
-
-    def end_epoch(self, validation_loss: float) -> None:
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(validation_loss)
 
     def lr(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
@@ -206,8 +208,8 @@ class _Run:
     def state(
         self, best: Tensors, history: list[dict[str, float]]
     ) -> tuple[Tensors, dict[str, Any]]:
-        """(tensors, plain values) from which `resume` goes on. Generators are seeded anew in each
-        epoch."""
+        """Return (tensors, plain values) from which `resume` goes on. Generators are seeded anew in
+        each epoch."""
         moments = self.optimizer.state_dict()["state"]
         tensors = {
             f"optimizer.{i}.{name}": value
@@ -217,18 +219,15 @@ class _Run:
         tensors |= {f"module.{name}": value for name, value in self.weights().items()}
         if _since_best(history):  # else they are the weights
             tensors |= {f"best.{name}": value for name, value in best.items()}
-        scheduler = {
-            name: value
-            for name, value in self.scheduler.state_dict().items()
-            if name != "lr_lambdas"
-        }
+        scheduler = self.scheduler.state_dict()
+        scheduler.pop("lr_lambdas", None)
         return tensors, {"history": history, "scheduler": scheduler, "lr": self.lr()}
 
     def resume(self, file: ResumeFile | None) -> tuple[list[dict[str, float]], Tensors]:
-        """(history, best weights) of an interrupted run after going to where it stopped; else an
-        empty history."""
-        found = [file.read() if file is not None and self.accelerator.is_main_process else None]
-        (state,) = broadcast_object_list(found)  # the others may not see the file
+        """Return (history, best weights) of an interrupted run after going to where it stopped;
+        else an empty history."""
+        states = [file.read() if file is not None and self.accelerator.is_main_process else None]
+        (state,) = broadcast_object_list(states)  # the others may not see the file
         if file is None or state is None:
             return [], self.weights()
         tensors, progress = state
@@ -247,8 +246,8 @@ class _Run:
 
 
 def cosine(step: int, warmup: int, total: int) -> float:
-    """Factor of the learning rate at `step`: linear from 0 to 1 over `warmup` steps, then half a
-    cosine to 0."""
+    """Return the factor of the learning rate at `step`: linear from 0 to 1 over `warmup` steps,
+    then half a cosine to 0."""
     if step < warmup:
         return step / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
@@ -256,19 +255,15 @@ def cosine(step: int, warmup: int, total: int) -> float:
 
 @torch.no_grad()
 def logits_in_chunks(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """module(x) in eval mode, on the module's device, `CHUNK` rows at a time. Returns it on the
-    CPU."""
+    """Return module(x) in eval mode, on the CPU; worked out on the module's device, `CHUNK` rows at
+    a time."""
     device = next(module.parameters()).device
     module.eval()
     return torch.cat([module(rows.to(device).float()).cpu() for rows in x.split(CHUNK)])
 
 
-def _already_a_batch(batch: Any) -> Any:
-    return batch  # `Part.__getitems__` has put the rows together
-
-
 def _since_best(history: list[dict[str, float]]) -> int:
-    """Epochs since the lowest validation loss; the last epoch itself is 0."""
+    """Return the epochs since the lowest validation loss; the last epoch itself is 0."""
     losses = [row["validation_loss"] for row in history]
     return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
@@ -277,13 +272,3 @@ def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise UserError("trainer.lr: the loss became NaN or infinite. Lower it, or check the data")
     return value
-
-
-@contextmanager
-def _progress(trainer: Trainer, run: _Run) -> Iterator[tqdm]:
-    done = len(trainer.history) * len(run.loader)
-    total, hidden = trainer.epochs * len(run.loader), not run.accelerator.is_main_process
-    with tqdm(
-        total=total, initial=done, desc="train", unit="batch", mininterval=1, disable=hidden
-    ) as bar:
-        yield bar

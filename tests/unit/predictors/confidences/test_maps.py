@@ -6,12 +6,13 @@ import torch
 from predictors.calibration import fit_isotonic, fit_platt, fit_temperature
 from predictors.confidences.maps import (
     accepted_length_loss,
+    as_logged,
     conditional_temperatures,
     fit_maps,
     of_temperatures,
     reached,
 )
-from predictors.confidences.scores import as_logged, by_maps, errors, helps, scored
+from predictors.confidences.scores import errors, helps, scored
 from predictors.confidences.sts import Sts, equal_width_ece
 from predictors.confidences.table import Confidences, joined, table
 from tests.helpers.training.confidences import TEMPERATURES, logged
@@ -38,8 +39,8 @@ def test_freer_maps_have_no_temperatures(fit: object) -> None:
     shifted = table("x", "toy", rows.logits + 2, rows.labels, rows.length, rows.group)
     maps = fit_maps(shifted, fit, None, False)  # type: ignore[arg-type]
     assert maps.temperatures() is None
-    assert helps(shifted, by_maps(shifted, maps))
-    bins = equal_width_ece(by_maps(shifted, maps)[:, 2], shifted.labels[:, 2], 15)
+    assert helps(shifted, maps.surviving(shifted.logits))
+    bins = equal_width_ece(maps.surviving(shifted.logits)[:, 2], shifted.labels[:, 2], 15)
     assert bins < 0.02 < equal_width_ece(as_logged(shifted)[:, 2], shifted.labels[:, 2], 15)
 
 
@@ -87,7 +88,7 @@ def test_the_loss_of_the_accepted_length() -> None:
 
 def test_scores_by_domain_and_position() -> None:
     rows = joined([logged(640, domain="a"), logged(640, 1, "b")], "x")
-    held_out = by_maps(rows, of_temperatures(list(TEMPERATURES)))
+    held_out = of_temperatures(list(TEMPERATURES)).surviving(rows.logits)
     found = scored(rows, {"as logged": as_logged(rows), "true": held_out})
     assert list(found) == ["all", "a", "b"] and helps(rows, held_out)
     assert found["all"]["proposals"] == 1280 and found["a"]["groups"] == 10
