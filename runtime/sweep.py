@@ -8,7 +8,7 @@ from hydra.types import RunMode
 from runtime.errors import UserError
 from runtime.files import file_name
 
-ASIDE = ("out", "overwrite", "logger")
+ASIDE = ("out", "overwrite", "logger", "verbose")
 """Keys that do not change what a job makes."""
 
 

@@ -1,4 +1,4 @@
-"""scripts/tune.py what=checkpoints from its command line on checkpoints of a sweep over a tiny harvest."""
+"""tune.py what=checkpoints from its command line on checkpoints of a sweep over a tiny harvest."""
 
 import json
 import re

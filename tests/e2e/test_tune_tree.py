@@ -1,4 +1,4 @@
-"""scripts/tune.py what=tree from its command line on a tiny pair, and scripts/evaluate.py with the tree
+"""tune.py what=tree from its command line on a tiny pair, and scripts/evaluate.py with the tree
 it found."""
 
 import json
