@@ -24,6 +24,7 @@ from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 METHODS = ["fixed", "confidence", "product", "confidence_before", "adaedl", "specdecpp", "hrad"]
 CONTEXT = ("pair", "warp", "draft_warp", "provenance")
+COPIES = "{_target_:decoding.structures.lookup.Copies,ngram_max:3,ngram_min:2,stretch:2}"
 FILE = "runs/smollm2-eagle-thresholds-T0.0.json"
 
 
@@ -149,27 +150,25 @@ def test_grown_drafts_need_no_threshold(
         assert choice["other"] in ("fixed", "value") and choice["gain"] > 0
         assert choice["threshold"] > 0.5 / cost["autoregressive"]
         assert result["untuned"]["grown"]["regret"] >= 0
-    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", "methods=[grown]")
-    assert "methods: expected one of fixed, confidence, product, " in message
-    chain = ("+structure@structures.chain=chain", "methods=[fixed,chain]")
-    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *chain)
-    assert "structures.chain: expected a structure that can be replayed, got Chain" in message
-    foreign = ("structures.grown.checkpoint=checkpoints/hrad", "methods=[fixed,grown]")
-    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *foreign)
-    assert "structures.grown.checkpoint: checkpoints/hrad holds 'hrad', which does" in message
-    falling = ("what_if.c4.target={3:5,1:4}", "methods=[fixed]")
-    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *falling)
-    assert "what_if.c4.target: expected numbers of rows in rising order, got [3, 1]" in message
-    fixed = ("structures.grown.rate=0.5", "methods=[fixed,grown]")
-    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *fixed)
-    assert "structures.grown.rate: expected null, for replay finds the rate itself, got" in message
-    copying = (
-        "structures.grown.copies={_target_:decoding.structures.lookup.Copies,"
-        "ngram_max:3,ngram_min:2,stretch:2}",
-        "methods=[fixed,grown]",
-    )
-    message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *copying)
-    assert "structures.grown.copies: expected null, for no harvest says what could be" in message
+    grown, copies = "methods=[fixed,grown]", "structures.grown.copies"
+    for given, words in {
+        "methods=[grown]": "methods: expected one of fixed, confidence, product, ",
+        "+structure@structures.chain=chain methods=[fixed,chain]": (
+            "structures.chain: expected a structure that can be replayed, got Chain"
+        ),
+        f"structures.grown.checkpoint=checkpoints/hrad {grown}": (
+            "structures.grown.checkpoint: checkpoints/hrad holds 'hrad', which does"
+        ),
+        "what_if.c4.target={3:5,1:4} methods=[fixed]": (
+            "what_if.c4.target: expected numbers of rows in rising order, got [3, 1]"
+        ),
+        f"structures.grown.rate=0.5 {grown}": (
+            "structures.grown.rate: expected null, for replay finds the rate itself, got"
+        ),
+        f"{copies}={COPIES} {grown}": f"{copies}: expected null, for no harvest says what could be",
+    }.items():
+        message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *given.split())
+        assert words in message
 
 
 @pytest.mark.slow
@@ -184,12 +183,8 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     method = evaluated(tiny_pair_dir, monkeypatch, only, "method.confidence.stop.threshold=0.123")
     assert method["confidence"]["stop"]["threshold"] == 0.123
     assert "confidence: method.confidence.stop.threshold=0.123, as given" in capsys.readouterr().out
-    assert (
-        evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")["hrad"]["stop"][
-            "confidence"
-        ]["threshold"]
-        == 0.2
-    )
+    method = evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")
+    assert method["hrad"]["stop"]["confidence"]["threshold"] == 0.2
     assert "thresholds" not in capsys.readouterr().out
     found = json.loads(Path(FILE).read_text())
     found["rules"]["hrad"]["checkpoint"] = "another"
@@ -214,20 +209,9 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     message = refused(evaluate, monkeypatch, capsys, *few)
     assert f"thresholds: {FILE} was tuned for another pair. Tune this one: python" in message
     Path(FILE).write_text("{}")
-    message = refused(
-        evaluate, monkeypatch, capsys, *base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none"
-    )
+    message = refused(evaluate, monkeypatch, capsys, *few[:-1])
     assert "thresholds: " in message and "python scripts/tune.py" in message
-    message = refused(
-        evaluate,
-        monkeypatch,
-        capsys,
-        *base(tiny_pair_dir),
-        *GREEDY,
-        *SPLITS,
-        only,
-        "thresholds=nowhere.json",
-    )
+    message = refused(evaluate, monkeypatch, capsys, *few[:-1], "thresholds=nowhere.json")
     assert "thresholds: nowhere.json" in message
 
 
