@@ -18,8 +18,7 @@ from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.maps import FILE
 from decoding.stopping.base import setting_of
 from decoding.stopping.rollout_table import RolloutTable
-from evaluation.overlapped.settings import BranchRecords, is_serial, refuse_short, settings_of
-from evaluation.overlapped.walk import traces
+from evaluation.overlapped.walk import BranchRecords, is_serial, refuse_short, settings_of, traces
 from evaluation.page import simulated as simulated_draft
 from evaluation.replay.candidates import refuse_foreign_checkpoint, refuse_other_warps
 from evaluation.replay.read import read_table

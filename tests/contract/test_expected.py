@@ -11,7 +11,7 @@ from decoding.draft import RoundContext
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.sampling import Sampler, Warp
-from evaluation.expected import expected_counts
+from evaluation.expect import expected_counts
 from tests.contract.covering import covering, crossed
 from tests.contract.engines import ALONE, ASKING, OFF, PROMPT, Case, engine, rule_of, toy_pair
 from tests.contract.enumeration import Distribution, distribution_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decoding.structures.sequoia import Sequoia
-from evaluation.replay.tree_search import expected_tokens
+from evaluation.replay.tune_tree import expected_tokens
 from scripts import evaluate, tune
 from tests.helpers.programs.programs import mode, refused, run
 

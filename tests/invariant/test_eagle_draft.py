@@ -30,7 +30,7 @@ from drafts.chats import Chat, ChatPool, save_chats
 from drafts.eagle import EagleInTraining, Maps, unrolled
 from drafts.training import DraftTraining, TrainingConfig
 from evaluation.baselines.generate import assistant_of
-from evaluation.expected import Plan, Text, along
+from evaluation.expect import Plan, Text, along
 from evaluation.replay.check import draft_logits
 from evaluation.speedup_bound import match
 from runtime.errors import UserError

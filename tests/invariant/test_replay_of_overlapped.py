@@ -30,8 +30,7 @@ from decoding.trace import RoundTrace, Trace
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from evaluation.overlapped.settings import BranchRecords, Overlapped
-from evaluation.overlapped.walk import traces
+from evaluation.overlapped.walk import BranchRecords, Overlapped, traces
 from evaluation.replay.read import read_table
 from evaluation.timeline import Devices, modelled_seconds
 from predictors.features.layers import RecordedLayers

@@ -19,7 +19,7 @@ from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from evaluation.expected import (
+from evaluation.expect import (
     Expected,
     Plan,
     Text,

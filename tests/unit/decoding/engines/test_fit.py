@@ -28,7 +28,7 @@ from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.token import TokenVerifier
-from evaluation.overlapped.settings import settings_of
+from evaluation.overlapped.walk import settings_of
 from runtime.errors import UserError
 from tests.contract.engines import stop_rule
 from tests.helpers.training.checkpoints import write_checkpoint

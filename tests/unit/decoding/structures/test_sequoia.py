@@ -17,7 +17,7 @@ from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Sampler, without_replacement
 from decoding.structures.sequoia import Sequoia, write_artefact
 from decoding.verifiers.rrsw import RrswVerifier
-from evaluation.replay.tree_search import (
+from evaluation.replay.tune_tree import (
     Plan,
     Programme,
     best_plans,
