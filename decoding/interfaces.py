@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -178,6 +178,7 @@ class DraftStructure(Protocol):
         ...
 
 
+@runtime_checkable
 class ConfidenceRule(StopRule, Protocol):
     """A rule on the draft's own confidence, which says what of a branch is worth keeping.
 
@@ -191,14 +192,19 @@ class ConfidenceRule(StopRule, Protocol):
         ...
 
 
+@runtime_checkable
 class Classes(Protocol):
     """How far to draft, from verified facts alone, and the confidence rule that class "some" asks.
 
     target_layers: of the target, whose hidden states `classify` reads
-    trained_gamma: the draft length that a learned class is about; None where nothing was learned"""
+    trained_gamma: the draft length that a learned class is about; None where nothing was learned
+    trained_age: rounds between what a learned class was trained to read and what it is about"""
 
     @property
     def trained_gamma(self) -> int | None: ...
+
+    @property
+    def trained_age(self) -> int: ...
 
     @property
     def target_layers(self) -> Sequence[int]: ...
@@ -239,6 +245,7 @@ class Verifier(Protocol):
         ...
 
 
+@runtime_checkable
 class PathVerifier(Verifier, Protocol):
     """One that also verifies part of a chain: what an overlapped engine asks about its pending
     tokens."""
@@ -249,6 +256,7 @@ class PathVerifier(Verifier, Protocol):
         ...
 
 
+@runtime_checkable
 class CandidateVerifier(Verifier, Protocol):
     """One that also chooses among the candidates of one position: what an overlapped engine asks
     about its branches."""

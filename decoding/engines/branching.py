@@ -8,7 +8,7 @@ a sampled target."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Always:
     confidence: ConfidenceRule
     target_layers: Sequence[int] = ()
     trained_gamma: int | None = None
+    trained_age: int = 0
 
     def classify(self, context: RoundContext) -> int:
         return self.outcome
@@ -48,26 +49,25 @@ def classes_of(stop: "StopRule | Classes", gamma: int, a_priori: bool) -> Classe
     """How far `stop` says to draft. gamma: length of a draft, which a predictor of classes was
     trained for; a_priori: branches are asked about a round before they begin, for which it may be
     trained."""
-    if not hasattr(stop, "classify"):
+    if not isinstance(stop, Classes):
         raise UserError(
             f"stop, engine: {type(stop).__name__} does not say how far to draft from verified"
             " tokens. Use stop=hrad, confidence, confidence_before or never with this engine"
         )
-    classes = cast(Classes, stop)
-    if not hasattr(classes.confidence, "before_drawing"):
+    if not isinstance(stop.confidence, ConfidenceRule):
         raise UserError(
-            f"stop.confidence, engine: {type(classes.confidence).__name__} cannot say how much of a"
+            f"stop.confidence, engine: {type(stop.confidence).__name__} cannot say how much of a"
             " branch to keep. Use stop/confidence or stop/confidence_before there"
         )
-    refuse_older(getattr(classes, "trained_age", 0), int(a_priori))
-    trained = classes.trained_gamma
+    refuse_older(stop.trained_age, int(a_priori))
+    trained = stop.trained_gamma
     if trained not in (None, gamma):
         raise UserError(
             f"structure.gamma_max, stop.checkpoint: the classes are those of drafts of {trained}"
             f" tokens, and gamma_max is {gamma}. Set structure.gamma_max={trained}, in an"
             " experiment method.<its name>.structure.gamma_max"
         )
-    return classes
+    return stop
 
 
 def tokens_after_candidate(gamma: int, predicted: bool, a_priori: bool) -> int:

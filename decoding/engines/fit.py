@@ -49,7 +49,7 @@ def check_fit(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> 
 def check_overlap_fit(
     structure: DraftStructure, verifier: Verifier, branch_verifier: Verifier
 ) -> tuple[BranchingStructure, PathVerifier, CandidateVerifier]:
-    """The parts of an overlapped engine, or UserError naming both config keys."""
+    """Return the parts of an overlapped engine. Raises UserError naming both config keys."""
     builds, chain, branches = (
         type(part).__name__ for part in (structure, verifier, branch_verifier)
     )
@@ -58,11 +58,11 @@ def check_overlap_fit(
             f"structure, engine: {builds} does not branch off at one position. Use"
             " structure=branch_point"
         )
-    if not hasattr(verifier, "walk"):
+    if not isinstance(verifier, PathVerifier):
         raise UserError(
             f"verifier, engine: {chain} does not verify pending tokens. Use verifier=token or block"
         )
-    if not hasattr(branch_verifier, "trials"):
+    if not isinstance(branch_verifier, CandidateVerifier):
         raise UserError(
             f"engine.branch_verifier, engine: {branches} does not choose among candidates. Set"
             " verifier@engine.branch_verifier=rrsw, rrs or point_mass, or spechub with"
@@ -76,7 +76,7 @@ def check_overlap_fit(
             f" branches, {branches} takes {limit}. Set structure.candidates={limit}, or"
             " verifier@engine.branch_verifier to another one"
         )
-    return found, cast(PathVerifier, verifier), cast(CandidateVerifier, branch_verifier)
+    return found, verifier, branch_verifier
 
 
 def check_runs_beside(draft: LM, branches: int) -> None:

@@ -22,6 +22,7 @@ class Confidence(TunableRule):
     value_says = "draft's confidence"
     keeps_unsure = True
     trained_gamma = None
+    trained_age = 0
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ class ConfidenceBefore(TunableRule):
     value_says = "draft's highest probability"
     keeps_unsure = False
     trained_gamma = None
+    trained_age = 0
 
     def __init__(
         self,

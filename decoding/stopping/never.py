@@ -14,6 +14,7 @@ class Never:
     draft_layers: Sequence[int] = ()
     target_layers: Sequence[int] = ()
     trained_gamma: int | None = None
+    trained_age = 0
     stops_never = True
 
     def __init__(self) -> None:

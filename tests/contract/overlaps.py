@@ -25,7 +25,7 @@ class ByContext:
     """A class that depends on what is committed."""
 
     target_layers = ()
-    trained_gamma = None
+    trained_gamma, trained_age = None, 0
 
     def __init__(self, confidence: Confidence | ConfidenceBefore) -> None:
         self.confidence = confidence

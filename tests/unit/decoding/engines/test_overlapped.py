@@ -42,7 +42,7 @@ class ByTarget:
     verified position."""
 
     target_layers = range(-5, 0)
-    trained_gamma = None
+    trained_gamma, trained_age = None, 0
     confidence = Confidence(0.4)
 
     def __init__(self) -> None:
@@ -304,6 +304,7 @@ class Trained(Always):
     """As a predictor of classes that was trained for drafts of so many tokens."""
 
     trained_gamma: int | None = 3
+    trained_age: int = 0
 
 
 @pytest.mark.parametrize("a_priori", [False, True])
