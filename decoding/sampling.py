@@ -71,8 +71,10 @@ def _one_hot(logits: Tensor) -> Tensor:
     peak = largest(logits)[..., None]
     highest = logits.gather(-1, peak)
     _refuse_unless_finite(highest)
-    zero = highest - highest  # NaN, as a softmax is throughout, where the largest is no number
-    return zero.expand_as(logits).scatter(-1, peak, zero + 1)
+    hot = torch.zeros_like(logits).scatter_(-1, peak, 1.0)
+    if hot.device.type != "cpu":  # NaN throughout, as a softmax is, where the largest is no number
+        hot.masked_fill_(~highest.isfinite(), math.nan)
+    return hot
 
 
 def _refuse_unless_finite(numbers: Tensor) -> None:
