@@ -232,4 +232,5 @@ def test_replay_is_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         counts = test_replay.replayed(found, stop, test_replay.GAMMA)
         traces = test_replay.decode(stop, test_replay.MAX_NEW, test_replay.GAMMA)
         for place, prompt in enumerate(found.prompt_ids):
-            assert counts.of(place) == test_replay.counted(traces[int(prompt)]), (name, values)
+            replayed = test_replay.counts_of(counts, place)
+            assert replayed == test_replay.counted(traces[int(prompt)]), (name, values)
