@@ -119,18 +119,17 @@ def labelled(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def short(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the answer and one table. lines: of `answer`."""
+    """Return the answer, one table, and what was asked for besides. lines: of `answer`."""
     drafting = [name for name, method in results["methods"].items() if method["speculates"]]
     summary = results["summary"][ALL]
-    parts = [
-        "\n".join(lines),
-        f"# {heading(cfg)}",
-        *simulated(cfg.pair),
-        speed_table(summary, results["against"], drafting),
-        "\n".join(lossless_in_short(results["lossless"])),
-        *(f"{name}: left out, it did not compile ({why})." for name, why in left_out(results)),
-    ]
-    return "\n\n".join(parts)
+    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair)]
+    parts += [speed_table(summary, results["against"], drafting)]
+    if results["draft"]:
+        parts += draft_lines(results["draft"]["match"][ALL])
+    if cfg.modelled:
+        parts += [modelled_table(summary)]
+    parts += ["\n".join(lossless_in_short(results["lossless"]))]
+    return "\n\n".join([*parts, *left_out(results)])
 
 
 def page(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> str:
@@ -157,8 +156,11 @@ def page(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> s
     return "\n\n".join(parts)
 
 
-def left_out(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return list(results["left_out"].items())
+def left_out(results: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}: left out, it did not compile ({why})."
+        for name, why in results["left_out"].items()
+    ]
 
 
 def remarks(results: Mapping[str, Any]) -> list[str]:
@@ -171,7 +173,7 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
     for name, speeds in results["tried"].items():
         each = ", ".join(f"{what}: {speed:.1f}" for what, speed in speeds.items())
         parts += [f"{name}, tokens/s in the pass that chose: {each}"]
-    parts += [f"{name}: left out, it did not compile ({why})." for name, why in left_out(results)]
+    parts += left_out(results)
     if results["resumed"]:
         parts += [
             f"Decoded in more than one sitting ({results['resumed']} turns before the last one)."

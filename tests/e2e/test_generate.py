@@ -56,7 +56,7 @@ def test_pairs(
         ),
         *("~tried.prompt_lookup", "max_new_tokens=12", "longest_draft=3", "repeats=2"),
     ]
-    run(monkeypatch, tiny_pair_dir, *few, "warp=greedy", "draft_warp.temperature=0")
+    run(monkeypatch, tiny_pair_dir, "verbose=true", *few, "warp=greedy", "draft_warp.temperature=0")
     printed = capsys.readouterr().out
     found = json.loads(Path("runs/toy/results.json").read_text())
     rows = found["summary"]["all"]
