@@ -348,21 +348,18 @@ def verdict(name: str, metrics: Mapping[str, Any]) -> str:
 
 
 def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:
-    logger.log({f"test/{key}": value for key, value in flat(metrics["test"]).items()})
+    logger.log(
+        {
+            f"test/{name}/{score}": value
+            for name, row in metrics["test"].items()
+            for score, value in row.items()
+            if isinstance(value, float)
+        }
+    )
     for data, found in metrics.get("survival", {}).items():
         gaps = {name: value for name, (value, *_) in found["difference"].items()}
         logger.log({f"survival/{data}/above {name}": value for name, value in gaps.items()})
     logger.artifact(predictor.name, "predictor", out)
-
-
-def flat(test: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """{"hrad": {"kl": 0.9}} -> {"hrad/kl": 0.9}; numbers only."""
-    return {
-        f"{name}/{score}": value
-        for name, row in test.items()
-        for score, value in row.items()
-        if isinstance(value, float)
-    }
 
 
 if __name__ == "__main__":

@@ -40,27 +40,15 @@ from runtime.settings.check import faults
 from runtime.settings.groups import (
     AnySplit,
     Dataset,
-    DraftWarp,
     Limit,
     Logger,
+    Method,
+    Methods,
     SomeNames,
     Splits,
-    Warp,
     among,
 )
-from runtime.settings.kinds import (
-    Count,
-    Distinct,
-    Group,
-    Names,
-    Output,
-    Part,
-    Path,
-    Positive,
-    Says,
-    Seed,
-    Text,
-)
+from runtime.settings.kinds import Count, Distinct, Names, Output, Path, Positive, Says, Seed, Text
 
 CUSTOM = "custom"  # the method that takes the parts of the command line
 CostTables = Annotated[
@@ -75,26 +63,10 @@ What = Annotated[
 ]
 
 
-class Method(Group):
-    """What decodes."""
-
-    engine: Annotated[Part, "runs both models"]
-    structure: Annotated[Part | None, "which draws a draft consists of"]
-    verifier: Annotated[Part | None, "accepts or rejects them"]
-    stop: Annotated[Part | None, "when drafting ends"]
-
-
-class Evaluate(Group):
+class Evaluate(Methods):
     what: What
     pair: Pair
     dataset: Dataset
-    warp: Warp
-    draft_warp: DraftWarp
-    engine: Annotated[Part, "of the method `custom`: runs both models"]
-    structure: Annotated[Part, "of the method `custom`: which draws a draft consists of"]
-    verifier: Annotated[Part, "of the method `custom`: accepts or rejects them"]
-    stop: Annotated[Part, "of the method `custom`: when drafting ends"]
-    method: Annotated[dict[str, Method], "what there is to compare, by name"]
     logger: Logger
     methods: Annotated[Names, "keys of `method` to compare; autoregressive always runs"]
     tried: Annotated[
@@ -225,16 +197,9 @@ def main(cfg: DictConfig) -> None:
             logger.finish()
 
 
-class Expected(Group):
+class Expected(Methods):
     what: What
     pair: Pair
-    warp: Warp
-    draft_warp: DraftWarp
-    structure: Annotated[Part, "of the method `custom`: which draws a draft consists of"]
-    verifier: Annotated[Part, "of the method `custom`: accepts or rejects them"]
-    stop: Annotated[Part, "of the method `custom`: when drafting ends"]
-    engine: Annotated[Part, "of the method `custom`: runs both models"]
-    method: Annotated[dict[str, Method], "what there is to compare, by name"]
     methods: Annotated[SomeNames, "keys of `method` to compare"]
     against: Annotated[Text | None, "the one the others differ from; null: the first of `methods`"]
     data: Annotated[Path, "harvest whose responses the contexts are of, with the pair's tokenizer"]

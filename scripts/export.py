@@ -48,6 +48,7 @@ class Export(Group):
         Text, "the target as the engine is told of it, for the command to paste"
     ]
     draft_model: Annotated[Text, "the same of the draft"]
+    verbose: Annotated[bool, "print README.md"]
     out: Annotated[Output, "folder of the files"]
 
 
@@ -57,7 +58,7 @@ def main(cfg: DictConfig) -> None:
     from reports.publish import publish
     from serving.export.hub import Hub
     from serving.export.known import Engine
-    from serving.export.write import MARKER, facts, known, page
+    from serving.export.write import MARKER, answer, facts, known, page
 
     out = checked_folder("out", cfg.out)
     engine: Engine | Hub = instantiate(cfg.serving)
@@ -80,7 +81,7 @@ def main(cfg: DictConfig) -> None:
             (folder / file).write_text(content, encoding="utf-8")
         write_checksummed(folder / MARKER, facts(name, made, folder, command))
         (folder / "README.md").write_text(text + "\n", encoding="utf-8")
-    print(f"{text}\n\nsaved in {out}")
+    print(f"{text if cfg.verbose else answer(name, made)}\nsaved in {out}")
 
 
 if __name__ == "__main__":

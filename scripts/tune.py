@@ -63,6 +63,7 @@ from runtime.settings.groups import (
     Dataset,
     DraftWarp,
     Limit,
+    Methods,
     Replay,
     SomeNames,
     Splits,
@@ -283,25 +284,9 @@ Ratios = Annotated[
 ]  # fmt: skip
 
 
-class Method(Group):
-    """What decodes."""
-
-    engine: Annotated[Part, "runs both models: serial, overlapped or pearl"]
-    structure: Annotated[Part | None, "how long drafts and branches are, and how many"]
-    verifier: Annotated[Part | None, "accepts or rejects them: token"]
-    stop: Annotated[Part | None, "when drafting ends"]
-
-
-class Overlapped(Group):
+class Overlapped(Methods):
     what: What
     pair: Pair
-    warp: Warp
-    draft_warp: DraftWarp
-    structure: Annotated[Part, "of methods that draft and verify in turn, and of `custom`"]
-    verifier: Annotated[Part, "of methods that draft and verify in turn, and of `custom`"]
-    stop: Annotated[Part, "of the method `custom`: when drafting ends"]
-    engine: Annotated[Part, "of the method `custom`: runs both models"]
-    method: Annotated[dict[str, Method], "what there is to compare, by name"]
     methods: Annotated[SomeNames, "keys of `method` to compare"]
     against: Annotated[Names, "of `methods`: what the others are compared with"]
     data: Annotated[Path, "harvest with a round at every position; settings are chosen on it"]

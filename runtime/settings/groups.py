@@ -104,6 +104,27 @@ class Replay(Group):
         return {}
 
 
+class Method(Group):
+    """What decodes."""
+
+    engine: Annotated[Part, "runs both models"]
+    structure: Annotated[Part | None, "which draws a draft consists of"]
+    verifier: Annotated[Part | None, "accepts or rejects them"]
+    stop: Annotated[Part | None, "when drafting ends"]
+
+
+class Methods(Group):
+    """Methods by name, and the parts of the one that the command line makes."""
+
+    warp: Warp
+    draft_warp: DraftWarp
+    engine: Annotated[Part, "of the method `custom`: runs both models"]
+    structure: Annotated[Part, "of the method `custom`: which draws a draft consists of"]
+    verifier: Annotated[Part, "of the method `custom`: accepts or rejects them"]
+    stop: Annotated[Part, "of the method `custom`: when drafting ends"]
+    method: Annotated[dict[str, Method], "what there is to compare, by name"]
+
+
 def among(key: str, names: list[str], known: Mapping[str, Any]) -> Mapping[str, str]:
     """The misfit of a list of names, those of `known` alone being right."""
     if set(names) <= set(known):

@@ -54,6 +54,13 @@ def facts(name: str, made: Export, folder: Path, command: str) -> dict[str, Any]
     }
 
 
+def answer(name: str, made: Export) -> str:
+    """Say how to start the engine, and how much could not be carried over."""
+    started = "; ".join(map(printable, made.launch)) or "as before"
+    lost = f"{len(made.left_out)} things were not carried over" if made.left_out else "Nothing lost"
+    return f"Start {name} (checked for {made.checked}): {started}\n{lost}; README.md says more."
+
+
 def page(name: str, made: Export, command: str) -> str:
     lines = [f"- {printable(line)}." for line in made.left_out] or [
         "- Everything was carried over."

@@ -77,9 +77,11 @@ def test_every_engine_gets_a_folder(
     assert names == {"export.json", "README.md", *facts["files"]}
     assert facts["serving"] == serving and facts["checked_for"]
     readme = Path("x/README.md").read_text()
-    assert readme.strip() in capsys.readouterr().out
+    assert f"\nStart {serving} (checked for {facts['checked_for']}): " in capsys.readouterr().out
     for line in (*facts["launch"], *facts["left_out"], facts["command"]):
         assert line in readme
+    run(export, monkeypatch, f"serving={serving}", *given, "verbose=true", "out=y")
+    assert Path("y/README.md").read_text().strip() in capsys.readouterr().out
 
 
 def test_bad_input_is_one_line(
