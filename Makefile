@@ -19,7 +19,7 @@ TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --maxprocesses
 
 # A round at every position, so that every stop rule is tuned by replay on calibration prompts.
 demo: setup
-	$(RUN) scripts/build_pair.py
+	$(RUN) pairs/build_pair.py
 	$(RUN) scripts/gen_data.py out=data/rounds anchors.stride=1 gamma=8 max_new_tokens=64 dataset.limit=120
 	$(RUN) train.py predictor=specdecpp data=data/rounds
 	$(RUN) train.py predictor=hrad data=data/rounds

@@ -57,7 +57,7 @@ class Pair(Group):
     draft_options: Annotated[dict[str, Any], OPTIONS_HELP.replace("target", "draft")]
     draft_vocabulary: Annotated[
         Path | None,
-        "tokens the draft may propose: a file (scripts/draft_vocabulary.py); auto: the one in its"
+        "tokens the draft may propose: a file (pairs/draft_vocabulary.py); auto: the one in its"
         " folder, if any; null: all",
     ]
     draft_mix: Annotated[

@@ -1,23 +1,26 @@
-"""Every figure there is, found in the folders of `reports/figures`.
+"""Every figure of the report, from packages that the program names (`figures` of
+conf/report.yaml).
 
-A folder is a section of the report, named by SECTION in its `__init__.py`; a module in it lists its
-figures under FIGURES. The section on the pair at hand comes first, the papers by their folders'
-names. How to read each, as Markdown for the docs:
+A package with a SECTION is a section of the report, and so is each package in it; a module in one
+lists its figures under FIGURES. How to read each, as Markdown for the docs:
 
-    python -m reports.figure_registry > docs/figures.md"""
+    python -m reports.figure_registry > docs/figures.md
+    python -m reports.figure_registry papers > papers/figures.md"""
 
 import pkgutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
-from reports import figures
 from reports.artifacts import Artifacts
 from reports.figure import Builder, Entry, Figure
 
-FIRST = "general"
+GENERAL = "reports.figures"
 
 
 class Listed(NamedTuple):
@@ -27,24 +30,29 @@ class Listed(NamedTuple):
     entry: Entry
 
 
-def figure_registry() -> list[Listed]:
-    """In the order of the page."""
-    folders = sorted(
-        (found.name for found in pkgutil.iter_modules(figures.__path__) if found.ispkg),
-        key=lambda name: (name != FIRST, name),
-    )
-    return [listed for folder in folders for listed in _of_folder(f"{figures.__name__}.{folder}")]
+def figure_registry(packages: Sequence[str]) -> list[Listed]:
+    """Return the figures of `packages`, which are installed or in the working directory, in the
+    order of the page. A package that is neither, as `papers` beside a wheel, has none."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return [listed for name in packages if find_spec(name) for listed in _listed(name)]
 
 
-def _of_folder(name: str) -> Iterator[Listed]:
+def _listed(name: str) -> Iterator[Listed]:
     package = import_module(name)
-    for found in pkgutil.iter_modules(package.__path__):
-        entries: Sequence[Entry] = getattr(import_module(f"{name}.{found.name}"), "FIGURES", ())
-        yield from (Listed(package.SECTION, entry) for entry in entries)
+    modules = sorted(pkgutil.iter_modules(package.__path__), key=lambda module: module.name)
+    if section := getattr(package, "SECTION", None):
+        for module in modules:
+            path = f"{name}.{module.name}"
+            entries = () if module.ispkg else getattr(import_module(path), "FIGURES", ())
+            yield from (Listed(section, entry) for entry in entries)
+    for module in modules:
+        if module.ispkg:
+            yield from _listed(f"{name}.{module.name}")
 
 
 def builders(entry: Entry, artifacts: Artifacts) -> list[Builder]:
-    """What draws the figures of an entry, each with all that is said on how to read it."""
+    """Return what draws the figures of an entry, each with the whole advice on how to read it."""
     return [partial(_built, entry, build) for build in entry.builders(artifacts)]
 
 
@@ -53,10 +61,10 @@ def _built(entry: Entry, build: Builder) -> Figure:
     return replace(figure, how_to_read=f"{entry.how_to_read} {figure.how_to_read}".strip())
 
 
-def how_to_read() -> str:
-    """Markdown: a heading for each section, a line for each figure."""
+def how_to_read(packages: Sequence[str]) -> str:
+    """Return Markdown: a heading for each section, a line for each figure."""
     lines = ["# The figures, and how to read them"]
-    for section, entry in figure_registry():
+    for section, entry in figure_registry(packages):
         heading = f"## {section}"
         if heading not in lines:
             lines += ["", heading, ""]
@@ -65,4 +73,4 @@ def how_to_read() -> str:
 
 
 if __name__ == "__main__":
-    print(how_to_read(), end="")
+    print(how_to_read(sys.argv[1:] or [GENERAL]), end="")

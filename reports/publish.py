@@ -22,7 +22,7 @@ from predictors.base import (
 from predictors.card import model_card
 from predictors.hub import PLOT, push_to_hub, refuse_no_repository
 from reports.drawing import Record
-from reports.figures.general.calibration import STAGES, draw_diagrams
+from reports.figures.calibration import STAGES, draw_diagrams
 from runtime.errors import UserError
 from runtime.files import file_hash, only_writer, refuse_foreign, replaced_folder, write_json
 from runtime.json_files import write_checksummed

@@ -14,16 +14,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from decoding.trace import Trace, read_traces
-from evaluation import token_texts
 from evaluation.token_texts import Vocabulary
 from reports.artifacts import Artifacts
 from reports.figure import Builder, Figure, Missing, save
 from reports.figure_registry import builders, figure_registry
-from reports.find_artifacts import REPORT, RESULTS, read_evaluation
+from reports.find_artifacts import REPORT
 from reports.page import Lack, Section, Shown, page
-from reports.viewer import terminal
-from reports.viewer.rounds import UNKNOWN, rule_of
 from reports.viewer.viewer import fragment
 from runtime.errors import UserError
 from runtime.files import file_name, replaced_folder, write_json
@@ -40,7 +36,7 @@ def write(
     logger.start("report", OmegaConf.to_container(cfg, resolve=True))
     try:
         with replaced_folder(out, REPORT) as folder:
-            sections, lacking = build(artifacts, folder)
+            sections, lacking = build(artifacts, cfg.figures, folder)
             text = page(artifacts, sections, lacking, fragment(artifacts.evaluations, texts))
             (folder / "index.html").write_text(text, encoding="utf-8")
             write_json(folder / REPORT, facts(sections, lacking))
@@ -59,11 +55,14 @@ def searched(run: Any) -> list[Path]:
     return [Path(folder) for folder in ([run] if isinstance(run, str) else run)]
 
 
-def build(artifacts: Artifacts, folder: Path) -> tuple[list[Section], list[Lack]]:
-    """Draw into `folder`. Returns what there is, by section, and what is lacking altogether."""
+def build(
+    artifacts: Artifacts, packages: Sequence[str], folder: Path
+) -> tuple[list[Section], list[Lack]]:
+    """Draw the figures of `packages` into `folder`. Return what there is, by section, and what is
+    lacking altogether."""
     sections: dict[str, list[Shown]] = {}
     lacking, taken = list[Lack](), set[str]()
-    listed = [(*one, builders(one.entry, artifacts)) for one in figure_registry()]
+    listed = [(*one, builders(one.entry, artifacts)) for one in figure_registry(packages)]
     with tqdm(total=sum(len(each) for *_, each in listed), desc="report", unit="figure") as bar:
         for section, entry, each in listed:
             needs, found = dict[str, None](), list[Shown]()
@@ -125,38 +124,3 @@ def log(logger: Any, figure: Figure, folder: Path) -> None:
     if image.is_file():
         logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
     logger.table(f"tables/{figure.name}", figure.columns, figure.rows)
-
-
-# In the terminal ----------------------------------------------------------------------------------
-
-
-def print_trace(cfg: DictConfig) -> None:
-    """The rounds of one request, decoded by one method."""
-    path = Path(cfg.trace)
-    if not path.is_file():
-        raise UserError(
-            f"trace: expected a file of an evaluation, got {path}, which is not there. Write e.g."
-            " trace=runs/x/traces-hrad.jsonl"
-        )
-    trace = of_prompt(read_traces(path), cfg.prompt, path)
-    results = path.parent / RESULTS
-    rule = UNKNOWN
-    if results.is_file():
-        rule = rule_of(read_evaluation(path.parent).settings(trace.method))
-    for line in terminal.lines(
-        trace, token_texts.read(path.parent), terminal.wants_colour(sys.stdout), rule
-    ):
-        print(line)
-
-
-def of_prompt(traces: Sequence[Trace], prompt: Any, path: Path) -> Trace:
-    """prompt: a number, from 1 on, or an id. Of several repeats the first."""
-    prompts = list(dict.fromkeys((trace.dataset, trace.prompt_id) for trace in traces))
-    chosen = [place for place, (_, name) in enumerate(prompts) if prompt in (place + 1, name)]
-    if not chosen:
-        ids = ", ".join(name for _, name in prompts[:3])
-        raise UserError(
-            f"prompt: expected a number from 1 to {len(prompts)} or an id in trace={path}, got"
-            f" {prompt}. The ids begin with {ids}"
-        )
-    return traces[chosen[0]]

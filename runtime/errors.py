@@ -4,7 +4,7 @@
 class UserError(Exception):
     """Wrong input, said in one line that names the config key and the remedy.
 
-    Write it as ``UserError("pair.draft: no such folder 'x'. Run: python scripts/build_pair.py")``.
+    Write it as ``UserError("pair.draft: no such folder 'x'. Run: python pairs/build_pair.py")``.
     Scripts print it after ``error:`` and exit with code 2 (`runtime.cli`)."""
 
 

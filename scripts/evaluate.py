@@ -7,7 +7,7 @@
     python scripts/evaluate.py experiment=generate dataset=jsonl dataset.path=prompts.jsonl
     python scripts/evaluate.py what=expected methods=[rrsw,rrs,spechub] against=rrsw positions=8
 
-Needs the pair (python scripts/build_pair.py) and, for rules and structures that learn, their
+Needs the pair (python pairs/build_pair.py) and, for rules and structures that learn, their
 checkpoints (python train.py), made with the same warps; grown drafts need measured costs as well
 (python scripts/tune.py cost=measure). Takes the thresholds of scripts/tune.py where there are some
 for this pair and these warps, unless others are given; other settings are tried on calibration

@@ -4,15 +4,13 @@ page to look at.
     python scripts/report.py                      # of all that is in runs, data and checkpoints
     python scripts/report.py run=runs/smollm2-eagle-starter-T1.0
     python scripts/report.py run=[runs,data/rounds] out=runs/rounds-report
-    python scripts/report.py trace=runs/smollm2-eagle-starter-T1.0/traces-hrad.jsonl prompt=3
 
 Folders are searched with the folders in them. Writes index.html, which needs no network and none of
 the other files, a PNG and a CSV of each figure, and report.json, which lists them; an earlier
 report in `out` is replaced. What lacks its input is named at the end of the page, with the command
-that makes it. `trace` and `prompt` print the rounds of one request instead, and write nothing."""
+that makes it."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from omegaconf import DictConfig
 from pydantic import Field
@@ -20,7 +18,7 @@ from pydantic import Field
 from runtime.cli import program
 from runtime.files import checked_folder, only_writer, refuse_foreign
 from runtime.settings.groups import Logger
-from runtime.settings.kinds import Count, Group, Output, Path, Text
+from runtime.settings.kinds import Group, Output, Path, Text
 
 
 class Report(Group):
@@ -31,16 +29,11 @@ class Report(Group):
         " checkpoints",
     ]
     out: Annotated[Output, "folder of index.html, a PNG and a CSV of each figure, report.json"]
-    trace: Annotated[Path | None, "a traces-<method>.jsonl of an evaluation, to be printed instead"]
-    prompt: Annotated[Count | Text | None, "which of its prompts: a number from 1 on, or an id"]
-
-    @staticmethod
-    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
-        if values["trace"] is None and values["prompt"] is not None:
-            return {"trace": "a traces-<method>.jsonl, as prompt is given"}
-        if values["prompt"] is None and values["trace"] is not None:
-            return {"prompt": "a number from 1 on, or an id, as trace is given"}
-        return {}
+    figures: Annotated[
+        list[Text],
+        "packages of figures, in the order of the page, installed or in the working directory; one"
+        " that is neither is left out",
+    ]
 
 
 @program(__file__, Report)
@@ -48,11 +41,8 @@ def main(cfg: DictConfig) -> None:
     """Folders in, a page out."""
     from evaluation import token_texts
     from reports.find_artifacts import REPORT, gather
-    from reports.report import print_trace, searched, write
+    from reports.report import searched, write
 
-    if cfg.trace is not None:
-        print_trace(cfg)
-        return
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, REPORT)
     artifacts = gather(searched(cfg.run))

@@ -29,7 +29,7 @@ from runtime.files import write_atomically
 
 KEY = "pair.draft_vocabulary"
 FILE = "draft_vocabulary.safetensors"  # of a draft (`beside`): pair.draft_vocabulary=auto takes it
-_REMEDY = "Make one: python scripts/draft_vocabulary.py, or set pair.draft_vocabulary=null"
+_REMEDY = "Make one: python pairs/draft_vocabulary.py, or set pair.draft_vocabulary=null"
 _NARROW = 1 << 16  # ids below it are stored in 16 bits
 
 
@@ -47,7 +47,7 @@ def read_vocabulary(path: Path, vocab_size: int, key: str = KEY) -> Tensor:
 
     Raises UserError where it is missing or damaged, or does not hold distinct tokens of a
     vocabulary of `vocab_size`."""
-    remedy = f"Make one: python scripts/draft_vocabulary.py, or set {key}=null"
+    remedy = f"Make one: python pairs/draft_vocabulary.py, or set {key}=null"
     if not path.is_file():
         raise UserError(f"{key}: no file {path}. {remedy}")
     try:

@@ -14,7 +14,7 @@ from decoding.models.packing import fast_bfloat16
 from runtime.errors import UserError
 
 REMEDY = (
-    "Run `python scripts/build_pair.py` with the same pair= and pair.bits= for an embedded pair, or"
+    "Run `python pairs/build_pair.py` with the same pair= and pair.bits= for an embedded pair, or"
     " give a hub id or an existing folder."
 )
 UNLIMITED = 1 << 17  # tokens of a context where neither the model nor the user names a limit

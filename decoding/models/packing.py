@@ -4,7 +4,7 @@ Verification runs the target on 2 to 20 rows at once. A CPU spends most of such 
 rearranging the weights, and costs two to three times a single row: speculation would lose before it
 starts. oneDNN can keep the weights arranged. From how many rows on that is faster depends on the
 processor and the precision (`fewest_rows`): on AMD from one, on others from a few, in bfloat16
-always. Measurements: docs/lab-notes.md."""
+always. Measurements: papers/lab-notes.md."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,2 +1,3 @@
-"""Figures of a report: a folder for this pair, and one for each paper whose plots they
-reproduce."""
+"""Figures of any pair, whatever its methods."""
+
+SECTION = "This pair"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from runtime.settings import kinds
 
-OWN = ("runtime", "predictors", "decoding", "data_gen", "drafts", "evaluation")
+OWN = ("runtime", "predictors", "decoding", "data_gen", "evaluation", "pairs")
 MORE = "**"  # instead of a setting: there may be others, of which nothing is known
 _EMPTY = ("object", "Protocol", "Generic", "ABC", "NamedTuple")  # bases that add no settings
 _WORDS = {

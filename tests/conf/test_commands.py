@@ -11,8 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTES = ROOT / "docs/lab-notes.md"  # of runs that were made, on what there was then
-PAGES = [page for page in ROOT.glob("docs/**/*.md") if page != NOTES]
+PAGES = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("papers/*/README.md")]
 TEXTS = [ROOT / "README.md", *PAGES, *ROOT.glob("conf/**/*.yaml"), *ROOT.glob("scripts/*.py")]
 COMMAND = re.compile(r"python scripts/(tune|evaluate)\.py ([^`\n#]*warp=greedy[^`\n#]*)")
 HOLDERS = {

@@ -22,7 +22,10 @@ from tests.helpers.damage.hostile import program_of
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 SCRIPTS = {
-    path.stem: path for path in (ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py")))
+    path.stem: path
+    for folder in (ROOT, ROOT / "scripts", ROOT / "pairs")
+    for path in sorted(folder.glob("*.py"))
+    if (CONF / f"{path.stem}.yaml").is_file()
 }
 PROGRAMS = sorted(path.stem for path in CONF.glob("*.yaml"))
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
@@ -158,7 +161,11 @@ def documented(page: Path) -> list[str]:
     ]
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("papers/*/README.md")),
+]
 
 
 @pytest.mark.parametrize(

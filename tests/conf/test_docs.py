@@ -28,7 +28,7 @@ def test_a_decision_has_status_and_date(page: Path) -> None:
 
 
 def test_lab_notes_are_dated_oldest_first() -> None:
-    headings = re.findall(r"^## (.*)", (DOCS / "lab-notes.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (.*)", (ROOT / "papers/lab-notes.md").read_text(), re.MULTILINE)
     dates = [heading[:10] for heading in headings]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for date in dates)
     assert dates == sorted(dates)
@@ -40,6 +40,6 @@ def test_every_page_is_in_the_site() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "papers").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

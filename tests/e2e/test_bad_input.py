@@ -27,8 +27,10 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS: dict[str, ModuleType] = {
     "train.py": train,
     **{
-        f"scripts/{path.name}": import_module(f"scripts.{path.stem}")
-        for path in ROOT.glob("scripts/*.py")
+        f"{folder}/{path.name}": import_module(f"{folder}.{path.stem}")
+        for folder in ("scripts", "pairs")
+        for path in sorted((ROOT / folder).glob("*.py"))
+        if (ROOT / "conf" / f"{path.stem}.yaml").is_file()
     },
 }
 
@@ -237,8 +239,8 @@ CASES = [
     Case("no such benchmark", "scripts/benchmark.py", ["what=all"]),
     Case("positions left out", "scripts/benchmark.py", ["harvest.stride=4"]),
     Case("a tree of no nodes", "scripts/tune.py", ["what=tree", "nodes=0"]),
-    Case("no responses to count", "scripts/draft_vocabulary.py", ["data=null"]),
-    Case("one size for several", "scripts/draft_vocabulary.py", ["sizes=5"]),
+    Case("no responses to count", "pairs/draft_vocabulary.py", ["data=null"]),
+    Case("one size for several", "pairs/draft_vocabulary.py", ["sizes=5"]),
     Case("nothing to collect", "scripts/tune.py", ["what=checkpoints", "folder=none"]),
     Case(
         "nowhere to put the table",

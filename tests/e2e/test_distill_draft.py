@@ -1,4 +1,4 @@
-"""scripts/distill_draft.py from its command line, with a tiny target."""
+"""pairs/distill_draft.py from its command line, with a tiny target."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
-from drafts.chats import Chat, load_chats
-from drafts.generation import written_tokens
-from drafts.training import DraftTraining
+from pairs.chats import Chat, load_chats
+from pairs.generation import written_tokens
+from pairs.training import DraftTraining
 from scripts import distill_draft
 from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
 

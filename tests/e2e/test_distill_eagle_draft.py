@@ -15,9 +15,9 @@ from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import write_vocabulary
 from decoding.models.eagle.draft import EagleDraft
 from decoding.models.loading import ModelPair
-from drafts.chats import Chat, save_chats
-from drafts.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE
-from drafts.training import DraftTraining
+from pairs.chats import Chat, save_chats
+from pairs.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE
+from pairs.training import DraftTraining
 from scripts import distill_draft, evaluate
 from tests.helpers.models.tiny_pair import CONFIG, tiny_models
 from tests.helpers.programs.programs import GREEDY, base, refused, run

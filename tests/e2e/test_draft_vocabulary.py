@@ -1,4 +1,4 @@
-"""scripts/draft_vocabulary.py from its command line, and a harvest with the vocabulary it makes."""
+"""pairs/draft_vocabulary.py from its command line, and a harvest with the vocabulary it makes."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from data_gen.storage.dataset import Harvest
 from decoding.models.draft_vocabulary import read_vocabulary
-from drafts.chats import Chat, save_chats
+from pairs.chats import Chat, save_chats
 from scripts import draft_vocabulary, evaluate, gen_data
 from tests.helpers.models.tiny_pair import EOS, VOCAB, save_tiny_pair
 from tests.helpers.programs.programs import GREEDY, SPLITS, base, refused, run

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from drafts.chats import load_chats
-from drafts.generation import written_tokens
+from pairs.chats import load_chats
+from pairs.generation import written_tokens
 from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
 from tests.helpers.training.distillations import finish, kill_after, result
 

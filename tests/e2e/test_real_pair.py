@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
-    subprocess.run([sys.executable, "scripts/build_pair.py"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "pairs/build_pair.py"], cwd=ROOT, check=True)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return load_pair(compose("build_pair", ["pair=smollm2", *PLAIN]).pair)
 

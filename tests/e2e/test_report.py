@@ -15,9 +15,8 @@ import pytest
 from markupsafe import escape
 
 import train
-from decoding.trace import read_traces
 from reports.figure import Figure
-from reports.figures.general import speed
+from reports.figures import speed
 from runtime.files import only_writer
 from scripts import evaluate, gen_data, report, tune
 from tests.helpers.programs.processes import end, forked, wait_for
@@ -254,23 +253,6 @@ def test_what_is_left_alone_is_named(
         and "first/older/results.json" in page
         and page.count("<code>first/x</code>") == 1
     )
-
-
-def test_a_trace_is_printed_and_nothing_written(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = made / "runs/x/traces-specdecpp.jsonl"
-    second = read_traces(file)[1]
-    printed = []
-    for prompt in (2, second.prompt_id):
-        run(report, monkeypatch, f"trace={file}", f"prompt={prompt}")
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-    assert (
-        f"{second.dataset} {second.prompt_id}, specdecpp: {len(second.tokens)} tokens" in printed[0]
-    )
-    assert not [path for path in tmp_path.iterdir() if path.name != "outputs"]
 
 
 def test_a_bug_in_a_figure_is_not_hidden(

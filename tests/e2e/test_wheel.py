@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 BUILT_FROM = (
     *("pyproject.toml", "README.md", "LICENSE", "NOTICE", "train.py"),
     *("runtime", "predictors", "decoding", "data_gen", "evaluation", "serving", "reports"),
-    *("pairs", "scripts", "conf", "drafts"),
+    *("pairs", "scripts", "conf"),
 )
 TINY = ("anchors.stride=1", "gamma=2", "max_new_tokens=4", "dataset.limit=4", "out=data/rounds")
 

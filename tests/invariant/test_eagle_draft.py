@@ -26,13 +26,13 @@ from decoding.structures.dyspec import DySpecHeap
 from decoding.trace import Stopwatch
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from drafts.chats import Chat, ChatPool, save_chats
-from drafts.eagle import EagleInTraining, Maps, unrolled
-from drafts.training import DraftTraining, TrainingConfig
 from evaluation.baselines.generate import assistant_of
 from evaluation.expect import Plan, Text, along
 from evaluation.replay.check import draft_logits
 from evaluation.speedup_bound import match
+from pairs.chats import Chat, ChatPool, save_chats
+from pairs.eagle import EagleInTraining, Maps, unrolled
+from pairs.training import DraftTraining, TrainingConfig
 from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 

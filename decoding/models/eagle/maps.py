@@ -81,7 +81,7 @@ def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> F
             from_states, from_own = file.get_tensor("from_states"), file.get_tensor("from_own")
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise UserError(
-            f"pair.draft: {path} is damaged ({error}). Train it: python scripts/distill_draft.py"
+            f"pair.draft: {path} is damaged ({error}). Train it: python pairs/distill_draft.py"
             " draft=eagle"
         ) from error
     width, source = like.config.hidden_size, target.config.hidden_size
@@ -92,7 +92,7 @@ def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> F
     ):
         raise UserError(
             f"pair.draft: {path} reads states of another target than pair.target. Train one for it:"
-            " python scripts/distill_draft.py draft=eagle"
+            " python pairs/distill_draft.py draft=eagle"
         )
     return FeatureMaps(
         layers, from_states.to(like.device, like.dtype), from_own.to(like.device, like.dtype)

@@ -43,7 +43,12 @@ class Place(NamedTuple):
 @cache
 def program_of(name: str) -> Program:
     """Return the program, or the mode of one, that ``conf/<name>.yaml`` is for."""
-    files = [ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py"))]
+    files = [
+        file
+        for folder in (ROOT, ROOT / "scripts", ROOT / "pairs")
+        for file in sorted(folder.glob("*.py"))
+        if (CONF / f"{file.stem}.yaml").is_file()
+    ]
     modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
     programs = [each for module in modules for each in import_module(module).main.programs]
     return next(program for program in programs if program.config == name)

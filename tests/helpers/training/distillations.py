@@ -1,4 +1,4 @@
-"""scripts/distill_draft.py in child processes that are killed, forked as in `trainings`."""
+"""pairs/distill_draft.py in child processes that are killed, forked as in `trainings`."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def result(draft: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 def _distill(folder: str, arguments: tuple[str, ...]) -> None:
     import torch
 
-    from scripts import distill_draft
+    from pairs import distill_draft
 
     os.chdir(folder)
     sys.stdout = sys.stderr = open("log.txt", "a")

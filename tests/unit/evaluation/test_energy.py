@@ -13,7 +13,7 @@ from evaluation import decode
 from evaluation.energy import Counter, Meter, nvml_counters, rapl_counters
 from reports.artifacts import Evaluation
 from reports.figure import Missing, save
-from reports.figures.general.energy import JOULES, energy
+from reports.figures.energy import JOULES, energy
 
 
 def domain(root: Path, folder: str, name: str, joules: float, most: int = 1000) -> Path:

@@ -10,14 +10,8 @@ import torch
 
 from data_gen.samples import read_inputs, read_samples
 from data_gen.storage.dataset import Harvest
-from predictors.base import load_predictor
-from predictors.inputs import Inputs
-from predictors.metrics import log_loss
-from reports.artifacts import Artifacts, Checkpoint
-from reports.checkpoint_data import predicted, unseen
-from reports.figure import Figure, Missing
-from reports.figures.specbranch.activations import NEEDS
-from reports.figures.specbranch.hrad_data import (
+from papers.specbranch.activations import NEEDS
+from papers.specbranch.hrad_data import (
     CLASSES,
     EVEN,
     LENGTHS,
@@ -31,7 +25,13 @@ from reports.figures.specbranch.hrad_data import (
     of_hrad,
     rounds_back,
 )
-from reports.figures.specbranch.layers import FIGURES, by_layers
+from papers.specbranch.layers import FIGURES, by_layers
+from predictors.base import load_predictor
+from predictors.inputs import Inputs
+from predictors.metrics import log_loss
+from reports.artifacts import Artifacts, Checkpoint
+from reports.checkpoint_data import predicted, unseen
+from reports.figure import Figure, Missing
 from reports.harvest_data import draft_tokens, rounds
 from runtime.files import file_hash
 from tests.helpers.data import harvests

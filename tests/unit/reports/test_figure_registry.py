@@ -1,6 +1,7 @@
 """What a report shows: without artifacts each figure names what it needs, and the docs say how to
 read it."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from reports.figure_registry import builders, figure_registry, how_to_read
 from reports.settings import by_setting
 from tests.helpers.evaluation.evaluations import chain, evaluation, method, plain, trace
 
-DOCS = Path(__file__).parents[3] / "docs/figures.md"
-LISTED = figure_registry()
+ROOT = Path(__file__).parents[3]
+GUIDES = {"reports.figures": "docs/figures.md", "papers": "papers/figures.md"}
+LISTED = figure_registry([*GUIDES])
 ENTRIES = [entry for _, entry in LISTED]
 WITHOUT_INPUT = {
     "Acceptance of two candidates on toy distributions",
@@ -38,8 +40,20 @@ def test_each_says_what_it_needs(entry: Entry) -> None:
 
 
 def test_the_docs_say_how_to_read_each() -> None:
-    """Made by: python -m reports.figure_registry > docs/figures.md"""
-    assert DOCS.read_text() == how_to_read()
+    """Made by: python -m reports.figure_registry <package> > <page>"""
+    for package, page in GUIDES.items():
+        assert (ROOT / page).read_text() == how_to_read([package])
+
+
+def test_a_package_in_the_working_directory_has_figures_and_a_missing_one_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_figures").mkdir()
+    (tmp_path / "my_figures/__init__.py").write_text('SECTION = "Mine"\n')
+    (tmp_path / "my_figures/one.py").write_text("FIGURES = [1]\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    assert figure_registry(["no_such_package", "my_figures"]) == [("Mine", 1)]
 
 
 def test_titles_are_told_apart_and_sections_in_one_piece() -> None:

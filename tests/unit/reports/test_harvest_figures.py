@@ -10,13 +10,13 @@ import torch
 from reports.artifacts import Artifacts, Checkpoint, Harvest
 from reports.checkpoint_data import one_of_each
 from reports.figure import Figure, Missing, save
-from reports.figure_registry import builders, figure_registry
+from reports.figure_registry import builders
 from tests.helpers.data import harvests
 from tests.helpers.data.harvests import PAIR, PROMPTS, write_harvest
 from tests.unit.reports.figures.test_batch import SCHEDULE
 from tests.unit.reports.figures.test_theory import COST, FOUND
 from tests.unit.reports.test_figure_data import checkpoint, harvest
-from tests.unit.reports.test_figure_registry import WITHOUT_INPUT
+from tests.unit.reports.test_figure_registry import LISTED, WITHOUT_INPUT
 
 SCORED = {"reliability": {"train": {"token": {"calibrated": {"log_loss": [0.6, 0.5, 0.7]}}}}}
 
@@ -26,7 +26,7 @@ def built(artifacts: Artifacts) -> tuple[dict[str, list[Figure]], dict[str, str]
     nothing."""
     figures: dict[str, list[Figure]] = {}
     lacking: dict[str, str] = {}
-    for _, entry in figure_registry():
+    for _, entry in LISTED:
         for builder in builders(entry, artifacts) if entry.title not in WITHOUT_INPUT else ():
             try:
                 figure = builder()

@@ -8,7 +8,7 @@ import pytest
 from decoding.batch_cost import PerRow, tabled
 from reports.artifacts import Artifacts
 from reports.figure import Missing, save
-from reports.figures.general.batch import FIGURES, LOGGED, OVER, scheduler
+from reports.figures.batch import FIGURES, LOGGED, OVER, scheduler
 from reports.find_artifacts import gather
 from serving.schedule import Schedule, write_schedule
 

@@ -9,7 +9,7 @@ import torch
 
 from reports.checkpoint_data import Predicted
 from reports.figure import Missing, save
-from reports.figures.general.calibration import base_rate, diagrams, drift
+from reports.figures.calibration import base_rate, diagrams, drift
 
 ACCEPT = torch.tensor([0.2, 0.2, 0.8, 0.8])
 HAPPENED = torch.tensor([0.0, 1.0, 1.0, 1.0])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from papers.dyspec.acceptance import acceptance_by_probability
 from reports.figure import Missing, save
-from reports.figures.dyspec.acceptance import acceptance_by_probability
-from reports.figures.general.confidence import QUANTITIES, by_verdict
+from reports.figures.confidence import QUANTITIES, by_verdict
 from reports.harvest_data import DraftTokens
 
 TOKENS = DraftTokens(

@@ -6,7 +6,7 @@ import pytest
 
 from reports.artifacts import Evaluation
 from reports.figure import Missing, save
-from reports.figures.general.speed import speedups, time_shares
+from reports.figures.speed import speedups, time_shares
 from runtime.intervals import METHOD
 from tests.helpers.evaluation.evaluations import chain, plain, trace
 

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from data_gen.storage.dataset import Harvest
-from reports.artifacts import Evaluation
-from reports.figure import Missing, save
-from reports.figures.general.thresholds import DISCARD, VERIFICATION, frontier, tuned
-from reports.figures.specbranch.latency import (
+from papers.specbranch.latency import (
     CURVES,
     LATENCY,
     acceptance,
@@ -19,7 +16,10 @@ from reports.figures.specbranch.latency import (
     sequential,
     theorem_1,
 )
-from reports.figures.specdecpp.forward_times import forward_times
+from papers.specdecpp.forward_times import forward_times
+from reports.artifacts import Evaluation
+from reports.figure import Missing, save
+from reports.figures.thresholds import DISCARD, VERIFICATION, frontier, tuned
 from reports.harvest_data import Rounds
 from tests.helpers.data.harvests import write_harvest
 from tests.helpers.evaluation.evaluations import evaluation as made

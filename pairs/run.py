@@ -1,0 +1,187 @@
+"""One training of a draft, from its configuration (conf/distill_draft.yaml) to the folder of a
+draft, `pair.draft` of any command."""
+
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary
+from pairs.chats import ChatPool
+from pairs.generation import ChatWriter, written_tokens
+from pairs.shipping import earlier_runs
+from pairs.training import STATE, DraftTraining
+from runtime.compatibility import differences
+from runtime.errors import UserError
+from runtime.files import checked_folder, replaced_folder, write_json
+from runtime.json_files import OpenForm, read_json, write_checksummed
+from runtime.sweep import is_job, job_folder
+
+MARKER = "training.json"  # what the folder of a trained draft is known by
+SETTINGS = "settings.json"  # of a run that is not finished
+LOGGED = 20  # steps between two records of the logger
+TURNS = 20  # of training, where chats are written in between
+WRITTEN_BY = 1.5  # all chats are written when 1 / 1.5 of the training is done
+
+
+class Note(OpenForm):
+    """The settings of a run that is not finished."""
+
+    checksum: str
+
+
+def draft_folder(cfg: DictConfig, name: str) -> Path:
+    """`out`; for a job of a sweep one in it. name: of the kind of draft."""
+    default = f"checkpoints/{name}_draft{'-sweep' if is_job() else ''}"
+    out = checked_folder("out", default if cfg.out is None else cfg.out)
+    return job_folder(out, MARKER) if is_job() else out
+
+
+def state_folder(out: Path) -> Path:
+    """Of the run that makes the draft in `out`; deleted when it is made."""
+    return out.with_name(out.name + ".run")
+
+
+def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> DraftTraining:
+    """A new run; its state will be kept beside `out`.
+
+    Raises UserError for settings, chats or models that do not fit together."""
+    folder = Path(cfg.chats.folder)
+    pool = ChatPool(folder, cfg.chats.held_out)
+    if len(pool.chats) <= cfg.chats.held_out:
+        raise UserError(
+            f"chats.folder: {folder} holds no chats to train on. Write some: python"
+            f" pairs/distill_draft.py draft={kind.name} stage=generate"
+        )
+    size, found = target.config.hidden_size, pool.chats[0].states.shape[-1]
+    if size != found:
+        raise UserError(
+            f"chats.folder: expected hidden states of size {size}, as of pair.target, got {found}"
+            f" in {folder}. Write chats with this target"
+        )
+    file = vocabulary_file(cfg)
+    vocabulary = (
+        None if file is None else read_vocabulary(file, len(target.lm_head.weight), "vocabulary")
+    )
+    draft, config = kind.load(cfg.pair, target, pool), instantiate(cfg.training)
+    return DraftTraining(draft, pool, config, state_folder(out), cfg.seed, vocabulary)
+
+
+def vocabulary_file(cfg: DictConfig) -> Path | None:
+    """Of the tokens the draft is trained to say; None: all."""
+    if cfg.vocabulary == "auto":
+        return own_vocabulary(cfg.pair.draft)
+    if cfg.vocabulary is None:
+        return None
+    return checked_folder("vocabulary", cfg.vocabulary, "file")
+
+
+def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
+    """Go on from the state of an interrupted run, if there is one, and note what run this is.
+
+    Raises UserError where the state is another run's."""
+    origin = {"target": cfg.pair.target, "draft": kind.origin(cfg.pair)[0]}
+    now = {**settings_of(cfg), "pair": origin, "seed": cfg.seed}
+    note = run.folder / SETTINGS
+    if (run.folder / STATE).is_file() and note.is_file():
+        before = read_json(note, Note, "out", f"Delete {run.folder}, or choose another out")
+        if reason := differences(before.written, now):
+            raise UserError(
+                f"out: {run.folder} holds a run that was interrupted with {reason}. Delete it, or"
+                " choose another out"
+            )
+    if run.resume():
+        print(f"resuming after {run.progress['tokens']:,} tokens ({run.folder})")
+    elif cfg.stage == "finish":
+        raise UserError(
+            f"out: {run.folder} holds no trained state. Run with stage=train or stage=all first"
+        )
+    write_checksummed(note, now)
+
+
+def settings_of(cfg: DictConfig) -> dict[str, Any]:
+    """The settings that decide what is trained."""
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    chats = {key: settings["chats"][key] for key in ("folder", "held_out")}
+    kept = {key: settings[key] for key in ("draft", "vocabulary", "training")}
+    return {**kept, "chats": chats}
+
+
+def alternate(run: DraftTraining, writer: ChatWriter, train: Callable[[int], None]) -> None:
+    """Train on what there is, write more chats, and so on: both budgets are used up in step. train:
+    until so many response tokens were seen."""
+    total, wanted, there = run.config.tokens, writer.settings.tokens, written_tokens(writer.folder)
+    while run.progress["tokens"] < total:
+        train(min(total, run.progress["tokens"] + total // TURNS + 1))
+        share = min(1.0, WRITTEN_BY * run.progress["tokens"] / total)
+        writer.write(int(there + share * (wanted - there)))
+
+
+def train(run: DraftTraining, tokens: int, save_seconds: float, logger: Any) -> None:
+    """Train until `tokens` response tokens were seen, with a bar that shows the batch
+    acceptance."""
+    smooth = None
+    done = run.progress["tokens"]
+    with tqdm(total=tokens, initial=done, unit="tok", desc="train", smoothing=0.1) as bar:
+        for record in run.run(tokens, save_seconds):
+            found = record["acceptance"]
+            smooth = found if smooth is None else 0.95 * smooth + 0.05 * found
+            bar.set_postfix(acceptance=f"{smooth:.3f}", lr=f"{record['lr']:.1e}", refresh=False)
+            bar.update(record["tokens"] - bar.n)
+            if record["step"] % LOGGED == 0:
+                shown = {f"train/{key}": record[key] for key in ("acceptance", "regression", "lr")}
+                logger.log(shown, record["step"])
+
+
+def scores(run: DraftTraining) -> dict[str, float]:
+    """On the held-out chats, by the number of tokens drafted before: acceptance sum(min(p, q)),
+    greedy agreement, and KL(p || q) in nats."""
+    found = {}
+    for step, overlap in enumerate(run.held_out_scores()):
+        found[f"acceptance after {step} drafted"] = overlap.acceptance
+        found[f"agreement after {step} drafted"] = overlap.agreement
+        found[f"kl after {step} drafted"] = overlap.kl
+    return found
+
+
+def provenance(
+    cfg: DictConfig, kind: Any, run: DraftTraining, measured: dict[str, float]
+) -> dict[str, Any]:
+    """How the draft was made: command, settings, data and time spent, versions, scores, and the
+    runs that made what it started from."""
+    origin, made_in = kind.origin(cfg.pair)
+    return {
+        "command": shlex.join(["python", "pairs/distill_draft.py", *sys.argv[1:]]),
+        "seed": cfg.seed,
+        "config": settings_of(cfg),
+        "chats_config": OmegaConf.to_container(cfg.chats, resolve=True),
+        "notes": OmegaConf.to_container(cfg.notes, resolve=True),
+        "started_from": origin,
+        "chats": len(run.pool.training),
+        "response_tokens": run.pool.response_tokens(),
+        "progress": run.progress,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "held_out_chats": measured,
+        "earlier_runs": [] if made_in is None else earlier_runs(made_in),
+    }
+
+
+def save(cfg: DictConfig, run: DraftTraining, out: Path, record: dict[str, Any]) -> None:
+    """All files of the draft or none: what its kind writes, the target's tokenizer, and
+    `record`."""
+    with replaced_folder(out, MARKER) as folder:
+        run.draft.write(folder, vocabulary_file(cfg))
+        AutoTokenizer.from_pretrained(Path(cfg.pair.target).expanduser()).save_pretrained(folder)
+        write_json(folder / MARKER, record)

@@ -1,0 +1,183 @@
+"""Which tokens a draft should be able to propose: counted in its target's responses, judged on
+others.
+
+Frequency-ranked as in FR-Spec (2502.14856), over the target's own responses instead of a corpus.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from data_gen.columns import blocks
+from data_gen.labels import overlap
+from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_vocabulary import rows_of
+from decoding.models.loading import ModelPair
+from decoding.picking import largest
+from decoding.sampling import Warp
+from pairs.chats import Chat
+
+CONTEXT, WARM_UP, REPEATS = 128, 5, 30  # of timed forwards: rows in the cache, how many are run
+
+
+@dataclass(frozen=True)
+class Text:
+    """tokens: [n], a prompt and its response; start: index of the first response token, at least
+    1."""
+
+    tokens: Tensor
+    start: int
+
+    @classmethod
+    def of(cls, chat: Chat) -> "Text":
+        return cls(chat.tokens.long(), chat.start)
+
+    @classmethod
+    def joined(cls, prompt: Tensor, response: Tensor) -> "Text":
+        return cls(torch.cat([prompt, response]), len(prompt))
+
+    @property
+    def response(self) -> Tensor:
+        return self.tokens[self.start :]
+
+
+def count(texts: Iterable[Text], vocab_size: int) -> Tensor:
+    """[V], how often each token was said."""
+    said = torch.cat([text.response for text in texts])
+    return torch.bincount(said, minlength=vocab_size)
+
+
+def ranked(counts: Tensor) -> Tensor:
+    """[V] tokens, the most frequent first, and the lowest id first of equally frequent ones: byte
+    pairs are numbered in the order they were merged in, so of tokens never said the commoner ones
+    come first."""
+    return counts.argsort(descending=True, stable=True)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a draft vocabulary serves, at held-out positions. mass: of the target's distribution
+    p on it; acceptance: sum(min(p, q)); agreement: share of positions where both distributions have
+    the same most probable token."""
+
+    mass: float
+    acceptance: float
+    agreement: float
+
+
+@torch.inference_mode()
+def fits(
+    pair: ModelPair, texts: Iterable[Text], vocabularies: Sequence[Tensor], warps: tuple[Warp, Warp]
+) -> list[Fit]:
+    """Of each of `vocabularies` ([k] tokens). The draft of `pair` must have all tokens; warps:
+    target's, draft's."""
+    sums, positions = torch.zeros(len(vocabularies), 3), 0
+    for text in texts:
+        ours, theirs = (_logits(lm, text) for lm in (pair.target, pair.draft))
+        positions += len(ours)
+        for p_logits, q_logits in blocks(ours, theirs):
+            p = warps[0].probs(p_logits)
+            for row, tokens in enumerate(vocabularies):
+                sums[row] += _fit(p, warps[1].probs(_only(q_logits, tokens)), tokens)
+    return [Fit(*row) for row in (sums / positions).tolist()]
+
+
+def _logits(lm: CachedLM, text: Text) -> Tensor:
+    """[n, V] before each token of the response."""
+    lm.reset()
+    lm.forward(text.tokens[: text.start - 1], logits="none")
+    return lm.forward(text.tokens[text.start - 1 : -1]).logits
+
+
+def _only(logits: Tensor, tokens: Tensor) -> Tensor:
+    """[n, V] with -inf for all but `tokens`, as a draft of that vocabulary gives them."""
+    return torch.full_like(logits, -torch.inf).index_copy_(-1, tokens, logits[:, tokens])
+
+
+def _fit(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
+    """[3], the sums over the rows of p and q [n, V] that `Fit` has means of."""
+    same = largest(p) == largest(q)
+    return torch.stack([p[:, tokens].sum(), overlap(p, q).sum(), same.sum()]).cpu()
+
+
+def shortened(texts: Iterable[Text], positions: int) -> list[Text]:
+    """The first of `texts`, as many as have so many response tokens in all; the last of them is
+    cut."""
+    kept: list[Text] = []
+    for text in texts:
+        if positions <= 0:
+            break
+        kept.append(Text(text.tokens[: text.start + positions], text.start))
+        positions -= len(text.response)
+    return kept
+
+
+# Speed --------------------------------------------------------------------------------------------
+
+
+def draft_seconds(draft: CachedLM, vocabularies: Sequence[Tensor]) -> list[float]:
+    """Of a forward on one row with each of `vocabularies` ([k] tokens), then with all tokens; in
+    turns, medians."""
+    head: Any = draft.model.get_output_embeddings()
+    ways = [*((rows_of(head, tokens), tokens) for tokens in vocabularies), (head, draft.vocabulary)]
+    seconds: list[list[float]] = [[] for _ in ways]
+    _fill(draft)
+    for _ in range(REPEATS):
+        for way, taken in zip(ways, seconds, strict=True):
+            with _speaking(draft, *way):
+                taken.append(_seconds(draft, 1))
+    return [median(taken[WARM_UP:]) for taken in seconds]
+
+
+def target_seconds(target: CachedLM, rows: int) -> list[float]:
+    """Of a forward on 1, 2, ..., `rows` rows; in turns, medians."""
+    _fill(target)
+    taken = [[_seconds(target, n) for n in range(1, rows + 1)] for _ in range(REPEATS)]
+    return [median(column) for column in zip(*taken[WARM_UP:], strict=True)]
+
+
+@contextmanager
+def _speaking(draft: CachedLM, head: nn.Module, tokens: Tensor | None) -> Iterator[None]:
+    """With this output layer, which is about `tokens`."""
+    before = draft.model.get_output_embeddings(), draft.vocabulary
+    draft.model.set_output_embeddings(head)
+    draft.vocabulary = tokens
+    try:
+        yield
+    finally:
+        draft.model.set_output_embeddings(before[0])
+        draft.vocabulary = before[1]
+
+
+def _fill(lm: CachedLM) -> None:
+    lm.reset()
+    lm.forward(torch.zeros(min(CONTEXT, lm.max_length // 2), dtype=torch.long), logits="none")
+
+
+def _seconds(lm: CachedLM, rows: int) -> float:
+    """Of one forward after the context, which stays as it is."""
+    before, context = lm.seconds, lm.length
+    lm.forward(torch.zeros(rows, dtype=torch.long))
+    lm.crop(context)
+    return lm.seconds - before
+
+
+def modelled_speedup(acceptance: float, draft: float, target: Sequence[float]) -> tuple[float, int]:
+    """The best fixed draft length's speed-up over plain decoding, and that length (2211.17192,
+    theorem 3.8, with the cost of each number of rows). Every token is accepted with the same
+    probability, independently of the others.
+
+    draft: seconds of a forward; target: seconds of one with 1, 2, ... rows.
+    """
+    lengths = range(1, len(target))
+    tokens = [sum(acceptance**depth for depth in range(gamma + 1)) for gamma in lengths]
+    speeds = [
+        target[0] * n / (gamma * draft + target[gamma])
+        for gamma, n in zip(lengths, tokens, strict=True)
+    ]
+    return max(zip(speeds, lengths, strict=True))

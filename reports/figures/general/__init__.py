@@ -1,3 +1,0 @@
-"""Figures of any pair, whatever its methods."""
-
-SECTION = "This pair"
