@@ -8,10 +8,10 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
+from pairs import distill_draft
 from pairs.chats import Chat, load_chats
 from pairs.generation import written_tokens
 from pairs.training import DraftTraining
-from scripts import distill_draft
 from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
 
 SETTINGS = (

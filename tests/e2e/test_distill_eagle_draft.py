@@ -15,10 +15,11 @@ from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import write_vocabulary
 from decoding.models.eagle.draft import EagleDraft
 from decoding.models.loading import ModelPair
+from pairs import distill_draft
 from pairs.chats import Chat, save_chats
 from pairs.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE
 from pairs.training import DraftTraining
-from scripts import distill_draft, evaluate
+from scripts import evaluate
 from tests.helpers.models.tiny_pair import CONFIG, tiny_models
 from tests.helpers.programs.programs import GREEDY, base, refused, run
 
