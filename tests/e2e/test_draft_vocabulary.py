@@ -9,8 +9,9 @@ import torch
 
 from data_gen.storage.dataset import Harvest
 from decoding.models.draft_vocabulary import read_vocabulary
+from pairs import draft_vocabulary
 from pairs.chats import Chat, save_chats
-from scripts import draft_vocabulary, evaluate, gen_data
+from scripts import evaluate, gen_data
 from tests.helpers.models.tiny_pair import EOS, VOCAB, save_tiny_pair
 from tests.helpers.programs.programs import GREEDY, SPLITS, base, refused, run
 
