@@ -1,24 +1,32 @@
 """Saving and loading checkpoints where something is wrong: one line that names the file; what was
-good stays."""
+good stays. Whatever happens to the bytes of a checkpoint, loading it works or ends in one line."""
 
 import errno
 import json
 import os
+import random
 import resource
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from predictors import base
-from predictors.base import load_predictor, read_metrics, save_predictor
+from predictors.base import Predictor, load_predictor, read_metrics, save_predictor
+from predictors.calibration import Calibration
 from predictors.inputs import Inputs
+from predictors.survival import Survival
 from runtime import files
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, replaced_folder
+from tests.helpers.damage.damage import damage_one_file
+from tests.helpers.damage.fuzz import for_as_long_as_asked
 from tests.helpers.training.checkpoints import METRICS, rewrite_checksum, write_checkpoint
 
 DIM = 6
@@ -32,6 +40,20 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], Any], checksum: bool) -> None:
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    if checksum:
+        rewrite_checksum(checkpoint)
+
+
+def refused(checkpoint: Path, match: str, key: str = "checkpoint") -> str:
+    with pytest.raises(UserError, match=f"^{key}: {match}") as refusal:
+        load_predictor(checkpoint, key=key)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -54,15 +76,18 @@ def test_wrong_weights_are_refused(checkpoint: Path, wrong: str, checksums: bool
     save_file(WRONG[wrong](load_file(path)), path)
     if not checksums:
         rewrite_checksum(checkpoint)
-    with pytest.raises(
-        UserError, match="^stop.checkpoint: .*checkpoints/hrad is incomplete or damaged.*train.py"
-    ) as no:
-        load_predictor(checkpoint, key="stop.checkpoint")
-    assert ("model.safetensors is not as it was written" in str(no.value)) == checksums
+    line = refused(
+        checkpoint, ".*checkpoints/hrad is incomplete or damaged.*train.py", "stop.checkpoint"
+    )
+    assert ("model.safetensors is not as it was written" in line) == checksums
 
 
 SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda c: [c],
+    "another format": lambda c: {**c, "format_version": 99},
+    "a module of the interpreter": lambda c: {**c, "predictor": "os"},
+    "no predictor": lambda c: {**c, "predictor": "base"},
+    "one column more": lambda c: {**c, "dim": DIM + 1},
     "no settings": lambda c: {name: value for name, value in c.items() if name != "settings"},
     "unknown setting": lambda c: {**c, "settings": {**c["settings"], "width": 3}},
     "bad setting": lambda c: {**c, "settings": {**c["settings"], "gamma": 0}},
@@ -78,12 +103,9 @@ SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("wrong", SETTINGS)
 def test_wrong_configs_are_refused(checkpoint: Path, wrong: str) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps(SETTINGS[wrong](config)))
-    rewrite_checksum(checkpoint)
-    with pytest.raises(UserError, match="^checkpoint: .*python train.py") as refusal:
-        load_predictor(checkpoint)
-    assert "\n" not in str(refusal.value)
+    rewrite(checkpoint, SETTINGS[wrong], checksum=True)
+    line = refused(checkpoint, ".*python train.py")
+    assert wrong != "one column more" or "incomplete or damaged" in line and "state_dict" in line
 
 
 @pytest.mark.parametrize(
@@ -101,17 +123,13 @@ def test_wrong_calibrations_are_refused(checkpoint: Path, change: dict[str, Any]
     path = checkpoint / "calibration.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     rewrite_checksum(checkpoint)
-    with pytest.raises(UserError, match="^checkpoint: .*incomplete or damaged"):
-        load_predictor(checkpoint)
+    refused(checkpoint, ".*incomplete or damaged")
 
 
 def test_inputs_that_cannot_make_the_columns_are_refused(checkpoint: Path) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
     inputs = Inputs((), (), depth=True, history=True).to_dict()
-    (checkpoint / "config.json").write_text(json.dumps({**config, "inputs": inputs}))
-    rewrite_checksum(checkpoint)
-    with pytest.raises(UserError, match=f"^checkpoint: .*its inputs make no {DIM} columns"):
-        load_predictor(checkpoint)
+    rewrite(checkpoint, lambda c: {**c, "inputs": inputs}, checksum=True)
+    refused(checkpoint, f".*its inputs make no {DIM} columns")
 
 
 def test_every_digit_counts(checkpoint: Path) -> None:
@@ -121,8 +139,7 @@ def test_every_digit_counts(checkpoint: Path) -> None:
         for place in [n for n, byte in enumerate(content) if chr(byte).isdigit()][::7]:
             changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
             (checkpoint / name).write_bytes(changed)
-            with pytest.raises(UserError, match="^checkpoint: .*damaged|^checkpoint: .*version"):
-                load_predictor(checkpoint)
+            refused(checkpoint, "(.*damaged|.*version)")
             with pytest.raises(UserError, match="^folder: .*damaged|^folder: .*version"):
                 read_metrics(checkpoint, "folder")
         (checkpoint / name).write_bytes(content)
@@ -146,86 +163,101 @@ def test_an_edited_model_card_is_said(checkpoint: Path, capsys: pytest.CaptureFi
 def test_a_checkpoint_without_its_checksums_is_refused(
     checkpoint: Path, kept: dict[str, Any]
 ) -> None:
-    path = checkpoint / "config.json"
-    config = json.loads(path.read_text())
-    del config["sha256"]
-    path.write_text(json.dumps({**config, **kept}))
-    with pytest.raises(UserError, match="^checkpoint: .*damaged.*its checksum does not fit"):
-        load_predictor(checkpoint)
+    def without(config: dict[str, Any]) -> dict[str, Any]:
+        del config["sha256"]
+        return {**config, **kept}
+
+    rewrite(checkpoint, without, checksum=False)
+    refused(checkpoint, ".*damaged.*its checksum does not fit")
 
 
-def test_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
-    path = checkpoint / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
-    with pytest.raises(
-        UserError, match="has format version 2, this version reads 5. Train it again: python"
-    ):
-        load_predictor(checkpoint)
+def test_a_missing_or_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda c: {**c, "format_version": 2}, checksum=False)
+    refused(checkpoint, ".*has format version 2, this version reads 5. Train it again: python")
+    refused(checkpoint / "nowhere", ".*python train.py")
+
+
+@pytest.mark.parametrize("name", ["config.json", "calibration.json", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
+def test_damaged_files_are_refused(checkpoint: Path, name: str, damage: str) -> None:
+    path, size = checkpoint / name, (checkpoint / name).stat().st_size
+    if damage == "missing":
+        path.unlink()
+    else:
+        os.truncate(path, size // 2 if damage == "truncated" else 0)
+    refused(checkpoint, ".*python train.py")
 
 
 def full(*arguments: object, **options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("step", ["save", "_write_text", "_sync", "mkdir", "replace", "rename"])
-def test_a_full_disk_keeps_the_earlier_checkpoint(
-    checkpoint: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, predictor = content(checkpoint), load_predictor(checkpoint)
-    holder = {"save": base, "_write_text": files, "_sync": files}.get(step, Path)
-    monkeypatch.setattr(holder, step, full)
-    with pytest.raises(
-        UserError, match=r"^out: \S*hrad\S* cannot be written .*No space left on device.*Free some"
-    ) as no:
+def saves(checkpoint: Path, predictor: Predictor, match: str) -> str:
+    """The one line that saving a checkpoint in place of another ends in."""
+    with pytest.raises(UserError, match=match) as refusal:
         with replaced_folder(checkpoint, "config.json") as folder:
             save_predictor(predictor, folder, {"dim": DIM})
-    assert "\n" not in str(no.value)
-    monkeypatch.undo()
-    assert content(checkpoint) == before and [
-        path.name for path in checkpoint.parent.iterdir()
-    ] == ["hrad"]
+    return str(refusal.value)
+
+
+@pytest.fixture
+def kept(checkpoint: Path) -> Any:
+    """Holds that what was saved before is still there, alone."""
+    before = content(checkpoint)
+    yield load_predictor(checkpoint)
+    assert content(checkpoint) == before
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["hrad"]
     load_predictor(checkpoint)
 
 
-def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(checkpoint: Path) -> None:
+@pytest.mark.parametrize("step", ["save", "_write_text", "_sync", "mkdir", "replace", "rename"])
+def test_a_full_disk_keeps_the_earlier_checkpoint(
+    checkpoint: Path, kept: Predictor, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = {"save": base, "_write_text": files, "_sync": files}.get(step, Path)
+    with monkeypatch.context() as patched:
+        patched.setattr(holder, step, full)
+        says = r"^out: \S*hrad\S* cannot be written .*No space left on device.*Free some"
+        assert "\n" not in saves(checkpoint, kept, says)
+
+
+def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(
+    checkpoint: Path, kept: Predictor
+) -> None:
     """Real writes that fail in the middle of model.safetensors."""
-    before, predictor = content(checkpoint), load_predictor(checkpoint)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(
-            UserError, match="^out: .*model.safetensors cannot be written .*File too large"
-        ):
-            with replaced_folder(checkpoint, "config.json") as folder:
-                save_predictor(predictor, folder, {"dim": DIM})
+        saves(checkpoint, kept, "^out: .*model.safetensors cannot be written .*File too large")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert content(checkpoint) == before and [
-        path.name for path in checkpoint.parent.iterdir()
-    ] == ["hrad"]
 
 
-def test_the_last_rename_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_rename_fails(
+    checkpoint: Path, kept: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The earlier checkpoint has left its place; it is put back."""
-    before, predictor, rename = content(checkpoint), load_predictor(checkpoint), Path.rename
+    rename = Path.rename
 
     def second_fails(self: Path, target: Path) -> Path:
         return full() if self.name == ".hrad.writing" else rename(self, target)  # type: ignore[return-value, func-returns-value]
 
     monkeypatch.setattr(Path, "rename", second_fails)
-    with pytest.raises(UserError, match="^out: .* cannot be written"):
+    saves(checkpoint, kept, "^out: .* cannot be written")
+
+
+def test_an_interrupted_save_and_a_checkpoint_out_of_its_place(
+    checkpoint: Path, kept: Predictor
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
         with replaced_folder(checkpoint, "config.json") as folder:
-            save_predictor(predictor, folder, {"dim": DIM})
-    assert content(checkpoint) == before and [
-        path.name for path in checkpoint.parent.iterdir()
-    ] == ["hrad"]
-
-
-def test_a_checkpoint_out_of_its_place_is_put_back(checkpoint: Path) -> None:
-    before = content(checkpoint)
+            (folder / "config.json").write_text("half")
+            raise KeyboardInterrupt
+    with pytest.raises(UserError, match="^out: .* holds something else"):
+        with replaced_folder(checkpoint.parent, "config.json"):
+            pass
     checkpoint.rename(checkpoint.with_name(".hrad.old"))
     refuse_foreign(checkpoint, "config.json")
-    assert content(checkpoint) == before
 
 
 @pytest.mark.parametrize("read_only", ["hrad", "checkpoints"])
@@ -250,3 +282,92 @@ def test_a_read_only_folder_is_refused_at_once(
     ):
         refuse_foreign(checkpoint, "config.json")
     load_predictor(checkpoint)
+
+
+# Damage at random ---------------------------------------------------------------------------------
+
+ISOTONIC = Calibration(
+    "isotonic", curves=(((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),), survival=Survival(0.9, 0.2, -0.1)
+)
+VECTOR = Calibration(
+    "platt", (0.1, 0.0, -0.1), (1.0, 1.1, 0.9), (0.0, 0.1, -0.2), rows=9, nll_after=0.5
+)
+
+
+@pytest.fixture(scope="module", params=["specdecpp", "hrad"])
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    calibration = ISOTONIC if request.param == "specdecpp" else VECTOR
+    write_checkpoint(folder, request.param, DIM, calibration=calibration)
+    return Whole({path.name: path.read_bytes() for path in folder.iterdir()})
+
+
+def loads(folder: Path, whole: dict[str, bytes], seed: int) -> bool:
+    """Whether the checkpoint loads after damage number `seed`; anything but a UserError of one line
+    is raised. In three cases of four the checksums are made to fit, so that it gets as far as the
+    parsers."""
+    chance = random.Random(seed)
+    for name, content in whole.items():
+        (folder / name).write_bytes(content)
+    for _ in range(chance.choice([1, 1, 2])):
+        damage_one_file(folder, chance)
+    if chance.random() < 0.75:
+        with suppress(ValueError):  # no JSON any more
+            rewrite_checksum(folder)
+    try:
+        predictor = load_predictor(folder)
+    except UserError as error:
+        assert "\n" not in str(error) and str(error).startswith("checkpoint: ")
+        return False
+    assert torch.isfinite(predictor.predict_proba(torch.ones(3, DIM))).all()
+    assert torch.isfinite(predictor.calibration.survival(torch.rand(2, 4))).all()
+    return True
+
+
+class Whole(dict[str, bytes]):
+    """Files of a checkpoint; what a failing example prints of them is short."""
+
+    __repr__ = object.__repr__
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32))
+@pytest.mark.slow
+def test_a_damaged_checkpoint_loads_or_is_refused(
+    tmp_path: Path, whole: dict[str, bytes], seed: int
+) -> None:
+    assert loads(tmp_path, whole, seed) in (True, False), "and nothing is raised"
+
+
+def test_what_dropout_may_leave_out_is_looked_at(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    """Weights of which a hidden unit of H-RAD overflows."""
+    assert len({loads(tmp_path, whole, -25328) for _ in range(20)}) == 1
+
+
+@pytest.mark.slow
+def test_for_as_long_as_asked(
+    tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FUZZ_SECONDS=600 pytest -m slow tests/unit/predictors/test_checkpoint_faults.py"""
+    for_as_long_as_asked("checkpoints", lambda seed: loads(tmp_path, whole, seed), capsys)
+
+
+def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(
+    tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    for name, content in whole.items():
+        (tmp_path / name).write_bytes(content)
+    load_predictor(tmp_path)
+    for name in ("model.safetensors", "calibration.json", "metrics.json", "config.json"):
+        for seed in range(30):
+            at = random.Random(seed).randrange(len(whole[name]))
+            content = bytearray(whole[name])
+            content[at] ^= 1
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(UserError, match="^checkpoint: "):
+                load_predictor(tmp_path)
+        (tmp_path / name).write_bytes(whole[name])
