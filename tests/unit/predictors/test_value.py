@@ -33,6 +33,7 @@ def records(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def test_labels_and_weights_are_probabilities_of_the_harvest_and_not_its_coins() -> None:
+    """Siblings are those of the draft, sampled or greedy."""
     rows = Value(READS).samples(records())
     found = Chances.of(rows["outcomes"])
     assert rows["group"].tolist() == [4, 4, 7, 7]
@@ -42,9 +43,6 @@ def test_labels_and_weights_are_probabilities_of_the_harvest_and_not_its_coins()
     assert found.first.tolist() == pytest.approx([0.5, 0.4, 1, 0])
     assert found.following.tolist() == pytest.approx([0.4, 1, 0, 0])
     assert rows["outcomes"].sum(-1).tolist() == pytest.approx([1] * 4)
-
-
-def test_siblings_are_those_of_the_draft_sampled_or_greedy() -> None:
     rows = Value(READS).samples(records(accept_prob=torch.full((2, 3), 0.5)))
     found = Chances.of(rows["outcomes"])
     assert found.second.tolist() == pytest.approx([0.3, 0.3, 0.8, 0.8])
@@ -56,14 +54,8 @@ def test_the_token_after_the_last_that_counts_is_not_known() -> None:
     following, known = next_acceptance(accept, torch.tensor([3, 2, 3]), torch.tensor([3, 3, 1]))
     assert following[0, :2].tolist() == pytest.approx([0.8, 0.7])
     assert known.tolist() == [[True, True, False], [True, False, False], [False] * 3]
-
-
-def test_no_token_follows_another() -> None:
-    alone = records(drafted=torch.tensor([1, 1]))
-    with pytest.raises(
-        TooFewRows, match=r"^data: expected rounds in which a token follows .*\.py$"
-    ):
-        Value(READS).samples(alone)
+    with pytest.raises(TooFewRows, match=r"^data: expected rounds in which a token follows .*py$"):
+        Value(READS).samples(records(drafted=torch.tensor([1, 1])))
 
 
 def test_survival_is_the_way_there_times_the_next_step() -> None:
@@ -84,13 +76,10 @@ def test_a_weight_is_as_many_rows() -> None:
     assert float(mean_loss(*weighted)) == pytest.approx(float(mean_loss(*repeated)))
 
 
-def test_numbers_come_last_in_the_catalogue() -> None:
-    """The head takes the logs of the last columns."""
+def test_the_head_sees_orders_of_magnitude() -> None:
+    """It takes the logs of the last columns: numbers come last in the catalogue."""
     kinds = [name in FIXED for name in CATALOGUE]
     assert kinds == sorted(kinds)
-
-
-def test_the_head_sees_orders_of_magnitude() -> None:
     head = ValueHead(3, 2, width=4, dropout=0.0)
     x = torch.tensor([[0.5, 1e-3, -1e-5]])
     expected = torch.tensor([[0.5, 1e-3, -1e-5, 1e-3, 1e-5]])
@@ -133,16 +122,12 @@ def test_size_is_what_is_checked(names: list[str], dim: int, width: int) -> None
     assert f"got {count} for 1024 units on {dim} inputs" in str(refusal.value)
 
 
-def test_unknown_inputs_are_refused() -> None:
+def test_inputs_of_all_kinds_are_read_by_their_names() -> None:
+    reads = Value(list(CATALOGUE)).reads
+    assert reads == Inputs(None, None, True, True, True, True, draft_before=None, q_path=True)
+    assert reads.names == tuple(CATALOGUE)
     with pytest.raises(UserError, match=r"^predictor.inputs: expected some of draft_hidden, "):
         Value(["q_stats", "temper"])
-
-
-def test_inputs_of_all_kinds_are_read_by_their_names() -> None:
-    assert Value(list(CATALOGUE)).reads == Inputs(
-        None, None, True, True, True, True, draft_before=None, q_path=True
-    )
-    assert Value(list(CATALOGUE)).reads.names == tuple(CATALOGUE)
 
 
 @pytest.mark.slow
@@ -150,15 +135,10 @@ def test_it_learns_chances() -> None:
     """first and following follow from one number each; the siblings' chances do not depend on
     anything."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(4000, 8, generator=generator)
-    zeros = torch.zeros(4000)
-    chances = Chances(x[:, 0], x[:, 1], zeros + 0.3, zeros + 0.1)
-    rows = {
-        "inputs": x,
-        "outcomes": chances.outcomes(),
-        "weight": torch.ones(4000),
-        "group": torch.arange(4000) // 40,
-    }
+    x, ones = torch.rand(4000, 8, generator=generator), torch.ones(4000)
+    chances = Chances(x[:, 0], x[:, 1], 0.3 * ones, 0.1 * ones)
+    group = torch.arange(4000) // 40
+    rows = {"inputs": x, "outcomes": chances.outcomes(), "weight": ones, "group": group}
     trainer = Trainer(epochs=12, batch_size=64, lr=3e-3, schedule="cosine")
     predictor = Value(READS, 32, 0.0)
     predictor.fit(rows, Inputs(q_stats=True, q_path=True, depth=True), trainer)
