@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -51,13 +53,6 @@ def test_values_have_the_precision_of_the_harvested_files() -> None:
     assert torch.equal(rows.float(), wanted.bfloat16().float())
 
 
-def test_numbers_that_are_stored_in_float32_keep_it() -> None:
-    records = rounds()
-    rows = recorded(Inputs([-1], q_stats=True), LAYERS, records, "token")
-    assert rows.dtype == torch.float32
-    assert torch.equal(rows[..., 3:], torch.stack([records[name] for name in Q_STATS], -1))
-
-
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_columns_are_in_the_order_of_the_catalogue(name: str) -> None:
     records, one = rounds(), {name: (-1,) if name in LAYERS_OF else True}
@@ -70,12 +65,20 @@ def test_columns_are_in_the_order_of_the_catalogue(name: str) -> None:
     assert torch.equal(both[..., start : start + alone.shape[-1]], alone.float())
 
 
-def test_facts_of_a_round_are_the_same_for_all_its_tokens() -> None:
+def test_facts_are_where_they_belong() -> None:
+    """Those of a round are the same for all of its tokens, the state before is that of the token
+    before, and numbers that are stored in float32 keep it."""
     records = rounds()
+    rows = recorded(Inputs([-1], q_stats=True), LAYERS, records, "token")
+    assert rows.dtype == torch.float32
+    assert torch.equal(rows[..., 3:], torch.stack([records[name] for name in Q_STATS], -1))
     rows = recorded(Inputs((), [-2], history=True), LAYERS, records, "token")
     assert rows.shape == (5, 4, 6)
     assert torch.equal(rows[:, 3, :3], records["target_hidden"][:, 3:6].float())
     assert torch.equal(rows[:, 0, 3:], records["history"])
+    rows = recorded(Inputs(draft_before=[-1]), LAYERS, records, "token")
+    assert torch.equal(rows[:, 0], records["draft_first"])
+    assert torch.equal(rows[:, 1:], records["draft_hidden"][:, :-1])
 
 
 def test_before_a_round_the_token_is_the_last_committed_one() -> None:
@@ -87,13 +90,10 @@ def test_before_a_round_the_token_is_the_last_committed_one() -> None:
     assert torch.equal(rows, torch.cat([hidden, records["committed_embedding"]], 1))
 
 
-def test_round_trip() -> None:
+def test_round_trip_and_null_for_all_that_were_recorded() -> None:
     reads = Inputs([-2, -1], None, q_stats=True)
     assert Inputs.from_dict(reads.to_dict()) == reads
     assert Inputs.from_dict({"draft_hidden": [-1]}) == Inputs([-1])
-
-
-def test_null_means_all_that_were_recorded() -> None:
     assert Inputs(None, None).among(LAYERS) == Inputs([-1], [-3, -2, -1])
     assert Inputs([-1], depth=True).among(LAYERS) == Inputs([-1], depth=True)
 
@@ -107,20 +107,35 @@ def test_recorded_columns_of_some_layers_are_what_decoding_reads(layers: list[in
     assert narrowed(rollouts, [-3, -2, -1], layers).shape == (2, 5, 3 * len(layers))
 
 
-@pytest.mark.parametrize("wanted", [[-4], [-1, -2], [-5, -1]])
-def test_what_was_not_recorded_is_refused(wanted: list[int]) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^predictor\.layers: expected some of the recorded layers \[-3, -2, -1\], in their"
-        r" order, got .* inputs\.target_layers=",
-    ):
-        Inputs((), wanted).among(LAYERS)
-
-
-@pytest.mark.parametrize("layers", [3, "-1", [0], [True], [-1.0]])
-def test_layers_that_are_none_are_refused(layers: object) -> None:
-    with pytest.raises(UserError, match=r"^predictor\.layers: expected negative layers"):
-        checked_layers(layers)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        *(
+            (
+                lambda layers=layers: Inputs((), layers).among(LAYERS),
+                r"predictor\.layers: expected some of the recorded layers \[-3, -2, -1\], in their"
+                r" order, got .* inputs\.target_layers=",
+            )
+            for layers in ([-4], [-1, -2], [-5, -1])
+        ),
+        *(
+            (
+                lambda layers=layers: checked_layers(layers),
+                r"predictor\.layers: expected negative layers",
+            )
+            for layers in (3, "-1", [0], [True], [-1.0])
+        ),
+        (
+            lambda: Inputs(draft_hidden=[-1], draft_before=[-2]),
+            r"inputs\.draft_before: expected the layers of",
+        ),
+    ],
+)
+def test_layers_that_are_none_or_not_recorded_or_differ_are_refused(
+    make: Callable[[], object], says: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{says}"):
+        make()
 
 
 @pytest.mark.parametrize(
@@ -138,33 +153,15 @@ def test_what_is_not_there_is_refused(reads: Inputs, when: str, kind: str, words
         refuse_unreadable(reads, when, kind, "new")  # type: ignore[arg-type]
 
 
-def test_the_state_before_is_that_of_the_token_before() -> None:
-    records = rounds()
-    rows = recorded(Inputs(draft_before=[-1]), LAYERS, records, "token")
-    assert torch.equal(rows[:, 0], records["draft_first"])
-    assert torch.equal(rows[:, 1:], records["draft_hidden"][:, :-1])
-
-
-def test_both_states_are_of_the_same_layers() -> None:
-    with pytest.raises(UserError, match=r"^inputs\.draft_before: expected the layers of"):
-        Inputs(draft_hidden=[-1], draft_before=[-2])
-
-
-def test_numbers_of_a_path() -> None:
+def test_numbers_of_a_path_and_of_a_drawn_token() -> None:
     rows = path_rows(torch.tensor([0.5, 0.8, 0.1]))
-    expected = [[0.5, 0.5, 1.0], [0.4, 0.5, 0.5], [0.04, 0.1, 0.8]]
-    torch.testing.assert_close(rows[:, 0].exp(), torch.tensor(expected)[:, 0])
-    torch.testing.assert_close(rows[:, 1:], torch.tensor(expected)[:, 1:])
-
-
-def test_statistics_of_a_drawn_token() -> None:
+    torch.testing.assert_close(rows[:, 0].exp(), torch.tensor([0.5, 0.4, 0.04]))
+    torch.testing.assert_close(rows[:, 1:], torch.tensor([[0.5, 1], [0.5, 0.5], [0.1, 0.8]]))
     unwarped = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]])
-    found = q_stats(unwarped, torch.tensor([1, 2]))
-    assert list(found) == list(Q_STATS)
-    torch.testing.assert_close(found["q_drawn"], torch.tensor([0.3, 1.0]))
-    torch.testing.assert_close(found["q_max"], torch.tensor([0.5, 1.0]))
-    torch.testing.assert_close(found["q_margin"], torch.tensor([0.2, 1.0]))
-    torch.testing.assert_close(found["q_entropy"], torch.tensor([1.02965, 0.0]))
+    numbers = q_stats(unwarped, torch.tensor([1, 2]))
+    expected = [[0.3, 1.0], [0.5, 1.0], [0.2, 1.0], [1.02965, 0.0]]
+    assert list(numbers) == list(Q_STATS)
+    torch.testing.assert_close(torch.stack(list(numbers.values())), torch.tensor(expected))
 
 
 def test_numbers_of_one_token_are_those_of_many() -> None:

@@ -18,8 +18,7 @@ def prefixes(f: Tensor, accept: Tensor, length: Tensor, group: Tensor) -> Prefix
 
 def rollouts(spread: float, prompts: int = 60, rows: int = 20, hard: bool = False) -> Prefixes:
     """Each rollout is easy or hard as a whole (log-odds shifted by `spread` * normal), which f does
-    not know: tokens are accepted together, and the product of their marginal probabilities is too
-    small."""
+    not know: the product of the tokens' marginal probabilities is too small."""
     generator = torch.Generator().manual_seed(0)
     count = prompts * rows
     seen = 1 + 0.5 * torch.randn(count, GAMMA, generator=generator, dtype=torch.float64)
@@ -84,9 +83,8 @@ def test_one_way_of_reading_it() -> None:
         batch = survival(f)
         assert batch.shape == (5, 4) and batch.dtype == torch.float64
         for row, expected in zip(f, batch, strict=True):
-            assert torch.equal(
-                torch.stack([survival(row[: k + 1])[-1] for k in range(4)]), expected
-            )
+            grown = torch.stack([survival(row[: k + 1])[-1] for k in range(4)])
+            assert torch.equal(grown, expected)
         rows = prefixes(f, f, torch.full((5,), 4), torch.arange(5))
         assert torch.equal(survival.of_prefixes(rows), batch.flatten())
     assert torch.equal(Survival()(f), f.double().cumprod(1))
@@ -94,10 +92,8 @@ def test_one_way_of_reading_it() -> None:
 
 
 def test_prefixes_end_where_the_draft_does_and_are_labelled_with_the_joint_probability() -> None:
-    f, accept = (
-        torch.tensor([[0.5, 0.4, 0.9], [0.2, 0.5, 1.0]]),
-        torch.tensor([[1.0, 0.5, 0.5], [0.5, 0.0, 1.0]]),
-    )
+    f = torch.tensor([[0.5, 0.4, 0.9], [0.2, 0.5, 1.0]])
+    accept = torch.tensor([[1.0, 0.5, 0.5], [0.5, 0.0, 1.0]])
     rows = prefixes(f, accept, torch.tensor([3, 2]), torch.tensor([7, 9]))
     assert rows.k.tolist() == [1, 2, 3, 1, 2] and rows.group.tolist() == [7, 7, 7, 9, 9]
     assert rows.product.tolist() == pytest.approx([0.5, 0.2, 0.18, 0.2, 0.1])

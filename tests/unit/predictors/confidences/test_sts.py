@@ -1,10 +1,11 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from predictors.confidences.sts import Sts, equal_width_ece
-from predictors.confidences.table import Confidences, blocks, table
+from predictors.confidences.table import blocks, table
 from tests.helpers.training.confidences import TEMPERATURES, logged
 
 DEEPSPEC = Sts(0.05, 20.0, 256, True, 20)
@@ -44,12 +45,9 @@ def test_each_temperature_is_the_first_of_lowest_error_given_those_before() -> N
     rows = logged(300)
     survival = torch.ones(300).double()
     for position, found in enumerate(SGLANG(rows)):
+        z, labels = rows.logits[:, position], rows.labels[:, position].tolist()
         errors = {
-            t: plain_ece(
-                (survival * torch.sigmoid(rows.logits[:, position] / t)).tolist(),
-                rows.labels[:, position].tolist(),
-                15,
-            )
+            t: plain_ece((survival * torch.sigmoid(z / t)).tolist(), labels, 15)
             for t in torch.logspace(-1, 1, 41).double().tolist()
         }
         least = min(errors.values())
@@ -66,8 +64,8 @@ def test_only_what_counts_is_fitted_on() -> None:
     whole = logged(400)
     noise = torch.where(torch.arange(400)[:, None] % 2 == 0, whole.logits, -whole.logits * 9)
     half = torch.where(torch.arange(400) % 2 == 0, 3, 1)
-    rows = table("toy", "toy", noise.index_copy(1, torch.tensor([0]), whole.logits[:, :1]),
-                 whole.labels, half, blocks(400))  # fmt: skip
+    noise[:, 0] = whole.logits[:, 0]
+    rows = table("toy", "toy", noise, whole.labels, half, blocks(400))
     found, clean = SGLANG(rows), SGLANG(whole)
     assert found[0] == clean[0]
     kept = whole.rows(half == 3)
@@ -80,8 +78,4 @@ def test_only_what_counts_is_fitted_on() -> None:
 
 
 def test_a_position_that_nothing_came_to_stays_as_it_is() -> None:
-    rows = logged(100)
-    short = Confidences(
-        rows.logits, rows.labels, torch.full((100,), 2), rows.group, rows.domain, rows.domains
-    )
-    assert SGLANG(short)[2] == 1.0
+    assert SGLANG(replace(logged(100), length=torch.full((100,), 2)))[2] == 1.0
