@@ -155,25 +155,23 @@ def test_special_tokens_spelled_in_a_text_are_ordinary_text() -> None:
             response_ids(ExternalResponse("p1", spelled, True, "x"), pair, 99)
 
 
-def test_an_end_that_a_tokenizer_cannot_spell_otherwise_is_refused(pair: ModelPair) -> None:
-    with pytest.raises(UserError, match=r"^x spells out the end token </s> in its text"):
-        response_ids(ExternalResponse("p1", "w3 </s> w4", False, "x"), pair, 6)
-
-
-@pytest.mark.parametrize("content", [[1, VOCAB], [-1], [10**30]])
-def test_ids_beyond_the_vocabulary_are_refused(content: list[int], pair: ModelPair) -> None:
-    with pytest.raises(
-        UserError,
-        match=rf"^responses\.path: f line 2 has token {content[-1]}, the vocabulary ends at 31",
-    ):
-        response_ids(ExternalResponse("p1", content, False, "responses.path: f line 2"), pair, 6)
-
-
-def test_text_that_is_no_token_is_refused(pair: ModelPair) -> None:
-    with pytest.raises(
-        UserError, match=r"^responses\.path: f line 2 has a response without a token"
-    ):
-        response_ids(ExternalResponse("p1", "  ", False, "responses.path: f line 2"), pair, 6)
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("w3 </s> w4", "spells out the end token </s> in its text"),
+        ("  ", "has a response without a token"),
+        ([1, VOCAB], f"has token {VOCAB}, the vocabulary ends at 31"),
+        ([-1], "has token -1, the vocabulary ends at 31"),
+        ([10**30], f"has token {10**30}, the vocabulary ends at 31"),
+    ],
+)
+def test_what_cannot_be_tokens_of_the_target_is_refused(
+    content: str | list[int], says: str, pair: ModelPair
+) -> None:
+    """An end that a tokenizer cannot spell otherwise, text without a token, ids of no token."""
+    where = "responses.path: f line 2"
+    with pytest.raises(UserError, match=rf"^{where} {says}"):
+        response_ids(ExternalResponse("p1", content, False, where), pair, 6)
 
 
 @pytest.mark.parametrize(
