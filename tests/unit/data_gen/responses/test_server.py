@@ -167,6 +167,7 @@ def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> Non
 
 
 FOUR_TRIES = "gave no response to p5 in 4 tries"
+NO_IDS = "gives token_ids to p5 that are no list of whole numbers"
 STAYING = {
     "500": rf"{FOUR_TRIES} \(status 500: went wrong: 500 None\)\. Check the server",
     "garbage": rf"{FOUR_TRIES} \(not a completion: <html>busy</html>\)",
@@ -182,9 +183,9 @@ STAYING = {
     "empty": r"gives an empty response to p5 \(finish_reason length\)",
     "null": "gives an empty response to p5",
     "half": r"gives a response to p5 that is no text \(it holds half a character\)",
-    "named ids": "gives token_ids to p5 that are no list of whole numbers. Leave out responses.extra",
-    "real ids": "gives token_ids to p5 that are no list of whole numbers",
-    "one id": "gives token_ids to p5 that are no list of whole numbers",
+    "named ids": rf"{NO_IDS}\. Leave out responses\.extra",
+    "real ids": NO_IDS,
+    "one id": NO_IDS,
     "thinks": "takes reasoning or tool calls out of its response to p5",
 }
 
