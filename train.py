@@ -87,7 +87,7 @@ MARKER = "metrics.json"  # what a checkpoint folder is known by
 
 
 @program(__file__, Train, several=True)
-def main(cfg: DictConfig) -> None:
+def main(settings: Train) -> None:
     """Harvest in, checkpoint out; imported confidences in, their calibration out."""
     from data_gen.samples import inputs_of, unseen_prompts
     from data_gen.storage.dataset import Harvest
@@ -96,36 +96,41 @@ def main(cfg: DictConfig) -> None:
     from predictors.training.resume import ResumeFile
     from runtime.processes import leave_others, this_process
 
-    if confidences.imported(cfg):
-        return confidences.main(cfg, command())
-    predictor: Predictor = instantiate(cfg.predictor)
-    harvest = Harvest.open(cfg.data)
-    others = [Harvest.open(folder, "drift") for folder in cfg.drift]
-    out, run = checkpoint_folder(cfg, predictor), whole_run(cfg, harvest, others)
-    if is_job() and not cfg.overwrite and finished(out, run):
+    if confidences.imported(settings.data, settings.calibration):
+        return confidences.main(
+            settings.data, settings.calibration, settings.drift, settings.out, command()
+        )
+    predictor: Predictor = instantiate(settings.predictor)
+    harvest = Harvest.open(settings.data)
+    others = [Harvest.open(folder, "drift") for folder in settings.drift]
+    out, run = checkpoint_folder(settings, predictor), whole_run(settings, harvest, others)
+    if is_job() and not settings.overwrite and finished(out, run):
         return
     refuse_foreign(out, MARKER)
     first = this_process().is_main_process
     unseen = [unseen_prompts(other, harvest, predictor) for other in others]
-    data = read_data(cfg, harvest, predictor, SPLITS if first else SPLITS[:1])
+    data = read_data(settings, harvest, predictor, SPLITS if first else SPLITS[:1])
     with only_writer(out) if first else nullcontext():
-        logger: Any = instantiate(cfg.logger) if first else NullLogger()
-        logger.start("train", OmegaConf.to_container(cfg, resolve=True))
+        logger: Any = instantiate(settings.logger) if first else NullLogger()
+        logger.start("train", plain(settings))
         try:
             trainer = instantiate(
-                cfg.trainer, seed=cfg.seed, logger=logger, state=ResumeFile(out, run["training"])
+                settings.trainer,
+                seed=settings.seed,
+                logger=logger,
+                state=ResumeFile(out, run["training"]),
             )
             metrics = train(predictor, data, inputs_of(harvest, predictor), trainer)
             leave_others()
             if first:
                 elsewhere = {
-                    folder: read_judged(predictor, other, cfg.pair, prompts)
-                    for folder, other, prompts in zip(cfg.drift, others, unseen, strict=True)
+                    str(folder): read_judged(predictor, other, settings.composed.pair, prompts)
+                    for folder, other, prompts in zip(settings.drift, others, unseen, strict=True)
                 }
-                judge(predictor, data, elsewhere, cfg, metrics)
-                save(predictor, out, facts(predictor, data, harvest, cfg, run), metrics)
+                judge(predictor, data, elsewhere, settings, metrics)
+                save(predictor, out, facts(predictor, data, harvest, settings, run), metrics)
                 trainer.forget()
-                report(predictor, metrics, out, cfg.verbose)
+                report(predictor, metrics, out, settings.verbose)
                 log(logger, predictor, metrics, out)
         finally:
             logger.finish()
@@ -147,16 +152,17 @@ class Judged(NamedTuple):
 
 
 def read_data(
-    cfg: DictConfig, harvest: Harvest, predictor: Predictor, splits: Sequence[str]
+    settings: Train, harvest: Harvest, predictor: Predictor, splits: Sequence[str]
 ) -> Data:
-    """Of the training split `cfg.prompts` prompts."""
+    """Of the training split `settings.prompts` prompts."""
     from data_gen.samples import first_prompts, read_rounds, read_samples
 
-    samples = {split: read_samples(harvest, predictor, split, cfg.pair) for split in splits}
-    if cfg.prompts is not None:
-        samples[splits[0]] = first_prompts(samples[splits[0]], cfg.prompts)
+    pair = settings.composed.pair
+    samples = {split: read_samples(harvest, predictor, split, pair) for split in splits}
+    if settings.prompts is not None:
+        samples[splits[0]] = first_prompts(samples[splits[0]], settings.prompts)
     return Data(
-        samples, {split: read_rounds(harvest, predictor, split, cfg.pair) for split in splits[1:]}
+        samples, {split: read_rounds(harvest, predictor, split, pair) for split in splits[1:]}
     )
 
 
@@ -175,7 +181,7 @@ def judge(
     predictor: Predictor,
     data: Data,
     elsewhere: Mapping[str, Judged],
-    cfg: DictConfig,
+    settings: Train,
     metrics: dict[str, Any],
 ) -> None:
     """Fit the calibration on its split, and add the scores on the test split and on harvests of
@@ -189,11 +195,11 @@ def judge(
     fit_calibration(
         predictor,
         samples["calibration"],
-        known if cfg.calibration.survival else None,
-        instantiate(cfg.calibration.fit),
+        known if settings.calibration.survival else None,
+        instantiate(settings.calibration.fit),
     )
     metrics["test"] = test_scores(predictor, samples["train"], test.samples)
-    judged = {f"{cfg.data} (test split)": test, **elsewhere}
+    judged = {f"{settings.data} (test split)": test, **elsewhere}
     metrics["reliability"] = {name: measured(predictor, *rows) for name, rows in judged.items()}
     if known is not None:
         confidences = fit_confidences(predictor, known)
@@ -221,32 +227,38 @@ def read_judged(
 
 
 def facts(
-    predictor: Predictor, data: Data, harvest: Harvest, cfg: DictConfig, run: Mapping[str, Any]
+    predictor: Predictor, data: Data, harvest: Harvest, settings: Train, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `config.json` of the checkpoint says besides the predictor's own settings."""
     return {
         **harvest.context,
         "gamma": predictor.gamma,
         "dim": data.samples["train"]["inputs"].shape[1],
-        "provenance": {**provenance(cfg, harvest, data.samples), "run": run},
+        "provenance": {**provenance(settings, harvest, data.samples), "run": run},
     }
+
+
+def plain(settings: Train) -> dict[str, Any]:
+    """Return all settings as JSON has them."""
+    values: Any = OmegaConf.to_container(settings.composed, resolve=True)
+    return dict(values)
 
 
 def command() -> str:
     return shlex.join(["python", "train.py", *HydraConfig.get().overrides.task])
 
 
-def provenance(cfg: DictConfig, harvest: Harvest, splits: dict[str, Records]) -> dict[str, Any]:
+def provenance(settings: Train, harvest: Harvest, splits: dict[str, Records]) -> dict[str, Any]:
     counts = {
         split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
         for split, records in splits.items()
     }
     return {
         "command": command(),
-        "config": OmegaConf.to_container(cfg, resolve=True),
-        "data": {"folder": str(cfg.data), "sha256": harvest.sha256, "splits": counts},
+        "config": plain(settings),
+        "data": {"folder": str(settings.data), "sha256": harvest.sha256, "splits": counts},
         "date": time.strftime("%Y-%m-%d"),
-        "seed": cfg.seed,
+        "seed": settings.seed,
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in PACKAGES},
@@ -254,30 +266,30 @@ def provenance(cfg: DictConfig, harvest: Harvest, splits: dict[str, Records]) ->
     }
 
 
-def whole_run(cfg: DictConfig, harvest: Harvest, others: Sequence[Harvest]) -> dict[str, Any]:
+def whole_run(settings: Train, harvest: Harvest, others: Sequence[Harvest]) -> dict[str, Any]:
     """What decides the content of the checkpoint; `training`: what decides that of the head
     alone."""
+    values = plain(settings)
     groups = (
         ("predictor", "trainer") if harvest.features_stored else ("predictor", "trainer", "pair")
     )
-    settings = {group: OmegaConf.to_container(cfg[group], resolve=True) for group in groups}
-    drift = {folder: other.identity for folder, other in zip(cfg.drift, others, strict=True)}
+    drift = {folder: other.identity for folder, other in zip(settings.drift, others, strict=True)}
     return {
         "training": {
-            **settings,
-            "seed": cfg.seed,
-            "prompts": cfg.prompts,
+            **{group: values[group] for group in groups},
+            "seed": settings.seed,
+            "prompts": settings.prompts,
             "data": harvest.identity,
         },
-        "calibration": OmegaConf.to_container(cfg.calibration, resolve=True),
+        "calibration": values["calibration"],
         "drift": drift,
     }
 
 
-def checkpoint_folder(cfg: DictConfig, predictor: Predictor) -> pathlib.Path:
+def checkpoint_folder(settings: Train, predictor: Predictor) -> pathlib.Path:
     """`out`; for a job of a sweep one in it."""
     default = f"checkpoints/{predictor.name}{'-sweep' if is_job() else ''}"
-    out = checked_folder("out", default if cfg.out is None else cfg.out)
+    out = checked_folder("out", default if settings.out is None else settings.out)
     return job_folder(out, MARKER) if is_job() else out
 
 

@@ -36,7 +36,7 @@ ADDED = "<!-- added when it was published -->"  # what follows is made anew
 PROBABILITIES = ("token", "class")  # of the head; a predictor has one of them
 
 
-def publish(hub: Hub, out: Path, chosen: str | None) -> None:
+def publish(hub: Hub, out: Path, chosen: str | Path | None) -> None:
     """Checkpoint in, folder of the hub out, and to the hub where it is named. chosen: what
     tune.py has written."""
     refuse_foreign(out, MARKER)
@@ -122,7 +122,7 @@ def draw(points: list[Record], path: Path) -> None:
     canvas.savefig(path, dpi=120)
 
 
-def thresholds_part(checkpoint: Path, path: str) -> str:
+def thresholds_part(checkpoint: Path, path: str | Path) -> str:
     """What tuning chose for this checkpoint, markdown. Raises UserError where it chose nothing."""
     found = thresholds.read(Path(path).expanduser())
     mine = thresholds.checkpoint_hash(checkpoint, KEY)

@@ -31,6 +31,7 @@ from runtime.launcher import launched
 from runtime.settings.composed import asked, check, composed, jobs, runs
 from runtime.settings.help import table
 from runtime.settings.kinds import Group
+from runtime.settings.typed import typed
 from runtime.text import printable
 
 BAD_INPUT = 2
@@ -50,8 +51,9 @@ _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 
 def program(
     script: str, settings: type[Group], *, several: bool = False
-) -> Callable[[Callable[[DictConfig], Any]], "Program"]:
-    """Make a command line program of the function ``main(cfg)`` that it decorates.
+) -> Callable[[Callable[[Any], Any]], "Program"]:
+    """Make a command line program of the function that it decorates: ``main(settings)`` is given
+    an object of the class `settings`, ``main(cfg)`` the node that was composed.
 
     Parameters
     ----------
@@ -83,7 +85,7 @@ class Program:
         self,
         script: str,
         settings: type[Group],
-        main: Callable[[DictConfig], Any],
+        main: Callable[[Any], Any],
         several: bool = False,
         what: str = "",
     ) -> None:
@@ -92,13 +94,11 @@ class Program:
         self.modes = dict[str, Program]()
         self.config = f"{self.script.stem}_{what}" if what else self.script.stem
 
-    def mode(
-        self, what: str, settings: type[Group]
-    ) -> Callable[[Callable[[DictConfig], Any]], "Program"]:
+    def mode(self, what: str, settings: type[Group]) -> Callable[[Callable[[Any], Any]], "Program"]:
         """Make the decorated function what the program does with ``what=<what>``, told by
         ``conf/<program>_<what>.yaml``."""
 
-        def add(main: Callable[[DictConfig], Any]) -> Program:
+        def add(main: Callable[[Any], Any]) -> Program:
             self.modes[what] = Program(str(self.script), settings, main, self.several, what)
             return self.modes[what]
 
@@ -164,7 +164,9 @@ class Job:
         reporting = (
             run_in_sweep if HydraConfig.get().mode == RunMode.MULTIRUN else run_reporting_errors
         )
-        reporting(lambda: self.program.main(cfg))
+        wants_object = "settings" in inspect.signature(self.program.main).parameters
+        settings = typed(self.program.settings, cfg) if wants_object else cfg
+        reporting(lambda: self.program.main(settings))
 
     def __reduce__(self) -> tuple[Callable[[str, str], "Job"], tuple[str, str]]:
         return job_of, (str(self.program.script), self.program.what)

@@ -152,7 +152,7 @@ def file_hash(path: Path) -> str:
     return found.hexdigest()
 
 
-def checked_folder(key: str, value: str, kind: str = "folder") -> Path:
+def checked_folder(key: str, value: str | Path, kind: str = "folder") -> Path:
     """`value`, a path, if it can name a folder (or other `kind` of path), and files beside it that
     are named after it; else a UserError naming `key`."""
     if not Path(os.path.realpath(value)).name or (kind == "file" and Path(value).is_dir()):

@@ -17,18 +17,24 @@ and keys among the settings. With `serving.repository` it is sent there (log in 
 login`); what is sent is that folder, so look at it first. Loaded by predictors.hub.from_pretrained
 and by `predictor=` inside generate."""
 
+from __future__ import annotations
+
+import pathlib
 import shlex
-from typing import Annotated
+from os.path import expanduser
+from typing import TYPE_CHECKING, Annotated
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 
 from runtime.cli import program
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.json_files import write_checksummed
 from runtime.settings.kinds import DraftLength, Group, Output, Part, Path, Text
+
+if TYPE_CHECKING:
+    from serving.export.known import Known
 
 
 class Export(Group):
@@ -53,22 +59,22 @@ class Export(Group):
 
 
 @program(__file__, Export)
-def main(cfg: DictConfig) -> None:
+def main(settings: Export) -> None:
     """Files in, files of an engine out."""
     from reports.publish import publish
     from serving.export.hub import Hub
     from serving.export.known import Engine
-    from serving.export.write import MARKER, answer, facts, known, page
+    from serving.export.write import MARKER, answer, facts, page
 
-    out = checked_folder("out", cfg.out)
-    engine: Engine | Hub = instantiate(cfg.serving)
+    out = checked_folder("out", settings.out)
+    engine: Engine | Hub = instantiate(settings.serving)
     if isinstance(engine, Hub):
-        publish(engine, out, cfg.thresholds)
+        publish(engine, out, settings.thresholds)
         return
     refuse_foreign(out, MARKER)
     name = str(HydraConfig.get().runtime.choices["serving"])
     command = shlex.join(["python", "scripts/export.py", *HydraConfig.get().overrides.task])
-    made = engine.export(known(cfg))
+    made = engine.export(known(settings))
     if not made.files:
         why = f" ({made.left_out[0]})" if made.left_out else ""
         raise UserError(
@@ -81,7 +87,44 @@ def main(cfg: DictConfig) -> None:
             (folder / file).write_text(content, encoding="utf-8")
         write_checksummed(folder / MARKER, facts(name, made, folder, command))
         (folder / "README.md").write_text(text + "\n", encoding="utf-8")
-    print(f"{text if cfg.verbose else answer(name, made)}\nsaved in {out}")
+    print(f"{text if settings.verbose else answer(name, made)}\nsaved in {out}")
+
+
+def known(settings: Export) -> Known:
+    """Return what the engine is told of. Raises UserError for files that are none, and for another
+    gamma than that of `confidences`."""
+    from decoding.cost import read_cost
+    from evaluation.replay import thresholds
+    from predictors.confidences.maps import read_maps
+    from serving.export.known import Known
+    from serving.schedule import read_schedule
+
+    calibration = (
+        None
+        if settings.confidences is None
+        else read_maps(str(settings.confidences), "confidences")
+    )
+    gamma = settings.gamma
+    if calibration is not None:
+        if gamma not in (None, calibration["gamma"]):
+            raise UserError(
+                f"gamma: expected {calibration['gamma']}, as in {settings.confidences}, got"
+                f" {gamma}. Leave it out"
+            )
+        gamma = calibration["gamma"]
+    found = (
+        None if settings.thresholds is None else thresholds.read(pathlib.Path(settings.thresholds))
+    )
+    return Known(
+        calibration=calibration,
+        costs=None if settings.costs is None else read_cost(str(settings.costs), "costs"),
+        schedule=None if settings.schedule is None else read_schedule(str(settings.schedule)),
+        thresholds=found,
+        gamma=gamma,
+        target=expanduser(settings.target_model),
+        draft=expanduser(settings.draft_model),
+        folder=str(settings.out),
+    )
 
 
 if __name__ == "__main__":

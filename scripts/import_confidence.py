@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 
 from runtime.cli import program
 from runtime.files import checked_folder, only_writer, refuse_foreign
@@ -38,14 +37,14 @@ class ImportConfidence(Group):
 
 
 @program(__file__, ImportConfidence)
-def main(cfg: DictConfig) -> None:
+def main(settings: ImportConfidence) -> None:
     """A log in, a folder out."""
     from predictors.confidences.table import MANIFEST, joined, write_confidences
 
-    out = checked_folder("out", cfg.out)
+    out = checked_folder("out", settings.out)
     refuse_foreign(out, MANIFEST)
-    source = instantiate(cfg.source)
-    found = joined([source.read()], "gamma", cfg.gamma)
+    source = instantiate(settings.source)
+    found = joined([source.read()], "gamma", settings.gamma)
     overrides = HydraConfig.get().overrides.task
     command = shlex.join(["python", "scripts/import_confidence.py", *overrides])
     with only_writer(out):

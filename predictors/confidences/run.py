@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from torch import Tensor
 
 from predictors.calibration import Fit
@@ -26,6 +25,7 @@ from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.json_files import write_checksummed
 from runtime.processes import this_process
+from runtime.settings.groups import Calibration
 from runtime.sweep import is_job, job_folder
 
 CONTEXT = ("pair", "warp", "draft_warp")  # of harvests; no engine logs it
@@ -56,33 +56,39 @@ class Method:
         )
 
 
-def imported(cfg: DictConfig) -> bool:
-    """Return whether `cfg.data` are imported confidences. Raises UserError for a calibration that
+def imported(data: str | Path, calibration: Calibration) -> bool:
+    """Return whether `data` are imported confidences. Raises UserError for a calibration that
     only they have, where they are none."""
-    if is_imported(cfg.data):
+    if is_imported(data):
         return True
-    if cfg.calibration.sequential is not None:
+    if calibration.sequential is not None:
         raise UserError(
-            f"calibration: sequential temperatures are for imported confidences, {cfg.data} holds"
+            f"calibration: sequential temperatures are for imported confidences, {data} holds"
             " none. Write e.g. calibration=temperature"
         )
     return False
 
 
-def main(cfg: DictConfig, command: str) -> None:
-    """Run train.py with its settings `cfg` on imported confidences; the first of several processes
-    does it alone."""
+def main(
+    data: str | Path,
+    calibration: Calibration,
+    drift: Sequence[str | Path],
+    out: str | Path | None,
+    command: str,
+) -> None:
+    """Calibrate imported confidences, for train.py; the first of several processes does it alone.
+    drift: folders that it is scored on besides; out: None for the default."""
     if not this_process().is_main_process:
         return
     name = str(HydraConfig.get().runtime.choices["calibration"])
-    fit, sts = (instantiate(cfg.calibration[key]) for key in ("fit", "sequential"))
+    fit, sts = (instantiate(part) for part in (calibration.fit, calibration.sequential))
     default = f"checkpoints/confidences{'-sweep' if is_job() else ''}"
-    out = checked_folder("out", default if cfg.out is None else cfg.out)
-    out = job_folder(out, FILE) if is_job() else out
-    refuse_foreign(out, FILE)
-    method = Method(name, fit, sts, cfg.calibration.survival)
-    with only_writer(out):
-        calibrate_imported(str(cfg.data), method, list(map(str, cfg.drift)), out, command)
+    folder = checked_folder("out", str(default if out is None else out))
+    folder = job_folder(folder, FILE) if is_job() else folder
+    refuse_foreign(folder, FILE)
+    method = Method(name, fit, sts, calibration.survival)
+    with only_writer(folder):
+        calibrate_imported(str(data), method, list(map(str, drift)), folder, command)
 
 
 def calibrate_imported(

@@ -44,7 +44,13 @@ class Part:
 
 
 class Group:
-    """Settings by name: the annotations of a subclass. `misfits` may find faults between them."""
+    """Settings by name: the annotations of a subclass. `misfits` may find faults between them.
+
+    composed: the node that they were read from (`runtime.settings.typed`), for what keeps or
+        instantiates it whole"""
+
+    def __init__(self, composed: Any = None) -> None:
+        self.composed = composed
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:

@@ -1,46 +1,13 @@
 """Write what a serving engine reads."""
 
-from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from decoding.cost import read_cost
-from evaluation.replay import thresholds
-from predictors.confidences.maps import read_maps
-from runtime.errors import UserError
 from runtime.files import file_hash
 from runtime.text import printable
-from serving.export.known import Export, Known
-from serving.schedule import read_schedule
+from serving.export.known import Export
 
 MARKER = "export.json"
-
-
-def known(cfg: DictConfig) -> Known:
-    """Raises UserError for files that are none, and for another gamma than that of
-    `confidences`."""
-    calibration = None if cfg.confidences is None else read_maps(cfg.confidences, "confidences")
-    gamma = cfg.gamma
-    if calibration is not None:
-        if gamma not in (None, calibration["gamma"]):
-            raise UserError(
-                f"gamma: expected {calibration['gamma']}, as in {cfg.confidences}, got {gamma}."
-                " Leave it out"
-            )
-        gamma = calibration["gamma"]
-    found = None if cfg.thresholds is None else thresholds.read(Path(cfg.thresholds))
-    return Known(
-        calibration=calibration,
-        costs=None if cfg.costs is None else read_cost(cfg.costs, "costs"),
-        schedule=None if cfg.schedule is None else read_schedule(cfg.schedule),
-        thresholds=found,
-        gamma=gamma,
-        target=expanduser(cfg.target_model),
-        draft=expanduser(cfg.draft_model),
-        folder=str(cfg.out),
-    )
 
 
 def facts(name: str, made: Export, folder: Path, command: str) -> dict[str, Any]:
