@@ -28,14 +28,14 @@ REFUSALS: tuple[type[Exception], ...] = (
 
 
 def from_pretrained(source: str | Path, key: str = "predictor") -> Predictor:
-    """The predictor in a folder or a repository. Raises UserError as `local_folder` and
+    """Load the predictor in a folder or a repository. Raises UserError as `local_folder` and
     `load_predictor`."""
     return load_predictor(local_folder(source, key), key=key)
 
 
 def local_folder(source: str | Path, key: str = "predictor") -> Path:
-    """`source` where it is a folder; else the repository of that id, fetched into the cache of
-    huggingface_hub, where it is looked for first.
+    """Return `source` where it is a folder; else the repository of that id, fetched into the cache
+    of huggingface_hub unless it is there.
 
     key: named in errors. Raises UserError where there is neither."""
     if not isinstance(source, str | Path) or not str(source).strip():
@@ -53,7 +53,7 @@ def local_folder(source: str | Path, key: str = "predictor") -> Path:
 
 
 def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -> str:
-    """Make the repository, if need be, and put the checkpoint there; returns its address.
+    """Make the repository, if need be, put the checkpoint there, and return its address.
 
     Raises UserError for a folder that is not as it was written, or says where files lie on this
     machine or how doors are opened, and where the hub refuses."""
@@ -79,17 +79,16 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
 
 
 def refuse_private(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises UserError naming the file that is not what `scripts/publish.py` makes of it."""
+    """Raise UserError naming the file that is not what `scripts/publish.py` makes of it."""
     metrics, card = json.loads((folder / "metrics.json").read_bytes()), folder / CARD
     clean = Cleaner(config, metrics)
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    kept = {
-        "config.json": clean.value(config) == config,
-        "metrics.json": clean.value(metrics) == metrics,
-        CARD: clean.text(text) == text,
-    }
-    for name, same in kept.items():
-        if not same:
+    for name, clean_enough in (
+        ("config.json", clean.value(config) == config),
+        ("metrics.json", clean.value(metrics) == metrics),
+        (CARD, clean.text(text) == text),
+    ):
+        if not clean_enough:
             raise UserError(
                 f"folder: {folder / name} holds paths of this machine or keys, which are not sent."
                 f" Send what this makes: python scripts/publish.py checkpoint={folder}"
@@ -97,7 +96,7 @@ def refuse_private(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def refuse_no_repository(repository: str) -> None:
-    """Raises UserError for what is no id."""
+    """Raise UserError for what is no id."""
     if not REPOSITORY.fullmatch(repository):
         raise UserError(
             f"repository: expected owner/name, got {repository!r}. Write e.g. me/hrad-for-my-pair"

@@ -92,23 +92,24 @@ class Inputs:
         return (*names, "depth") if spread and "depth" not in names else tuple(names)
 
     def among(self, layers: RecordedLayers, where: str = "predictor.layers") -> "Inputs":
-        """With "all that were recorded" spelled out. Raises UserError where others are read than
-        were recorded, or in another order. where: config key, and what it names."""
-        found: dict[str, Any] = {
+        """Return them with "all that were recorded" spelled out. Raises UserError where others are
+        read than were recorded, or in another order. where: config key, and what it names."""
+        spelled: dict[str, Any] = {
             side: among(getattr(self, side), layers.of(side), side, where) for side in LAYERS
         }
-        return replace(self, **found)
+        return replace(self, **spelled)
 
     def fit(self, dim: int) -> bool:
-        """Whether they can make so many columns, whatever the sizes of the models' states."""
+        """Return whether they can make so many columns, whatever the sizes of the states."""
         rest = dim - sum(FIXED[name] for name in self.names if name in FIXED)
         states = [len(getattr(self, side) or ()) for side in LAYERS] + [int(self.token)]
         return rest == 0 if not any(states) else rest >= sum(states) and rest % gcd(*states) == 0
 
     def to_dict(self) -> dict[str, Any]:
-        layers = {side: getattr(self, side) for side in LAYERS}
-        plain = {side: None if some is None else list(some) for side, some in layers.items()}
-        return asdict(self) | plain
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Inputs":
@@ -116,8 +117,8 @@ class Inputs:
 
 
 def named_inputs(names: Sequence[str]) -> Inputs:
-    """Those of the catalogue, with all layers that were recorded. Raises UserError for a name that
-    is not there."""
+    """Return inputs of the catalogue, with all layers that were recorded. Raises UserError for a
+    name that it lacks."""
     if not set(names) <= set(CATALOGUE):
         raise UserError(
             f"predictor.inputs: expected some of {', '.join(CATALOGUE)}, got {list(names)}. Write"
@@ -127,10 +128,10 @@ def named_inputs(names: Sequence[str]) -> Inputs:
 
 
 def refuse_unreadable(inputs: Inputs, when: When, kind: str, name: str) -> None:
-    """Raise UserError where the predictor `name` reads nothing, or what is not there when it is
-    asked, or what the records it learns from do not hold."""
-    early = [one for one in inputs.names if when == "round" and CATALOGUE[one].drawn]
-    missing = [one for one in inputs.names if kind == "mixed" and not CATALOGUE[one].mixed]
+    """Raise UserError where the predictor `name` reads nothing, or what does not exist yet when it
+    is asked, or what the records it learns from do not hold."""
+    early = [read for read in inputs.names if when == "round" and CATALOGUE[read].drawn]
+    missing = [read for read in inputs.names if kind == "mixed" and not CATALOGUE[read].mixed]
     if not inputs.names:
         raise UserError(f"predictor: expected {name} to read something, got no input. Name one")
     if early:
@@ -146,8 +147,8 @@ def refuse_unreadable(inputs: Inputs, when: When, kind: str, name: str) -> None:
 
 
 def matrix(inputs: Inputs, facts: Facts) -> Tensor:
-    """The columns that a predictor reads, [..., D], in the order of the catalogue: float32, or
-    bfloat16 where every number is one."""
+    """Return the columns that a predictor reads, [..., D], in the order of the catalogue: float32,
+    or bfloat16 where every number is one."""
     parts = [CATALOGUE[name].make(facts) for name in inputs.names]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -155,12 +156,17 @@ def matrix(inputs: Inputs, facts: Facts) -> Tensor:
 def recorded(
     inputs: Inputs, layers: RecordedLayers, records: Mapping[str, Tensor], when: When
 ) -> Tensor:
-    """The matrix of harvested records: [N, D] of N rounds before they are drafted (`when` "round")
-    or of N mixed records, [N, gamma, D] of the tokens of N rounds ("token").
+    """Return the matrix of harvested records: [N, D] of N rounds before they are drafted (`when`
+    "round") or of N mixed records, [N, gamma, D] of the tokens of N rounds ("token").
 
     inputs: with every layer spelled out; layers: those of the records; records: at least
     `inputs.columns(when)`, as `data_gen.samples.read_columns` gives them."""
-    facts = {**records, **_of_rounds(inputs, records)}
+    facts = dict(records)
+    if "draft_before" in inputs.names:
+        first, at = records["draft_first"][:, None], records["draft_hidden"]
+        facts["draft_before"] = torch.cat([first, at[:, :-1]], dim=1)
+    if "q_path" in inputs.names:
+        facts["q_path"] = path_rows(records["q_drawn"])
     for side in LAYERS:
         if side in inputs.names:
             facts[side] = narrowed(facts[side], layers.of(side), getattr(inputs, side))
@@ -176,25 +182,15 @@ def recorded(
     return matrix(inputs, {**facts, **spread})
 
 
-def _of_rounds(inputs: Inputs, records: Mapping[str, Tensor]) -> Facts:
-    """What is read of rounds but not recorded as such."""
-    found: dict[str, Tensor] = {}
-    if "draft_before" in inputs.names:
-        first, at = records["draft_first"][:, None], records["draft_hidden"]
-        found["draft_before"] = torch.cat([first, at[:, :-1]], dim=1)
-    if "q_path" in inputs.names:
-        found["q_path"] = path_rows(records["q_drawn"])
-    return found
-
-
 def live(
     inputs: Inputs, context: LiveRound, drawn: LiveToken | None = None, device: torch.device = HOST
 ) -> Tensor:
-    """[1, D] float32 on `device`: the row that `recorded` holds for a round that starts now
-    (`drawn` None), or for a drawn token of it. What is not read is not worked out."""
+    """Return the row that `recorded` holds for a round that starts now (`drawn` None), or for a
+    drawn token of it, [1, D] float32 on `device`. What is not read is not worked out."""
     states, numbers = list[Tensor](), list[float]()
     for name in inputs.names:
-        part = CATALOGUE[name].live(context, drawn)
+        assert drawn is not None or not CATALOGUE[name].drawn, "it needs a drawn token"
+        part = CATALOGUE[name].live(context, drawn)  # type: ignore[arg-type]
         if isinstance(part, Tensor):  # as bfloat16 where it crosses
             states.append((part if part.device == device else part.to(device)).float())
         else:
@@ -206,6 +202,6 @@ def live(
 
 
 def readable(inputs: Inputs, context: LiveRound) -> bool:
-    """Whether all of it exists already: the target's states do from the first verified position
-    on."""
+    """Return whether all of it exists already: the target's states do from the first verified
+    position on."""
     return not inputs.target_layers or context.target_hidden is not None

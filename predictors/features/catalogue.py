@@ -49,103 +49,86 @@ class LiveToken(Protocol):
     def q_stats(self) -> Sequence[float]: ...
 
 
+Live = Callable[[LiveRound, LiveToken], Tensor | Sequence[float]]
+
+
 @dataclass(frozen=True)
 class Input:
     """One entry of the catalogue.
 
-    columns: of the records, that give its facts; make: facts -> [..., d]; live: what that is at one
+    columns: of the records, that give its facts; make: facts -> [..., d]; live: the same at one
     moment, for a round that starts (no token) or for a drawn token: [d], or plain numbers, of which
     no tensors are made before all are there
-    drawn: it is there only once a token is drawn; mixed: records of the kind `mixed` hold it
+    drawn: it exists only once a token is drawn; mixed: records of the kind `mixed` hold it
     per_round: one value for all tokens of a round"""
 
     columns: tuple[str, ...]
-    live: Callable[[LiveRound, LiveToken | None], Tensor | list[float]]
+    live: Live
     make: Callable[[Facts], Tensor]
     drawn: bool = False
     mixed: bool = False
     per_round: bool = False
 
 
-def _of_draft(context: LiveRound, drawn: LiveToken | None) -> Tensor:
-    return _rounded(_there(drawn).hidden().flatten())
-
-
-def _before(context: LiveRound, drawn: LiveToken | None) -> Tensor:
-    return _rounded(_there(drawn).hidden_before().flatten())
-
-
-def _of_target(context: LiveRound, drawn: LiveToken | None) -> Tensor:
-    assert context.target_hidden is not None, "nothing has been verified yet"
-    return _rounded(context.target_hidden.flatten())
-
-
-def _of_token(context: LiveRound, drawn: LiveToken | None) -> Tensor:
-    token = int(context.committed[-1]) if drawn is None else drawn.token
-    return _rounded(context.embed(token))
-
-
-def _of_path(context: LiveRound, drawn: LiveToken | None) -> list[float]:
-    return path_row(_there(drawn).path_q())
-
-
-def _of_q(context: LiveRound, drawn: LiveToken | None) -> list[float]:
-    return list(_there(drawn).q_stats())
-
-
-def _of_depth(context: LiveRound, drawn: LiveToken | None) -> list[float]:
-    return [_there(drawn).depth]
-
-
-def _of_verdicts(context: LiveRound, drawn: LiveToken | None) -> list[float]:
-    return history_numbers(context.verdicts)
-
-
 def _rounded(state: Tensor) -> Tensor:
     return state.to(torch.bfloat16)
 
 
-def _there(drawn: LiveToken | None) -> LiveToken:
-    assert drawn is not None, "this input is there only once a token is drawn"
-    return drawn
+def _state(name: str, columns: tuple[str, ...], live: Live, **when: bool) -> Input:
+    """Return an input that is a state of a model, under its name among the facts."""
+    return Input(columns, live, lambda facts: _rounded(facts[name]), **when)
+
+
+def _target_hidden(context: LiveRound, drawn: LiveToken) -> Tensor:
+    assert context.target_hidden is not None, "nothing has been verified yet"
+    return _rounded(context.target_hidden.flatten())
+
+
+def _token(context: LiveRound, drawn: LiveToken | None) -> Tensor:
+    token = int(context.committed[-1]) if drawn is None else drawn.token
+    return _rounded(context.embed(token))
 
 
 CATALOGUE: Mapping[str, Input] = {
-    "draft_hidden": Input(
+    "draft_hidden": _state(
+        "draft_hidden",
         ("draft_hidden",),
-        _of_draft,
-        lambda facts: _rounded(facts["draft_hidden"]),
+        lambda context, drawn: _rounded(drawn.hidden().flatten()),
         drawn=True,
         mixed=True,
     ),
-    "draft_before": Input(
+    "draft_before": _state(
+        "draft_before",
         ("draft_first", "draft_hidden"),
-        _before,
-        lambda facts: _rounded(facts["draft_before"]),
+        lambda context, drawn: _rounded(drawn.hidden_before().flatten()),
         drawn=True,
     ),
-    "target_hidden": Input(
-        ("target_hidden",),
-        _of_target,
-        lambda facts: _rounded(facts["target_hidden"]),
-        per_round=True,
-    ),
-    "token": Input(
-        ("embedding",), _of_token, lambda facts: _rounded(facts["embedding"]), mixed=True
-    ),
+    "target_hidden": _state("target_hidden", ("target_hidden",), _target_hidden, per_round=True),
+    "token": _state("embedding", ("embedding",), _token, mixed=True),
     "q_stats": Input(
         Q_STATS,
-        _of_q,
+        lambda context, drawn: drawn.q_stats(),
         lambda facts: torch.stack([facts[name].float() for name in Q_STATS], dim=-1),
         drawn=True,
         mixed=True,
     ),
     "depth": Input(
-        ("depth",), _of_depth, lambda facts: facts["depth"].float()[..., None], drawn=True
+        ("depth",),
+        lambda context, drawn: [drawn.depth],
+        lambda facts: facts["depth"].float()[..., None],
+        drawn=True,
     ),
-    "q_path": Input(("q_drawn",), _of_path, lambda facts: facts["q_path"].float(), drawn=True),
+    "q_path": Input(
+        ("q_drawn",),
+        lambda context, drawn: path_row(drawn.path_q()),
+        lambda facts: facts["q_path"].float(),
+        drawn=True,
+    ),
     "history": Input(
-        ("history",), _of_verdicts, lambda facts: facts["history"].float(), per_round=True
+        ("history",),
+        lambda context, drawn: history_numbers(context.verdicts),
+        lambda facts: facts["history"].float(),
+        per_round=True,
     ),
 }
 """The columns of a matrix are in this order: states of the models before other numbers."""

@@ -1,5 +1,4 @@
-"""Numbers about a draft that predictors read: how sure it was of a token, and how it fared so
-far."""
+"""Numbers about a draft that predictors read: how sure it was of a token, and how it fared."""
 
 from collections.abc import Sequence
 from math import log
@@ -16,9 +15,9 @@ HISTORY, RECENT, LONGER = 3, 4, 16
 
 
 def q_stats(unwarped: Tensor, token: Tensor) -> dict[str, Tensor]:
-    """`Q_STATS` [...] of tokens [...] drawn where the draft, at temperature 1 and unfiltered, says
-    `unwarped` [..., V]: the token's probability, the highest one, its margin to the second, the
-    entropy in nats."""
+    """Return `Q_STATS` [...] of tokens [...] drawn where the draft's distribution, at temperature 1
+    and unfiltered, is `unwarped` [..., V]: the token's probability, the highest one, its margin to
+    the second, the entropy in nats."""
     top = unwarped.topk(2, dim=-1).values
     return {
         "q_drawn": unwarped.gather(-1, token[..., None]).squeeze(-1),
@@ -29,10 +28,10 @@ def q_stats(unwarped: Tensor, token: Tensor) -> dict[str, Tensor]:
 
 
 def q_stats_of(unwarped: Tensor, token: int) -> list[float]:
-    """`q_stats` of one token, [V] and a number: on a CPU in a fifth of the time."""
+    """Return `q_stats` of one token, [V] and a number: on a CPU in a fifth of the time."""
     if unwarped.device.type != "cpu":
-        found: list[float] = q_stats_row(unwarped, ids_of(token, unwarped)).tolist()
-        return found
+        row: list[float] = q_stats_row(unwarped, ids_of(token, unwarped)).tolist()
+        return row
     values = unwarped.numpy()
     peak = int(values.argmax())
     highest, second = values[peak], values[:peak].max(initial=0)
@@ -41,38 +40,40 @@ def q_stats_of(unwarped: Tensor, token: int) -> list[float]:
 
 
 def q_stats_row(unwarped: Tensor, token: Tensor) -> Tensor:
-    """[4], `q_stats` of `token` [1] where the draft says `unwarped` [V], on their device."""
+    """Return `q_stats` of `token` [1] and `unwarped` [V], [4], on their device."""
     return torch.stack(list(q_stats(unwarped, token[0]).values()))
 
 
-def ids_of(token: int, there: Tensor) -> Tensor:
-    """[1] int64 on the device of `there`: nobody waits for a copy."""
-    return torch.full((1,), token, device=there.device)
+def ids_of(token: int, like: Tensor) -> Tensor:
+    """Return [1] int64 on the device of `like`: nobody waits for a copy."""
+    return torch.full((1,), token, device=like.device)
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """Natural-log entropy of distributions [..., V], [...]."""
+    """Return the natural-log entropy of distributions [..., V], [...]."""
     # four times as fast on a CPU as torch.special.entr; a smaller number than TINY is no normal one
     # any more, and its logarithm takes ten times as long
     return -(probs.clamp_min(TINY).log_().mul_(probs)).sum(-1)
 
 
 def path_rows(q_drawn: Tensor) -> Tensor:
-    """[..., n, 3] of the n tokens of a path, whose `q_drawn` [..., n] are, in order: the log of the
-    product so far, the lowest so far, and that of the token before (1 for the first one)."""
+    """Return for the n tokens of a path with probabilities `q_drawn` [..., n] the log of the
+    product so far, the lowest so far, and that of the token before (1 for the first one),
+    [..., n, 3]."""
     before = torch.cat([torch.ones_like(q_drawn[..., :1]), q_drawn[..., :-1]], dim=-1)
     product = q_drawn.clamp_min(1e-30).log().cumsum(-1)
     return torch.stack([product, q_drawn.cummin(-1).values, before], dim=-1)
 
 
 def path_row(q_drawn: Sequence[float]) -> list[float]:
-    """The last of `path_rows`."""
+    """Return the last of `path_rows`."""
     product = sum(log(max(q, 1e-30)) for q in q_drawn)
     return [product, min(q_drawn), q_drawn[-2] if len(q_drawn) > 1 else 1.0]
 
 
 def history_row(verdicts: Sequence[bool]) -> Tensor:
-    """[3] float32: how the last draft tokens of a request went, for the round that comes next.
+    """Return how the last draft tokens of a request went, for the round that comes next, [3]
+    float32.
 
     verdicts: of one draft token for each committed position where one was verified, oldest first:
     whether it was accepted. Columns: the share accepted of the last `RECENT`, of the last `LONGER`
@@ -90,15 +91,13 @@ def history_row(verdicts: Sequence[bool]) -> Tensor:
 
 
 def history_numbers(verdicts: Sequence[bool]) -> list[float]:
-    """`history_row`, as plain numbers."""
-    shares = []
-    for last in (RECENT, LONGER):
-        some = verdicts[-last:]
-        shares.append((sum(some) + 0.5) / (len(some) + 1))
+    """Return `history_row` as plain numbers."""
+    looks = (verdicts[-RECENT:], verdicts[-LONGER:])
+    shares = [(sum(last) + 0.5) / (len(last) + 1) for last in looks]
     return [*shares, min(len(verdicts), LONGER) / LONGER]
 
 
 def history_rows(verdicts: Tensor) -> Tensor:
-    """[T, 3]: `history_row` before each of T positions. verdicts: [T] bool, of the positions."""
-    known = verdicts.tolist()
-    return torch.stack([history_row(known[:position]) for position in range(len(known))])
+    """Return `history_row` before each of T positions, [T, 3]. verdicts: [T] bool."""
+    values = verdicts.tolist()
+    return torch.stack([history_row(values[:position]) for position in range(len(values))])

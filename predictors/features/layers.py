@@ -31,7 +31,7 @@ class RecordedLayers:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def of(self, column: str) -> tuple[int, ...]:
-        """Those of one of `LAYERS`."""
+        """Return those of one of `LAYERS`."""
         layers: tuple[int, ...] = getattr(self, LAYERS[column])
         return layers
 
@@ -44,25 +44,20 @@ class RecordedLayers:
 
 
 def checked_layers(layers: Any, key: str = "predictor.layers") -> tuple[int, ...] | None:
-    """Layers as a tuple; None for all that were recorded."""
+    """Return layers as a tuple; None for all that were recorded."""
     if layers is None:
         return None
-    if (
-        isinstance(layers, str)
-        or not isinstance(layers, Sequence)
-        or not all(type(n) is int and n < 0 for n in layers)
-    ):
-        raise UserError(
-            f"{key}: expected negative layers, got {layers}. Give some, e.g. {key}=[-2,-1]"
-        )
-    return tuple(layers)
+    listed = isinstance(layers, Sequence) and not isinstance(layers, str)
+    if listed and all(type(n) is int and n < 0 for n in layers):
+        return tuple(layers)
+    raise UserError(f"{key}: expected negative layers, got {layers}. Give some, e.g. {key}=[-2,-1]")
 
 
 def among(
     wanted: Sequence[int] | None, recorded: Sequence[int], column: str, where: str
 ) -> tuple[int, ...]:
-    """The layers `wanted`, None spelled out as all of `recorded`. Raises UserError where they are
-    not some of those, in their order. where: config key, and what it names."""
+    """Return the layers `wanted`, None spelled out as all of `recorded`. Raises UserError where
+    they are not among those, in their order. where: config key, and what it names."""
     if wanted is None:
         return tuple(recorded)
     if list(wanted) != [layer for layer in recorded if layer in wanted]:
@@ -75,7 +70,7 @@ def among(
 
 
 def narrowed(hidden: Tensor, recorded: Sequence[int], wanted: Sequence[int]) -> Tensor:
-    """Hidden states [..., len(recorded) * H] -> those of the layers `wanted`, some of them."""
+    """Return the hidden states of the layers `wanted` among [..., len(recorded) * H]."""
     if tuple(wanted) == tuple(recorded):
         return hidden
     kept = torch.tensor([layer in wanted for layer in recorded], device=hidden.device)
@@ -83,7 +78,7 @@ def narrowed(hidden: Tensor, recorded: Sequence[int], wanted: Sequence[int]) -> 
 
 
 def side_by_side(hidden: Tensor) -> Tensor:
-    """Hidden states [L, n, H] of L layers -> [n, L * H] bfloat16, the precision they are stored
-    and read in."""
+    """Return hidden states [L, n, H] of L layers as [n, L * H] bfloat16, the precision they are
+    stored and read in."""
     rows = hidden[0] if len(hidden) == 1 else torch.cat(list(hidden), dim=-1)
     return rows.to(torch.bfloat16)
