@@ -84,7 +84,7 @@ FIGURES = (
         "SpecDec++ heads by depth and weight",
         "Test split of the harvest trained on, after calibration, which undoes the shift of w_rej."
         " Intervals that overlap do not tell settings apart; what they are worth in speed is in"
-        " scripts/collect.py.",
+        " scripts/tune.py what=checkpoints.",
         _builders,
     ),
 )

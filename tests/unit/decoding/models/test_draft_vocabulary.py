@@ -98,7 +98,7 @@ def test_tokens_that_cannot_be_are_refused(
 ) -> None:
     save_file({"tokens": tokens}, tmp_path / "bad.safetensors")
     with pytest.raises(
-        UserError, match=rf"^pair\.draft_vocabulary: .*{message}.*python scripts/draft_vocabulary"
+        UserError, match=rf"^pair\.draft_vocabulary: .*{message}.*python pairs/draft_vocabulary"
     ):
         loaded(tiny_pair_dir, tmp_path / "bad.safetensors")
 

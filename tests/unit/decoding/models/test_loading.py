@@ -55,7 +55,7 @@ def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
 def test_missing_models_name_key_and_remedy(tiny_pair_dir: Path, tmp_path: Path, side: str) -> None:
     for missing in (str(tmp_path / "nowhere"), "~/no/such/folder", str(tmp_path)):
         with pytest.raises(
-            UserError, match=rf"^pair\.{side}: no model in .*python scripts/build_pair\.py"
+            UserError, match=rf"^pair\.{side}: no model in .*python pairs/build_pair\.py"
         ):
             load_pair(pair_config(tiny_pair_dir, **{side: missing}))
 
