@@ -240,5 +240,5 @@ def test_another_vocabulary_is_another_draft(
         with pytest.raises(
             UserError, match=r"^data: x belongs to another draft than the harvest of tiny"
         ):
-            refuse_other_pair(ours, {"pair": theirs}, "data: x")
+            refuse_other_pair(ours, theirs, "data: x")
         assert misfit({"pair": theirs}, {"pair": ours}) == "pair"
