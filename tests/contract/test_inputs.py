@@ -59,8 +59,7 @@ def pair() -> ModelPair:
 
 
 def decoded(pair: ModelPair, request: Request, warp: Warp) -> tuple[Trace, Reader]:
-    stop = Reader(GAMMA)
-    verifier = TokenVerifier()
+    stop, verifier = Reader(GAMMA), TokenVerifier()
     engine = SerialEngine(pair, Chain(GAMMA + 1), stop, verifier, warp, warp, frozenset({EOS}))
     return engine.decode(request.tokens, MOST, Sampler.seeded(7)), stop
 

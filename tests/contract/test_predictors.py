@@ -38,15 +38,20 @@ def harvest(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
     return Harvest.open(write_harvest(tmp_path_factory.mktemp("harvest")))
 
 
+def config(group: str, name: str) -> Any:
+    return OmegaConf.load(CONF / group / f"{name}.yaml")
+
+
+def fitted(predictor: Predictor, harvest: Harvest) -> Predictor:
+    trainer = instantiate(OmegaConf.merge(config("trainer", predictor.name), TRAINING))
+    rows = read_samples(harvest, predictor, "train")
+    return predictor.fit(rows, inputs_of(harvest, predictor), trainer)
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def trained(request: pytest.FixtureRequest, harvest: Harvest) -> Predictor:
-    config = OmegaConf.load(CONF / "predictor" / f"{request.param}.yaml")
-    predictor: Predictor = instantiate(config, **CHANGED.get(request.param, {}))
-    trainer = instantiate(
-        OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{request.param}.yaml"), TRAINING)
-    )
-    spec = inputs_of(harvest, predictor)
-    return predictor.fit(read_samples(harvest, predictor, "train"), spec, trainer)
+    name = request.param
+    return fitted(instantiate(config("predictor", name), **CHANGED.get(name, {})), harvest)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,7 @@ def test_calibration_keeps_the_ranking_helps_on_its_split_and_comes_back_exact(
 ) -> None:
     records = read_samples(harvest, trained, "calibration")
     logits, targets = logits_in_chunks(trained.head, records["inputs"]), trained.targets(records)
-    fit = instantiate(OmegaConf.load(CONF / "calibration" / f"{method}.yaml").fit)
+    fit = instantiate(config("calibration", method).fit)
     found = calibrate(fit, logits, targets, records["group"], trained.offset)
     probs = found.apply(logits.double())
     assert cross_entropy(probs.log(), targets) <= cross_entropy(logits, targets) + 1e-9
@@ -114,13 +119,8 @@ def test_round_trip_through_disk_is_exact(trained: Predictor, dim: int, checkpoi
 
 
 def test_same_seed_same_predictor(trained: Predictor, harvest: Harvest) -> None:
-    again = type(trained)(**settings(trained))
-    trainer = instantiate(
-        OmegaConf.merge(OmegaConf.load(CONF / "trainer" / f"{trained.name}.yaml"), TRAINING)
-    )
-    again.fit(read_samples(harvest, trained, "train"), trained.inputs, trainer)
-    for ours, theirs in zip(trained.head.parameters(), again.head.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    again = fitted(type(trained)(**settings(trained)), harvest)
+    assert all(map(torch.equal, trained.head.parameters(), again.head.parameters()))
 
 
 def test_what_it_was_trained_for_is_accepted(
