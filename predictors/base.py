@@ -99,11 +99,11 @@ class Predictor(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What `samples` needs of them besides the inputs."""
+        """The columns that `samples` needs of them besides the inputs."""
 
     @property
     def offset(self) -> tuple[float, ...]:
-        """[C] constants that undo what training did to the class odds, for the calibrator; () for
+        """Constants [C] that undo what training did to the class odds, for the calibrator; () for
         nothing."""
         return ()
 
@@ -230,10 +230,10 @@ def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where:
     """Raise `UserError` naming the first key in which the run differs from what the checkpoint was
     trained for."""
     if differences := incompatible(config, expect):
-        name, trained, wanted = differences[0]
+        name, trained, here = differences[0]
         raise UserError(
             f"{where}{of_earlier(config['pair'])} was trained with {name}={trained!r}, but this run"
-            f" has {name}={wanted!r}. Use the former, or harvest and train for this run:"
+            f" has {name}={here!r}. Use the former, or harvest and train for this run:"
             f" python scripts/gen_data.py, python train.py predictor={config['predictor']}"
         )
 

@@ -119,13 +119,13 @@ def fit_platt(logits: Tensor, targets: Tensor) -> Calibration:
     so rankings by log-odds stay."""
     from scipy.optimize import minimize
 
-    z, wanted, classes = logits.double(), targets.double(), logits.shape[1]
+    z, s, classes = logits.double(), targets.double(), logits.shape[1]
     scales = 1 if classes == 2 else classes
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         v = torch.from_numpy(values).requires_grad_()
         scaled = z * v[:scales] + torch.cat([v.new_zeros(1), v[scales:]])
-        value = -(wanted * torch.log_softmax(scaled, -1)).sum(-1).mean()
+        value = -(s * torch.log_softmax(scaled, -1)).sum(-1).mean()
         (gradient,) = torch.autograd.grad(value, v)
         return value.item(), gradient.numpy()
 
@@ -145,12 +145,12 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
     knot. Ends keep 1 / (rows + 2) away from 0 and 1: no finite split shows certainty."""
     from sklearn.isotonic import IsotonicRegression
 
-    odds, wanted = log_odds(logits.double()).numpy(), targets.double().numpy()
-    weight, least = wanted.sum(1), 1 / (len(logits) + 2)
+    odds, s = log_odds(logits.double()).numpy(), targets.double().numpy()
+    weight, least = s.sum(1), 1 / (len(logits) + 2)
     curves = []
     for c in [1] if logits.shape[1] == 2 else range(logits.shape[1]):
         rising = IsotonicRegression(y_min=least, y_max=1 - least)
-        fitted = rising.fit(odds[:, c], wanted[:, c] / weight, weight)
+        fitted = rising.fit(odds[:, c], s[:, c] / weight, weight)
         curves.append((tuple(fitted.X_thresholds_.tolist()), tuple(fitted.y_thresholds_.tolist())))
     return Calibration("isotonic", curves=tuple(curves))
 

@@ -28,7 +28,7 @@ When = Literal["round", "token"]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a predictor reads, a choice from the catalogue.
+    """Inputs of a predictor, a choice from the catalogue.
 
     draft_hidden: layers of the draft's hidden states at the drawn token; target_hidden: layers of
     the target's at the last verified position. Negative indices (-1: what the output layer reads),
@@ -70,17 +70,17 @@ class Inputs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is read, in the order of the matrix."""
+        """Names of the inputs, in the order of the matrix."""
         return tuple(name for name in CATALOGUE if getattr(self, name) not in ((), False))
 
     @property
     def draft_layers(self) -> tuple[int, ...]:
-        """As `StopRule.draft_layers`, of inputs whose layers are spelled out."""
+        """`StopRule.draft_layers` of inputs whose layers are spelled out."""
         return tuple(self.draft_hidden or self.draft_before or ())
 
     @property
     def target_layers(self) -> tuple[int, ...]:
-        """As `StopRule.target_layers`."""
+        """`StopRule.target_layers` of such inputs."""
         return tuple(self.target_hidden or ())
 
     def columns(self, when: When) -> tuple[str, ...]:

@@ -72,9 +72,9 @@ class Chances(Generic[Number]):
 
 
 def survival(probs: Tensor) -> Tensor:
-    """[..., gamma], along a draft of first candidates. probs: [..., gamma, C] of what is said of
-    each once it is drawn. Of `OUTCOMES`: that all so far and the next one are accepted; of two
-    classes, that all so far are."""
+    """Return the survival along a draft of first candidates, [..., gamma], from the probabilities
+    [..., gamma, C] of each once it is drawn: of `OUTCOMES`, that all so far and the next one are
+    accepted; of two classes, that all so far are."""
     if not foresees(probs.shape[-1]):
         return probs[..., 1].double().cumprod(-1)
     chances = Chances.of(probs.double())
@@ -82,7 +82,7 @@ def survival(probs: Tensor) -> Tensor:
 
 
 def foresees(classes: int) -> bool:
-    """Whether predictions of so many classes speak of a token that is not drawn yet."""
+    """Return whether predictions of so many classes cover a token that is not drawn yet."""
     return classes == len(OUTCOMES)
 
 

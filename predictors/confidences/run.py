@@ -36,7 +36,7 @@ same data; maps fitted on the data of another folder."""
 
 @dataclass(frozen=True)
 class Method:
-    """What is fitted: `fit` on every position, or `sts`; name: of its config."""
+    """Calibration method: `fit` on every position, or `sts`; name: of its config."""
 
     name: str
     fit: Fit | None

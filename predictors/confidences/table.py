@@ -91,11 +91,11 @@ def blocks(count: int) -> Tensor:
 
 def joined(parts: list[Confidences], where: str, gamma: int | None = None) -> Confidences:
     """Join tables; their groups stay apart. gamma: what all of them must have; None: the same."""
-    wanted = gamma or parts[0].gamma
+    gamma = gamma or parts[0].gamma
     for part in parts:
-        if part.gamma != wanted:
+        if part.gamma != gamma:
             raise UserError(
-                f"{where}: expected proposals of {wanted} tokens, got {part.gamma}. Give logs of"
+                f"{where}: expected proposals of {gamma} tokens, got {part.gamma}. Give logs of"
                 " one gamma"
             )
     names = sorted({name for part in parts for name in part.domains})
@@ -156,7 +156,8 @@ def write_confidences(folder: Path, rows: Confidences, labels: Labels, command: 
 
 
 def read_confidences(folder: str | Path, key: str = "data") -> Confidences:
-    """Raises UserError naming `key` where there is none, or a damaged one."""
+    """Read what `write_confidences` wrote. Raises UserError naming `key` where nothing is, or where
+    it is damaged."""
     folder = Path(folder)
     facts = read_json(folder / MANIFEST, Manifest, key, REMEDY)
     path = folder / TENSORS

@@ -14,8 +14,8 @@ Facts = Mapping[str, Tensor]
 
 
 class LiveRound(Protocol):
-    """What is known before a round is drafted: `decoding.draft.RoundContext`. target_hidden:
-    [layers, H] of exactly the layers that are read, None while nothing has been verified."""
+    """Facts before a round is drafted: `decoding.draft.RoundContext`. target_hidden: [layers, H] of
+    exactly the layers that are read, None while nothing has been verified."""
 
     @property
     def committed(self) -> Tensor: ...

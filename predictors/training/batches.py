@@ -34,12 +34,12 @@ class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.x[rows].float(), self.y[rows]
 
     def count(self, items: Sequence[int]) -> int:
-        """Rows of `items`."""
+        """Return the rows of `items`."""
         return len(items) if self.rows is None else sum(len(self.rows[item]) for item in items)
 
 
 class Part(Dataset[tuple[torch.Tensor, torch.Tensor, int, int]]):
-    """What process `rank` of `processes` gets of a micro-batch of items: x, y of the next items in
+    """Share of process `rank` of `processes` in a micro-batch of items: x, y of the next items in
     order, which may be none, then the number of rows before them and of all rows."""
 
     def __init__(self, items: Items, rank: int, processes: int) -> None:
@@ -58,7 +58,7 @@ class Part(Dataset[tuple[torch.Tensor, torch.Tensor, int, int]]):
 
 
 def part_of(size: int, rank: int, processes: int) -> slice:
-    """The share of process `rank` in `size` things: consecutive, sizes differ by at most one."""
+    """Return the share of process `rank` in `size` things: consecutive, sizes differ by one."""
     return slice(size * rank // processes, size * (rank + 1) // processes)
 
 

@@ -11,17 +11,17 @@ Pairs = tuple[torch.Tensor, torch.Tensor]
 
 
 def mean_loss(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Scalar: the mean of sums / counts [K] over those that count anything; the sums of the others
-    are 0."""
-    there = counts > 0  # no index, for which a GPU's host would wait
-    return (sums / counts.where(there, 1)).sum() / there.sum()
+    """Return the mean of sums / counts [K] over those that count anything, a scalar; the sums of
+    the others are 0."""
+    counted = counts > 0  # no index, for which a GPU's host would wait
+    return (sums / counts.where(counted, 1)).sum() / counted.sum()
 
 
 def weighted_soft_bce(
     logits: torch.Tensor, s: torch.Tensor, w_rej: float, w_acc: float = 1.0
 ) -> Pairs:
-    """Soft-label cross-entropy in which rejections weigh more (SpecDec++, arXiv 2405.19715, section
-    3.2).
+    """Return the soft-label cross-entropy in which rejections weigh more (SpecDec++, arXiv
+    2405.19715, section 3.2).
 
     sum_i [w_rej (1 - s_i) (-log(1 - f_i)) + w_acc s_i (-log f_i)] / sum_i [w_rej (1 - s_i) + w_acc
     s_i] with f = softmax(logits)[:, 1]. The sums run over the whole micro-batch: it is not a mean
@@ -34,20 +34,20 @@ def weighted_soft_bce(
 
 
 def weighted_cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> Pairs:
-    """Cross-entropy with soft targets. logits: [n, C]; y: [n, C], distributions times the weights
-    of their rows. K = 1."""
+    """Return the cross-entropy with soft targets. logits: [n, C]; y: [n, C], distributions times
+    the weights of their rows. K = 1."""
     return -(y * F.log_softmax(logits, dim=-1)).sum()[None], y.sum()[None]
 
 
 def smoothed_cross_entropy(logits: torch.Tensor, label: torch.Tensor, smoothing: float) -> Pairs:
-    """Cross-entropy with uniform label smoothing. logits: [n, C], label: [n] int64, or
+    """Return the cross-entropy with uniform label smoothing. logits: [n, C], label: [n] int64, or
     distributions [n, C]. K = 1."""
     total = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="sum")
     return total[None], total.new_full((1,), len(label))
 
 
 def balanced_cross_entropy(logits: torch.Tensor, label: torch.Tensor, smoothing: float) -> Pairs:
-    """`smoothed_cross_entropy` with every class that occurs weighing the same. K = C.
+    """Return `smoothed_cross_entropy` with every class that occurs weighing the same. K = C.
 
     The objective of training on class-balanced draws, measured on held-out rows that are not
     balanced."""

@@ -13,8 +13,8 @@ SYNTHETIC = -1
 
 
 def hold_out_prompts(group: torch.Tensor, fraction: float, seed: int) -> torch.Tensor:
-    """Mask [n] of the rows held out for early stopping: all rows of `fraction` of the prompts (at
-    least one)."""
+    """Return the mask [n] of the rows held out for early stopping: all rows of `fraction` of the
+    prompts, of one at least."""
     prompts = torch.unique(group)
     if len(prompts) < 2:
         raise UserError(
@@ -27,7 +27,7 @@ def hold_out_prompts(group: torch.Tensor, fraction: float, seed: int) -> torch.T
 
 
 def standardisation(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean, scale) of the columns of x [n, D]; scale is 1 where a column is constant."""
+    """Return mean and scale of the columns of x [n, D]; scale is 1 where a column is constant."""
     scale, mean = torch.std_mean(x, dim=0, correction=0)
     return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
 
@@ -42,50 +42,37 @@ def smote(
     are mapped back, so the real rows stay bit for bit. A class too small for `neighbours` uses
     fewer and a class of one row is skipped; both are printed. x: [n, D], label: [n], group: [n].
     Returns the same three; synthetic rows come last, with group `SYNTHETIC`."""
+    from imblearn.over_sampling import SMOTE
+
     counts = torch.bincount(label)
     mean, scale = standardisation(x)
     scaled, labels = ((x - mean) / scale).numpy(), label.numpy()
     rows, classes = [x], [label]
     for name, count in enumerate(counts.tolist()):
-        usable = _usable_neighbours(name, count, neighbours)
-        missing = int(counts.max()) - count
-        if usable and missing:
-            synthetic = _interpolate(scaled, labels, name, missing, usable, seed)
+        usable, missing = min(neighbours, count - 1), int(counts.max()) - count
+        if usable < 1:
+            print(
+                f"SMOTE: class {name} skipped, {count} training rows have no neighbours to"
+                " interpolate with"
+            )
+        elif usable < neighbours:
+            print(
+                f"SMOTE: class {name} has {count} training rows, k reduced from {neighbours} to"
+                f" {usable}"
+            )
+        if usable > 0 and missing:
+            target = {name: count + missing}
+            sampler = SMOTE(sampling_strategy=target, k_neighbors=usable, random_state=seed)
+            resampled, _ = sampler.fit_resample(scaled, labels)
+            synthetic = torch.from_numpy(np.ascontiguousarray(resampled[len(x) :]))
             rows.append(synthetic * scale + mean)
             classes.append(torch.full((missing,), name))
     added = sum(map(len, rows)) - len(x)
     return torch.cat(rows), torch.cat(classes), torch.cat([group, torch.full((added,), SYNTHETIC)])
 
 
-def _usable_neighbours(name: int, count: int, neighbours: int) -> int:
-    usable = min(neighbours, count - 1)
-    if usable < 1:
-        print(
-            f"SMOTE: class {name} skipped, {count} training rows have no neighbours to interpolate"
-            " with"
-        )
-    elif usable < neighbours:
-        print(
-            f"SMOTE: class {name} has {count} training rows, k reduced from {neighbours} to"
-            f" {usable}"
-        )
-    return max(usable, 0)
-
-
-def _interpolate(
-    x: np.ndarray, label: np.ndarray, name: int, missing: int, neighbours: int, seed: int
-) -> torch.Tensor:
-    """`missing` synthetic rows of class `name`."""
-    from imblearn.over_sampling import SMOTE
-
-    target = int((label == name).sum()) + missing
-    sampler = SMOTE(sampling_strategy={name: target}, k_neighbors=neighbours, random_state=seed)
-    resampled, _ = sampler.fit_resample(x, label)
-    return torch.from_numpy(np.ascontiguousarray(resampled[len(x) :]))
-
-
 def balancing_weights(label: torch.Tensor) -> torch.Tensor:
-    """[n] weight 1 / (rows of the same class) of each row, for drawing classes equally often."""
+    """Return weights 1 / (rows of the same class), [n], which draw classes equally often."""
     return 1.0 / torch.bincount(label)[label].double()
 
 
@@ -107,8 +94,5 @@ class EpochSampler(Sampler[int]):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         if self.weights is None:
             return iter(torch.randperm(self.size, generator=generator).tolist())
-        return iter(
-            torch.multinomial(
-                self.weights, self.size, replacement=True, generator=generator
-            ).tolist()
-        )
+        draws = torch.multinomial(self.weights, self.size, replacement=True, generator=generator)
+        return iter(draws.tolist())
