@@ -15,16 +15,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def settings() -> str:
     sys.path[:0] = [str(ROOT)]
+    from runtime.cli import modules
     from runtime.settings.composed import composed
     from runtime.settings.help import page
 
     conf = ROOT / "conf"
-    scripts = [ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py"))]
-    names = [script.relative_to(ROOT).with_suffix("").as_posix() for script in scripts]
     programs = {
-        f"{name}.py{f' what={program.what}' if program.what else ''}": program
-        for name in names
-        for program in import_module(name.replace("/", ".")).main.programs
+        f"{module.replace('.', '/')}.py{f' what={program.what}' if program.what else ''}": program
+        for module in modules().values()
+        for program in import_module(module).main.programs
     }
     return page(
         {

@@ -181,15 +181,20 @@ def job_of(script: str, what: str = "") -> Job:
     return Job(module.main.modes[what] if what else module.main)
 
 
-def command() -> None:
-    """Run ``draftpredict <program> key=value``, which is ``python scripts/<program>.py key=value``
-    from any folder."""
+def modules() -> dict[str, str]:
+    """Return the module of every program by its name: train, scripts.tune, pairs.build_pair."""
     files = [file for folder in FOLDERS for file in sorted((ROOT / folder).glob("*.py"))]
-    programs = {
+    return {
         file.stem: ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for file in files
         if (ROOT / "conf" / f"{file.stem}.yaml").is_file()
     }
+
+
+def command() -> None:
+    """Run ``draftpredict <program> key=value``, which is ``python scripts/<program>.py key=value``
+    from any folder."""
+    programs = modules()
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in programs:
         _exit(

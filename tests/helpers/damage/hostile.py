@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from runtime.cli import Program
+from runtime.cli import Program, modules
 from runtime.settings.composed import Composed, composed, options
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,14 +43,9 @@ class Place(NamedTuple):
 @cache
 def program_of(name: str) -> Program:
     """Return the program, or the mode of one, that ``conf/<name>.yaml`` is for."""
-    files = [
-        file
-        for folder in (ROOT, ROOT / "scripts", ROOT / "pairs")
-        for file in sorted(folder.glob("*.py"))
-        if (CONF / f"{file.stem}.yaml").is_file()
+    programs = [
+        each for module in modules().values() for each in import_module(module).main.programs
     ]
-    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    programs = [each for module in modules for each in import_module(module).main.programs]
     return next(program for program in programs if program.config == name)
 
 
