@@ -34,11 +34,9 @@ def common(tmp_path: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch)
     return ("--config-dir", "conf", *pair, "pair.dtype=float64", "dataset=sums")
 
 
-def test_the_plugins_of_the_guide_decode(
-    common: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plugins_of_the_guide_decode(common: tuple[str, ...]) -> None:
     parts = ("stop=impatient", "structure=short", "verifier=at_most")
-    run(evaluate, monkeypatch, *common, *GREEDY, "methods=[custom]", *parts, *SHORT, "out=runs/x")
+    run(evaluate, *common, *GREEDY, "methods=[custom]", *parts, *SHORT, "out=runs/x")
     plain, custom = (
         read_traces(Path(f"runs/x/traces-{name}.jsonl")) for name in ("autoregressive", "custom")
     )
@@ -47,15 +45,13 @@ def test_the_plugins_of_the_guide_decode(
 
 
 @pytest.mark.slow
-def test_the_predictor_of_the_guide_learns_and_decodes(
-    common: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_predictor_of_the_guide_learns_and_decodes(common: tuple[str, ...]) -> None:
     small = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/sums")
-    run(gen_data, monkeypatch, *common, *small, *SPLITS)
+    run(gen_data, *common, *small, *SPLITS)
     learn = ("predictor=sure", "trainer=specdecpp", "trainer.epochs=2", "data=data/sums")
-    run(train, monkeypatch, "--config-dir", "conf", *learn, "logger=none")
+    run(train, "--config-dir", "conf", *learn, "logger=none")
     asked = ("methods=[custom]", "stop=specdecpp", "stop.checkpoint=checkpoints/sure")
-    run(evaluate, monkeypatch, *common, *SPLITS, *asked, *SHORT, "out=runs/x")
+    run(evaluate, *common, *SPLITS, *asked, *SHORT, "out=runs/x")
     rounds = [
         round_
         for trace in read_traces(Path("runs/x/traces-custom.jsonl"))

@@ -24,7 +24,7 @@ def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         small = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/greedy", *SPLITS)
-        run(gen_data, patch, *base(tiny_pair_dir), *GREEDY, *small)
+        run(gen_data, *base(tiny_pair_dir), *GREEDY, *small)
     manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
     context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
     digest = file_hash(folder / "data/greedy/manifest.json")

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from scripts import benchmark
+from tests.helpers.programs import programs
 
 SMALL = (
     "harvest.max_new_tokens=8",
@@ -25,25 +25,20 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("prompts.jsonl").write_text("\n".join(lines))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, pair: Path, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
+def run(pair: Path, *arguments: str) -> None:
     given = (
         f"pair.target={pair / 'target'}",
         f"pair.draft={pair / 'draft'}",
         "dataset.path=prompts.jsonl",
     )
-    monkeypatch.setattr("sys.argv", ["scripts/benchmark.py", *SMALL, *given, *arguments])
-    benchmark.main()
+    programs.run(benchmark, *SMALL, *given, *arguments)
 
 
 @pytest.mark.parametrize("warps", [(), ("warp=greedy", "draft_warp.temperature=0")])
 def test_harvest(
-    warps: tuple[str, ...],
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    warps: tuple[str, ...], tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, tiny_pair_dir, *warps)
+    run(tiny_pair_dir, *warps)
     printed = capsys.readouterr().out
     assert re.search(r"ratio +[\d.]+ \(", printed)
     rounds, agreeing = re.findall(r"(\d+) of (\d+) rounds have the same draft tokens", printed)[0]
@@ -58,12 +53,8 @@ def test_harvest(
     ],
 )
 def test_bad_input_is_one_line(
-    argument: str,
-    message: str,
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    argument: str, message: str, tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, tiny_pair_dir, *argument.split())
+        run(tiny_pair_dir, *argument.split())
     assert exit_code.value.code == 2 and f"error: {message}" in capsys.readouterr().err

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 
 from evaluation.device import check as program
 from scripts import check_device
 from tests.helpers.models.stateful import stateful
 from tests.helpers.models.tiny_pair import CONFIG, tiny_tokenizer
+from tests.helpers.programs import programs
 
 SMALL = (
     "device=cpu",
@@ -31,17 +31,15 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("prompts.jsonl").write_text("\n".join(lines))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, pair: Path, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
+def run(pair: Path, *arguments: str) -> None:
     given = (f"pair.target={pair / 'target'}", f"pair.draft={pair / 'draft'}")
-    monkeypatch.setattr("sys.argv", ["scripts/check_device.py", *SMALL, *given, *arguments])
-    check_device.main()
+    programs.run(check_device, *SMALL, *given, *arguments)
 
 
 def test_the_host_agrees_with_itself(
-    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, tiny_pair_dir)
+    run(tiny_pair_dir)
     printed = capsys.readouterr().out
     assert "Equal to the host." in printed and "side by side" in printed
     found = json.loads(Path("runs/device/device.json").read_text())
@@ -57,7 +55,7 @@ def test_a_difference_ends_in_one_line(
     fault = {"plain": {"equal": 0, "of": 1, "near_ties": [], "faults": ["another token"]}}
     monkeypatch.setattr(program, "agreed", lambda *_: fault)
     with pytest.raises(SystemExit) as end:
-        run(monkeypatch, tiny_pair_dir)
+        run(tiny_pair_dir)
     assert end.value.code == 2
     assert "error: device: it differs from the host. See runs/device" in capsys.readouterr().err
     assert "another token" in Path("runs/device/device.md").read_text()
@@ -71,7 +69,7 @@ def test_what_was_compared_is_kept_where_the_rest_does_not_fit(
 
     monkeypatch.setattr(program, "measure", full)
     with pytest.raises(SystemExit) as end:
-        run(monkeypatch, tiny_pair_dir)
+        run(tiny_pair_dir)
     printed = capsys.readouterr().err
     assert end.value.code == 2 and "Equal to the host. Saved runs/device/device.md" in printed
     assert "error: harvest.batch_size: CUDA out of memory. Tried to allocate 9 GiB. L" in printed
@@ -89,40 +87,35 @@ def test_what_was_compared_is_kept_where_the_rest_does_not_fit(
     ],
 )
 def test_bad_input_is_one_line(
-    argument: str,
-    message: str,
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    argument: str, message: str, tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        run(monkeypatch, tiny_pair_dir, argument)
+        run(tiny_pair_dir, argument)
     assert end.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_pair_with_states_is_refused_in_one_line(
-    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the first engine, some of which draft trees."""
     model = stateful("Lfm2", vocab_size=CONFIG.vocab_size)
     model.save_pretrained("recurrent")
     tiny_tokenizer().save_pretrained("recurrent")
     with pytest.raises(SystemExit) as end:
-        run(monkeypatch, tiny_pair_dir, "pair.draft=recurrent")
+        run(tiny_pair_dir, "pair.draft=recurrent")
     assert end.value.code == 2
     assert "error: pair.draft: expected one path of one text" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_memory_needs_configs_alone(
-    tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_pair_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     for side in ("target", "draft"):
         (tmp_path / side).mkdir()
         config = (tiny_pair_dir / side / "config.json").read_text()
         (tmp_path / side / "config.json").write_text(config)
-    run(monkeypatch, tmp_path, "memory=[20,40]")
+    run(tmp_path, "memory=[20,40]")
     printed = capsys.readouterr().out
     assert "modelled" in printed and "| 20 " in printed and "| 40 " in printed
     assert not Path("runs").exists()
@@ -132,9 +125,9 @@ def test_memory_needs_configs_alone(
         ("memory=[1]", "error: memory: expected prompts of at least 2 tokens, got 1. Give longer"),
     ):
         with pytest.raises(SystemExit):
-            run(monkeypatch, tmp_path, given)
+            run(tmp_path, given)
         assert message in capsys.readouterr().err
     (tmp_path / "draft" / "target_features.safetensors").touch()
     with pytest.raises(SystemExit):
-        run(monkeypatch, tmp_path, "memory=[20]")
+        run(tmp_path, "memory=[20]")
     assert "error: memory: this draft reads its target's states" in capsys.readouterr().err

@@ -19,10 +19,10 @@ QUICK = ("data=data/greedy", "trainer.epochs=1", "logger=none")
 REPLAY = ("data=data/greedy", "cost=c10", "points=5")
 
 
-def swept(monkeypatch: pytest.MonkeyPatch, name: str, *grid: str) -> str:
+def swept(name: str, *grid: str) -> str:
     """The folder of the checkpoints of a Hydra multirun."""
     shutil.rmtree(name, ignore_errors=True)
-    run(train, monkeypatch, "-m", *QUICK, *grid, f"out={name}")
+    run(train, "-m", *QUICK, *grid, f"out={name}")
     return f"folder={name}"
 
 
@@ -38,12 +38,10 @@ def cells(path: str) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_a_sweep_of_heads_is_one_table(
-    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = swept(
-        monkeypatch, "heads", "predictor=specdecpp", "predictor.depth=0,1", "predictor.w_rej=1,6"
-    )
-    run(collect, monkeypatch, folder, *REPLAY)
+    folder = swept("heads", "predictor=specdecpp", "predictor.depth=0,1", "predictor.w_rej=1,6")
+    run(collect, folder, *REPLAY)
     assert "saved heads/table.md" in capsys.readouterr().out
     rows = cells("heads/table.md")
     assert [(row["depth"], row["w_rej"]) for row in rows] == [
@@ -65,11 +63,9 @@ def test_a_sweep_of_heads_is_one_table(
 
 
 @pytest.mark.slow
-def test_inputs_by_number_of_prompts_is_one_table(
-    replaying: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_by_number_of_prompts_is_one_table(replaying: list[str]) -> None:
     grid = ("predictor=value", "prompts=2,4", "predictor.inputs=[q_stats],[q_stats,depth]")
-    run(collect, monkeypatch, swept(monkeypatch, "inputs", *grid), *REPLAY)
+    run(collect, swept("inputs", *grid), *REPLAY)
     rows = cells("inputs/table.md")
     read = ("q_stats depth", "q_stats")
     assert [(row["reads"], row["prompts"]) for row in rows] == [
@@ -80,12 +76,10 @@ def test_inputs_by_number_of_prompts_is_one_table(
 
 
 @pytest.mark.slow
-def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
-    replaying: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_of_layers_and_draft_lengths_is_one_table(replaying: list[str]) -> None:
     grid = ("predictor=hrad", "predictor.layers=[-1],[-3,-1],null", "predictor.gamma=2,3")
-    folder = swept(monkeypatch, "layers", *grid)
-    run(collect, monkeypatch, folder, *REPLAY)
+    folder = swept("layers", *grid)
+    run(collect, folder, *REPLAY)
     rows = cells("layers/table.md")
     assert [row["gamma"] for row in rows] == ["2"] * 3 + ["3"] * 3
     assert (
@@ -94,12 +88,12 @@ def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
         == {row["layers"] for row in rows[3:]}
     )
     assert all(float(row["speed-up, modelled"].split()[0]) > 0 for row in rows)
-    run(collect, monkeypatch, folder, *REPLAY, "thresholds=[0.2,0.9]")
+    run(collect, folder, *REPLAY, "thresholds=[0.2,0.9]")
     every = cells("layers/table.md")
     one, same, other = every[:3]
     assert one["checkpoint"] == same["checkpoint"] != other["checkpoint"]
     assert [row["threshold"] for row in every] == ["0.2", "0.9"] * 6
-    run(collect, monkeypatch, folder, "data=null")
+    run(collect, folder, "data=null")
     alone = cells("layers/table.md")
     assert list(alone[0]) == [
         "checkpoint",
@@ -122,12 +116,7 @@ def test_checkpoints_are_counted_as_people_do(tmp_path: Path) -> None:
     assert [folder.name for folder in checkpoints(tmp_path)] == names
 
 
-def test_what_cannot_be_collected_ends_with_one_line(
-    replaying: list[str],
-    harvest: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_collected_ends_with_one_line(replaying: list[str], harvest: Path) -> None:
     shutil.copytree(harvest / "checkpoints", "broken", dirs_exist_ok=True)
     score = {"log_loss": [0.25, None, None]}
     whole = {"test": {}, "reliability": {"x": {"token": {"as trained": score}}}, "seconds": 3.0}
@@ -135,24 +124,22 @@ def test_what_cannot_be_collected_ends_with_one_line(
         test = {name: {"brier": 0.5, "ece": 0.25, "auroc": None}}
         Path("broken", name, "metrics.json").write_text(json.dumps(whole | {"test": test}))
         rewrite_checksum(Path("broken", name))
-    run(collect, monkeypatch, "folder=broken", "data=null", "out=runs/new/table.md")
+    run(collect, "folder=broken", "data=null", "out=runs/new/table.md")
     assert (
         cells("runs/new/table.md")[1]["auroc"] == "-"
         and cells("runs/new/table.md")[1]["nll"] == "0.2500"
     )
     shutil.rmtree("runs/new")
     for argument in ("[]", "[2]", "0.5"):
-        message = refused(
-            collect, monkeypatch, capsys, "folder=broken", *REPLAY, f"thresholds={argument}"
-        )
+        message = refused(collect, "folder=broken", *REPLAY, f"thresholds={argument}")
         assert message.startswith("error: thresholds: ")
     better = json.dumps(whole | {"test": test}).replace("0.25", "0.15")
     for text, fits in ((better, False), ("{", False), ("{", True), (json.dumps(whole), True)):
         Path("broken/hrad/metrics.json").write_text(text)
         if fits:
             rewrite_checksum(Path("broken/hrad"))
-        message = refused(collect, monkeypatch, capsys, "folder=broken", "data=null")
+        message = refused(collect, "folder=broken", "data=null")
         assert message.startswith("error: folder: broken/hrad") and "damaged" in message
-    message = refused(collect, monkeypatch, capsys, "folder=broken", *REPLAY)
+    message = refused(collect, "folder=broken", *REPLAY)
     assert "folder: broken/hrad is incomplete or damaged" in message
-    assert "folder: no checkpoints" in refused(collect, monkeypatch, capsys, "folder=runs", *REPLAY)
+    assert "folder: no checkpoints" in refused(collect, "folder=runs", *REPLAY)

@@ -26,8 +26,8 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.save(shard, f"sts.{number}.pt")
 
 
-def imported(monkeypatch: pytest.MonkeyPatch, out: str, *more: str) -> None:
-    run(import_confidence, monkeypatch, "source.files=sts.*.pt", f"out={out}", *more)
+def imported(out: str, *more: str) -> None:
+    run(import_confidence, "source.files=sts.*.pt", f"out={out}", *more)
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def imported(monkeypatch: pytest.MonkeyPatch, out: str, *more: str) -> None:
 )
 @pytest.mark.few(2)
 def test_shards_are_imported_and_calibrated(
-    method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    imported(monkeypatch, "served", "source.domain=chat", "gamma=3")
+    imported("served", "source.domain=chat", "gamma=3")
     assert "chat: 3000 proposals of 3 tokens, 48 groups" in capsys.readouterr().out
-    run(train, monkeypatch, "data=served", f"calibration={method}")
+    run(train, "data=served", f"calibration={method}")
     printed = capsys.readouterr().out
     found = read_maps("checkpoints/confidences")
     assert (Path("checkpoints/confidences/README.md").read_text().strip()) in printed
@@ -53,10 +53,10 @@ def test_shards_are_imported_and_calibrated(
     assert errors[1] <= errors[0] and "20 bins of equal width (DeepSpec)" in printed
 
 
-def test_calibration_is_asked_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported(monkeypatch, "served")
-    imported(monkeypatch, "other", "source.domain=code", "source.files=sts.1.pt")
-    run(train, monkeypatch, "data=served", "calibration=sts_sglang", "drift=[other]", "out=x")
+def test_calibration_is_asked_elsewhere() -> None:
+    imported("served")
+    imported("other", "source.domain=code", "source.files=sts.1.pt")
+    run(train, "data=served", "calibration=sts_sglang", "drift=[other]", "out=x")
     stages = read_maps("x")["scores"]["other"]["code"]["loss"]
     assert list(stages) == ["as logged", "fitted elsewhere", "fitted here"]
     changed = Path("x", FILE).read_text().replace('"gamma": 3', '"gamma": 4')
@@ -65,36 +65,30 @@ def test_calibration_is_asked_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
         read_maps("x")
 
 
-def test_jobs_of_a_sweep_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported(monkeypatch, "served")
-    run(train, monkeypatch, "-m", "data=served", "calibration=sts_sglang,none")
+def test_jobs_of_a_sweep_have_folders_of_their_own() -> None:
+    imported("served")
+    run(train, "-m", "data=served", "calibration=sts_sglang,none")
     found = [read_maps(path.parent)["method"] for path in Path("checkpoints").rglob(FILE)]
     assert sorted(found) == ["none", "sts_sglang"]
 
 
-def test_another_pair_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_pair_is_refused() -> None:
     for name in ("a", "b"):
         write_harvest(Path(name), gamma=3)
         if name == "b":
             manifest = json.loads(Path("b/manifest.json").read_text())
             pair = {**manifest["pair"], "draft": "zz"}
             write_checksummed(Path("b/manifest.json"), {**manifest, "pair": pair})
-        run(
-            import_confidence, monkeypatch, "source=harvest", f"source.data={name}", f"out=q-{name}"
-        )
-    line = refused(train, monkeypatch, capsys, "data=q-a", "drift=[q-b]")
+        run(import_confidence, "source=harvest", f"source.data={name}", f"out=q-{name}")
+    line = refused(train, "data=q-a", "drift=[q-b]")
     assert line == "error: drift: q-b was made with pair.draft=zz, q-a with bb. Leave it out"
-    imported(monkeypatch, "served")
-    run(train, monkeypatch, "data=q-a", "drift=[served]", "calibration=sts_sglang")
+    imported("served")
+    run(train, "data=q-a", "drift=[served]", "calibration=sts_sglang")
 
 
-def test_bad_input_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line() -> None:
     def line(program: object, *arguments: str) -> str:
-        return refused(program, monkeypatch, capsys, *arguments)
+        return refused(program, *arguments)
 
     here = ("source.files=sts.*.pt", "out=served")
     wrong = line(import_confidence, *here, "gamma=4")
@@ -103,10 +97,10 @@ def test_bad_input_is_one_line(
     Path("mine").mkdir()
     Path("mine/x").write_text("mine")
     assert "out: mine holds something else" in line(import_confidence, *here, "out=mine")
-    imported(monkeypatch, "served")
+    imported("served")
     assert "out: mine holds something else" in line(train, "data=served", "out=mine")
     torch.save({"logits": torch.zeros(99, 2), "prefix_mask": torch.zeros(99, 2)}, "two.pt")
-    run(import_confidence, monkeypatch, "source.files=two.pt", "out=two")
+    run(import_confidence, "source.files=two.pt", "out=two")
     assert "drift: expected proposals of 3 tokens" in line(train, "data=served", "drift=[two]")
     write_harvest(Path("harvest"))
     sequential = line(train, "data=harvest", "calibration=sts")

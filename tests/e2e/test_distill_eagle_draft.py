@@ -62,12 +62,12 @@ def test_a_draft_is_trained_goes_on_and_decodes(
 
     with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
         stopped.setattr(DraftTraining, "train_step", once)
-        run(distill_draft, stopped, *given)
+        run(distill_draft, *given)
     assert ending.value.code == 130 and not Path("made").exists()
     assert "interrupted with draft.steps=2, here 1" in refused(
-        distill_draft, monkeypatch, capsys, *given, "draft.steps=1"
+        distill_draft, *given, "draft.steps=1"
     )
-    run(distill_draft, monkeypatch, *given)
+    run(distill_draft, *given)
     assert "resuming after" in capsys.readouterr().out and not Path("made.run").exists()
     assert [path.name for path in Path("made").glob("*.safetensors")] == ["model.safetensors"]
 
@@ -89,15 +89,7 @@ def test_a_draft_is_trained_goes_on_and_decodes(
         "split=all",
         "repeats=1",
     ]
-    run(
-        evaluate,
-        monkeypatch,
-        *decoded,
-        "methods=[confidence]",
-        "max_new_tokens=12",
-        "logger=none",
-        "out=runs",
-    )
+    run(evaluate, *decoded, "methods=[confidence]", "max_new_tokens=12", "logger=none", "out=runs")
     assert (
         "confidence: 1 of 1 outputs equal autoregressive decoding (equal)"
         in capsys.readouterr().out
@@ -110,21 +102,11 @@ def test_a_draft_is_trained_goes_on_and_decodes(
 
 
 @pytest.mark.slow
-def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
-    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(distill_draft, monkeypatch, *pair, *SMALL, "+notes.prompts=random words")
+def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(pair: list[str]) -> None:
+    run(distill_draft, *pair, *SMALL, "+notes.prompts=random words")
     second = [word for word in (*pair, *SMALL) if not word.startswith(("pair.draft", "out="))]
-    run(distill_draft, monkeypatch, *second, "pair.draft=made", "out=again")
-    run(
-        distill_draft,
-        monkeypatch,
-        *pair,
-        "draft=eagle",
-        "ship=shipped",
-        "out=again",
-        "+notes.why=a test",
-    )
+    run(distill_draft, *second, "pair.draft=made", "out=again")
+    run(distill_draft, *pair, "draft=eagle", "ship=shipped", "out=again", "+notes.why=a test")
     record = json.loads(Path("shipped", EAGLE_PROVENANCE).read_text())
     assert (
         record["started_from"] == "made"
@@ -146,14 +128,12 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     assert all(torch.equal(tensor, (own | maps)[name]) for name, tensor in shipped.items())
     Path("again/training.json").write_text("{")
     ship = ["draft=eagle", "ship=shipped"]
-    assert "training.json is damaged" in refused(
-        distill_draft, monkeypatch, capsys, *pair, *ship, "out=again"
-    )
+    assert "training.json is damaged" in refused(distill_draft, *pair, *ship, "out=again")
     assert "out: expected the folder of a trained draft, got chats" in refused(
-        distill_draft, monkeypatch, capsys, *pair, *ship, "out=chats"
+        distill_draft, *pair, *ship, "out=chats"
     )
     assert "notes: expected settings by name, got 5" in refused(
-        distill_draft, monkeypatch, capsys, *pair, *ship, "notes=5"
+        distill_draft, *pair, *ship, "notes=5"
     )
 
 
@@ -190,38 +170,26 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(
     ],
 )
 @pytest.mark.slow
-def test_what_cannot_work_is_one_line(
-    argument: str,
-    message: str,
-    pair: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_work_is_one_line(argument: str, message: str, pair: list[str]) -> None:
     for name, size in (("other", {"hidden_size": 16}), ("wider", {"vocab_size": 40})):
         if argument == f"pair.draft={name}":
             LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), **size})).save_pretrained(name)
     given = [word for word in (*pair, *SMALL) if word.split("=")[0] != argument.split("=")[0]]
-    assert refused(distill_draft, monkeypatch, capsys, *given, argument).startswith(
-        f"error: {message}"
-    )
+    assert refused(distill_draft, *given, argument).startswith(f"error: {message}")
     assert not Path("made").exists() and not Path("made.run").exists()
 
 
 @pytest.mark.slow
-def test_jobs_of_a_sweep_do_not_overwrite_each_other(
-    pair: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(distill_draft, monkeypatch, "-m", *pair, *SMALL, "draft.steps=1,2")
+def test_jobs_of_a_sweep_do_not_overwrite_each_other(pair: list[str]) -> None:
+    run(distill_draft, "-m", *pair, *SMALL, "draft.steps=1,2")
     assert len(list(Path("made").glob("*/training.json"))) == 2
 
 
 @pytest.mark.slow
-def test_the_order_of_training_is_the_seeds(
-    pair: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_of_training_is_the_seeds(pair: list[str]) -> None:
     made = []
     for seed in (1, 1, 2):
         torch.rand(seed + len(made))  # whatever was drawn before
-        run(distill_draft, monkeypatch, *pair, *SMALL, f"seed={seed}")
+        run(distill_draft, *pair, *SMALL, f"seed={seed}")
         made.append(Path("made/model.safetensors").read_bytes())
     assert made[0] == made[1] != made[2]

@@ -28,7 +28,7 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     shutil.copytree(harvest, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     pair = [word for word in base(tiny_pair_dir) if word.startswith("pair")]
-    run(draft_vocabulary, monkeypatch, *pair, *SIZES, *GREEDY, "data=data/greedy")
+    run(draft_vocabulary, *pair, *SIZES, *GREEDY, "data=data/greedy")
     printed = capsys.readouterr().out
     rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
     assert [int(row[0]) for row in rows] == [4, 9, 20, VOCAB] and "modelled speed-up" in printed
@@ -50,7 +50,7 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     assert sorted(counts[tokens].tolist()) == counts.topk(9).values.sort().values.tolist()
 
     small = ("max_new_tokens=12", "gamma=3", "out=data/short", *SPLITS, *GREEDY)
-    run(gen_data, monkeypatch, *base(tiny_pair_dir), *small, f"pair.draft_vocabulary={path}")
+    run(gen_data, *base(tiny_pair_dir), *small, f"pair.draft_vocabulary={path}")
     manifest, whole = (
         Harvest.open("data/short").manifest.written["pair"],
         Harvest.open("data/greedy").manifest.written["pair"],
@@ -76,7 +76,7 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
         "logger=none",
         f"pair.draft_vocabulary={path}",
     )
-    message = refused(evaluate, monkeypatch, capsys, *arguments)
+    message = refused(evaluate, *arguments)
     assert "was trained with pair.draft=" in message and "tokens" in message
 
 
@@ -104,10 +104,10 @@ def test_chats_are_counted_and_the_first_held_out(
         "positions=2",
         "gammas=2",
     )
-    run(draft_vocabulary, monkeypatch, *arguments, "out=kept.safetensors")
+    run(draft_vocabulary, *arguments, "out=kept.safetensors")
     assert read_vocabulary(Path("kept.safetensors"), VOCAB).tolist() == [7, 5]
     assert "2 of them said at least once in 5 counted" in capsys.readouterr().out
-    message = refused(draft_vocabulary, monkeypatch, capsys, *arguments, "held_out=3")
+    message = refused(draft_vocabulary, *arguments, "held_out=3")
     assert message.startswith("error: chats: chats has 3 chats, held_out=3 leaves none")
 
 
@@ -130,30 +130,17 @@ def test_chats_are_counted_and_the_first_held_out(
         ("pair.draft=nowhere/at/all", "pair.draft: no model in"),
     ],
 )
-def test_bad_input_is_refused(
-    override: str,
-    message: str,
-    replaying: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_input_is_refused(override: str, message: str, replaying: list[str]) -> None:
     pair = [word for word in replaying if word.startswith("pair") or word in GREEDY]
-    assert message in refused(
-        draft_vocabulary, monkeypatch, capsys, *pair, "data=data/greedy", *SIZES, override
-    )
+    assert message in refused(draft_vocabulary, *pair, "data=data/greedy", *SIZES, override)
 
 
-def test_responses_of_another_target_are_refused(
-    replaying: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_responses_of_another_target_are_refused(replaying: list[str], tmp_path: Path) -> None:
     save_tiny_pair(tmp_path)
     swapped = [
         f"pair.target={tmp_path / 'draft'}",
         f"pair.draft={tmp_path / 'draft'}",
         "pair.dtype=float64",
     ]
-    message = refused(draft_vocabulary, monkeypatch, capsys, *swapped, "data=data/greedy", *SIZES)
+    message = refused(draft_vocabulary, *swapped, "data=data/greedy", *SIZES)
     assert "pair.target: it belongs to another target than the harvest" in message

@@ -28,10 +28,7 @@ from tests.helpers.programs.processes import end, forked, wait_for
 
 
 def test_two_runs_do_not_write_one_folder(
-    evaluating: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    evaluating: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def hold() -> None:
         with only_writer(Path("runs/x")):
@@ -41,19 +38,19 @@ def test_two_runs_do_not_write_one_folder(
     child = forked(hold)
     wait_for(tmp_path, "begun")
     with pytest.raises(SystemExit):
-        run(monkeypatch, *evaluating, "methods=[autoregressive]")
+        run(*evaluating, "methods=[autoregressive]")
     assert "error: out: another process is making runs/x. Wait for it" in capsys.readouterr().err
     end(child)
-    run(monkeypatch, *evaluating, "methods=[autoregressive]")
+    run(*evaluating, "methods=[autoregressive]")
     assert Path("runs/x/results.json").is_file() and not list(Path("runs").glob(".*"))
 
 
 @pytest.mark.smoke
 def test_greedy_equals_autoregressive_for_every_method(
-    evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    evaluating: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_checkpoints(evaluating, {"temperature": 0.0, "top_k": 0, "top_p": 1.0})
-    run(monkeypatch, *evaluating, *GREEDY, ALL, "verbose=true", "structure.gamma_max=6")
+    run(*evaluating, *GREEDY, ALL, "verbose=true", "structure.gamma_max=6")
     printed, out = capsys.readouterr().out, Path("runs/x")
     assert printed.count("8 of 8 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
     assert "Share of decode time" in printed and "## odd: 3 prompts, 2 repeats" in printed
@@ -84,14 +81,12 @@ def test_greedy_equals_autoregressive_for_every_method(
     assert all([trace.tokens for trace in found] == plain for found in traces.values())
 
 
-def test_a_dataset_may_be_called_all(
-    evaluating: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_may_be_called_all(evaluating: list[str], tmp_path: Path) -> None:
     """Its numbers stand beside those of all prompts, in the table and in results.json."""
     names = ["all", "odd", "odd"]
     prompts = [{"prompt": f"w{n} w2", "dataset": name} for n, name in enumerate(names, 1)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    run(monkeypatch, *evaluating, "methods=[custom]", "repeats=1")
+    run(*evaluating, "methods=[custom]", "repeats=1")
     results = json.loads(Path("runs/x/results.json").read_text())
     assert results["prompts"] == {"all": 3, '"all"': 1, "odd": 2}
     assert set(results["summary"]) == set(results["prompts"])
@@ -107,9 +102,7 @@ def test_a_dataset_may_be_called_all(
     ]
 
 
-def test_sampling_is_reproducible_and_checks_invariants(
-    evaluating: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampling_is_reproducible_and_checks_invariants(evaluating: list[str]) -> None:
     small = (
         *evaluating,
         "methods=[custom]",
@@ -117,9 +110,9 @@ def test_sampling_is_reproducible_and_checks_invariants(
         "verifier=block",
         "repeats=1",
     )
-    run(monkeypatch, *small)
+    run(*small)
     first = [trace.tokens for trace in read_traces(Path("runs/x/traces-custom.jsonl"))]
-    run(monkeypatch, *small)
+    run(*small)
     assert [trace.tokens for trace in read_traces(Path("runs/x/traces-custom.jsonl"))] == first
     lines = json.loads(Path("runs/x/results.json").read_text())["lossless"]
     assert "hold" in lines[0] and "proven lossless" in lines[1]
@@ -141,12 +134,12 @@ def test_an_interrupted_run_is_taken_up_by_the_same_command(
 
     monkeypatch.setattr(AutoregressiveEngine, "decode", interrupted)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        run(monkeypatch, *small)
+        run(*small)
     assert len(list(Path("runs").glob(".x-*.resume"))) == 1 and not Path("runs/x").exists()
-    run(monkeypatch, *small, "pair.draft_dtype=float32", "out=runs/x")
+    run(*small, "pair.draft_dtype=float32", "out=runs/x")
     assert not json.loads(Path("runs/x/results.json").read_text())["resumed"]
     assert calls == 4 + 5, "a warm-up and four requests"
-    run(monkeypatch, *small)
+    run(*small)
     assert calls == 9 + 1 + 2, "the warm-up and the two requests that were missing"
     assert not list(Path("runs").glob(".*"))
     assert json.loads(Path("runs/x/results.json").read_text())["resumed"] == 2
@@ -155,7 +148,7 @@ def test_an_interrupted_run_is_taken_up_by_the_same_command(
 
 
 def test_settings_are_tried_on_prompts_that_are_not_judged(
-    evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    evaluating: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass that chooses the fixed length sees calibration prompts alone; a length that is
     given is not chosen."""
@@ -170,7 +163,7 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     monkeypatch.setattr(flow, "decode", seen)
     small = (*evaluating, "methods=[fixed]", "split=test", "repeats=1", "tried_prompts=2")
     splits = ("splits.calibration=0.3", "splits.test=0.3")
-    run(monkeypatch, *small, *splits)
+    run(*small, *splits)
     assert {name[:11] for name in decoded["tried"]} == {"calibration"}
     assert {name[:4] for name in decoded["judged"]} == {"test"}
     results = json.loads(Path("runs/x/results.json").read_text())
@@ -183,25 +176,25 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     assert results["run"]["config"]["method"]["fixed"]["stop"]["gamma"] == 4, "as it was given"
     assert f"fixed: {method['note']}." in Path("runs/x/table.md").read_text()
     decoded.clear()
-    run(monkeypatch, *small, *splits, "method.fixed.stop.gamma=2")
+    run(*small, *splits, "method.fixed.stop.gamma=2")
     results = json.loads(Path("runs/x/results.json").read_text())
     assert list(decoded) == ["judged"] and results["tried"] == {}
     decoded.clear()
-    run(monkeypatch, *(word for word in small if word != "split=test"), *splits, "split=all")
+    run(*(word for word in small if word != "split=test"), *splits, "split=all")
     tried, judged = ({name[-2:] for name in decoded[stage]} for stage in ("tried", "judged"))
     assert tried and judged and not tried & judged, "of the whole set the others"
     assert results["methods"]["fixed"]["settings"]["stop"]["gamma"] == 2
 
 
 def test_lookahead_needs_an_engine_and_nothing_else(
-    evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    evaluating: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = (*evaluating, "methods=[custom]", "engine=lookahead", "engine.window=3", "repeats=1")
-    run(monkeypatch, *small, *GREEDY)
+    run(*small, *GREEDY)
     assert "custom: 4 of 4 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
     traces = read_traces(Path("runs/x/traces-custom.jsonl"))
     assert sum(round_.accepted for trace in traces for round_ in trace.rounds) > 0
-    run(monkeypatch, *small, "modelled=[measured,5]")
+    run(*small, "modelled=[measured,5]")
     assert "proven lossless" in capsys.readouterr().out
     rows = json.loads(Path("runs/x/results.json").read_text())["summary"]["all"]
     assert rows["autoregressive"]["speed-up, measured"][0] == 1
@@ -214,25 +207,16 @@ def test_lookahead_needs_an_engine_and_nothing_else(
     assert max(round_.extra_rows for round_ in rounds) == 3 * 4 - 1, (
         "a full window, without the last committed token"
     )
-    run(
-        monkeypatch,
-        *small,
-        "~method.custom.structure",
-        "~method.custom.verifier",
-        "~method.custom.stop",
-    )
+    run(*small, "~method.custom.structure", "~method.custom.verifier", "~method.custom.stop")
     assert "proven lossless" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("more", [[], ["warp=greedy", "draft_warp.temperature=0"]])
 def test_a_checkpoint_that_is_not_there_is_made_by_two_commands(
-    more: list[str],
-    evaluating: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    more: list[str], evaluating: list[str]
 ) -> None:
     """An experiment may take another pair than the default."""
-    message = refused(monkeypatch, capsys, *evaluating, "experiment=specbranch", *more)
+    message = refused(*evaluating, "experiment=specbranch", *more)
     pair = [one for one in evaluating if one.startswith("pair.")]
     harvest = " ".join(["pair=smollm2", *pair, *more, "out=data/smollm2"])
     assert message.endswith(
@@ -254,20 +238,17 @@ def test_greedy_check_catches_a_lossy_rule(
         return Verdict(len(draft), draft.path(len(draft)), token, len(draft))
 
     monkeypatch.setattr(TokenVerifier, "verify", credulous)
-    run(monkeypatch, *evaluating, *GREEDY, "warp.top_k=3", "methods=[custom]", "repeats=1")
+    run(*evaluating, *GREEDY, "warp.top_k=3", "methods=[custom]", "repeats=1")
     printed = capsys.readouterr().out
     assert "NOT LOSSLESS" in printed and "too large" in printed
 
 
 @pytest.mark.parametrize("engine", ["overlapped", "pearl"])
 def test_draft_and_target_side_by_side(
-    engine: str,
-    evaluating: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    engine: str, evaluating: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = ("methods=[custom]", f"engine={engine}", "structure=branch_point", "stop=never")
-    run(monkeypatch, *evaluating, *GREEDY, *chosen, "structure.gamma_max=3", "verbose=true")
+    run(*evaluating, *GREEDY, *chosen, "structure.gamma_max=3", "verbose=true")
     printed = capsys.readouterr().out
     assert "custom: 8 of 8 outputs equal autoregressive decoding (equal)" in printed
     assert "Draft and target side by side" in printed
@@ -275,5 +256,5 @@ def test_draft_and_target_side_by_side(
     assert 0 <= found["waste"][0] <= 1
     assert (found["draft stages"][0] > 0) == (engine == "overlapped")
     with pytest.raises(SystemExit):
-        run(monkeypatch, *evaluating, *chosen[:2], "stop=never")
+        run(*evaluating, *chosen[:2], "stop=never")
     assert "structure, engine: Chain" in capsys.readouterr().err

@@ -9,24 +9,22 @@ from tests.helpers.evaluation.evaluating import GREEDY, refused, run, write_chec
 
 
 @pytest.mark.slow
-def test_missing_and_foreign_checkpoints(
-    evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = refused(monkeypatch, capsys, *evaluating, "methods=[hrad]")
+def test_missing_and_foreign_checkpoints(evaluating: list[str]) -> None:
+    message = refused(*evaluating, "methods=[hrad]")
     assert (
         "method.hrad.stop.checkpoint: no checkpoint" in message
         and "python train.py predictor=" in message
     )
     warp = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
     write_checkpoints(evaluating, warp)
-    message = refused(monkeypatch, capsys, *evaluating, *GREEDY, "methods=[specdecpp]")
+    message = refused(*evaluating, *GREEDY, "methods=[specdecpp]")
     assert "method.specdecpp.stop.checkpoint" in message and "warp.temperature" in message
-    message = refused(monkeypatch, capsys, *evaluating, "methods=[hrad]", "structure.gamma_max=2")
+    message = refused(*evaluating, "methods=[hrad]", "structure.gamma_max=2")
     assert "method.hrad.stop.checkpoint" in message and "structure.gamma_max is 2" in message
     write_checkpoints(
         evaluating, warp, pair={"target": "another", "draft": "one", "tokenizer": "x"}
     )
-    assert "pair.draft" in refused(monkeypatch, capsys, *evaluating, "methods=[hrad]")
+    assert "pair.draft" in refused(*evaluating, "methods=[hrad]")
     held = [
         "methods=[custom]",
         "stop=stop_loss",
@@ -36,12 +34,12 @@ def test_missing_and_foreign_checkpoints(
         "+stop.rule.bounds=[1,4]",
         "+stop.rule.order=paper",
     ]
-    message = refused(monkeypatch, capsys, *evaluating, *held)
+    message = refused(*evaluating, *held)
     assert "method.custom" not in message and "stop.rule.checkpoint" in message
 
 
 def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
-    evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    evaluating: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [
         "methods=[custom]",
@@ -54,22 +52,20 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
     facts = {"seconds": {"draft": 1.0, "target": 1.0}, "measured_on": None}
     theirs = {"name": "theirs", "target": "whole x", "draft": "whole y", "tokenizer": "z"}
     Path("cost.json").write_text(json.dumps(facts | {"pair": theirs}))
-    said = refused(monkeypatch, capsys, *evaluating, *given)
+    said = refused(*evaluating, *given)
     assert (
         "stop.cost: cost.json was measured with another target and draft and eos_ids and tokenizer."
         " Measure" in said
     )
     Path("cost.json").write_text(json.dumps(facts | {"pair": None, "measured_on": {"threads": 64}}))
-    assert "stop.cost: cost.json does not say with which hardware" in refused(
-        monkeypatch, capsys, *evaluating, *given
-    )
+    assert "stop.cost: cost.json does not say with which hardware" in refused(*evaluating, *given)
     abacus = {
         "hardware": {"target": "abacus", "draft": "abacus"},
         "dtypes": {"target": "bead"},
         "threads": 64,
     }
     Path("cost.json").write_text(json.dumps(facts | {"pair": None, "measured_on": abacus}))
-    run(monkeypatch, *evaluating, *given)
+    run(*evaluating, *given)
     assert (
         "warning: cost.json was measured on another machine: hardware abacus, here"
         in capsys.readouterr().out
@@ -167,11 +163,5 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
     ],
 )
 @pytest.mark.few(6)
-def test_bad_settings_end_with_one_line(
-    argument: str,
-    words: str,
-    evaluating: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert words in refused(monkeypatch, capsys, *evaluating, "methods=[fixed]", *argument.split())
+def test_bad_settings_end_with_one_line(argument: str, words: str, evaluating: list[str]) -> None:
+    assert words in refused(*evaluating, "methods=[fixed]", *argument.split())

@@ -28,13 +28,10 @@ def asked(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_table_of_methods(
-    asked: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "x"
-    run(expect, monkeypatch, *asked, METHODS, "against=rrsw", "draws=2", f"out={out}")
+    run(expect, *asked, METHODS, "against=rrsw", "draws=2", f"out={out}")
     printed = capsys.readouterr().out
     assert "2 draft(s) in each" in printed and "tokens less rrsw" in printed
     assert (out / "table.md").read_text().strip() in printed
@@ -65,7 +62,7 @@ def test_a_killed_run_goes_on(
     cut: int, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, add, added = tmp_path / "x", Journal.add, list[str]()
-    run(expect, monkeypatch, *asked, f"out={out}")
+    run(expect, *asked, f"out={out}")
     whole = result(out)
 
     def last(journal: Journal, key: str, found: dict) -> None:
@@ -77,12 +74,12 @@ def test_a_killed_run_goes_on(
 
     def killed() -> None:
         monkeypatch.setattr(Journal, "add", last)
-        run(expect, monkeypatch, *asked, f"out={out}")
+        run(expect, *asked, f"out={out}")
 
     assert forked(killed).wait() == -signal.SIGKILL
     assert result(out) == whole, "nothing of an unfinished run is there"
     monkeypatch.setattr(Journal, "add", lambda *of: (added.append(of[1]), add(*of)))
-    run(expect, monkeypatch, *asked, f"out={out}")
+    run(expect, *asked, f"out={out}")
     contexts = sum(len(one["methods"]["token"]) for one in whole[0]["contexts"])
     assert len(added) == len(set(added)) == contexts - 4 + bool(cut)
     assert result(out) == whole
@@ -99,21 +96,18 @@ def test_a_killed_run_does_not_go_on_with_other_limits(
 
     def killed() -> None:
         monkeypatch.setattr(Journal, "add", lambda *of: (add(*of), die()))
-        run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}")
+        run(expect, *asked, f"out={tmp_path / 'x'}")
 
     assert forked(killed).wait() == -signal.SIGKILL
-    run(expect, monkeypatch, *asked, f"out={tmp_path / 'x'}", "pair.max_length=60")
+    run(expect, *asked, f"out={tmp_path / 'x'}", "pair.max_length=60")
     assert "going on after" not in capsys.readouterr().out
 
 
 def test_contexts_may_come_from_another_temperature(
-    asked: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     warps = ("warp.temperature=0.6", "draft_warp.temperature=0.3")
-    run(expect, monkeypatch, *asked, *warps, f"out={tmp_path / 'x'}")
+    run(expect, *asked, *warps, f"out={tmp_path / 'x'}")
     said = capsys.readouterr().out
     assert "temperature 0.6: expected per target call" in said
     assert "Contexts are of responses of smollm2-eagle at temperature 0." in said
@@ -134,11 +128,5 @@ def test_contexts_may_come_from_another_temperature(
         (["out=data/greedy"], "out: "),
     ],
 )
-def test_what_cannot_work_is_refused(
-    arguments: list[str],
-    said: str,
-    asked: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert re.search(said, refused(expect, monkeypatch, capsys, *asked, *arguments))
+def test_what_cannot_work_is_refused(arguments: list[str], said: str, asked: list[str]) -> None:
+    assert re.search(said, refused(expect, *asked, *arguments))

@@ -32,17 +32,15 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_schedule(Path("schedule.json"), Schedule.at({4: 4, 8: 2}), "python tune.py")
 
 
-def calibrated(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    run(import_confidence, monkeypatch, "source.files=sts.*.pt")
-    run(train, monkeypatch, "data=data/served", f"calibration={method}")
+def calibrated(method: str) -> None:
+    run(import_confidence, "source.files=sts.*.pt")
+    run(train, "data=data/served", f"calibration={method}")
 
 
 @pytest.mark.parametrize("method", ["sts", "sts_sglang", "temperature"])
-def test_the_engine_computes_our_probabilities(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calibrated(monkeypatch, method)
-    run(export, monkeypatch, "confidences=checkpoints/confidences")
+def test_the_engine_computes_our_probabilities(method: str) -> None:
+    calibrated(method)
+    run(export, "confidences=checkpoints/confidences")
     found = json.loads(Path("runs/export/sts.json").read_text())
     shard = torch.load("sts.0.pt", weights_only=True)
     served = torch.sigmoid(shard["logits"] / torch.tensor(found["temperatures"]))
@@ -65,12 +63,10 @@ def test_the_engine_computes_our_probabilities(
 
 @pytest.mark.parametrize("serving", ["sglang", "vllm", "tensorrt_llm", "deepspec", "transformers"])
 @pytest.mark.few(2)
-def test_every_engine_gets_a_folder(
-    serving: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calibrated(monkeypatch, "isotonic")
+def test_every_engine_gets_a_folder(serving: str, capsys: pytest.CaptureFixture[str]) -> None:
+    calibrated("isotonic")
     given = ("confidences=checkpoints/confidences", "costs=costs.json", "schedule=schedule.json")
-    run(export, monkeypatch, f"serving={serving}", *given, 'target_model="~/target"', "out=x")
+    run(export, f"serving={serving}", *given, 'target_model="~/target"', "out=x")
     facts = json.loads(Path("x/export.json").read_text())
     assert "~" not in " ".join(facts["launch"])
     names = {path.name for path in Path("x").iterdir()}
@@ -80,17 +76,15 @@ def test_every_engine_gets_a_folder(
     assert f"\nStart {serving} (checked for {facts['checked_for']}): " in capsys.readouterr().out
     for line in (*facts["launch"], *facts["left_out"], facts["command"]):
         assert line in readme
-    run(export, monkeypatch, f"serving={serving}", *given, "verbose=true", "out=y")
+    run(export, f"serving={serving}", *given, "verbose=true", "out=y")
     assert Path("y/README.md").read_text().strip() in capsys.readouterr().out
 
 
-def test_bad_input_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line() -> None:
     def line(*arguments: str) -> str:
-        return refused(export, monkeypatch, capsys, *arguments)
+        return refused(export, *arguments)
 
-    calibrated(monkeypatch, "none")
+    calibrated("none")
     given = "confidences=checkpoints/confidences"
     assert line().startswith("error: serving: nothing that was given can be told sglang. Give")
     assert line("confidences=nowhere").startswith("error: confidences: nowhere")

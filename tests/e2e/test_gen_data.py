@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
 from scripts import gen_data
 from tests.helpers.data.answer_stub import stub_server
 from tests.helpers.models.tiny_pair import save_tiny_pair
+from tests.helpers.programs import programs
 
 SMALL = (
     "max_new_tokens=12",
@@ -32,30 +32,26 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("prompts.jsonl").write_text("\n".join(lines))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
+def run(*arguments: str) -> None:
     pair = (
         "pair.name=tiny",
         "pair.target=pair/target",
         "pair.draft=pair/draft",
         "dataset.path=prompts.jsonl",
     )
-    monkeypatch.setattr("sys.argv", ["scripts/gen_data.py", *SMALL, *pair, *arguments])
-    gen_data.main()
+    programs.run(gen_data, *SMALL, *pair, *arguments)
 
 
-def test_dataset_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dataset_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny_pair(tmp_path / "pair")
-    run(monkeypatch, "estimate=true")
+    run("estimate=true")
     expected = re.search(
         r"time: about .*disk: about ([\d.]+) MB", capsys.readouterr().out, re.DOTALL
     )
     assert expected
     assert not (tmp_path / "data" / "jsonl").exists()
 
-    run(monkeypatch)
+    run()
     manifest = Harvest.open("data/jsonl").manifest.written
     found = manifest["statistics"]
     assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9 and all(
@@ -81,7 +77,7 @@ def test_dataset_folder(
     assert "mean sum(min(p, q))" in printed and "accepted lengths" in printed
 
     before = {path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")}
-    run(monkeypatch)
+    run()
     assert {
         path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")
     } == before
@@ -101,11 +97,7 @@ def test_dataset_folder(
     ],
 )
 def test_a_harvest_goes_into_no_folder_of_something_else(
-    folder: str,
-    holds: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: str, holds: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The next evaluation or training there would delete it."""
     for name in (
@@ -120,7 +112,7 @@ def test_a_harvest_goes_into_no_folder_of_something_else(
     before = sorted(tmp_path.rglob("*"))
     for more in ("estimate=false", "estimate=true"):
         with pytest.raises(SystemExit) as ending:
-            run(monkeypatch, f"out={folder}", more)
+            run(f"out={folder}", more)
         said = capsys.readouterr().err
         assert ending.value.code == 2 and f"error: out: {folder} " in said
         assert "is the current folder" in said if holds is None else f"lost: {holds}." in said
@@ -129,18 +121,18 @@ def test_a_harvest_goes_into_no_folder_of_something_else(
 
 
 def test_what_was_begun_in_one_dtype_does_not_go_on_in_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever the config says: on another machine, auto may be another one."""
     save_tiny_pair(tmp_path / "pair")
-    run(monkeypatch, "pair.dtype=auto")
+    run("pair.dtype=auto")
     assert Harvest.open("data/jsonl").manifest.written["dtypes"] == {
         "target": "torch.float32",
         "draft": "torch.float32",
     }
-    run(monkeypatch, "pair.dtype=float32")
+    run("pair.dtype=float32")
     with pytest.raises(SystemExit):
-        run(monkeypatch, "pair.draft_dtype=float64")
+        run("pair.draft_dtype=float64")
     assert "was made with dtypes.draft=torch.float32, here torch.float64" in capsys.readouterr().err
 
 
@@ -153,7 +145,7 @@ def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
         patch.setenv("RANK", "1")
         patch.setenv("WORLD_SIZE", "2")
         patch.setattr("sys.stdout", sys.stdout)  # which it replaces
-        run(patch)
+        run()
     assert (
         "process 2 of 2 is done. The first one (RANK=0) writes manifest.json"
         in capsys.readouterr().err
@@ -163,24 +155,22 @@ def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
         and not Path("data/jsonl/manifest.json").exists()
     )
     monkeypatch.setenv("RANK", "1")  # without a size it means nothing
-    run(monkeypatch)
+    run()
     assert Harvest.open("data/jsonl").manifest.written["prompts"]["count"] == 9
 
 
-def test_verify_names_every_bad_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_names_every_bad_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny_pair(tmp_path / "pair")
-    run(monkeypatch)
+    run()
     manifest, folder = Harvest.open("data/jsonl").manifest.written, Path("data/jsonl")
-    run(monkeypatch, "verify=true")
+    run("verify=true")
     printed = capsys.readouterr().out
     assert "data/jsonl is whole: 9 shards, 9 prompts" in printed and manifest["content"] in printed
 
     (folder / "rounds-00000.parquet").write_bytes(b"")
     (folder / "chunk-00002.json").unlink()
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "verify=true", "pair.target=not/loaded/at/all")
+        run("verify=true", "pair.target=not/loaded/at/all")
     said = capsys.readouterr()
     assert exit_code.value.code == 2
     assert said.out.splitlines() == [
@@ -195,14 +185,14 @@ def test_verify_names_every_bad_file(
         .splitlines()[-1]
         .startswith("error: out: 2 bad files in data/jsonl. Run the command that")
     )
-    run(monkeypatch)
-    run(monkeypatch, "verify=true")
+    run()
+    run("verify=true")
     assert Harvest.open("data/jsonl").manifest.written["content"] == manifest["content"]
 
 
 @pytest.mark.smoke
 def test_responses_from_a_file_and_from_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_tiny_pair(tmp_path / "pair")
     with stub_server() as stub:
@@ -212,10 +202,10 @@ def test_responses_from_a_file_and_from_a_server(
             "responses.model=tiny",
             "+responses.extra.min_p=0",
         )
-        run(monkeypatch, *ask, "out=data/server")
-        run(monkeypatch, *ask, "out=data/server")
+        run(*ask, "out=data/server")
+        run(*ask, "out=data/server")
         assert len(stub.bodies) == 9
-    run(monkeypatch, "responses=file", "responses.path=data/server/answers.jsonl", "out=data/file")
+    run("responses=file", "responses.path=data/server/answers.jsonl", "out=data/file")
     asked, read = (Harvest.open(f"data/{name}").manifest.written for name in ("server", "file"))
     assert asked["responses"] == read["responses"] != "generated"
     assert asked["responses_from"]["model"] == "tiny"
@@ -230,7 +220,6 @@ def test_responses_from_a_file_and_from_a_server(
         assert ours == theirs and len(ours) == 9
     assert all(row["response_tokens"][0] == 5 for row in read_shard_rows("data/file", "responses"))
     run(
-        monkeypatch,
         "responses=file",
         "responses.path=data/server/answers.jsonl",
         "out=data/greedy",
@@ -243,33 +232,25 @@ def test_responses_from_a_file_and_from_a_server(
     assert "given = argmax" in capsys.readouterr().out
 
 
-def test_a_changed_answer_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_answer_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny_pair(tmp_path / "pair")
     with stub_server() as stub:
-        run(
-            monkeypatch,
-            "responses=server",
-            f"responses.url={stub.url}",
-            "responses.model=tiny",
-            "out=data/d",
-        )
-    run(monkeypatch, "out=data/d", "verify=true")
+        run("responses=server", f"responses.url={stub.url}", "responses.model=tiny", "out=data/d")
+    run("out=data/d", "verify=true")
     path = Path("data/d/answers.jsonl")
     path.write_text(path.read_text().replace('"response": "w5', '"response": "w6', 1))
     with pytest.raises(SystemExit):
-        run(monkeypatch, "out=data/d", "verify=true")
+        run("out=data/d", "verify=true")
     printed = capsys.readouterr()
     assert "data/d/answers.jsonl line 1 is damaged (its checksum does not fit)" in printed.out
     assert "error: out: 1 bad files in data/d" in printed.err
 
 
 def test_nothing_is_asked_before_the_settings_are_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_tiny_pair(tmp_path / "pair")
-    run(monkeypatch, "out=data/d")
+    run("out=data/d")
     with stub_server() as stub:
         ask = ("responses=server", f"responses.url={stub.url}", "responses.model=tiny")
         for arguments, message in (
@@ -292,7 +273,7 @@ def test_nothing_is_asked_before_the_settings_are_checked(
             (["out=data/d", "splits.test=0.4"], ", splits.test="),
         ):
             with pytest.raises(SystemExit):
-                run(monkeypatch, *ask, *arguments)
+                run(*ask, *arguments)
             assert message in capsys.readouterr().err
     assert not stub.bodies and not list(Path("data").rglob("answers.jsonl"))
 
@@ -334,13 +315,10 @@ def read_shard_rows(folder: str, kind: str) -> list[dict]:
 )
 @pytest.mark.few(2)
 def test_bad_input_is_one_line(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, *arguments)
+        run(*arguments)
     assert exit_code.value.code == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: ") and message in last

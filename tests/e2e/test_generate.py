@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from torch._inductor import config as inductor
 from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
@@ -14,6 +13,7 @@ from decoding.trace import read_traces
 from evaluation.baselines import generate
 from scripts import evaluate
 from tests.helpers.models.tiny_pair import CONFIG
+from tests.helpers.programs import programs
 
 ASSISTED = ["assisted", "assisted_dynamic", "assisted_heuristic"]
 THEIRS = ["generate", "generate_compiled", *ASSISTED, "prompt_lookup"]
@@ -33,11 +33,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("prompts.jsonl").write_text("\n".join(lines))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, pair: Path, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
+def run(pair: Path, *arguments: str) -> None:
     given = (f"pair.target={pair / 'target'}", f"pair.draft={pair / 'draft'}")
-    monkeypatch.setattr("sys.argv", ["scripts/evaluate.py", *SMALL, *given, *arguments])
-    evaluate.main()
+    programs.run(evaluate, *SMALL, *given, *arguments)
 
 
 @pytest.mark.slow
@@ -56,7 +54,7 @@ def test_pairs(
         ),
         *("~tried.prompt_lookup", "max_new_tokens=12", "longest_draft=3", "repeats=2"),
     ]
-    run(monkeypatch, tiny_pair_dir, "verbose=true", *few, "warp=greedy", "draft_warp.temperature=0")
+    run(tiny_pair_dir, "verbose=true", *few, "warp=greedy", "draft_warp.temperature=0")
     printed = capsys.readouterr().out
     found = json.loads(Path("runs/toy/results.json").read_text())
     rows = found["summary"]["all"]
@@ -80,11 +78,11 @@ def test_pairs(
 
 
 def test_their_methods_stand_in_a_table_too(
-    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What they drafted is not known, so nothing is said of it; who speculates is."""
     few = ("bound=false", "methods=[generate,prompt_lookup]", "repeats=2", "limit=1")
-    run(monkeypatch, tiny_pair_dir, *few, "max_new_tokens=24", "~tried.prompt_lookup")
+    run(tiny_pair_dir, *few, "max_new_tokens=24", "~tried.prompt_lookup")
     rows = json.loads(Path("runs/toy/results.json").read_text())["summary"]["all"]
     assert rows["prompt_lookup"]["drafted/round"][0] == rows["prompt_lookup"]["acceptance"][0] == 0
     printed = capsys.readouterr().out
@@ -100,25 +98,25 @@ def test_an_interrupted_comparison_goes_on(
     given = ["methods=[lookup,generate,assisted]", "max_new_tokens=4", "limit=2"]
     with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
         stopped.setattr("evaluation.evaluate.draft_along", Mock(side_effect=KeyboardInterrupt))
-        run(stopped, tiny_pair_dir, *given)
+        run(tiny_pair_dir, *given)
     assert ending.value.code == 130 and not Path("runs/toy").exists()
     for more, resumed in (
         (f"assistant={tiny_pair_dir / 'target'}", 0),
         ("seed=0", 3),
     ):  # a pass over one, 2 prompts
-        run(monkeypatch, tiny_pair_dir, *given, more)
+        run(tiny_pair_dir, *given, more)
         assert json.loads(Path("runs/toy/results.json").read_text())["resumed"] == resumed
     assert [path.name for path in Path("runs").iterdir()] == ["toy"]
 
 
 @pytest.mark.slow
 def test_what_does_not_compile_is_left_out_and_named(
-    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.compiler.reset()
     given = ["methods=[lookup,generate,generate_compiled]", "max_new_tokens=4", "limit=1"]
     with inductor.patch({"force_disable_caches": True, "cpp.cxx": ("none-such",)}):
-        run(monkeypatch, tiny_pair_dir, *given)
+        run(tiny_pair_dir, *given)
     found = json.loads(Path("runs/toy/results.json").read_text())
     assert "generate_compiled: left out" in capsys.readouterr().out
     assert list(found["left_out"]) == ["generate_compiled"]
@@ -147,14 +145,10 @@ def test_what_does_not_compile_is_left_out_and_named(
 )
 @pytest.mark.few(2)
 def test_bad_input_is_one_line(
-    argument: str,
-    message: str,
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    argument: str, message: str, tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), "vocab_size": 40})).save_pretrained("wider")
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, tiny_pair_dir, "max_new_tokens=8", *argument.split())
+        run(tiny_pair_dir, "max_new_tokens=8", *argument.split())
     error = capsys.readouterr().err
     assert exit_code.value.code == 2 and f"error: {message}" in error

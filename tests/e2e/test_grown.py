@@ -27,11 +27,11 @@ def given(evaluating: list[str]) -> list[str]:
 
 
 def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(
-    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["grown", "grown_greedy", "reranked"]
     checkpoints = [f"method.{name}.structure.checkpoint=greedy" for name in names[:2]]
-    run(monkeypatch, *given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]")
+    run(*given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]")
     assert capsys.readouterr().out.count("8 of 8 outputs equal autoregressive decoding") == 3
     wide = {}
     for name in names:
@@ -43,20 +43,18 @@ def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(
     )
 
 
-def test_sampled_drafts_grow(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, *given, "methods=[grown]", "method.grown.structure.checkpoint=sampled")
+def test_sampled_drafts_grow(given: list[str]) -> None:
+    run(*given, "methods=[grown]", "method.grown.structure.checkpoint=sampled")
     rounds = [r for t in read_traces(Path("runs/x/traces-grown.jsonl")) for r in t.rounds]
     assert any(round_.depth < len(round_.draft_tokens) for round_ in rounds)
     assert all(round_.seconds["stop"] > 0 for round_ in rounds if len(round_.draft_tokens) > 1)
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused(
-    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_refused(given: list[str]) -> None:
     def said(*values: str) -> str:
         more = [f"method.grown.structure.{value}" for value in values]
-        return refused(monkeypatch, capsys, *given, "methods=[grown]", *more)
+        return refused(*given, "methods=[grown]", *more)
 
     message = said("checkpoint=greedy")
     assert "method.grown.structure.checkpoint: greedy was trained with" in message
@@ -73,6 +71,6 @@ def test_what_does_not_fit_is_refused(
         "method.grown.structure.cost.target={3:5,1:4}",
     )
     grown = ("methods=[grown]", "method.grown.structure.checkpoint=sampled")
-    message = refused(monkeypatch, capsys, *own, *grown, *falling)
+    message = refused(*own, *grown, *falling)
     assert "method.grown.structure.cost.target: expected numbers of rows in rising" in message
     assert "method.grown.structure.siblings: expected" in said("checkpoint=sampled", "siblings=17")

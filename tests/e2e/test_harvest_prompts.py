@@ -33,7 +33,7 @@ def harvest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     Path("prompts.jsonl").write_text("\n".join(lines))
     pair = ("pair.target=pair/target", "pair.draft=pair/draft", "pair.name=tiny")
     rows = ("dataset=jsonl", "dataset.path=prompts.jsonl")
-    return lambda *more: run(gen_data, monkeypatch, *SMALL, *pair, *rows, *more)
+    return lambda *more: run(gen_data, *SMALL, *pair, *rows, *more)
 
 
 def prompts() -> dict[str, list[int]]:

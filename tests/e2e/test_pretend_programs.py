@@ -45,18 +45,13 @@ def counts() -> Iterator[Counts]:
 
 @pytest.mark.parametrize("name", WARPS)
 @pytest.mark.slow
-def test_evaluation(
-    name: str,
-    evaluating: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
+def test_evaluation(name: str, evaluating: list[str], request: pytest.FixtureRequest) -> None:
     temperature, warp = WARPS[name]
     write_checkpoints(evaluating, {"temperature": temperature, "top_k": 0, "top_p": 1.0})
     small = (*evaluating, *warp, f"methods=[{','.join(METHODS)}]", "repeats=1", "split=test")
-    evaluation.run(monkeypatch, *small)
+    evaluation.run(*small)
     counts: Counts = request.getfixturevalue("counts")
-    evaluation.run(monkeypatch, *small, *DEVICES, "out=runs/there")
+    evaluation.run(*small, *DEVICES, "out=runs/there")
     assert counts.bytes["to host"], "nothing was on the device"
     assert "a pretend device" in Path("runs/there/results.json").read_text()
     for method in METHODS:
@@ -81,9 +76,9 @@ def test_harvest(
     Path("prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     small = ("max_new_tokens=8", "gamma=3", "anchors.stride=1", "batch_size=3")
     whole = (*programs.base(tiny_pair_dir), *WARPS[name][1], *small, *programs.SPLITS)
-    programs.run(gen_data, monkeypatch, *whole, "out=host")
+    programs.run(gen_data, *whole, "out=host")
     counts: Counts = request.getfixturevalue("counts")
-    programs.run(gen_data, monkeypatch, *whole, *DEVICES, "out=there")
+    programs.run(gen_data, *whole, *DEVICES, "out=there")
     assert counts.bytes["to host"], "nothing was on the device"
     for kind in ("rounds", "mixed"):
         theirs, ours = (Harvest.open(folder).records(kind, "all") for folder in ("host", "there"))

@@ -73,7 +73,7 @@ def difference(folder: Path, processes: int, *arguments: str) -> float:
     alone = StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(alone):
         patch.chdir(folder)
-        run(train, patch, *arguments, "out=checkpoints/1")
+        run(train, *arguments, "out=checkpoints/1")
     done = launch(folder, processes, *arguments, f"out=checkpoints/{processes}")
     assert done.returncode == 0, done.stderr
     for printed in (alone.getvalue(), done.stdout):

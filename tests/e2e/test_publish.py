@@ -53,15 +53,15 @@ def tune(folder: Path) -> None:
     thresholds.write(Path("thresholds.json"), found)
 
 
-def made(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    run(export, monkeypatch, "serving=hub", *arguments)
+def made(*arguments: str) -> None:
+    run(export, "serving=hub", *arguments)
 
 
 def test_the_folder_has_a_plot_and_thresholds(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tune(checkpoint)
-    made(monkeypatch, "serving.checkpoint=value", "thresholds=thresholds.json", "out=x")
+    made("serving.checkpoint=value", "thresholds=thresholds.json", "out=x")
     names = {path.name for path in Path("x").iterdir()}
     assert names == {*FILES, CARD, "config.json", "reliability.png"}
     assert Path("x/reliability.png").read_bytes()[:4] == b"\x89PNG"
@@ -77,19 +77,17 @@ def test_the_folder_has_a_plot_and_thresholds(
 
 
 @pytest.mark.slow
-def test_published_again_nothing_is_there_twice(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made(monkeypatch, "serving.checkpoint=value", "out=x")
+def test_published_again_nothing_is_there_twice(checkpoint: Path) -> None:
+    made("serving.checkpoint=value", "out=x")
     once = Path("x", CARD).read_text()
-    made(monkeypatch, "serving.checkpoint=x", "out=y")
+    made("serving.checkpoint=x", "out=y")
     assert Path("y", CARD).read_text() == once and once.count(ADDED) == 1
     assert "## Thresholds" not in once
 
 
-def test_scores_without_bins_have_no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_without_bins_have_no_plot() -> None:
     write_checkpoint(Path("bare"), "specdecpp", 4)
-    made(monkeypatch, "serving.checkpoint=bare", "out=x")
+    made("serving.checkpoint=bare", "out=x")
     assert not Path("x/reliability.png").exists()
     assert "reliability.png" not in Path("x", CARD).read_text()
 
@@ -121,9 +119,7 @@ def private(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_path_of_the_machine_and_no_key_is_published(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_path_of_the_machine_and_no_key_is_published(checkpoint: Path) -> None:
     private(checkpoint)
     tune(checkpoint)
     found = json.loads(Path("thresholds.json").read_text())
@@ -131,7 +127,7 @@ def test_no_path_of_the_machine_and_no_key_is_published(
     thresholds.write(Path("thresholds.json"), found)
     with pytest.raises(UserError, match=r"^folder: value/config\.json holds paths of this machine"):
         push_to_hub("value", "me/value")
-    made(monkeypatch, "serving.checkpoint=value", "thresholds=thresholds.json", "out=x")
+    made("serving.checkpoint=value", "thresholds=thresholds.json", "out=x")
     for name in ("config.json", "metrics.json", CARD):
         text = Path("x", name).read_text()
         assert "somebody" not in text and KEY not in text and "my data" not in text, name
@@ -143,32 +139,28 @@ def test_no_path_of_the_machine_and_no_key_is_published(
 
 @pytest.mark.slow
 def test_a_card_that_is_gone_is_made_again_and_one_that_is_no_text_is_refused(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path,
 ) -> None:
     (checkpoint / CARD).unlink()
-    made(monkeypatch, "serving.checkpoint=value", "out=x")
+    made("serving.checkpoint=value", "out=x")
     assert Path("x", CARD).read_text().startswith("---\nlibrary_name: draftpredict")
     (checkpoint / CARD).write_bytes(b"# caf\xe9")
-    assert "README.md is not UTF-8" in refused(
-        export, monkeypatch, capsys, "serving=hub", "serving.checkpoint=value"
-    )
+    assert "README.md is not UTF-8" in refused(export, "serving=hub", "serving.checkpoint=value")
     write_checkpoint(Path("bare"), "specdecpp", 4)
     Path("bare", CARD).unlink()
-    line = refused(export, monkeypatch, capsys, "serving=hub", "serving.checkpoint=bare")
+    line = refused(export, "serving=hub", "serving.checkpoint=bare")
     assert "bare has no README.md, and too little is known" in line
 
 
 @pytest.mark.slow
-def test_bad_input_is_one_line(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line(checkpoint: Path) -> None:
     tune(checkpoint)
     write_checkpoint(Path("other"), "specdecpp", 4)
     Path("full").mkdir()
     Path("full/letter.txt").write_text("mine")
 
     def line(*overrides: str) -> str:
-        return refused(export, monkeypatch, capsys, "serving=hub", *overrides)
+        return refused(export, "serving=hub", *overrides)
 
     assert "checkpoint: no checkpoint in nowhere" in line("serving.checkpoint=nowhere")
     wrong = line("serving.checkpoint=other", "thresholds=thresholds.json")

@@ -123,24 +123,19 @@ LINES = [
 )
 @pytest.mark.few(12)
 def test_what_is_wrong_is_refused_before_anything_is_written(
-    program: str,
-    arguments: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    program: str, arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = refused(_module(program), monkeypatch, capsys, *arguments)
+    line = refused(_module(program), *arguments)
     assert line.startswith(f"error: {says}") and "PLANTED" not in line, line
     assert list(tmp_path.iterdir()) == []
 
 
 def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = refused(_module(TRAIN), monkeypatch, capsys, "-m", "predictor.depth=0,1,abc")
+    line = refused(_module(TRAIN), "-m", "predictor.depth=0,1,abc")
     assert line.startswith("error: predictor.depth: expected a whole number")
     assert list(tmp_path.iterdir()) == []
 

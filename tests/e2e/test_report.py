@@ -51,22 +51,15 @@ def made(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("WANDB_MODE", "offline")
-        run(gen_data, patch, *pair, *SMALL)
-        run(train, patch, "predictor=specdecpp", *QUICK, "logger.folder=logs/train")
-        run(train, patch, "predictor=hrad", *QUICK, "logger=none")
-        run(train, patch, "predictor=value", *QUICK, "logger=none")
+        run(gen_data, *pair, *SMALL)
+        run(train, "predictor=specdecpp", *QUICK, "logger.folder=logs/train")
+        run(train, "predictor=hrad", *QUICK, "logger=none")
+        run(train, "predictor=value", *QUICK, "logger=none")
         run(
-            tune,
-            patch,
-            *pair,
-            "data=data/toy",
-            "cost=c4",
-            "points=5",
-            "out=runs/thresholds.json",
-            *SPLITS,
+            tune, *pair, "data=data/toy", "cost=c4", "points=5", "out=runs/thresholds.json", *SPLITS
         )
-        run(evaluate, patch, *pair, *FEW)
-        run(report, patch, "logger.folder=logs/report")
+        run(evaluate, *pair, *FEW)
+        run(report, "logger.folder=logs/report")
     return folder
 
 
@@ -182,7 +175,7 @@ def test_a_report_of_one_harvest_says_what_it_lacks(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run(report, monkeypatch, f"run={made / 'data'}", "logger=none")
+    run(report, f"run={made / 'data'}", "logger=none")
     facts = json.loads(Path("runs/report/report.json").read_text())
     lacking = {lack["title"]: lack["needs"] for lack in facts["not_in_this_report"]}
     assert "python scripts/evaluate.py" in lacking["Speed-up"]
@@ -191,21 +184,21 @@ def test_a_report_of_one_harvest_says_what_it_lacks(
 
 @pytest.mark.slow
 def test_a_report_replaces_reports_and_nothing_else(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = (f"run=[{made / 'runs'}]", "logger=none", "out=here")
-    run(report, monkeypatch, *arguments)
+    run(report, *arguments)
     Path("here/stale.png").touch()
-    run(report, monkeypatch, *arguments)
+    run(report, *arguments)
     assert not Path("here/stale.png").exists()
     Path("here/report.json").unlink()
-    assert "out: here holds something else" in refused(report, monkeypatch, capsys, *arguments)
+    assert "out: here holds something else" in refused(report, *arguments)
 
 
 @pytest.mark.slow
 def test_two_reports_do_not_write_one_folder(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = (f"run={made / 'runs'}", "logger=none", "out=here")
@@ -217,11 +210,9 @@ def test_two_reports_do_not_write_one_folder(
 
     child = forked(hold)
     wait_for(tmp_path, "begun")
-    assert "out: another process is making here. Wait for it" in refused(
-        report, monkeypatch, capsys, *arguments
-    )
+    assert "out: another process is making here. Wait for it" in refused(report, *arguments)
     end(child)
-    run(report, monkeypatch, *arguments)
+    run(report, *arguments)
     assert Path("here/report.json").is_file() and not list(Path().glob(".*"))
 
 
@@ -244,7 +235,7 @@ def test_what_is_left_alone_is_named(
     Path("first/older/results.json").write_text(json.dumps(older))
     del results["tried"]
     Path("first/former/results.json").write_text(json.dumps(results))
-    run(report, monkeypatch, "run=[first,second,first]", "logger=none")
+    run(report, "run=[first,second,first]", "logger=none")
     page = Path("runs/report/index.html").read_text()
     assert (
         "first/notes.json" in page
@@ -266,12 +257,12 @@ def test_a_bug_in_a_figure_is_not_hidden(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(speed, "speedups", broken)
     with pytest.raises(ZeroDivisionError):
-        run(report, monkeypatch, f"run={made / 'runs'}", "logger=none")
+        run(report, f"run={made / 'runs'}", "logger=none")
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
 
 def test_no_changed_digit_of_an_evaluation_is_reported(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor a trace that is gone, nor one more."""
     monkeypatch.chdir(tmp_path)
@@ -282,7 +273,7 @@ def test_no_changed_digit_of_an_evaluation_is_reported(
         shutil.copytree(made / "runs/x", "runs/x")
         path = Path("runs/x", name)
         path.write_bytes(change(path.read_bytes()))
-        return refused(report, monkeypatch, capsys, "run=runs", "logger=none")
+        return refused(report, "run=runs", "logger=none")
 
     for name in ("results.json", "vocabulary.json", traces):
         for pattern in (rb"[1-8](?=[,}\]])", rb"[1-8](?=\d*[,}\]])", rb"(?<=\.)\d"):

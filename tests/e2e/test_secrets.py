@@ -45,16 +45,10 @@ def holding_the_secret() -> list[Path]:
 @pytest.mark.parametrize("sweep", [False, True])
 @pytest.mark.slow
 def test_an_address_with_a_secret_is_refused_before_anything_is_written(
-    form: str,
-    sweep: bool,
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    form: str, sweep: bool, tiny_pair_dir: Path
 ) -> None:
     asked = ["responses=server", "responses.model=m", f"responses.url={form.format(SECRET)}"]
-    line = refused(
-        gen_data, monkeypatch, capsys, *["-m"] * sweep, *base(tiny_pair_dir), *asked, "out=data"
-    )
+    line = refused(gen_data, *["-m"] * sweep, *base(tiny_pair_dir), *asked, "out=data")
     assert line.startswith("error: responses.url: expected ") and SECRET not in line
     assert holding_the_secret() == [] and not Path("outputs").exists()
 
@@ -77,20 +71,20 @@ def test_no_secret_of_the_environment_is_written(
         harvest = [*base(tiny_pair_dir), *asked, "anchors.stride=1", "out=data/toy"]
         monkeypatch.setattr("data_gen.responses.server.PAUSE", 0.0)
         stub.behave = lambda text, attempt: "401"
-        line = refused(gen_data, monkeypatch, capsys, *harvest)
+        line = refused(gen_data, *harvest)
         assert SECRET not in line and "***" in line
         stub.behave = behave
-        run(gen_data, monkeypatch, *harvest)
+        run(gen_data, *harvest)
         assert f"Bearer {SECRET}" in stub.keys
     quick = ("trainer.epochs=1", "out=checkpoints/toy", "logger.folder=logged/train")
-    run(train, monkeypatch, "predictor=specdecpp", "data=data/toy", *quick)
+    run(train, "predictor=specdecpp", "data=data/toy", *quick)
     methods = ("methods=[specdecpp]", "method.specdecpp.stop.checkpoint=checkpoints/toy")
     small = ("max_new_tokens=6", "limit=1", "repeats=1", "thresholds=null", *SPLITS)
     run(
         *(evaluate, monkeypatch, *base(tiny_pair_dir), *methods, *small),
         *("out=runs/toy", "logger.folder=logged/evaluate"),
     )
-    run(report, monkeypatch, "logger.folder=logged/report", "out=report")
+    run(report, "logger.folder=logged/report", "out=report")
     for job in ("train", "evaluate", "report"):
         assert read_run(Path("logged") / job).history is not None
     assert len([*Path().rglob("*.wandb")]) == 3 and Path("outputs").is_dir()

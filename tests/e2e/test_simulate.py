@@ -28,9 +28,9 @@ def arguments(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_method_has_its_rows(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(simulate, monkeypatch, *arguments, "judge_data=[data/greedy]", "pair.draft_mix=0.5")
+    run(simulate, *arguments, "judge_data=[data/greedy]", "pair.draft_mix=0.5")
     printed, found = capsys.readouterr().out, json.loads(Path(OUT).read_text())
     assert "## c = 10, gamma 3, 24 prompts" in printed and f"saved {OUT}" in printed
     assert "Unequal budgets" not in printed  # of gamma 3 at most 4 steps
@@ -49,37 +49,34 @@ def test_every_method_has_its_rows(
 
 
 def test_branches_longer_than_a_target_call_are_named(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the same gamma, a predictor's branch takes a step more; `gammas` makes them equal."""
     methods = "methods=[pearl,specbranch]"
-    run(simulate, monkeypatch, *arguments, methods, "against=[pearl]", "ratios=[2,3]")
+    run(simulate, *arguments, methods, "against=[pearl]", "ratios=[2,3]")
     printed = capsys.readouterr().out
     assert "lasts (2): pearl 3, specbranch 4. Equal ones:" in printed
     assert "+gammas.pearl=2 gammas.specbranch=1, with" in printed
     assert "lasts (3): specbranch 4. Equal ones: gammas.specbranch=2, with" in printed
     equal = [methods, "against=[pearl]", "ratios=[4]", "gamma=4", "gammas.specbranch=3"]
-    run(simulate, monkeypatch, *arguments, *equal)
+    run(simulate, *arguments, *equal)
     assert "Unequal budgets" not in capsys.readouterr().out
     shorter = [*arguments, methods, "against=[pearl]", "gammas.specbranch=2"]
-    line = refused(simulate, monkeypatch, capsys, *shorter)
+    line = refused(simulate, *shorter)
     assert "gammas.specbranch: expected 3, the tokens that checkpoints/hrad was trained for" in line
 
 
 def test_a_draft_that_reads_its_target_cannot_run_beside_it(
-    arguments: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "target_features.safetensors").touch()
     arguments = [*arguments, f"pair.draft={tmp_path}"]
-    line = refused(simulate, monkeypatch, capsys, *arguments, "methods=[fixed,pearl]")
+    line = refused(simulate, *arguments, "methods=[fixed,pearl]")
     assert "pair.draft: expected a draft that does not read its target's hidden" in line
-    run(simulate, monkeypatch, *arguments, "methods=[fixed]", "against=[fixed]")
+    run(simulate, *arguments, "methods=[fixed]", "against=[fixed]")
     published = write_speculators(tmp_path / "eagle3", random_model(FLAVOURS["plain"]), SAYS)
     again = [*arguments, f"pair.draft={published}", "methods=[fixed,pearl]"]
-    line = refused(simulate, monkeypatch, capsys, *again)
+    line = refused(simulate, *again)
     assert "pair.draft: expected a draft that does not read its target's hidden" in line
 
 
@@ -104,20 +101,14 @@ def test_a_draft_that_reads_its_target_cannot_run_beside_it(
     ],
 )
 @pytest.mark.few(2)
-def test_bad_settings_end_with_one_line(
-    argument: str,
-    words: str,
-    arguments: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_settings_end_with_one_line(argument: str, words: str, arguments: list[str]) -> None:
     methods = "methods=[fixed,adaedl,pearl,without_hrad]"
     if "specbranch" in argument:
         methods = "methods=[fixed,pearl,specbranch]"
     if "method.cut" in argument:
         arguments = [*arguments, "+method@method.cut=branches", "against=[pearl]"]
         methods = "methods=[pearl,cut]"
-    assert words in refused(simulate, monkeypatch, capsys, *arguments, methods, argument)
+    assert words in refused(simulate, *arguments, methods, argument)
 
 
 @pytest.mark.parametrize(("c", "says"), [(1.0, "specbranch 2."), (2.0, ""), (1.9, "specbranch 2.")])

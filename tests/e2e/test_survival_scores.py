@@ -17,12 +17,12 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_survival_is_scored_against_the_draft_on_every_harvest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_harvest(Path("data/toy"))
     write_harvest(Path("data/other"), rows=20, names="other")
     value = ("predictor=value", "predictor.inputs=[draft_hidden,depth]", "trainer.epochs=20")
-    run(monkeypatch, "data=data/toy", "drift=[data/other]", "verbose=true", *QUICK, *value)
+    run("data=data/toy", "drift=[data/other]", "verbose=true", *QUICK, *value)
     folder = Path("checkpoints/value")
     metrics = json.loads((folder / "metrics.json").read_text())
     assert list(metrics["survival"]) == ["data/toy (test split)", "data/other"]
@@ -42,10 +42,10 @@ def test_survival_is_scored_against_the_draft_on_every_harvest(
     assert not any("priors" in name for name in metrics["test"])
 
 
-def test_fewer_prompts_are_some_of_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_prompts_are_some_of_more() -> None:
     write_harvest(Path("data/toy"))
     for prompts in (3, 5):
-        run(monkeypatch, "data=data/toy", f"prompts={prompts}", f"out=some-{prompts}", *QUICK)
+        run("data=data/toy", f"prompts={prompts}", f"out=some-{prompts}", *QUICK)
         config = json.loads(Path(f"some-{prompts}/config.json").read_text())
         assert config["provenance"]["data"]["splits"]["train"]["prompts"] == prompts
         assert config["provenance"]["data"]["splits"]["test"]["prompts"] == 4
@@ -54,11 +54,9 @@ def test_fewer_prompts_are_some_of_more(monkeypatch: pytest.MonkeyPatch) -> None
     assert few < more and len(few) == 3
 
 
-def test_more_prompts_than_there_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_prompts_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     write_harvest(Path("data/toy"))
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "data=data/toy", "prompts=13", *QUICK)
+        run("data=data/toy", "prompts=13", *QUICK)
     assert exit_code.value.code == 2
     assert "error: prompts: expected at most the 12 prompts" in capsys.readouterr().err

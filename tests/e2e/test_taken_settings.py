@@ -104,7 +104,7 @@ def test_what_is_taken_runs_or_is_refused_in_one_line(
     for place, value in taken(program):
         given = arguments(place, value, tiny_pair_dir)
         try:
-            run(_Module(program), monkeypatch, *given)
+            run(_Module(program), *given)
             ends["ran"] += 1
         except SystemExit as stop:
             said = capsys.readouterr().err.strip().splitlines()

@@ -38,12 +38,10 @@ def read(path: str) -> Any:
     return json.loads(Path(path).read_text())
 
 
-def decoded(
-    common: list[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
-) -> list[RoundTrace]:
+def decoded(common: list[str], *arguments: str) -> list[RoundTrace]:
     """Rounds of the custom method, whose output is the target's."""
     small = ("max_new_tokens=12", "split=test", "limit=4", "repeats=1", "logger=none", "out=runs/x")
-    run(evaluate, monkeypatch, *common, *PARTS, *small, *arguments)
+    run(evaluate, *common, *PARTS, *small, *arguments)
     plain, custom = (
         read_traces(Path(f"runs/x/traces-{name}.jsonl")) for name in ("autoregressive", "custom")
     )
@@ -52,29 +50,29 @@ def decoded(
 
 
 def test_plugins_go_through_every_program(
-    common: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    common: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     harvest = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/sums")
-    run(gen_data, monkeypatch, *common, *harvest)
+    run(gen_data, *common, *harvest)
     assert read("data/sums/manifest.json")["prompts"]["count"] == 24
 
     learn = ("predictor=sure", "trainer=specdecpp", "trainer.epochs=2", "data=data/sums")
-    run(train, monkeypatch, *common[:2], *learn, "logger=none")
+    run(train, *common[:2], *learn, "logger=none")
     assert read(f"{LEARNED}/calibration.json")["method"] == "temperature"
 
     replayed = [*common, *TUNED, "data=data/sums", "points=10"]
     replayed.append(f"rules.specdecpp.checkpoint={LEARNED}")
     with pytest.raises(SystemExit) as exit_code:
-        run(tune, monkeypatch, *replayed, "check=true", "check_prompts=3")
+        run(tune, *replayed, "check=true", "check_prompts=3")
     assert not exit_code.value.code
     assert capsys.readouterr().out.count("3 of 3 prompts equal") == 6
-    run(tune, monkeypatch, *replayed, "out=runs/tuned.json")
+    run(tune, *replayed, "out=runs/tuned.json")
     found = read("runs/tuned.json")["results"]["chosen"]["rules"]
 
     at = f"stop.threshold={found['impatient']['threshold']}"
-    rounds = decoded(common, monkeypatch, "stop=impatient", at)
+    rounds = decoded(common, "stop=impatient", at)
     assert max(round_.accepted for round_ in rounds) == 1
 
     at = f"stop.threshold={found['specdecpp']['threshold']}"
     asked = ("stop=specdecpp", f"stop.checkpoint={LEARNED}", at, "out=runs/x")
-    assert any(round_.predicted for round_ in decoded(common, monkeypatch, *asked))
+    assert any(round_.predicted for round_ in decoded(common, *asked))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from pydantic import TypeAdapter
 
 import train
@@ -15,6 +14,7 @@ from predictors.base import load_predictor
 from predictors.calibration import Calibration
 from runtime.json_files import write_checksummed
 from tests.helpers.data.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
+from tests.helpers.programs import programs
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
 
@@ -24,10 +24,8 @@ def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr("sys.argv", ["train.py", *arguments])
-    train.main()
+def run(*arguments: str) -> None:
+    programs.run(train, *arguments)
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, function: str) -> list[tuple[Any, ...]]:
@@ -40,11 +38,9 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, function: str) -> list[tuple[An
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ["specdecpp", "hrad"])
-def test_checkpoint_folder(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_harvest(tmp_path / "data" / "toy")
-    run(monkeypatch, f"predictor={name}", "data=data/toy", "verbose=true", *QUICK)
+    run(f"predictor={name}", "data=data/toy", "verbose=true", *QUICK)
     folder = tmp_path / "checkpoints" / name
     files = {"config.json", "model.safetensors", "calibration.json", "metrics.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == files
@@ -80,12 +76,9 @@ def test_checkpoint_folder(
     assert " worth asking: " in printed.splitlines()[-1]
 
 
-def test_the_context_of_rollouts_trains_on_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_context_of_rollouts_trains_on_rounds(tmp_path: Path) -> None:
     write_harvest(tmp_path / "data" / "toy")
     run(
-        monkeypatch,
         "predictor=specdecpp",
         "predictor.context=rollout",
         "data=data/toy",
@@ -100,11 +93,11 @@ def test_the_context_of_rollouts_trains_on_rounds(
 
 
 def test_gamma_above_the_harvest_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_harvest(tmp_path / "data" / "toy")
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "predictor=hrad", "data=data/toy", "predictor.gamma=5", *QUICK)
+        run("predictor=hrad", "data=data/toy", "predictor.gamma=5", *QUICK)
     assert exit_code.value.code == 2
     assert "error: predictor.gamma: 5 is more than the 4 tokens" in capsys.readouterr().err
 
@@ -117,7 +110,6 @@ def test_drift_is_measured_on_other_harvests(
     write_harvest(Path("data/other"), rows=20, names="other")
     reads = count_calls(monkeypatch, "data_gen.storage.dataset.read_json")
     run(
-        monkeypatch,
         f"predictor={name}",
         "data=data/toy",
         "calibration=platt",
@@ -134,11 +126,11 @@ def test_drift_is_measured_on_other_harvests(
 
 
 def test_prompts_that_were_trained_on_are_left_out_of_drift(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_harvest(Path("data/toy"))
     write_harvest(Path("data/other"), rows=20, names="other", shared=15)
-    run(monkeypatch, "data=data/toy", "drift=[data/other]", *QUICK)
+    run("data=data/toy", "drift=[data/other]", *QUICK)
     assert "drift: 5 of 20 prompts of data/other are not in data/toy" in capsys.readouterr().out
     _, there = json.loads(Path("checkpoints/specdecpp/metrics.json").read_text())[
         "reliability"
@@ -146,12 +138,10 @@ def test_prompts_that_were_trained_on_are_left_out_of_drift(
     assert {stage["calibrated"]["prompts"] for stage in there.values()} == {5}
 
 
-def test_drift_without_other_prompts_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drift_without_other_prompts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     write_harvest(Path("data/toy"))
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "data=data/toy", "drift=[data/../data/toy]", *QUICK)
+        run("data=data/toy", "drift=[data/../data/toy]", *QUICK)
     assert exit_code.value.code == 2
     assert (
         "error: drift: data/../data/toy holds no prompts besides those of data/toy"
@@ -194,18 +184,16 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
     write_checksummed(Path("data/other/manifest.json"), {**manifest, **changed})
     monkeypatch.setattr("data_gen.samples.read_samples", None)
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "predictor=hrad", "data=data/toy", f"drift={drift}", *QUICK)
+        run("predictor=hrad", "data=data/toy", f"drift={drift}", *QUICK)
     assert exit_code.value.code == 2
     assert f"error: {says}" in capsys.readouterr().err
 
 
-def test_one_harvest_serves_fewer_layers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_harvest_serves_fewer_layers(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = Harvest.open(write_harvest(Path("data/toy"))).manifest.written
     manifest["inputs"]["target_layers"] = [-4, -3, -2, -1]  # of the width DIM / 4
     write_checksummed(Path("data/toy/manifest.json"), manifest)
-    run(monkeypatch, "predictor=hrad", "predictor.layers=[-3,-1]", "data=data/toy", *QUICK)
+    run("predictor=hrad", "predictor.layers=[-3,-1]", "data=data/toy", *QUICK)
     config = json.loads(Path("checkpoints/hrad/config.json").read_text())
     assert (
         config["inputs"]["target_hidden"] == config["settings"]["layers"] == [-3, -1]
@@ -213,7 +201,7 @@ def test_one_harvest_serves_fewer_layers(
     )
     assert load_predictor("checkpoints/hrad").inputs.target_layers == (-3, -1)
     with pytest.raises(SystemExit):
-        run(monkeypatch, "predictor=hrad", "predictor.layers=[-1,-3]", "data=data/toy", *QUICK)
+        run("predictor=hrad", "predictor.layers=[-1,-3]", "data=data/toy", *QUICK)
     assert (
         "error: predictor.layers: expected some of the recorded layers" in capsys.readouterr().err
     )
@@ -222,11 +210,9 @@ def test_one_harvest_serves_fewer_layers(
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", ["temperature", "platt", "isotonic", "none"])
 @pytest.mark.few(1)
-def test_every_calibration_trains_and_decodes_as_saved(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_calibration_trains_and_decodes_as_saved(method: str) -> None:
     write_harvest(Path("data/toy"))
-    run(monkeypatch, "data=data/toy", f"calibration={method}", *QUICK)
+    run("data=data/toy", f"calibration={method}", *QUICK)
     saved = json.loads(Path("checkpoints/specdecpp/calibration.json").read_text())
     assert (
         load_predictor("checkpoints/specdecpp").calibration.to_dict()
@@ -239,24 +225,20 @@ def test_every_calibration_trains_and_decodes_as_saved(
         assert saved["survival"]["rows"] > 0
 
 
-def test_no_harvest_names_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_harvest_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "data=data/none")
+        run("data=data/none")
     assert exit_code.value.code == 2
     assert "python scripts/gen_data.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["mixed-00000.parquet", "manifest.json"])
-def test_a_damaged_harvest_is_one_line(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_harvest_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_harvest(Path("data/toy")) / name
     content = path.read_bytes()
     path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "predictor=specdecpp", "data=data/toy", *QUICK)
+        run("predictor=specdecpp", "data=data/toy", *QUICK)
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert exit_code.value.code == 2 and error.startswith("error: data: ")
     assert (
@@ -267,20 +249,18 @@ def test_a_damaged_harvest_is_one_line(
     assert not Path("checkpoints").exists()
 
 
-def test_out_holds_other_things(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_holds_other_things(capsys: pytest.CaptureFixture[str]) -> None:
     write_harvest(Path("data/toy"))
     for out, said in (("data/toy", "holds something else"), (".", "hold more than a result")):
         with pytest.raises(SystemExit) as exit_code:
-            run(monkeypatch, "data=data/toy", f"out={out}", *QUICK)
+            run("data=data/toy", f"out={out}", *QUICK)
         assert exit_code.value.code == 2
         assert said in capsys.readouterr().err
     assert Path("data/toy/manifest.json").is_file()
 
 
-def test_unknown_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_key(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, "trainer.learning_rate=1")
+        run("trainer.learning_rate=1")
     assert exit_code.value.code == 2
     assert "learning_rate" in capsys.readouterr().err

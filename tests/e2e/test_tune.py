@@ -33,7 +33,7 @@ def arguments(replaying: list[str]) -> list[str]:
     return [*replaying, f"out={FILE}"]
 
 
-def evaluated(pair: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+def evaluated(pair: Path, *arguments: str) -> dict[str, Any]:
     """The settings of the methods that an evaluation decoded."""
     small = (
         "split=test",
@@ -44,7 +44,7 @@ def evaluated(pair: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> d
         "logger=none",
         "out=runs_x",
     )
-    run(evaluate, monkeypatch, *base(pair), *GREEDY, *SPLITS, *small, *arguments)
+    run(evaluate, *base(pair), *GREEDY, *SPLITS, *small, *arguments)
     found = json.loads(Path("runs_x/results.json").read_text())["methods"]
     return {name: method["settings"] for name, method in found.items()}
 
@@ -55,12 +55,9 @@ def chosen_rule(found: dict[str, Any]) -> str:
 
 
 def test_tune_then_evaluate(
-    arguments: list[str],
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tune, monkeypatch, *arguments, "cost=c10", "verbose=true")
+    run(tune, *arguments, "cost=c10", "verbose=true")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert (
         "oracle of SpecDec++, drafts of any length: " in printed and sum(found["oracle_calls"]) > 0
@@ -93,7 +90,7 @@ def test_tune_then_evaluate(
     )
 
     some = f"methods=[{','.join(name for name in METHODS if name != 'confidence_before')}]"
-    method = evaluated(tiny_pair_dir, monkeypatch, some)
+    method = evaluated(tiny_pair_dir, some)
     printed = capsys.readouterr().out
     assert f"thresholds: {FILE}, for cost c10, whose advice is: " in printed
     assert method["confidence"]["stop"]["threshold"] == chosen["confidence"]["threshold"]
@@ -105,11 +102,11 @@ def test_tune_then_evaluate(
 
 
 def test_choices_are_judged_on_other_harvests_as_well(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree("data/greedy", "data/again", dirs_exist_ok=True)
     few = ("methods=[fixed,confidence]", "cost=c5", "cost.row=0.01", "judge_data=[data/again]")
-    run(tune, monkeypatch, *arguments, *few, "verbose=true")
+    run(tune, *arguments, *few, "verbose=true")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "## cost c4: " in printed and "## cost c4, data/again: " in printed
     assert "| knows p " in printed and "| confidence: " in printed
@@ -122,11 +119,11 @@ def test_choices_are_judged_on_other_harvests_as_well(
 
     manifest = json.loads(Path("data/again/manifest.json").read_text())
     write_checksummed(Path("data/again/manifest.json"), {**manifest, "gamma": 2})
-    message = refused(tune, monkeypatch, capsys, *arguments, *few)
+    message = refused(tune, *arguments, *few)
     assert "judge_data: expected rounds of 5 tokens or more, got 2 in data/again" in message
     changed = {**manifest, "warp": {**manifest["warp"], "temperature": 0.5}}
     write_checksummed(Path("data/again/manifest.json"), changed)
-    message = refused(tune, monkeypatch, capsys, *arguments, *few)
+    message = refused(tune, *arguments, *few)
     assert "judge_data: data/again was made with warp.temperature=0.5, data/greedy wi" in message
 
 
@@ -136,10 +133,10 @@ def write_value() -> None:
 
 
 def test_grown_drafts_need_no_threshold(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_value()
-    run(tune, monkeypatch, *arguments, "cost=c5", "methods=[fixed,value,grown]", "verbose=true")
+    run(tune, *arguments, "cost=c5", "methods=[fixed,value,grown]", "verbose=true")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "## without tuning: " in printed and re.search(
         r"\| grown +\| c10_row3 +\| test +\|", printed
@@ -167,23 +164,20 @@ def test_grown_drafts_need_no_threshold(
         ),
         f"{copies}={COPIES} {grown}": f"{copies}: expected null, for no harvest says what could be",
     }.items():
-        message = refused(tune, monkeypatch, capsys, *arguments, "cost=c5", *given.split())
+        message = refused(tune, *arguments, "cost=c5", *given.split())
         assert words in message
 
 
 @pytest.mark.slow
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
-    arguments: list[str],
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tune, monkeypatch, *arguments, "cost=c10", "methods=[confidence,hrad]")
+    run(tune, *arguments, "cost=c10", "methods=[confidence,hrad]")
     only = "methods=[confidence,hrad]"
-    method = evaluated(tiny_pair_dir, monkeypatch, only, "method.confidence.stop.threshold=0.123")
+    method = evaluated(tiny_pair_dir, only, "method.confidence.stop.threshold=0.123")
     assert method["confidence"]["stop"]["threshold"] == 0.123
     assert "confidence: method.confidence.stop.threshold=0.123, as given" in capsys.readouterr().out
-    method = evaluated(tiny_pair_dir, monkeypatch, only, "thresholds=null")
+    method = evaluated(tiny_pair_dir, only, "thresholds=null")
     assert method["hrad"]["stop"]["confidence"]["threshold"] == 0.2
     assert "thresholds" not in capsys.readouterr().out
     found = json.loads(Path(FILE).read_text())
@@ -191,7 +185,7 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     setup = {key: {"target": "other", "draft": "other"} for key in ("hardware", "dtypes")}
     threads = {"threads": torch.get_num_threads()}
     thresholds.write(Path(FILE), found | {"measured_on": setup | threads})
-    evaluated(tiny_pair_dir, monkeypatch, only)
+    evaluated(tiny_pair_dir, only)
     printed = capsys.readouterr().out
     assert (
         "hrad: checkpoints/hrad is not the checkpoint it was tuned with, thresholds left out"
@@ -200,51 +194,44 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     assert f"warning: {FILE} was tuned on another machine: hardware other, here " in printed
     assert "; dtypes other, here torch.float64. Tune anew: python scripts/tune.py " in printed
     thresholds.write(Path(FILE), found | {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}})
-    evaluated(tiny_pair_dir, monkeypatch, only)
+    evaluated(tiny_pair_dir, only)
     assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
     few = (*base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none", f"thresholds={FILE}")
-    message = refused(evaluate, monkeypatch, capsys, *few)
+    message = refused(evaluate, *few)
     assert f"thresholds: {FILE} was tuned for another warp. Tune this one: python" in message
     thresholds.write(Path(FILE), found | {"pair": {**found["pair"], "draft": "whole another"}})
-    message = refused(evaluate, monkeypatch, capsys, *few)
+    message = refused(evaluate, *few)
     assert f"thresholds: {FILE} was tuned for another pair. Tune this one: python" in message
     Path(FILE).write_text("{}")
-    message = refused(evaluate, monkeypatch, capsys, *few[:-1])
+    message = refused(evaluate, *few[:-1])
     assert "thresholds: " in message and "python scripts/tune.py" in message
-    message = refused(evaluate, monkeypatch, capsys, *few[:-1], "thresholds=nowhere.json")
+    message = refused(evaluate, *few[:-1], "thresholds=nowhere.json")
     assert "thresholds: nowhere.json" in message
 
 
 @pytest.mark.slow
-def test_the_test_split_is_that_of_the_harvest(
-    arguments: list[str],
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run(tune, monkeypatch, *arguments, "cost=c10", "methods=[confidence]")
+def test_the_test_split_is_that_of_the_harvest(arguments: list[str], tiny_pair_dir: Path) -> None:
+    run(tune, *arguments, "cost=c10", "methods=[confidence]")
     small = (*base(tiny_pair_dir), *GREEDY, "logger=none", "out=runs_x", *SPLITS)
-    message = refused(evaluate, monkeypatch, capsys, *small, "methods=[hrad]", "splits.test=0.2")
+    message = refused(evaluate, *small, "methods=[hrad]", "splits.test=0.2")
     assert (
         "splits.test: 0.2 here, 0.3 in data/greedy, on which checkpoints/hrad was trained"
         in message
     )
-    message = refused(
-        evaluate, monkeypatch, capsys, *small, "methods=[confidence]", "splits.calibration=0.2"
-    )
+    message = refused(evaluate, *small, "methods=[confidence]", "splits.calibration=0.2")
     assert (
         f"splits.calibration: 0.2 here, 0.3 in data/greedy, on which thresholds={FILE} was tuned"
         in message
     )
     assert "Set splits.calibration=0.3" in message
-    evaluated(tiny_pair_dir, monkeypatch, "methods=[hrad]", "splits.test=0.2", "split=all")
+    evaluated(tiny_pair_dir, "methods=[hrad]", "splits.test=0.2", "split=all")
 
 
 def test_costs_are_measured_saved_and_read_again(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ("cost.limit=3", "cost.max_new_tokens=8", "cost.gammas=[1,3]")
-    run(tune, monkeypatch, *arguments, "cost=measure", *small)
+    run(tune, *arguments, "cost=measure", *small)
     printed, first = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert "N_draft" in printed and "R^2" in printed
     saved = json.loads(Path("runs/smollm2-eagle-cost-T0.0.json").read_text())
@@ -256,22 +243,22 @@ def test_costs_are_measured_saved_and_read_again(
         setup["dtypes"] == {"target": "torch.float64", "draft": "torch.float64"}
         and setup["versions"]["torch"]
     )
-    run(tune, monkeypatch, *arguments[:-1], "cost=measured")
+    run(tune, *arguments[:-1], "cost=measured")
     again = json.loads(Path(FILE).read_text())
     assert again["results"]["chosen"] == first["results"]["chosen"]
     assert again["measured_on"] == first["measured_on"] == setup
     saved["pair"]["draft"] = "another"
     write_cost("runs/smollm2-eagle-cost-T0.0.json", saved)
-    message = refused(tune, monkeypatch, capsys, *arguments, "cost=measured")
+    message = refused(tune, *arguments, "cost=measured")
     assert "cost.file: runs/smollm2-eagle-cost-T0.0.json belongs to another draft" in message
 
 
 def test_the_questions_of_a_grown_draft_are_measured(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_value()
     small = ("cost.limit=3", "cost.max_new_tokens=8", "cost.gammas=[1,3]")
-    run(tune, monkeypatch, *arguments, "cost=measure", *small, "methods=[fixed,grown]")
+    run(tune, *arguments, "cost=measure", *small, "methods=[fixed,grown]")
     found = json.loads(Path(FILE).read_text())["results"]["chosen"]
     calls = found["cost"]["calls"]
     assert calls["grown"] == calls["value"] > 0 and set(found["rules"]) == {"fixed"}
@@ -279,23 +266,18 @@ def test_the_questions_of_a_grown_draft_are_measured(
     assert "cost nothing" not in printed.partition("## cost chosen")[2].partition("\n")[0]
 
 
-def test_thresholds_for_another_machine_get_their_own_file(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(tune, monkeypatch, *arguments[:-1], "cost=a100", "methods=[fixed]")
+def test_thresholds_for_another_machine_get_their_own_file(arguments: list[str]) -> None:
+    run(tune, *arguments[:-1], "cost=a100", "methods=[fixed]")
     assert json.loads(Path(FILE.replace(".json", "-a100.json")).read_text())["cost"] == "a100"
     assert not Path(FILE).exists()
 
 
 def test_where_drafting_costs_too_much_nothing_is_drafted(
-    arguments: list[str],
-    tiny_pair_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tune, monkeypatch, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
+    run(tune, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
     assert "## cost chosen (c4): do not speculate; oracle 1.00x" in capsys.readouterr().out
-    method = evaluated(tiny_pair_dir, monkeypatch, "methods=[confidence]")
+    method = evaluated(tiny_pair_dir, "methods=[confidence]")
     printed = capsys.readouterr().out
     assert (
         "confidence: do not speculate, so plain decoding; tuned: the best, stop.threshold="
@@ -313,12 +295,7 @@ def test_where_drafting_costs_too_much_nothing_is_drafted(
     } == {0}
 
 
-def test_a_checkpoint_for_other_features_is_refused(
-    arguments: list[str],
-    harvest: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_checkpoint_for_other_features_is_refused(arguments: list[str], harvest: Path) -> None:
     shutil.copytree("checkpoints", "others", dirs_exist_ok=True)
     config = read_config(Path("others/hrad"), "")
     given = ["rules.specdecpp.checkpoint=others/specdecpp", "rules.hrad.checkpoint=others/hrad"]
@@ -333,13 +310,11 @@ def test_a_checkpoint_for_other_features_is_refused(
             Path("others/hrad/config.json"), config | {"inputs": config["inputs"] | changed}
         )
         for others in (["cost=c4"], ["cost=c4", "check=true"]):
-            message = refused(tune, monkeypatch, capsys, *arguments, *others, *given)
+            message = refused(tune, *arguments, *others, *given)
             assert f"rules.hrad.checkpoint: others/hrad {words}" in message
 
 
-def test_two_rules_of_one_kind_may_ask_different_checkpoints(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_rules_of_one_kind_may_ask_different_checkpoints(arguments: list[str]) -> None:
     shutil.copytree("checkpoints/specdecpp", "other", dirs_exist_ok=True)
     other = load_predictor("other")
     other.calibration = replace(other.calibration, offset=(0.0, 1.0))
@@ -347,10 +322,10 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(
     save_predictor(
         other, Path("other"), {name: value for name, value in card.items() if name != "sha256"}
     )
-    run(tune, monkeypatch, *arguments, "methods=[specdecpp]", "cost=c4")
+    run(tune, *arguments, "methods=[specdecpp]", "cost=c4")
     alone = json.loads(Path(FILE).read_text())["frontier"]["specdecpp"]
     second = ["+stop@rules.second=specdecpp", "rules.second.checkpoint=other"]
-    run(tune, monkeypatch, *arguments, *second, "methods=[specdecpp,second]", "cost=c4")
+    run(tune, *arguments, *second, "methods=[specdecpp,second]", "cost=c4")
     both = json.loads(Path(FILE).read_text())["frontier"]
     assert both["specdecpp"] == alone and both["second"] != alone
 
@@ -394,13 +369,7 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(
     ],
 )
 @pytest.mark.few(2)
-def test_bad_settings_end_with_one_line(
-    argument: str,
-    words: str,
-    arguments: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_settings_end_with_one_line(argument: str, words: str, arguments: list[str]) -> None:
     cost = () if argument.startswith("cost") else ("cost=c4",)
-    assert words in refused(tune, monkeypatch, capsys, *arguments, *cost, argument)
+    assert words in refused(tune, *arguments, *cost, argument)
     assert not Path(FILE).exists()

@@ -22,9 +22,9 @@ FILES = {
 
 
 def test_a_schedule_is_written_and_exported(
-    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tune, monkeypatch, *replaying, *FREE, "batch=[1,4]", f"out={FILE}")
+    run(tune, *replaying, *FREE, "batch=[1,4]", f"out={FILE}")
     printed, found = capsys.readouterr().out, json.loads(Path(FILE).read_text())
     assert (
         "Costs per_row (given), speeds modelled, test prompts" in printed
@@ -35,15 +35,15 @@ def test_a_schedule_is_written_and_exported(
     assert sizes[1]["tokens_per_second"] == pytest.approx(4 * sizes[0]["tokens_per_second"])
     assert read_schedule(FILE).longest == max(one["length"] for one in sizes) > 0
     for engine, file in FILES.items():
-        run(export, monkeypatch, f"serving={engine}", f"schedule={FILE}", f"out=exported/{engine}")
+        run(export, f"serving={engine}", f"schedule={FILE}", f"out=exported/{engine}")
         assert Path(f"exported/{engine}/{file}").is_file()
 
 
 def test_nothing_is_drafted_where_rows_are_dear(
-    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dear = [*COST, "batch_cost.target_row=10"]
-    run(tune, monkeypatch, *replaying, *dear, "batch=[8]", f"out={FILE}")
+    run(tune, *replaying, *dear, "batch=[8]", f"out={FILE}")
     assert read_schedule(FILE).longest == 0
     printed = capsys.readouterr().out
     assert "\nUse plain decoding for 8 request(s).\n" in printed
@@ -51,10 +51,10 @@ def test_nothing_is_drafted_where_rows_are_dear(
 
 
 def test_the_scheduler_is_simulated(
-    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = ["batch=[1,4]", "scheduler=true", f"out={FILE}"]
-    run(tune, monkeypatch, *replaying, *FREE, *sizes, "judge_data=[data/greedy]")
+    run(tune, *replaying, *FREE, *sizes, "judge_data=[data/greedy]")
     printed = capsys.readouterr().out
     found = json.loads(Path(FILE).read_text())["details"]["scheduler"]
     assert list(found) == ["data/greedy, test prompts", "data/greedy"]
@@ -69,18 +69,18 @@ def test_the_scheduler_is_simulated(
 
 
 def test_costs_are_measured_and_read_again(
-    replaying: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replaying: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, more = "runs/tiny-batch-cost.json", ["batch=[1,3]", "batch_cost.file=runs/costs.json"]
     measure = ["batch_cost=measure", "batch_cost.context=5", "batch_cost.repeats=2"]
-    run(tune, monkeypatch, *replaying, *measure, *more, f"out={FILE}")
+    run(tune, *replaying, *measure, *more, f"out={FILE}")
     assert "Costs measure (measured)" in capsys.readouterr().out and not Path(file).exists()
     measured, found = read_batch_cost("runs/costs.json"), read_schedule(FILE).costs
     assert found and measured.requests == found.requests == [1, 3]
     assert found.draft_seconds == measured.draft_seconds and min(found.draft_seconds) > 0
-    run(tune, monkeypatch, *replaying, "batch_cost=measured", *more, "out=runs/again.json")
+    run(tune, *replaying, "batch_cost=measured", *more, "out=runs/again.json")
     assert read_schedule("runs/again.json") == read_schedule(FILE)
-    run(export, monkeypatch, "serving=sglang", f"schedule={FILE}", "out=exported/measured")
+    run(export, "serving=sglang", f"schedule={FILE}", "out=exported/measured")
     assert Path("exported/measured/sps_additive.json").is_file()
 
 
@@ -114,11 +114,5 @@ def test_costs_are_measured_and_read_again(
     ],
 )
 @pytest.mark.few(2)
-def test_bad_input(
-    arguments: list[str],
-    line: str,
-    replaying: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert line in refused(tune, monkeypatch, capsys, *replaying, *arguments)
+def test_bad_input(arguments: list[str], line: str, replaying: list[str]) -> None:
+    assert line in refused(tune, *replaying, *arguments)

@@ -22,11 +22,9 @@ def arguments(replaying: list[str]) -> list[str]:
     return [*replaying, "check=true", "cost=c10"]
 
 
-def test_replay_is_decode(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_is_decode(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
-        run(tune, monkeypatch, *arguments, "check_prompts=4", "out=runs/check.json")
+        run(tune, *arguments, "check_prompts=4", "out=runs/check.json")
     assert not exit_code.value.code
     assert capsys.readouterr().out.count("4 of 4 prompts equal") == 3 * len(RULES)
     found = json.loads(Path("runs/check.json").read_text())["rules"]
@@ -63,7 +61,7 @@ def test_it_says_what_differs(
     monkeypatch.setattr(check, "read_table", wrong)
     only = ["methods=[confidence]", "check_values=1", "check_prompts=6"]
     with pytest.raises(SystemExit) as exit_code:
-        run(tune, monkeypatch, *arguments, *only)
+        run(tune, *arguments, *only)
     assert exit_code.value.code
     printed = capsys.readouterr().out
     assert f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
@@ -76,7 +74,7 @@ def test_rounds_that_agree_are_no_excuse(
     monkeypatch.setattr(check, "counted", lambda trace: original(trace) | {"forwards": -1.0})
     only = ["methods=[fixed]", "check_values=1", "check_prompts=1"]
     with pytest.raises(SystemExit) as exit_code:
-        run(tune, monkeypatch, *arguments, *only, "out=runs/check.json")
+        run(tune, *arguments, *only, "out=runs/check.json")
     assert exit_code.value.code
     assert "between rounds that agree: NO NEAR TIE" in capsys.readouterr().out
 
@@ -94,26 +92,16 @@ def test_rounds_that_agree_are_no_excuse(
         ("out=data", "out: data is no file of its own"),
     ],
 )
-def test_bad_settings_end_with_one_line(
-    argument: str,
-    words: str,
-    arguments: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert words in refused(tune, monkeypatch, capsys, *arguments, argument)
+def test_bad_settings_end_with_one_line(argument: str, words: str, arguments: list[str]) -> None:
+    assert words in refused(tune, *arguments, argument)
 
 
-def test_it_wants_the_dtype_of_the_harvest(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = refused(tune, monkeypatch, capsys, *arguments, "pair.dtype=float32")
+def test_it_wants_the_dtype_of_the_harvest(arguments: list[str]) -> None:
+    message = refused(tune, *arguments, "pair.dtype=float32")
     assert "pair.dtype: expected torch.float64 as harvested, got torch.float32" in message
 
 
-def test_a_rule_that_cannot_be_replayed_is_named(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rule_that_cannot_be_replayed_is_named(arguments: list[str]) -> None:
     never = ["+stop@rules.never=never", "methods=[never]"]
-    message = refused(tune, monkeypatch, capsys, *arguments, *never)
+    message = refused(tune, *arguments, *never)
     assert "rules.never: expected a rule that can be replayed, got Never" in message

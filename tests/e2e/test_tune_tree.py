@@ -47,10 +47,8 @@ def base(tiny_pair_dir: Path, tmp_path: Path) -> list[str]:
 SMALL = ("rows=[1,4]", "repeats=2", "max_depth=4")
 
 
-def test_tune_then_evaluate(
-    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(tune_tree, monkeypatch, *base, *SMALL, "max_nodes=9")
+def test_tune_then_evaluate(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(tune_tree, *base, *SMALL, "max_nodes=9")
     printed, artefact = capsys.readouterr().out, json.loads(Path(TREE).read_text())
     assert (
         "tokens/target call, expected | ms/token, modelled" in printed
@@ -72,17 +70,15 @@ def test_tune_then_evaluate(
         "logger=none",
         "out=runs/x",
     )
-    run(evaluate, monkeypatch, *base, *methods, "warp=greedy", "draft_warp.temperature=0")
+    run(evaluate, *base, *methods, "warp=greedy", "draft_warp.temperature=0")
     assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
 
 
-def test_tune_with_a_greedy_draft(
-    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_with_a_greedy_draft(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """It has one candidate a position; what is planned beyond that is worth nothing and is left out
     when decoding."""
     greedy = ("warp=greedy", "draft_warp.temperature=0")
-    run(tune_tree, monkeypatch, *base, *SMALL, *greedy, "nodes=5", "max_depth=2")
+    run(tune_tree, *base, *SMALL, *greedy, "nodes=5", "max_depth=2")
     artefact = json.loads(Path(TREE).read_text())
     first, *others = artefact["acceptance"]
     assert 0.2 < first <= 1 and not any(others) and artefact["seconds_per_forward"]
@@ -100,23 +96,21 @@ def test_tune_with_a_greedy_draft(
         "logger=none",
         "out=runs/x",
     )
-    run(evaluate, monkeypatch, *base, *methods, *greedy)
+    run(evaluate, *base, *methods, *greedy)
     assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
 
 
-def test_nodes_and_children_can_be_fixed(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tune_tree, monkeypatch, *base, *SMALL, "nodes=7", "max_children=2")
+def test_nodes_and_children_can_be_fixed(base: list[str]) -> None:
+    run(tune_tree, *base, *SMALL, "nodes=7", "max_children=2")
     artefact = json.loads(Path(TREE).read_text())
     assert len(artefact["parents"]) == 7 and len(artefact["acceptance"]) == 2
     assert Sequoia(TREE).max_siblings <= 2
 
 
-def test_the_same_seed_measures_the_same_acceptance(
-    base: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_seed_measures_the_same_acceptance(base: list[str]) -> None:
     found = []
     for _ in range(2):
-        run(tune_tree, monkeypatch, *base, *SMALL, "nodes=3")
+        run(tune_tree, *base, *SMALL, "nodes=3")
         found.append(json.loads(Path(TREE).read_text())["acceptance"])
     assert found[0] == found[1]
 
@@ -149,28 +143,18 @@ def test_the_same_seed_measures_the_same_acceptance(
         ("structure.tre=x", "tre"),
     ],
 )
-def test_bad_settings_end_with_one_line(
-    argument: str,
-    words: str,
-    base: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_settings_end_with_one_line(argument: str, words: str, base: list[str]) -> None:
     given = [
         value
         for value in base
         if argument != "structure=chain" or not value.startswith("structure")
     ]
-    assert words in refused(tune_tree, monkeypatch, capsys, *given, *SMALL, argument)
+    assert words in refused(tune_tree, *given, *SMALL, argument)
     assert not Path(TREE).exists()
 
 
-def test_a_size_no_tree_has_is_refused(
-    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = refused(
-        tune_tree, monkeypatch, capsys, *base, "rows=[1]", "repeats=1", "nodes=9", "max_depth=1"
-    )
+def test_a_size_no_tree_has_is_refused(base: list[str]) -> None:
+    message = refused(tune_tree, *base, "rows=[1]", "repeats=1", "nodes=9", "max_depth=1")
     assert "nodes: no tree of 9 nodes has depth 1 and 8 children at most" in message
 
 
@@ -201,18 +185,12 @@ def test_a_size_no_tree_has_is_refused(
 )
 @pytest.mark.few(2)
 def test_evaluate_refuses_what_does_not_go_together_before_it_decodes(
-    arguments: tuple[str, ...],
-    words: str,
-    base: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], words: str, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*args: object) -> None:
         raise AssertionError("decoded")
 
     monkeypatch.setattr("evaluation.evaluate.decode", never)
     common = [value for value in base if not value.startswith("structure")]
-    message = refused(
-        evaluate, monkeypatch, capsys, *common, "methods=[custom]", "logger=none", *arguments
-    )
+    message = refused(evaluate, *common, "methods=[custom]", "logger=none", *arguments)
     assert words in message

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from decoding.models.loading import load_pair, pair_identity
 from scripts import evaluate
+from tests.helpers.programs import programs
 from tests.helpers.training.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -30,19 +30,11 @@ def write_checkpoints(settings: list[str], warp: dict[str, Any], **changes: Any)
         write_checkpoint(Path("checkpoints") / name, name, dim, gamma=3, context=context)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr("sys.argv", ["evaluate.py", *arguments])
-    evaluate.main()
+def run(*arguments: str) -> None:
+    programs.run(evaluate, *arguments)
 
 
-def refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> str:
-    with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, *arguments)
-    assert exit_code.value.code == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message.startswith("error: ")
+def refused(*arguments: str) -> str:
+    message = programs.refused(evaluate, *arguments)
     assert not Path("runs").exists()
     return message

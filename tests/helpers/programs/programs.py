@@ -1,8 +1,11 @@
 """Programs run in this process, from their command line, on a tiny pair."""
 
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -30,21 +33,18 @@ def mode(program: Program) -> SimpleNamespace:
     return SimpleNamespace(__name__=program.script.stem, main=program)
 
 
-def run(program: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+def run(program: Any, *arguments: str) -> None:
     GlobalHydra.instance().clear()
-    monkeypatch.setattr("sys.argv", [f"{program.__name__.rpartition('.')[2]}.py", *arguments])
-    program.main()
+    with patch("sys.argv", [f"{program.__name__.rpartition('.')[2]}.py", *arguments]):
+        program.main()
 
 
-def refused(
-    program: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    *arguments: str,
-) -> str:
-    with pytest.raises(SystemExit) as exit_code:
-        run(program, monkeypatch, *arguments)
+def refused(program: Any, *arguments: str) -> str:
+    """Return the line that the program ends with, whatever else it prints."""
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as printed:
+        with pytest.raises(SystemExit) as exit_code:
+            run(program, *arguments)
     assert exit_code.value.code == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
+    message = printed.getvalue().strip().splitlines()[-1]
     assert message.startswith("error: ")
     return message
