@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from data_gen.samples import inputs_of, read_inputs, read_samples
 from data_gen.storage.dataset import Harvest
 from decoding.stopping.hrad import load_classifier
+from predictors import hrad
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
 from predictors.hrad import HRAD, class_chances, class_of_length
@@ -105,9 +106,8 @@ def test_round_trip_through_disk_is_exact(trained: Predictor, dim: int, checkpoi
     loaded, x = load_predictor(checkpoint), torch.randn(9, dim)
     probs = trained.predict_proba(x)
     assert torch.equal(loaded.predict_proba(x), probs)
-    assert torch.allclose(
-        torch.cat([loaded.predict_proba(row[None]) for row in x]), probs, atol=1e-6
-    )
+    alone = torch.cat([loaded.predict_proba(row[None]) for row in x])
+    assert torch.allclose(alone, probs, atol=1e-6)
     if len(trained.classes) == 2:
         assert probs.shape == (9,) and probs.min() >= 0 and probs.max() <= 1
     else:
@@ -167,27 +167,22 @@ def test_rebalancing_sees_the_training_fold_only(
     harvest: Harvest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No synthetic row is held out, and none is made from a held-out prompt."""
-    from predictors import hrad
+    groups, real = list[set[int]](), hrad.smote
 
-    seen: dict[str, torch.Tensor] = {}
-    real = hrad.smote
-
-    def spy(x: torch.Tensor, label: torch.Tensor, group: torch.Tensor, *rest: int) -> Any:
-        seen["given"] = group
-        rows = real(x, label, group, *rest)
-        seen["after"] = rows[2]
+    def spy(*given: Any) -> Any:
+        rows = real(*given)
+        groups.extend(set(group.tolist()) for group in (given[2], rows[2]))
         return rows
 
     monkeypatch.setattr(hrad, "smote", spy)
-    records = read_samples(harvest, hrad.HRAD(), "train")
+    records = read_samples(harvest, HRAD(), "train")
     trainer = Recorder(epochs=1, batch_size=4, lr=0.1, schedule="plateau")
-    hrad.HRAD().fit(records, Inputs((), [-1]), trainer)
-    held = set(records["group"].tolist()) - set(seen["given"].tolist())
-    assert len(held) == 1  # a tenth of 12 prompts
-    kept = records["group"] == held.pop()
-    assert torch.equal(trainer.held_out.x, records["inputs"][kept].float())
-    assert (seen["after"] == SYNTHETIC).any()
-    assert set(seen["after"].tolist()) == set(seen["given"].tolist()) | {SYNTHETIC}
+    HRAD().fit(records, Inputs((), [-1]), trainer)
+    before, after = groups
+    (held,) = set(records["group"].tolist()) - before  # a tenth of 12 prompts
+    rows = records["inputs"][records["group"] == held]
+    assert torch.equal(trainer.held_out.x, rows.float())
+    assert after == before | {SYNTHETIC}
     assert torch.bincount(trainer.items.y).unique().numel() == 1
 
 
