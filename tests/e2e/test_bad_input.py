@@ -262,10 +262,6 @@ CASES = [
     Case("results without plain decoding", REPORT, [], lambda: results_without_baseline()),
     Case("a trace that is no JSON", REPORT, [], write(TRACE, '{"tokens": [')),
     Case("a method without its traces", REPORT, [], lambda: Path(TRACE).unlink()),
-    Case("no such trace", REPORT, ["prompt=1", "trace=runs/toy/none.jsonl"]),
-    Case("a prompt without a trace", REPORT, ["prompt=1"]),
-    Case("a trace without a prompt", REPORT, [f"trace={TRACE}"]),
-    Case("a prompt that is not in the trace", REPORT, [f"trace={TRACE}", "prompt=7"]),
     Case("texts of tokens that are no JSON", REPORT, [], write("runs/toy/vocabulary.json", "{")),
     Case("a harvest without one of its shards", REPORT, ["run=data"], lambda: Path(SHARD).unlink()),
     Case(
@@ -355,9 +351,9 @@ def command(monkeypatch: pytest.MonkeyPatch, script: str, arguments: list[str]) 
         if script in (HARVEST, EVALUATE)
         else []
     )
-    given = {
-        argument.split("=")[0]: argument for argument in [*pair, *OWN.get(script, []), *arguments]
-    }
+    mode = any(argument.startswith("what=") for argument in arguments)  # which has its own settings
+    own = [] if mode else OWN.get(script, [])
+    given = {argument.split("=")[0]: argument for argument in [*pair, *own, *arguments]}
     monkeypatch.setattr("sys.argv", [script, *given.values()])
 
 

@@ -31,7 +31,7 @@ def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(
 ) -> None:
     names = ["grown", "grown_greedy", "reranked"]
     checkpoints = [f"method.{name}.structure.checkpoint=greedy" for name in names[:2]]
-    run(*given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]")
+    run(*given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]", "verbose=true")
     assert capsys.readouterr().out.count("8 of 8 outputs equal autoregressive decoding") == 3
     wide = {}
     for name in names:

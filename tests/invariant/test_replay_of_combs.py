@@ -89,9 +89,10 @@ def test_a_comb_without_leaves_is_a_chain() -> None:
     table = tiny.table()
     chain = Replayer(table, table.gamma).replay(Fixed(4).policy(table), 4)
     found = replayed(table, [0] * 4)
-    for name in ("forwards", "drafted", "accepted", "tokens", "rounds"):
-        assert np.array_equal(getattr(found, name), getattr(chain, name)), name
-    assert np.array_equal(found.by_length[:, : table.gamma + 1], chain.by_length)
+    for name in ("draft_forwards", "drafted", "accepted", "emitted", "rounds"):
+        assert np.array_equal(found[name], chain[name]), name
+    calls = found["calls_by_drafted"][:, : table.gamma + 1]
+    assert np.array_equal(calls, chain["calls_by_drafted"])
 
 
 def falling(depth: int) -> tuple[float, float, float, float]:
