@@ -113,7 +113,7 @@ def settings_of(splits: Sequence[str], settings: HarvestSettings) -> dict[str, A
 
 
 def _sha256(rows: Sequence[tuple[Any, ...]]) -> str:
-    """Of rows that differ in their first entry, in any order."""
+    """Return the digest of rows that differ in their first entry, in any order."""
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:16]
 
 

@@ -49,8 +49,8 @@ class OwnTokens:
 
 @dataclass(frozen=True)
 class Warps:
-    """From logits of both models to distributions that are compared, in the columns `own`, in which
-    the draft's logits are given."""
+    """Warps of both models, from logits to distributions that are compared, in the columns `own`,
+    in which the draft's logits are given."""
 
     target: Warp
     draft: Warp

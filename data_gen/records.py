@@ -171,8 +171,8 @@ class Anchors:
 def rounds(
     pair: ModelPair, texts: Sequence[Text], settings: HarvestSettings, room: Room
 ) -> list[Row]:
-    """Of each text the round of gamma draft tokens that would follow each anchor of the response,
-    never cut short."""
+    """Return of each text the round of gamma draft tokens that would follow each anchor of the
+    response, never cut short."""
     anchors, parts, start = Anchors.of(texts, pair.eos_ids, settings), list[Row](), 0
     for made in rollouts(pair.draft, texts, anchors.first, settings, room):
         for rolled in made.parts(room.rollouts):

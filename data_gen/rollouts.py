@@ -42,7 +42,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Texts:
-    """Of n texts in a cache: the last row of each prompt, and tokens [T_i] that follow it."""
+    """n texts in a cache: the last row of each prompt, and tokens [T_i] that follow it."""
 
     prompt: Places
     following: Sequence[Tensor]

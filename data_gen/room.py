@@ -71,7 +71,7 @@ def room_of(pair: ModelPair, requests: Sequence[Request], settings: HarvestSetti
 
 
 def bytes_of_row(lm: CachedLM) -> int:
-    """Of keys and values, which are known once there are some."""
+    """Return the bytes of keys and values, which are known once there are some."""
     lm.reset()
     lm.forward(torch.zeros(1, dtype=torch.int64), logits="none")
     found = lm.row_bytes
@@ -80,9 +80,9 @@ def bytes_of_row(lm: CachedLM) -> int:
 
 
 def bytes_of_rollout(pair: ModelPair, settings: HarvestSettings) -> int:
-    """Of one that a sampled target verifies: cached rows, hidden states, logits, the draft's twice
-    while they are joined, and what comes of logits that are judged: a few rows at a time on a CPU,
-    all at once elsewhere."""
+    """Return the bytes of one that a sampled target verifies: cached rows, hidden states, logits,
+    the draft's twice while they are joined, and what comes of logits that are judged: a few rows at
+    a time on a CPU, all at once elsewhere."""
     draft, target = pair.draft, pair.target
     config = draft.model.config.get_text_config()
     states = len(settings.layers.draft_layers) * config.hidden_size * 2

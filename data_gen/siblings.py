@@ -19,8 +19,8 @@ MORE, TOP = 2, 3
 
 @dataclass(frozen=True)
 class Siblings(Columns):
-    """Of n positions, given that the path there is accepted; 0 where a candidate is missing or its
-    elder ones cannot be rejected.
+    """Candidates and their chances at n positions, given that the path there is accepted; 0 where a
+    candidate is missing or its elder ones cannot be rejected.
 
     rrsw_token: [n, 2] int64, second and third candidate drawn without replacement (-1: none is
     left); rrsw_accept: [n, 2], the probability that each is accepted if its elder ones are not;

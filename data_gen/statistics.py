@@ -159,7 +159,7 @@ def _padded(batch: Sequence[Request]) -> int:
 
 
 def _shard_bytes(records: list[dict[str, Row]]) -> int:
-    """On disk, of one chunk."""
+    """Return the bytes on disk of one chunk."""
     with TemporaryDirectory() as folder:
         made = [
             shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records])

@@ -18,7 +18,7 @@ from runtime.errors import UserError
 Written = list[tuple[int, int]]
 _ELSEWHERE: WeakKeyDictionary[nn.Module, dict[torch.device, tuple[Written, nn.Module]]]
 _ELSEWHERE = WeakKeyDictionary()
-"""Of heads on the host, their copies on devices, and what they were copies of."""
+"""Heads on the host, their copies on devices, and what they were copies of."""
 
 
 def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = None) -> Tensor:

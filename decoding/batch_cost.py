@@ -23,10 +23,10 @@ class BatchCost(Protocol):
     def made(self) -> str: ...
 
     def target(self, requests: int, rows: int) -> float:
-        """Of one target forward with `rows` rows of all requests together."""
+        """Return the seconds of one target forward with `rows` rows of all requests together."""
 
     def draft(self, requests: int) -> float:
-        """Of one draft forward with a row of each request."""
+        """Return the seconds of one draft forward with a row of each request."""
 
 
 def share(cost: BatchCost, requests: int, gamma: int) -> CostTable:
@@ -143,7 +143,8 @@ def tabled(cost: BatchCost, sizes: Sequence[int], gamma: int) -> BatchTable:
 
 
 class BatchCostFile(Form):
-    """Of batch_cost=measure, with how it was measured; one of a person needs `seconds` alone."""
+    """The file of batch_cost=measure, with how it was measured; one of a person needs `seconds`
+    alone."""
 
     seconds: BatchTable
     context: Length | None = None

@@ -110,8 +110,8 @@ def cost_table(
         NotNegative, "of each further row, as a share of the first; only where `target` is a number"
     ] = 0.0,
 ) -> CostTable:
-    """From numbers. Raises UserError for rows that are not in rising order, none of which is what a
-    plain token costs, or whose seconds are said twice."""
+    """Return the table of these numbers. Raises UserError for rows that are not in rising order,
+    none of which is what a plain token costs, or whose seconds are said twice."""
     by_rows = _by_rows(target, row)
     if autoregressive is None and 1 not in by_rows:
         raise UserError(
@@ -152,7 +152,8 @@ class Seconds(Form):
 
 
 class CostFile(Form):
-    """Of cost=measure, with a command and a checksum; one of a person needs `seconds` alone."""
+    """The file of cost=measure, with a command and a checksum; one of a person needs `seconds`
+    alone."""
 
     seconds: Seconds
     pair: dict[str, Any] | None = None

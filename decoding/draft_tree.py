@@ -335,7 +335,7 @@ class DraftTree:
         self.wind_back([self.order[row] for row in rows], committed - 1)
 
     def wind_back(self, path: Sequence[int], length: int) -> None:
-        """Of this tree the draft's cache keeps `path` (rows in order of `add`, from the root on),
+        """Keep `path` of this tree in the draft's cache (rows in order of `add`, from the root on),
         `length` tokens at most in all."""
         if self._cached:
             self.lm.keep_path([self._cached[row] for row in path if row in self._cached])

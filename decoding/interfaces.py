@@ -93,7 +93,7 @@ class LM(Protocol):
         ...
 
     def keep_path(self, rows: list[int]) -> None:
-        """Of the tree (or chain) of the last call keep only `rows`, a path in order."""
+        """Keep only `rows` of the tree (or chain) of the last call, a path in order."""
         ...
 
     def reset(self) -> None:
@@ -251,8 +251,8 @@ class PathVerifier(Verifier, Protocol):
     tokens."""
 
     def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-        """Of one path: tokens accepted, and the distribution [V] of what follows (None after an
-        open leaf)."""
+        """Return of one path the tokens accepted, and the distribution [V] of what follows (None
+        after an open leaf)."""
         ...
 
 

@@ -142,7 +142,7 @@ class RoundTrace:
 
     @property
     def depth(self) -> int:
-        """Of the longest path of draft tokens."""
+        """Return the length of the longest path of draft tokens."""
         depths = [0]
         for parent in self.draft_parents:
             depths.append(depths[parent] + 1)

@@ -73,6 +73,6 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON has them; what knows its own dict (`to_dict`) is that dict."""
+    """Return facts as JSON has them; what knows its own dict (`to_dict`) is that dict."""
     plain: dict[str, Any] = json.loads(json.dumps(values, default=lambda value: value.to_dict()))
     return plain

@@ -23,7 +23,7 @@ class Estimate(NamedTuple):
 
 
 def columns(name: str) -> list[str]:
-    """Of an estimate in a table."""
+    """Return the columns of an estimate in a table."""
     return [name, f"{name} low", f"{name} high"]
 
 

@@ -56,8 +56,8 @@ def _of_a_program(checksum: str | None, info: ValidationInfo) -> str | None:
 MeasuredChecksum = Annotated[
     str | None, AfterValidator(_of_a_program), Field(validate_default=True)
 ]
-"""Of a file that a program writes, with its `command`, or a person, without either. After an edit
-both keys have to go."""
+"""Header of a file that a program writes, with its `command`, or a person, without either. After an
+edit both keys have to go."""
 
 
 class Form(BaseModel):

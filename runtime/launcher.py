@@ -24,8 +24,8 @@ class Launched(NamedTuple):
 
 
 def launched() -> Launched:
-    """From the environment. A rank without a size above 1 means nothing. Raises UserError for what
-    is no number."""
+    """Return the process as the environment has it. A rank without a size above 1 means nothing.
+    Raises UserError for what is no number."""
     size = _number(_SIZE, 1)
     if size <= 1:
         return Launched()

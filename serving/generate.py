@@ -94,7 +94,7 @@ class Speculation:
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """With `return_dict_in_generate`. traces: what happened in each row of the batch."""
+    """Output under `return_dict_in_generate`. traces: what happened in each row of the batch."""
 
     traces: list[Trace] | None = None
 

@@ -14,7 +14,8 @@ KIND = "schedule"  # in checksums: the file may be renamed
 
 
 class Range(NamedTuple):
-    """From `low` to `high` requests at once, both included: `length` draft tokens, 0 for none."""
+    """Draft length for `low` to `high` requests at once, both included: `length` draft tokens, 0
+    for none."""
 
     low: int
     high: int
@@ -64,7 +65,8 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 class ScheduleFile(Form):
-    """Of a program, with its command and a checksum; one of a person needs `ranges` alone."""
+    """The file of a program, with its command and a checksum; one of a person needs `ranges`
+    alone."""
 
     ranges: list[tuple[Length, Length, Size]]
     costs: BatchTable | None = None

@@ -132,6 +132,7 @@ def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
 
 
 def digest(prompt: Prompt) -> str:
-    """Of what is asked; of a chat prompt that was rendered, of its rendering too."""
+    """Return the digest of what is asked; of a chat prompt that was rendered, of its rendering
+    too."""
     what = [prompt.instruction, prompt.text, prompt.chat, prompt.rendering]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]

@@ -214,7 +214,7 @@ class Marker(Form):
 
 
 class Prompts(OpenForm):
-    """Of a harvest."""
+    """Prompts of a harvest."""
 
     count: Length
 

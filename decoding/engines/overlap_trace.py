@@ -67,8 +67,8 @@ def stage_trace(
 def stage_seconds(
     ours: dict[Stage, float], drafts: dict[Stage, float], spans: Sequence[Span]
 ) -> dict[Stage, float]:
-    """Of the engine's own stages, the draft's and the target's; `other` is what is left while they
-    run in turn."""
+    """Return the seconds of the engine's own stages, the draft's and the target's; `other` is what
+    is left while they run in turn."""
     drafts["target"] = sum(span.end - span.start for span in spans if span.worker == "target")
     drafts["other"] = 0.0
     ours["other"] = max(0.0, ours["other"] - sum(drafts.values()))

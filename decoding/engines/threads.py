@@ -105,7 +105,8 @@ class Workers:
             torch.set_num_threads(self._threads)
 
     def spans(self) -> list[Span]:
-        """Of all jobs since the last call, by their start. Call it while both are idle."""
+        """Return the spans of all jobs since the last call, by their start. Call it while both are
+        idle."""
         found = sorted([*self.target.spans, *self.draft.spans], key=lambda span: span.start)
         self.target.spans.clear()
         self.draft.spans.clear()

@@ -183,7 +183,7 @@ class CachedLM:
             )
 
     def record(self, layers: Sequence[int]) -> None:
-        """From now on keep hidden states of every cached row in ``states``, [length, len(layers) +
+        """Keep hidden states from now on of every cached row in ``states``, [length, len(layers) +
         1, H]: those after ``layers`` (0: the embeddings) and the last one, which the output layer
         reads."""
         self._recorded = [*layers, -1]
@@ -215,12 +215,12 @@ class CachedLM:
         self._cache.set_length(length)
 
     def keep_path(self, rows: list[int]) -> None:
-        """Of the tree (or chain) of the last call keep only ``rows``, a path in order; the cache
+        """Keep only ``rows`` of the tree (or chain) of the last call, a path in order; the cache
         before it stays."""
         self.keep(self._block_start, rows)
 
     def keep(self, start: int, rows: list[int]) -> None:
-        """Of the cached rows from ``start`` on keep only ``start + rows``, in increasing order."""
+        """Keep of the cached rows from ``start`` on only ``start + rows``, in increasing order."""
         self._tree = None
         if rows == list(range(len(rows))):
             return self.crop(start + len(rows))

@@ -100,16 +100,16 @@ class TransformersForward:
 
 
 def rows_to_keep(logits: RowsWanted) -> int | slice | list[int]:
-    """As transformers has it: the last so many rows (0 is all of them), or which. No tensor: of a
-    model on several devices the last one, which picks the rows, need not be the one that the inputs
-    go to."""
+    """Return the rows as transformers has it: the last so many (0 is all of them), or which. No
+    tensor: of a model on several devices the last one, which picks the rows, need not be the one
+    that the inputs go to."""
     if logits == "all" or logits == "last":
         return int(logits == "last")
     return slice(0) if logits == "none" else list(logits)
 
 
 def picked(x: Tensor, rows: RowsWanted) -> Tensor:
-    """Of the rows x [B, n, H] those that are wanted; a view unless they are listed."""
+    """Return those of the rows x [B, n, H] that are wanted; a view unless they are listed."""
     if rows == "all":
         return x
     if rows == "last":
@@ -152,7 +152,8 @@ class RowTree:
         return cls([], [])
 
     def grown(self, parents: torch.Tensor) -> "RowTree":
-        """With one more row for each of ``parents`` [n], indices of earlier rows (-1 = none)."""
+        """Return the mask with one more row for each of ``parents`` [n], indices of earlier rows
+        (-1 = none)."""
         more: list[int] = parents.tolist()
         depth = self.depth.copy()
         for parent in more:

@@ -124,7 +124,7 @@ class BufferCache(Cache):
             layer.length = length
 
     def keep(self, start: int, rows: list[int]) -> None:
-        """Of the rows from ``start`` on keep only ``start + rows``, in that order."""
+        """Keep of the rows from ``start`` on only ``start + rows``, in that order."""
         index = torch.tensor(rows, dtype=torch.long)
         for layer in self.layers:
             layer.keep(start, index)
@@ -224,7 +224,7 @@ def attend(
     mask: torch.Tensor | None,
     scores: Scores = PLAIN,
 ) -> torch.Tensor:
-    """As `grouped_sdpa`, with the mask `folded` before. Returns ``[B, n, heads, d]``."""
+    """Attend as `grouped_sdpa` does, with the mask `folded` before. Return ``[B, n, heads, d]``."""
     batch, heads, n, dim = query.shape
     groups = heads // key.shape[1]
     if mask is None and n > 1:

@@ -15,7 +15,8 @@ CPUINFO = Path("/proc/cpuinfo")  # of Linux
 
 
 def setup_facts(pair: ModelPair) -> dict[str, Any]:
-    """As results, costs and thresholds record it. hardware: the name of each model's processor."""
+    """Return the machine as results, costs and thresholds record it. hardware: the name of each
+    model's processor."""
     sides = {"target": pair.target, "draft": pair.draft}
     return {
         "hardware": {side: hardware(torch.device(lm.device)) for side, lm in sides.items()},
@@ -32,7 +33,7 @@ def setup_facts(pair: ModelPair) -> dict[str, Any]:
 
 
 def dtypes(pair: ModelPair) -> dict[str, str]:
-    """Of each model as it was loaded, whatever the config said."""
+    """Return the dtype of each model as it was loaded, whatever the config said."""
     return {"target": str(pair.target.model.dtype), "draft": str(pair.draft.model.dtype)}
 
 
@@ -51,14 +52,14 @@ def processor() -> str:
 
 
 def other_machine(measured: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """In which of what decides costs two `setup_facts` differ, in words; None where in nothing."""
+    """Say in which of what decides costs two `setup_facts` differ; None where in nothing."""
     changed = [key for key in DECIDES_COSTS if measured[key] != here[key]]
     words = [f"{key} {in_words(measured[key])}, here {in_words(here[key])}" for key in changed]
     return "; ".join(words) or None
 
 
 def in_words(fact: Any) -> str:
-    """Of both models, once where they share it."""
+    """Return a fact of both models in words, once where they share it."""
     values = list(fact.values()) if isinstance(fact, Mapping) else [fact]
     return (
         str(values[0])

@@ -83,6 +83,6 @@ class AdaEDL(TunableRule):
 
 
 def entropy(probs: Tensor) -> float:
-    """Of one distribution [V], in nats; 0 log 0 = 0."""
+    """Return the entropy of one distribution [V], in nats; 0 log 0 = 0."""
     smallest = torch.finfo(probs.dtype).tiny
     return max(0.0, -torch.dot(probs, probs.clamp(min=smallest).log()).item())

@@ -83,7 +83,7 @@ class HRADStop(TunableRule):
 
     @classmethod
     def of(cls, checkpoint: Path, threshold: float | None) -> "HRADStop":
-        """With the draft's confidence; None: with the paper's threshold of it."""
+        """Return the rule with the draft's confidence; None: with the paper's threshold of it."""
         return cls(checkpoint, Confidence(0.2 if threshold is None else threshold))
 
     def begin_round(self, context: RoundContext) -> None:

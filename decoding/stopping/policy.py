@@ -55,8 +55,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of the draft from each anchor, [B, T] each. drafted: tokens; forwards: of the draft; calls:
-    numbers the rule computed."""
+    """What a draft from each anchor takes, [B, T] each. drafted: tokens; forwards: of the draft;
+    calls: numbers the rule computed."""
 
     drafted: Ints
     forwards: Ints

@@ -56,7 +56,7 @@ class RolloutTable:
         return np.maximum(0, np.minimum(np.minimum(room, gamma_max), self.drawn))
 
     def shortened(self, max_new: int) -> "RolloutTable":
-        """As if at most `max_new` tokens had been asked for."""
+        """Return the table as if at most `max_new` tokens had been asked for."""
         return replace(
             self, length=np.minimum(self.length, max_new), max_new=np.minimum(self.max_new, max_new)
         )

@@ -74,7 +74,7 @@ class SpecDecPPStop(TunableRule):
 
     @classmethod
     def of(cls, checkpoint: Path, threshold: float | None) -> "SpecDecPPStop":
-        """With the paper's bounds; None: with its threshold, too."""
+        """Return the rule with the paper's bounds; None: with its threshold, too."""
         return cls(checkpoint, 0.7 if threshold is None else threshold, (1, 20), "code")
 
     def begin_round(self, context: RoundContext) -> None:

@@ -25,8 +25,8 @@ LEAVES = 2  # most beside one token: `Chances` speaks of no more
 
 @dataclass(frozen=True)
 class Comb:
-    """From each of [B, T] positions. path: [B, T], tokens of the path; leaves: [B, T, G], beside
-    each of them; 0 beyond the path."""
+    """Comb drawn from each of [B, T] positions. path: [B, T], tokens of the path; leaves: [B, T,
+    G], beside each of them; 0 beyond the path."""
 
     path: Ints
     leaves: Ints
@@ -39,9 +39,9 @@ class Comb:
 
 @dataclass(frozen=True)
 class Worth:
-    """Of every draw, as it is known when it may be made. further: [..., G], of the path's token
-    after d drawn ones; 1 for the first, which is always drawn; leaf: [..., G, 2], of the leaves
-    beside each token."""
+    """Worth of every draw, as it is known when it may be made. further: [..., G], of the path's
+    token after d drawn ones; 1 for the first, which is always drawn; leaf: [..., G, 2], of the
+    leaves beside each token."""
 
     further: Array
     leaf: Array

@@ -125,7 +125,7 @@ class Grown:
         return bool(tokens)
 
     def _rate(self, context: RoundContext) -> float:
-        """Of the request so far, if none is given."""
+        """Return the rate of the request so far, if none is given."""
         if context.round == 0:
             self._start, self._seconds = len(context.committed), 0.0
         tokens = len(context.committed) - self._start
@@ -140,8 +140,8 @@ class Grown:
         return {self._outcomes: in_chunks(self.predictor.predict_proba, matrix)}
 
     def worth(self, table: RolloutTable) -> Worth:
-        """Of every draw of a comb with two leaves beside a token at most: more siblings, and what
-        would follow a leaf, nobody has recorded."""
+        """Return the worth of every draw of a comb with two leaves beside a token at most: more
+        siblings, and what would follow a leaf, nobody has recorded."""
         outcomes = torch.from_numpy(table.of_predictor(self._outcomes))
         survival = self.predictor.calibration.survival
         return Worth.of(Chances.of(outcomes), survival).up_to(self.max_siblings - 1)
@@ -163,7 +163,7 @@ class _Growing:
             self._wait(Position(0, 1.0, 1.0, CERTAIN, 0.0))
 
     def best(self) -> Position | None:
-        """Of all positions the one whose next draw gains most, if that is worth its row."""
+        """Return the position whose next draw gains most, if that is worth its row."""
         while self.waiting and (drawn := len(self.tree.token)) < self.budget:
             loss, _, position = heappop(self.waiting)
             if drawn and -loss < self.rate * self.by.rows[drawn]:

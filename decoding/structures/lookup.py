@@ -66,7 +66,7 @@ class Copies:
 
 
 def ngram_sizes(ngram_max: int, ngram_min: int) -> range:
-    """From the longest to the shortest; UserError where there are none."""
+    """Return sizes from the longest to the shortest; UserError where there are none."""
     if ngram_min > ngram_max:
         raise UserError(
             f"structure.ngram_min: expected at most structure.ngram_max = {ngram_max}, got"

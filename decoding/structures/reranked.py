@@ -10,7 +10,7 @@ from runtime.settings.kinds import DraftLength, Nodes
 
 
 class Reranked:
-    """In each layer the `width` nodes of the highest product of q get their `width` most probable
+    """Layers in which the `width` nodes of the highest product of q get their `width` most probable
     tokens as children; of all nodes the `nodes` with the highest product are kept.
 
     Nothing is drawn by chance: which tokens are candidates, and which of them are kept, follows

@@ -39,8 +39,8 @@ class BlockVerifier:
         return verdict_at(draft, *self.walk(DraftPath.whole(draft, p), sampler), sampler)
 
     def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-        """Of one path: tokens accepted, and the distribution [V] of what follows (None after an
-        open leaf)."""
+        """Return of one path the tokens accepted, and the distribution [V] of what follows (None
+        after an open leaf)."""
         return block_walk(path, sampler)
 
 

@@ -49,9 +49,9 @@ class ParallelVerifier:
         self.path_distribution, self.path_walk = RULES[rule]
 
     def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
-        """In float64. After a draft stops, its next token has no mass in the residual, so no later
-        draft goes that way: a row is reached by one history of the drafts, and what rounding adds
-        to it is left out of the residual."""
+        """Return the residual in float64. After a draft stops, its next token has no mass in the
+        residual, so no later draft goes that way: a row is reached by one history of the drafts,
+        and what rounding adds to it is left out of the residual."""
         draft, p = replace(draft, q=[row.double() for row in draft.q]), p.double()
         histories = [(1.0, _State(0, [], p[0]))]
         for rows in paths(draft):

@@ -79,7 +79,7 @@ class TreeVerifier(ABC):
     def _all_trials(
         self, draft: Draft, p: Rows, children: Sequence[Sequence[int]]
     ) -> dict[int, Trials]:
-        """Of each row with children that the target was run on: their numbers in one copy."""
+        """Return the numbers of each row with children that the target was run on, in one copy."""
         by_count = dict[int, list[int]]()
         for row in range(draft.closed + 1):
             by_count.setdefault(len(children[row]), []).append(row)

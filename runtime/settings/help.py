@@ -41,7 +41,8 @@ def rows(known: Mapping[str, Setting], values: Mapping[str, Any], key: str = "")
 
 
 def settings_of_part(value: Mapping[str, Any]) -> dict[str, Setting]:
-    """Of something made by its ``_target_``; empty where that is another library's."""
+    """Return the settings of something made by its ``_target_``; empty where that is another
+    library's."""
     try:
         return settings_of(str(value["_target_"]))
     except Unknown:

@@ -29,13 +29,14 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 
 
 class Says(NamedTuple):
-    """In an annotation: what an error line says is expected, where the type does not."""
+    """Mark in an annotation: what an error line says is expected, where the type does not."""
 
     expected: str
 
 
 class Unshown(NamedTuple):
-    """In an annotation: a wrong value is not shown in an error line, for it may be a secret."""
+    """Mark in an annotation: a wrong value is not shown in an error line, for it may be a
+    secret."""
 
 
 class Part:

@@ -31,7 +31,7 @@ class Known:
         return shlex.quote(f"{self.folder}/{name}")
 
     def draft_seconds(self) -> float | None:
-        """Of a whole draft."""
+        """Return the seconds of a whole draft."""
         if self.costs is None or self.gamma is None:
             return None
         return self.costs.draft * self.gamma

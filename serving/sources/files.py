@@ -7,8 +7,8 @@ from runtime.errors import UserError
 
 
 def matching(pattern: str | Path) -> list[Path]:
-    """In the order of their names, numbers by value; a file of that very name is meant first.
-    Raises UserError for none."""
+    """Return the files in the order of their names, numbers by value; a file of that very name is
+    meant first. Raises UserError for none."""
     exact = Path(pattern).expanduser()
     names = [exact] if exact.is_file() else [Path(name) for name in glob(str(exact))]
     found = [path for path in names if path.is_file()]

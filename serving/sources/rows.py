@@ -51,7 +51,7 @@ def refuse_unsettled(where: str, labels: torch.Tensor) -> None:
 
 
 def _groups(rows: Sequence[Row]) -> torch.Tensor:
-    """By request, where all are known."""
+    """Return the rows by request, where all are known."""
     if not all(row.request for row in rows):
         return blocks(len(rows))
     numbers = {name: number for number, name in enumerate(dict.fromkeys(r.request for r in rows))}

@@ -94,7 +94,7 @@ def _weights(source: str, where: Mapping[str, Any]) -> Path | None:
 
 
 def _format_of(names: set[str]) -> Format | None:
-    """Of a flat configuration's weights; None: not of an EAGLE draft."""
+    """Return the format of a flat configuration's weights; None: not of an EAGLE draft."""
     if any(name.startswith("midlayer.") for name in names):
         return "flat"
     if "fc.weight" not in names or "layers.0.self_attn.q_proj.weight" not in names:
@@ -103,8 +103,8 @@ def _format_of(names: set[str]) -> Format | None:
 
 
 def _names(weights: Path, said: bool) -> set[str]:
-    """Of the tensors; none where they cannot be read and nothing `said` that they are an EAGLE
-    draft's: a damaged file is then refused where any draft is loaded."""
+    """Return the names of the tensors; none where they cannot be read and nothing `said` that they
+    are an EAGLE draft's: a damaged file is then refused where any draft is loaded."""
     try:
         if weights.suffix == ".safetensors":
             with safe_open(weights, "pt") as file:
@@ -127,7 +127,8 @@ def read_tensors(weights: Path) -> dict[str, Tensor]:
 
 
 def _state(weights: Path, mmap: bool = False) -> dict[str, Tensor]:
-    """Of a pickled file. mmap: read what is looked at, where the file is of a kind for it."""
+    """Return the tensors of a pickled file. mmap: read what is looked at, where the file is of a
+    kind for it."""
     with open(weights, "rb") as file:
         zipped = file.read(2) == b"PK"
     found = torch.load(weights, "cpu", weights_only=True, mmap=mmap and zipped)

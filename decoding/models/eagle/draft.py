@@ -91,9 +91,9 @@ class EagleDraft(CachedLM):
         hidden_rows: RowsWanted = "all",
         logits: RowsWanted = "all",
     ) -> LMOutput:
-        """As `CachedLM.forward`. A row whose predecessor is in the target's cache reads the
-        target's states there; the predecessor of any other row must have been run in an earlier
-        call."""
+        """Run the draft as `CachedLM.forward` does. A row whose predecessor is in the target's
+        cache reads the target's states there; the predecessor of any other row must have been run
+        in an earlier call."""
         if parents is None:
             before = list(range(self.length - 1, self.length + len(tokens) - 1))
         else:
@@ -113,9 +113,9 @@ class EagleDraft(CachedLM):
         hidden: Sequence[int] = (),
         logits: RowsWanted = "all",
     ) -> LMOutput:
-        """As `CachedLM.forward_masked`, of drafted tokens: each row reads the draft's own state at
-        the last cached row that it sees, whatever the target has seen by now. Of the rows of the
-        call it sees only itself."""
+        """Run drafted tokens as `CachedLM.forward_masked` does: each row reads the draft's own
+        state at the last cached row that it sees, whatever the target has seen by now. Of the rows
+        of the call it sees only itself."""
         here = visible[:, self.length :]
         assert here.device.type != "cpu" or torch.equal(here, torch.eye(len(tokens)).bool()), (
             "drafted tokens come one by one"

@@ -154,8 +154,8 @@ def no_llama(reason: str) -> UserError:
 
 
 def layer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Any:
-    """Of the draft's own layers, as many as there are. Raises UserError for layers of another
-    kind."""
+    """Return the names of the draft's own layers, as many as there are. Raises UserError for layers
+    of another kind."""
     config: Any = checkpoint.config
     if checkpoint.format == "speculators":
         config = config.get("transformer_layer_config")

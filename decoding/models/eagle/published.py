@@ -40,7 +40,7 @@ LAYERS = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by `model_t
 
 @dataclass(frozen=True)
 class Flavour:
-    """In what published drafts differ.
+    """What published drafts differ in.
 
     layers: hidden states of the target that `fc` joins (0: embeddings, i: after layer i); none:
         EAGLE-1, which reads the last one

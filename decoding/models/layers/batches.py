@@ -19,7 +19,7 @@ from runtime.errors import UserError
 def batch_of(
     lm: CachedLM, sequences: Sequence[Tensor], room: int, target: "Batch | None" = None
 ) -> "Batch":
-    """As `BatchedLM`, one call for all sequences where the model allows it.
+    """Return a `BatchedLM`, with one call for all sequences where the model allows it.
 
     Raises UserError for a draft that reads states of a target that does not."""
     if isinstance(lm, RecurrentLM):

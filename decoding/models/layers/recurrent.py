@@ -81,7 +81,7 @@ class RecurrentLM(CachedLM):
         hidden_rows: RowsWanted = "all",
         logits: RowsWanted = "all",
     ) -> LMOutput:
-        """As `CachedLM.forward`. Raises UserError for a tree that branches."""
+        """Run the model as `CachedLM.forward` does. Raises UserError for a tree that branches."""
         start = self._block_start if extend else self.length
         known = self.length - start
         if parents is not None and parents.tolist() != [*range(known - 1, known - 1 + len(tokens))]:
@@ -109,7 +109,7 @@ class RecurrentLM(CachedLM):
             self._go_back()
 
     def keep(self, start: int, rows: list[int]) -> None:
-        """As `CachedLM.keep`, of a path that is all there is."""
+        """Keep rows as `CachedLM.keep` does, of a path that is all there is."""
         assert rows == list(range(len(rows))), "a chain has one path"
         self.crop(start + len(rows))
 

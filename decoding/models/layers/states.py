@@ -61,7 +61,7 @@ def refuse_old_transformers(key: str, model: PreTrainedModel) -> None:
 
 
 class StatesAndRows(LinearAttentionLayer, BufferLayer):  # type: ignore[override]
-    """Of a layer with both kinds of heads."""
+    """State of a layer with both kinds of heads."""
 
     def __init__(self, number_of_states: int) -> None:
         BufferLayer.__init__(self)
@@ -88,7 +88,7 @@ class StateCache(BufferCache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """Of each layer, whether it keeps no keys and values."""
+        """Return of each layer whether it keeps no keys and values."""
         return [
             isinstance(layer, LinearAttentionLayer) and not isinstance(layer, BufferLayer)
             for layer in self.layers

@@ -73,7 +73,8 @@ def windows_of(model: PreTrainedModel, max_length: int) -> Windows | None:
 
 
 def layer_types(model: PreTrainedModel) -> Sequence[str] | None:
-    """Of each layer; None of a class that knows one type, whatever a config file says besides."""
+    """Return the type of each layer; None of a class that knows one type, whatever a config file
+    says besides."""
     config = model.config.get_text_config()
     found: Sequence[str] | None = getattr(config, "layer_types", None)
     declared = hasattr(type(config), "layer_types")
@@ -88,7 +89,7 @@ def kept_layers(model: PreTrainedModel) -> int:
 
 
 def window_sizes(model: PreTrainedModel) -> dict[str, int]:
-    """Of each windowed type of layer that the model has."""
+    """Return the window of each windowed type of layer that the model has."""
     config = model.config.get_text_config()
     types = layer_types(model)
     kinds = SIZES if types is None else set(SIZES) & set(types)
