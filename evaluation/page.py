@@ -45,10 +45,7 @@ def answer(
     made plain; advised: the one that tuning says, None: the fastest that is shown to be faster."""
     speeds = compare(measurements)
     drafts = [name for name in speeds if name in drafting and name != BASELINE]
-    best = advised if advised in drafts else None
-    if advised is None:
-        faster = [name for name in drafts if lower(speeds[name]) > 1]
-        best = max(faster, key=lambda name: speeds[name].value, default=None)
+    best = chosen(speeds, drafting, advised)
     if best is None:
         first = "Use plain decoding: no method is shown to be faster here."
         fastest = max(drafts, key=lambda name: speeds[name].value, default=None)
@@ -73,6 +70,18 @@ def answer(
     }
     said = [f"{words}: {', '.join(names)}." for words, names in groups.items() if names]
     return [" ".join([first, *said]), basis(measurements, how_chosen)]
+
+
+def chosen(
+    speeds: Mapping[str, Estimate], drafting: Collection[str], advised: str | None
+) -> str | None:
+    """Return the policy to use, None for plain decoding: the advised one, without advice the
+    fastest that is shown to be faster. speeds: over plain decoding."""
+    drafts = [name for name in speeds if name in drafting and name != BASELINE]
+    if advised is not None:
+        return advised if advised in drafts else None
+    faster = [name for name in drafts if lower(speeds[name]) > 1]
+    return max(faster, key=lambda name: speeds[name].value, default=None)
 
 
 def basis(measurements: pd.DataFrame, how_chosen: str) -> str:

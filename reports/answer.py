@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import isnan
 
 from decoding.models.machine import other_machine
-from evaluation.table import BASELINE, tokens_per_second
+from evaluation.page import CHOSEN_HERE, answer, chosen, labelled
+from evaluation.table import BASELINE, SPEEDUP, compare
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
-from reports.estimates import over, speedup
 from reports.harvest_data import models
 from reports.runs import Run, pooled, runs
 from reports.settings import setting
-from runtime.intervals import METHOD, Estimate
+from runtime.intervals import Estimate
 
 NUMBERS = ("threshold", "gamma")  # what tuning settles, by the last part of their keys
 KINDS = ("class", "token")  # of reliability: what the head itself predicts
@@ -45,15 +45,15 @@ class Bar:
 class Answer:
     """For one pair, machine and temperature.
 
-    where: these in words; use: what to use, a sentence; why: how it was chosen; bars: every method,
-    fastest first; basis: what the bars rest on; lossless, calibration: lines; command: decodes with
-    it; origin: the evaluation's folder"""
+    where: these in words; use: what to use, a sentence; why: what that rests on and how it was
+    chosen; bars: every method, fastest first; datasets: of its prompts; lossless, calibration:
+    lines; command: decodes with it; origin: the evaluation's folder"""
 
     where: str
     use: str
     why: str
     bars: Sequence[Bar]
-    basis: str
+    datasets: str
     lossless: Sequence[str]
     calibration: Sequence[str]
     command: str
@@ -76,7 +76,7 @@ def answers(artifacts: Artifacts) -> list[Answer]:
         if parts not in largest or _requests(evaluation) >= _requests(largest[parts]):
             largest[parts] = evaluation
     found = (_answer(evaluation, artifacts) for evaluation in largest.values())
-    return [answer for answer in found if answer is not None]
+    return [each for each in found if each is not None]
 
 
 def _requests(evaluation: Evaluation) -> int:
@@ -85,28 +85,28 @@ def _requests(evaluation: Evaluation) -> int:
 
 def _answer(evaluation: Evaluation, artifacts: Artifacts) -> Answer | None:
     """None where nothing was compared with plain decoding."""
-    speeds = {run.name: speedup(run) for run in _compared(evaluation)}
-    ranked = sorted(_compared(evaluation), key=lambda run: -speeds[run.name].value)
+    ranked = sorted(_compared(evaluation), key=lambda run: -run.estimate(SPEEDUP).value)
     if not ranked:
         return None
-    best, why = _chosen(ranked, _tuning(evaluation, artifacts))
-    bars = [_bar(run, speeds[run.name], run is best) for run in ranked]
-    run, repeats = evaluation.results["run"], evaluation.config["repeats"]
-    prompts = len({prompt for one in ranked for prompt in one.prompts})
+    tuning = _tuning(evaluation, artifacts)
+    advised, how = (None, CHOSEN_HERE) if tuning is None else _advice(tuning)
+    labels = {run.name: labelled(run.label, evaluation.settings(run.name)) for run in ranked}
+    drafting = [run.name for run in ranked if _speculates(run)]
+    use, why = answer(evaluation.measurements, labels, drafting, advised, how)
+    name = chosen(compare(evaluation.measurements), drafting, advised)
+    best = next((run for run in ranked if run.name == name), None)
+    bars = [_bar(run, run is best) for run in ranked]
     where = setting(evaluation)
     on = f"{where['pair']}, T = {evaluation.temperature:g}, {where['machine']}"
     return Answer(
         where="; ".join(filter(None, [on, where["simulated"]])),
-        use=_use(best, ranked),
+        use=use,
         why=why,
         bars=bars,
-        basis=(
-            f"{', '.join(evaluation.datasets)}: {prompts} prompts, repeats: {repeats}; wall time of"
-            f" whole requests over that of plain decoding in the same run; {METHOD}"
-        ),
+        datasets=", ".join(evaluation.datasets),
         lossless=evaluation.results["lossless"],
         calibration=list(_calibration(evaluation, artifacts.checkpoints)),
-        command=_command(run["command"], best),
+        command=_command(evaluation.results["run"]["command"], best),
         origin=str(evaluation.folder),
     )
 
@@ -141,61 +141,15 @@ def _temperatures(config: Json) -> tuple[float, float]:
     return float(target["temperature"]), float(draft["temperature"])
 
 
-def _chosen(ranked: Sequence[Run], tuning: Json | None) -> tuple[Run | None, str]:
-    """The method to use, and how it was chosen: by tuning on other prompts where there was any,
-    else the fastest of the comparison. None: plain decoding."""
-    if tuning is None:
-        why = (
-            "Nothing was tuned with costs of this machine (python scripts/tune.py), so the choice"
-            " is made on the prompts it is judged on."
-        )
-        fastest = next((run for run in ranked if _speculates(run)), None)
-        return (fastest if fastest and _faster(speedup(fastest)) else None), why
-    advice, where = tuning["results"]["chosen"]["advice"], tuning["file"]
-    prompts = f"on the {tuning['chosen_on']} split of {tuning['data']['folder']} ({where})"
-    for run in ranked:
-        if run.name == advice:
-            return run, f"Chosen by replay {prompts}, with costs measured here."
-    return None, f"Tuning says: {advice}; {prompts}, with costs measured here."
+def _advice(tuning: Json) -> tuple[str, str]:
+    """Return what tuning on other prompts says to use, and how it was chosen."""
+    advice, folder = tuning["results"]["chosen"]["advice"], tuning["data"]["folder"]
+    split = f"the {tuning['chosen_on']} split of {folder} ({tuning['file']})"
+    return advice, f"tuning on {split} with costs of this machine says: {advice}"
 
 
 def _speculates(run: Run) -> bool:
     return run.evaluation.speculates(run.name)
-
-
-def _faster(speed: Estimate) -> bool:
-    return (speed.low if speed.low is not None else speed.value) > 1
-
-
-def _use(best: Run | None, ranked: Sequence[Run]) -> str:
-    if best is None:
-        return "Use plain decoding: no method is shown to be faster here."
-    speed = speedup(best)
-    settings = with_settings(best)
-    name = f"{best.label}{f' ({settings})' if settings else ''}"
-    said = f"Use {name}: {times(speed)} as fast as plain decoding."
-    if not _faster(speed):
-        said += f" {_no_gain(speed)}"
-    others = [other for other in ranked if other is not best and _speculates(other)]
-    alike = [other.label for other in others if _alike(over(other, best))]
-    return f"{said} Not told apart from it on these prompts: {', '.join(alike)}." if alike else said
-
-
-def _no_gain(speed: Estimate) -> str:
-    if (speed.value if speed.high is None else speed.high) < 1:
-        return "That is slower: tune again, on a quiet machine."
-    return "The interval holds 1, so these prompts do not show a gain."
-
-
-def times(speed: Estimate) -> str:
-    if speed.low is None:
-        return f"{speed.value:.2f} times"
-    return f"{speed.value:.2f} times ({speed.low:.2f}-{speed.high:.2f})"
-
-
-def _alike(ratio: Estimate) -> bool:
-    """Whether the interval of a ratio of speeds holds 1."""
-    return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
 
 
 def with_settings(run: Run) -> str:
@@ -208,9 +162,9 @@ def with_settings(run: Run) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in numbers if value is not None)
 
 
-def _bar(run: Run, speed: Estimate, chosen: bool) -> Bar:
+def _bar(run: Run, chosen: bool) -> Bar:
     settings = with_settings(run) if _speculates(run) else "plain decoding: no draft is worth it"
-    return Bar(run.label, settings, tokens_per_second(run.traces), speed, chosen)
+    return Bar(run.label, settings, run.estimate("tokens/s").value, run.estimate(SPEEDUP), chosen)
 
 
 def _command(command: str, best: Run | None) -> str:

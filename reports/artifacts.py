@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pandas as pd
+
 from data_gen.storage.dataset import Harvest
 from decoding.trace import Trace
 from evaluation.table import Summary, by_dataset, summary, timed
@@ -43,9 +45,14 @@ class Evaluation:
         return bool(self.results.get("methods", {}).get(name, {}).get("speculates", True))
 
     @cached_property
+    def measurements(self) -> pd.DataFrame:
+        """The table of what was decoded (`evaluation.table`)."""
+        return timed(self.traces)
+
+    @cached_property
     def summary(self) -> dict[str, Summary]:
         """Every figure of every method, on all prompts and by dataset, as it is shown."""
-        parts = by_dataset(timed(self.traces))
+        parts = by_dataset(self.measurements)
         return {name: summary(rows) for name, rows in parts.items()}
 
     @property

@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from data_gen.storage.dataset import Harvest
 from decoding.models.machine import in_words
-from reports.answer import answers, times
+from evaluation.page import times
+from reports.answer import answers
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
 from reports.figure import Cell, Figure
 

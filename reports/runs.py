@@ -3,15 +3,30 @@ config says of it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pandas as pd
+
 from decoding.trace import Trace
-from evaluation.table import ALL, BASELINE, shown_as
+from evaluation.table import (
+    ALL,
+    BASELINE,
+    MODELLED,
+    RATIOS,
+    SPEEDUP,
+    over,
+    prompts,
+    ratio,
+    shown_as,
+)
+from evaluation.timeline import TABLES, Devices, modelled_seconds
 from reports.artifacts import Evaluation, Json
 from reports.figure import Missing
+from runtime.intervals import Estimate
 
 PARTS = ("engine", "structure", "verifier", "stop")
+CALLS, LENGTH, ROLLBACK = "tokens/target call", "accepted length M", "rollback RB"
 BEST_FIXED = "fixed"  # its length is the best that was tried, which evaluations need not share
 
 
@@ -38,7 +53,8 @@ class Method:
 @dataclass(frozen=True)
 class Run:
     """One method of one evaluation on one of its datasets. dataset: as it is shown (`shown_as`), or
-    `ALL` of them together; traces: of every repeat; baseline: plain decoding's."""
+    `ALL` of them together; traces: of every repeat; baseline: plain decoding's; rows, plain: of
+    both, in the table of measurements."""
 
     name: str
     method: Method
@@ -47,6 +63,29 @@ class Run:
     traces: Sequence[Trace]
     baseline: Sequence[Trace]
     evaluation: Evaluation
+    rows: pd.DataFrame = field(repr=False, compare=False)
+    plain: pd.DataFrame = field(repr=False, compare=False)
+
+    def estimate(self, name: str) -> Estimate:
+        """Return a figure of the table of measurements: a key of `RATIOS`, or `SPEEDUP`."""
+        if name == SPEEDUP:
+            return self._speed(self.rows, self.plain, "seconds")
+        return ratio(self.rows, *RATIOS[name])
+
+    def modelled_speedup(self, c: float) -> Estimate:
+        """Return the speed over plain decoding, a target forward priced at c draft forwards."""
+        devices = Devices.of_ratio(c)
+        ours, plain = (
+            rows.assign(**{MODELLED: [modelled_seconds(trace, devices) for trace in traces]})
+            for rows, traces in ((self.rows, self.traces), (self.plain, self.baseline))
+        )
+        return self._speed(ours, plain, MODELLED)
+
+    def _speed(self, ours: pd.DataFrame, plain: pd.DataFrame, seconds: str) -> Estimate:
+        if self.name == BASELINE:
+            return Estimate(1.0)
+        mine, other = (prompts(rows, "emitted", seconds) for rows in (ours, plain))
+        return over(mine, other, "emitted", seconds)
 
     @property
     def label(self) -> str:
@@ -90,6 +129,8 @@ def runs(
     found: dict[tuple[float, str, str], Run] = {}
     for evaluation in evaluations:
         for dataset in evaluation.datasets:
+            rows = evaluation.measurements
+            rows = rows[rows["dataset"] == dataset]
             for name, traces in evaluation.traces.items():
                 how = method(evaluation, name)
                 if not wanted(how):
@@ -99,7 +140,10 @@ def runs(
                     for every in (traces, evaluation.traces.get(BASELINE, ()))
                 )
                 called = shown_as(dataset)
-                run = Run(name, how, called, evaluation.temperature, ours, plain, evaluation)
+                run = Run(
+                    *(name, how, called, evaluation.temperature, ours, plain, evaluation),
+                    *(rows[rows["policy"] == policy] for policy in (name, BASELINE)),
+                )
                 key = (run.temperature, called, name)
                 if key not in found or len(run.traces) > len(found[key].traces):
                     found[key] = run
@@ -117,6 +161,8 @@ def pooled(found: Sequence[Run]) -> list[Run]:
             dataset=ALL if len(group) > 1 else group[0].dataset,
             traces=[trace for run in group for trace in run.traces],
             baseline=[trace for run in group for trace in run.baseline],
+            rows=pd.concat([run.rows for run in group]),
+            plain=pd.concat([run.plain for run in group]),
         )
         for group in groups.values()
     ]
@@ -160,6 +206,15 @@ def sweeps(
             if sum(other == kind for other, _ in values) > 1
         ]
     return found
+
+
+def ratios_of(found: Sequence[Run]) -> list[float]:
+    """Return the speed ratios that evaluations were asked to price, else the papers'; counts can be
+    priced at any."""
+    asked = {
+        c for run in found for c in run.evaluation.config.get("modelled", []) if c not in TABLES
+    }
+    return sorted(asked) or [4, 5, 10, 15]
 
 
 def extent(found: Sequence[Run]) -> str:

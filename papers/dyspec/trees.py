@@ -6,14 +6,12 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
-from evaluation.table import drafted_tokens
+from evaluation.table import SPEEDUP
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.estimates import CALLS, SPEED, speedup, tokens_per_call
 from reports.figure import Cell, Entry, Figure
 from reports.figures.times import ROUND_TIMES, step_times
-from reports.ratios import ratio
-from reports.runs import Method, Run, extent, runs, with_all, with_method
+from reports.runs import CALLS, Method, Run, extent, runs, with_all, with_method
 from reports.settings import each_setting
 from runtime.intervals import METHOD, columns
 
@@ -25,9 +23,12 @@ NODES, ACCEPTED = "nodes", "accepted tokens"
 def tree_table(evaluations: Sequence[Evaluation]) -> Figure:
     """Tokens per call of every kind of tree, by dataset and temperature."""
     each = trees(evaluations)
-    names = ["T", "dataset", "method", "nodes/round", *columns(CALLS), *columns(SPEED)]
+    names = ["T", "dataset", "method", "nodes/round", *columns(CALLS), *columns(SPEEDUP)]
     rows: list[list[Cell]] = [
-        [run.temperature, run.dataset, run.label, _nodes(run), *tokens_per_call(run), *speedup(run)]
+        [
+            *(run.temperature, run.dataset, run.label, run.estimate("drafted/round").value),
+            *(*run.estimate(CALLS), *run.estimate(SPEEDUP)),
+        ]
         for run in with_all(each)
     ]
     return Figure(
@@ -126,10 +127,6 @@ def _sizes(trace: Trace) -> int:
 
 def _adaptive(how: Method) -> bool:
     return how.structure == "DySpecLayers"
-
-
-def _nodes(run: Run) -> float:
-    return ratio(run.traces, drafted_tokens, lambda trace: len(trace.rounds)).value
 
 
 FIGURES = (

@@ -5,16 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure as Canvas
 
+from evaluation.table import SPEEDUP, divided, prompts
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.estimates import CALLS, SPEED, speedup, tokens, tokens_per_call
 from reports.figure import Cell, Entry, Figure, Missing
-from reports.ratios import compared, counted, divided
-from reports.runs import BEST_FIXED, Method, Run, extent, runs, with_all
+from reports.runs import BEST_FIXED, CALLS, Method, Run, extent, runs, with_all
 from reports.settings import each_setting
-from runtime.intervals import METHOD, Array, columns
+from runtime.intervals import METHOD, Array, bootstrap, columns
 
 RULES = {"TokenVerifier": "token", "BlockVerifier": "block"}
 UNITS = {"gamma": "gamma, tokens of a draft", "drafts": "drafts side by side"}
@@ -67,11 +67,11 @@ def _with_both(found: Sequence[Run], needed: str) -> list[Run]:
 
 def _figure(each: Sequence[Run], setting: str, **said: str) -> Figure:
     every = with_all(each)
-    names = ["T", "dataset", setting, "rule", *columns(CALLS), *columns(GAIN), *columns(SPEED)]
+    names = ["T", "dataset", setting, "rule", *columns(CALLS), *columns(GAIN), *columns(SPEEDUP)]
     rows: list[list[Cell]] = [
         [
             *(run.temperature, run.dataset, _size(run), _rule(run)),
-            *(*tokens_per_call(run), *_gain(run, every), *speedup(run)),
+            *(*run.estimate(CALLS), *_gain(run, every), *run.estimate(SPEEDUP)),
         ]
         for run in sorted(
             every, key=lambda run: (run.temperature, _size(run), _rule(run) == "block")
@@ -104,16 +104,16 @@ def _gain(run: Run, every: Sequence[Run]) -> Sequence[Cell]:
     if _rule(run) == "token":
         return None, None, None
     other = next(other for other in every if _key(other) == _key(run) and _rule(other) == "token")
-    ours, theirs = (
-        counted(r.traces, tokens, lambda trace: len(trace.rounds)) for r in (run, other)
-    )
-    return compared(ours, theirs, _difference)
+    block, token = (prompts(each.rows, "emitted", "rounds") for each in (run, other))
+    both = block.index.intersection(token.index, sort=False)
+    shared = np.hstack([block.loc[both], token.loc[both]]).astype(np.float64)
 
+    def difference(times: Array) -> Array:
+        sums = (times @ shared).T
+        gain: Array = divided(sums[0], sums[1]) - divided(sums[2], sums[3])
+        return gain
 
-def _difference(ours: Array, theirs: Array) -> Array:
-    one, other = (divided(sums[..., 0], sums[..., 1]) for sums in (ours, theirs))
-    difference: Array = one - other
-    return difference
+    return bootstrap(difference, len(shared))
 
 
 def _one_draft(how: Method) -> bool:

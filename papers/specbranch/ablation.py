@@ -5,12 +5,12 @@ from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
+from evaluation.table import SPEEDUP
 from papers.specbranch.speed import specbranch
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.estimates import SPEED, modelled_speedup, ratios_of, speedup
 from reports.figure import Cell, Entry, Figure
-from reports.runs import Run, branches, extent, pearl, pooled, with_all
+from reports.runs import Run, branches, extent, pearl, pooled, ratios_of, with_all
 from reports.settings import each_setting
 from runtime.intervals import METHOD, columns
 
@@ -18,9 +18,9 @@ from runtime.intervals import METHOD, columns
 def ablation(evaluations: Sequence[Evaluation]) -> Figure:
     """Measured speed of SpecBranch and of what is left without one of its parts."""
     found = _parts(evaluations)
-    names = ["T", "dataset", "method", *columns(SPEED)]
+    names = ["T", "dataset", "method", *columns(SPEEDUP)]
     rows: list[list[Cell]] = [
-        [run.temperature, run.dataset, part(run), *speedup(run)] for run in with_all(found)
+        [run.temperature, run.dataset, part(run), *run.estimate(SPEEDUP)] for run in with_all(found)
     ]
     return Figure(
         name="ablation-measured",
@@ -39,9 +39,9 @@ def ablation_modelled(evaluations: Sequence[Evaluation]) -> Figure:
     """The same where each model has a device of its own, all datasets together."""
     found = pooled(_parts(evaluations))
     ratios = ratios_of(found)
-    names = ["T", "method", "speed ratio c", *columns(SPEED)]
+    names = ["T", "method", "speed ratio c", *columns(SPEEDUP)]
     rows: list[list[Cell]] = [
-        [run.temperature, part(run), c, *modelled_speedup(run, c)] for run in found for c in ratios
+        [run.temperature, part(run), c, *run.modelled_speedup(c)] for run in found for c in ratios
     ]
     return Figure(
         name="ablation-modelled",
@@ -76,7 +76,7 @@ def _parts(evaluations: Sequence[Evaluation]) -> list[Run]:
 def _draw(records: Sequence[drawing.Record], x: str, kind: str, canvas: Canvas) -> None:
     for temperature, axes in drawing.by_temperature(canvas, records):
         here = [record for record in records if record["T"] == temperature]
-        drawing.bars(axes, here, x, SPEED, "method")
+        drawing.bars(axes, here, x, SPEEDUP, "method")
         axes.axhline(1, color="black", lw=0.8)
         axes.set_xlabel(x)
         axes.set_ylabel(f"speed-up, {kind}")

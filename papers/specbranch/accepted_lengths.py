@@ -12,11 +12,10 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Trace
-from evaluation.table import accepted_tokens
+from evaluation.table import ratio
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Entry, Figure, Missing
-from reports.ratios import ratio
 from reports.runs import Method, Run, extent, runs
 from reports.settings import each_setting
 from runtime.intervals import METHOD, Estimate, columns
@@ -91,13 +90,11 @@ def drafted_rounds(traces: Sequence[Trace]) -> list[Round]:
     ]
 
 
-def acceptance(traces: Sequence[Trace]) -> Estimate:
-    """a of the greatest likelihood."""
-    return ratio(traces, accepted_tokens, lambda trace: accepted_tokens(trace) + rejections(trace))
-
-
-def rejections(trace: Trace) -> int:
-    return sum(round_.rejected for round_ in trace.rounds)
+def acceptance(run: Run) -> Estimate:
+    """Return the a of the greatest likelihood."""
+    rejected = [sum(round_.rejected for round_ in trace.rounds) for trace in run.traces]
+    rows = run.rows.assign(tested=run.rows["accepted"] + rejected)
+    return ratio(rows, "accepted", "tested")
 
 
 def observed(rounds: Sequence[Round]) -> list[float]:
@@ -135,22 +132,21 @@ def _gamma(run: Run) -> int:
 
 
 def _histogram(run: Run) -> list[list[Cell]]:
-    rounds, a = drafted_rounds(run.traces), acceptance(run.traces).value
+    rounds, a = drafted_rounds(run.traces), acceptance(run).value
     return [
-        [run.dataset, run.temperature, run.label, k, *_share(run.traces, k), fit]
+        [run.dataset, run.temperature, run.label, k, *_share(run, k), fit]
         for k, fit in enumerate(fitted(rounds, a))
     ]
 
 
-def _share(traces: Sequence[Trace], k: int) -> Estimate:
-    def at_k(trace: Trace) -> int:
-        return sum(accepted == k for _, accepted in drafted_rounds([trace]))
-
-    return ratio(traces, at_k, lambda trace: len(drafted_rounds([trace])))
+def _share(run: Run, k: int) -> Estimate:
+    lengths = [[accepted for _, accepted in drafted_rounds([trace])] for trace in run.traces]
+    at_k, rounds = [each.count(k) for each in lengths], [*map(len, lengths)]
+    return ratio(run.rows.assign(at_k=at_k, drafts=rounds), "at_k", "drafts")
 
 
 def _fit_row(run: Run) -> list[Cell]:
-    rounds, a = drafted_rounds(run.traces), acceptance(run.traces)
+    rounds, a = drafted_rounds(run.traces), acceptance(run)
     mean = sum(accepted for _, accepted in rounds) / len(rounds)
     return [
         run.temperature,

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from functools import partial
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from decoding.trace import Trace
-from evaluation.table import accepted_tokens
+from evaluation.table import prompts
 from papers.specbranch.accepted_lengths import Round
 from papers.specbranch.speed import NEEDS, specbranch
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Cell, Entry, Figure, Missing
-from reports.ratios import counted
 from reports.runs import Run
 from reports.settings import each_setting
 
@@ -92,20 +92,16 @@ def choices(trace: Trace) -> list[Round]:
 def _same_prompt(found: Sequence[Run]) -> list[tuple[Run, Trace]]:
     """At the lowest temperature the median prompt by accepted draft tokens, as every method decoded
     it first."""
-    every = [
-        (run, trace)
-        for run in found
-        if run.temperature == found[0].temperature
-        for trace in run.traces
-    ]
-    prompts = counted([trace for _, trace in every], accepted_tokens)
-    median = sorted(prompts, key=lambda prompt: prompts[prompt][0])[
-        len(prompts) // 2 : len(prompts) // 2 + 1
-    ]
+    coldest = [run for run in found if run.temperature == found[0].temperature]
+    if not any(run.traces for run in coldest):
+        return []
+    accepted = prompts(pd.concat([run.rows for run in coldest]), "accepted")["accepted"]
+    median = accepted.sort_values(kind="stable").index[len(accepted) // 2]
     first: dict[str, tuple[Run, Trace]] = {}
-    for run, trace in every:
-        if (trace.dataset, trace.prompt_id) in median:
-            first.setdefault(run.name, (run, trace))
+    for run in coldest:
+        for trace in run.traces:
+            if (trace.dataset, trace.prompt_id) == median:
+                first.setdefault(run.name, (run, trace))
     return list(first.values())
 
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure as Canvas
 
 from decoding.models.machine import in_words, other_machine
+from evaluation.table import SPEEDUP, ratio_of
 from reports.artifacts import Artifacts, Evaluation, Json
 from reports.drawing import COLOURS, DASHES, Record, reach, records
-from reports.estimates import speedup
 from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
 from reports.harvest_data import Rounds, models, of_pair, rounds
-from reports.ratios import estimate
 from reports.row_means import mean
 from reports.runs import Method, Run, pooled, runs
 from runtime.intervals import METHOD, Estimate
@@ -104,16 +104,14 @@ def latency(rounds: Sequence[Rounds], cost: Json, evaluations: Sequence[Evaluati
 
 def acceptance(rounds: Sequence[Rounds]) -> Estimate:
     """a of the greatest likelihood, accepted / (accepted + rejected)."""
-    sums = {
-        (str(place), str(prompt)): [
-            part.accepted[rows].sum().item(),
-            (part.accepted < part.most)[rows].sum().item(),
-        ]
-        for place, part in enumerate(rounds)
+    sums = [
+        [part.accepted[rows].sum().item(), (part.accepted < part.most)[rows].sum().item()]
+        for part in rounds
         for prompt in part.group.unique().tolist()
         for rows in [part.group == prompt]
-    }
-    return estimate(sums, lambda found: found[..., 0] / (found[..., 0] + found[..., 1]))
+    ]
+    accepted, rejected = np.array(sums, dtype=np.float64).T
+    return ratio_of(accepted, accepted + rejected)
 
 
 def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[Cell] | None:
@@ -161,9 +159,8 @@ def _fixed(how: Method) -> bool:
 
 
 def _decoded_row(run: Run) -> list[Cell]:
-    ends = [
-        None if end is None else 1 / end for end in (speedup(run)[place] for place in (0, 2, 1))
-    ]
+    value, low, high = run.estimate(SPEEDUP)
+    ends = [None if end is None else 1 / end for end in (value, high, low)]
     return [DECODED, int(run.method.settings["stop.gamma"]), *ends]
 
 

@@ -5,13 +5,11 @@ from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
-from evaluation.table import drafted_tokens
 from papers.specbranch.speed import specbranch
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.estimates import ROLLBACK, rollback_rate
 from reports.figure import Entry, Figure, Missing
-from reports.runs import extent
+from reports.runs import ROLLBACK, extent
 from reports.settings import each_setting
 from runtime.intervals import METHOD, columns
 
@@ -20,11 +18,11 @@ COMMAND = "python scripts/evaluate.py experiment=specbranch"
 
 def rollback_rates(evaluations: Sequence[Evaluation]) -> Figure:
     """RB by method, dataset and temperature."""
-    found = [run for run in specbranch(evaluations) if any(map(drafted_tokens, run.traces))]
+    found = [run for run in specbranch(evaluations) if run.rows["drafted"].any()]
     if not found:
         raise Missing(f"needs requests in which something is drafted: {COMMAND}")
     names = ["T", "dataset", "method", *columns(ROLLBACK)]
-    rows = [[run.temperature, run.dataset, run.label, *rollback_rate(run)] for run in found]
+    rows = [[run.temperature, run.dataset, run.label, *run.estimate(ROLLBACK)] for run in found]
     return Figure(
         name="rollback-rates",
         title="Rollback rate by method and dataset",

@@ -9,22 +9,22 @@ from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
+from evaluation.table import SPEEDUP
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.estimates import (
+from reports.figure import Cell, Entry, Figure, Missing
+from reports.runs import (
     CALLS,
     LENGTH,
     ROLLBACK,
-    SPEED,
-    accepted_length,
-    modelled_speedup,
+    Run,
+    branches,
+    extent,
+    pooled,
     ratios_of,
-    rollback_rate,
-    speedup,
-    tokens_per_call,
+    sweeps,
+    with_all,
 )
-from reports.figure import Cell, Entry, Figure, Missing
-from reports.runs import Run, branches, extent, pooled, sweeps, with_all
 from reports.settings import each_setting
 from runtime.intervals import METHOD, columns
 
@@ -63,13 +63,12 @@ BRANCHES = Setting(
 def by_value(setting: Setting, evaluations: Sequence[Evaluation]) -> Figure:
     """Counts and measured speed, by dataset and all together."""
     found = _swept(evaluations, setting)
-    values = (CALLS, LENGTH, ROLLBACK, SPEED)
-    estimates = (tokens_per_call, accepted_length, rollback_rate, speedup)
+    values = (CALLS, LENGTH, ROLLBACK, SPEEDUP)
     names = ["T", "dataset", setting.name, *(name for one in values for name in columns(one))]
     rows: list[list[Cell]] = [
         [
             *(run.temperature, run.dataset, run.method.settings[setting.key]),
-            *(x for estimate in estimates for x in estimate(run)),
+            *(x for name in values for x in run.estimate(name)),
         ]
         for run in with_all(found)
     ]
@@ -98,9 +97,9 @@ def by_value_modelled(setting: Setting, evaluations: Sequence[Evaluation]) -> Fi
     """Speed where each model has a device of its own, all datasets together."""
     found = pooled(_swept(evaluations, setting))
     ratios = ratios_of(found)
-    names = ["T", setting.name, "speed ratio", *columns(SPEED)]
+    names = ["T", setting.name, "speed ratio", *columns(SPEEDUP)]
     rows: list[list[Cell]] = [
-        [run.temperature, run.method.settings[setting.key], f"c = {c:g}", *modelled_speedup(run, c)]
+        [run.temperature, run.method.settings[setting.key], f"c = {c:g}", *run.modelled_speedup(c)]
         for c in ratios
         for run in found
     ]
@@ -120,7 +119,7 @@ def by_value_modelled(setting: Setting, evaluations: Sequence[Evaluation]) -> Fi
 def _draw_modelled(records: Sequence[drawing.Record], setting: str, canvas: Canvas) -> None:
     for temperature, axes in drawing.by_temperature(canvas, records, drawing.PANEL):
         here = [record for record in records if record["T"] == temperature]
-        drawing.lines(axes, here, setting, SPEED, "speed ratio")
+        drawing.lines(axes, here, setting, SPEEDUP, "speed ratio")
         axes.set_ylabel("speed-up, modelled")
     drawing.legend(canvas, canvas.axes[0])
 

@@ -5,11 +5,11 @@ from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
+from evaluation.table import SPEEDUP
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.estimates import CALLS, SPEED, speedup, tokens_per_call
 from reports.figure import Cell, Entry, Figure
-from reports.runs import Method, Run, extent, runs, with_all, with_method
+from reports.runs import CALLS, Method, Run, extent, runs, with_all, with_method
 from reports.settings import each_setting
 from runtime.intervals import METHOD, columns
 
@@ -20,11 +20,11 @@ NEEDS = "needs binary trees under several rules: python scripts/evaluate.py expe
 def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:
     """Tokens per target call, by depth and temperature."""
     each = runs(with_method(evaluations, _binary, NEEDS), _binary)
-    names = ["T", "dataset", "rule", "depth", *columns(CALLS), *columns(SPEED)]
+    names = ["T", "dataset", "rule", "depth", *columns(CALLS), *columns(SPEEDUP)]
     rows: list[list[Cell]] = [
         [
             *(run.temperature, run.dataset, RULES[run.method.verifier], _depth(run)),
-            *(*tokens_per_call(run), *speedup(run)),
+            *(*run.estimate(CALLS), *run.estimate(SPEEDUP)),
         ]
         for run in with_all(each)
     ]

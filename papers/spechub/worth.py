@@ -11,11 +11,11 @@ from torch import Tensor
 
 from data_gen.storage.dataset import Harvest
 from data_gen.verdicts import NEGLIGIBLE
+from evaluation.table import divided
 from predictors.base import Records
 from reports.artifacts import Artifacts
 from reports.figure import Builder, Cell, Entry, Figure, Missing
 from reports.harvest_data import by_pair, distributions, of_each
-from reports.ratios import divided
 from runtime.errors import TooFewRows
 from runtime.intervals import METHOD, Array, bootstrap, columns
 

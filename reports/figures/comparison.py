@@ -6,27 +6,15 @@ from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
-from evaluation.table import ALL, BASELINE, drafted_tokens, tokens_per_second
+from evaluation.table import ALL, BASELINE, SPEEDUP
 from evaluation.timeline import TABLES
 from reports import drawing
-from reports.estimates import (
-    CALLS,
-    LENGTH,
-    ROLLBACK,
-    SPEED,
-    accepted_length,
-    modelled_speedup,
-    ratios_of,
-    rollback_rate,
-    speedup,
-    tokens_per_call,
-)
 from reports.figure import Cell, Figure
-from reports.ratios import ratio
-from reports.runs import Run, extent, with_all
+from reports.runs import CALLS, LENGTH, ROLLBACK, Run, extent, ratios_of, with_all
 from runtime.intervals import METHOD, columns
 
 DRAFTED = "drafted/round"
+NONE = (None, None, None)
 MEASURED = (
     "Wall time of whole requests, prefill included, over that of plain decoding in the same run. A"
     " speed-up whose interval holds 1 is none."
@@ -40,7 +28,7 @@ MODELLED = (
 
 def measured(name: str, title: str, source: str, found: Sequence[Run]) -> Figure:
     """Every method on every dataset, drawn with datasets apart."""
-    estimated = (SPEED, CALLS, LENGTH, ROLLBACK)
+    estimated = (SPEEDUP, CALLS, LENGTH, ROLLBACK)
     names = ["T", "dataset", "method", DRAFTED, "tokens/s"]
     names += [column for value in estimated for column in columns(value)]
     rows = [_measured_row(run) for run in with_all(found)]
@@ -67,7 +55,7 @@ def _draw_measured(every: Sequence[drawing.Record], canvas: Canvas) -> None:
     panels = drawing.panels(canvas, datasets, size=(4.4, 1.2 + 0.3 * len(methods)))
     for dataset, axes in zip(datasets, panels, strict=True):
         here = [record for record in records if record["dataset"] == dataset]
-        drawing.dots(axes, here, SPEED, "method", "distribution")
+        drawing.dots(axes, here, SPEEDUP, "method", "distribution")
         axes.axvline(1, color="black", lw=0.8)
         axes.set_xlabel("speed-up, measured")
     drawing.legend(canvas, panels[0])
@@ -81,7 +69,7 @@ def modelled(name: str, title: str, source: str, found: Sequence[Run]) -> Figure
     rows: list[list[Cell]] = [
         [
             *(run.temperature, run.dataset, run.label),
-            *(x for c in ratios for x in modelled_speedup(run, c)),
+            *(x for c in ratios for x in run.modelled_speedup(c)),
             *_stored(run, tables),
         ]
         for run in with_all(found)
@@ -111,7 +99,7 @@ def _draw_modelled(
     panels = drawing.panels(canvas, drawing.titles(points), size=(4.4, 3.6))
     for temperature, axes in zip(drawing.distinct(points, "T"), panels, strict=True):
         here = [point for point in points if point["T"] == temperature]
-        drawing.lines(axes, here, "c", SPEED, "method")
+        drawing.lines(axes, here, "c", SPEEDUP, "method")
         axes.axhline(1, color="black", lw=0.8)
         axes.set_xlabel("speed ratio c: draft forwards per target forward")
         axes.set_ylabel("speed-up, modelled")
@@ -119,26 +107,26 @@ def _draw_modelled(
 
 
 def of_ratio(c: float) -> str:
-    return f"{SPEED}, c = {c:g}"
+    return f"{SPEEDUP}, c = {c:g}"
 
 
 def _measured_row(run: Run) -> list[Cell]:
-    drafts = any(map(drafted_tokens, run.traces))
-    of_draft = [*accepted_length(run), *rollback_rate(run)] if drafts else [None] * 6
-    drafted = ratio(run.traces, drafted_tokens, lambda trace: len(trace.rounds)).value
-    head = [run.temperature, run.dataset, run.label, drafted]
-    return [*head, tokens_per_second(run.traces), *speedup(run), *tokens_per_call(run), *of_draft]
+    row: list[Cell] = [run.temperature, run.dataset, run.label]
+    row += [run.estimate(name).value for name in (DRAFTED, "tokens/s")]
+    row += [*run.estimate(SPEEDUP), *run.estimate(CALLS)]
+    drafts = run.rows["drafted"].any()
+    return [*row, *(x for n in (LENGTH, ROLLBACK) for x in (run.estimate(n) if drafts else NONE))]
 
 
 def _at_ratio(record: drawing.Record, c: float) -> drawing.Record:
     """A point of a drawing over c."""
-    estimate = zip(columns(SPEED), columns(of_ratio(c)), strict=True)
+    estimate = zip(columns(SPEEDUP), columns(of_ratio(c)), strict=True)
     return {**record, "c": c, **{short: record[name] for short, name in estimate}}
 
 
 def _tables(found: Sequence[Run]) -> dict[str, str]:
     """Column names of the cost tables that are no ratios, and the tables' own."""
-    said = {"measured": f"{SPEED}, forwards as measured", "pipeline": f"{SPEED}, split target"}
+    said = {"measured": f"{SPEEDUP}, forwards as measured", "pipeline": f"{SPEEDUP}, split target"}
     return {
         said[table]: table
         for table in TABLES
@@ -152,4 +140,4 @@ def _stored(run: Run, tables: dict[str, str]) -> list[Cell]:
     whole = len(run.traces) == len(run.evaluation.traces[run.name])
     summary = run.evaluation.results.get("summary", {ALL: {}})[ALL] if whole else {}
     priced = summary.get(run.name, {})
-    return [priced.get(f"{SPEED}, {table}", [None])[0] for table in tables.values()]
+    return [priced.get(f"{SPEEDUP}, {table}", [None])[0] for table in tables.values()]

@@ -1,16 +1,15 @@
 """Energy per token by method, where the machine that decoded counts it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
+import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from decoding.trace import Trace
-from evaluation.table import BASELINE
+from evaluation.table import compare, ratio
 from reports.artifacts import Artifacts, Evaluation
 from reports.drawing import Record, bars, legend, panels, records
 from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
-from reports.ratios import compared, counted, divided, ratio
 from runtime.intervals import METHOD
 from runtime.intervals import columns as estimate_columns
 
@@ -37,12 +36,9 @@ def energy(evaluation: Evaluation) -> Figure:
         "power (W)",
     ]
     rows = [
-        _row(
-            name, dataset, of_dataset(found, dataset), of_dataset(traces.get(BASELINE, ()), dataset)
-        )
+        row
         for dataset in evaluation.datasets
-        for name, found in traces.items()
-        if of_dataset(found, dataset)
+        for row in _rows(dataset, evaluation.measurements.query("dataset == @dataset"))
     ]
     requests = max(len(found) for found in traces.values())
     return Figure(
@@ -64,28 +60,11 @@ def _reason(evaluation: Evaluation) -> str:
     return str(evaluation.results["run"].get("energy", "decode again: python scripts/evaluate.py"))
 
 
-def of_dataset(traces: Sequence[Trace], dataset: str) -> list[Trace]:
-    return [trace for trace in traces if trace.dataset == dataset]
-
-
-def _row(name: str, dataset: str, traces: Sequence[Trace], plain: Sequence[Trace]) -> list[Cell]:
-    ours, theirs = (counted(found, _joules, _tokens) for found in (traces, plain))
-    shared = set(ours) & set(theirs)
-    share: Sequence[Cell] = [None] * 3
-    if shared:
-        share = compared(
-            ours, theirs, lambda a, b: divided(a[..., 0] * b[..., 1], a[..., 1] * b[..., 0])
-        )
-    power = sum(map(_joules, traces)) / sum(trace.seconds for trace in traces)
-    return [dataset, name, *ratio(traces, _joules, _tokens), *share, power]
-
-
-def _joules(trace: Trace) -> float:
-    return trace.joules or 0.0
-
-
-def _tokens(trace: Trace) -> int:
-    return len(trace.tokens)
+def _rows(dataset: str, measurements: pd.DataFrame) -> Iterator[list[Cell]]:
+    shares = compare(measurements, above="joules", below="emitted")
+    for name, rows in measurements.groupby("policy", sort=False):
+        energy_per_token, power = (ratio(rows, "joules", of) for of in ("emitted", "seconds"))
+        yield [dataset, str(name), *energy_per_token, *shares[str(name)], power.value]
 
 
 def _draw(found: Sequence[Record], canvas: Canvas) -> None:

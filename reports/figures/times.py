@@ -7,11 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import STAGES
-from evaluation.table import SHARES, timed
-from evaluation.table import ratio as of_table
+from evaluation.table import SHARES, ratio
 from reports import drawing
 from reports.figure import Cell, Figure
-from reports.ratios import ratio
 from reports.runs import Run, extent, pooled
 from runtime.intervals import METHOD, columns
 
@@ -52,11 +50,9 @@ def _draw(records: Sequence[drawing.Record], canvas: Canvas) -> None:
 
 
 def _row(run: Run) -> list[Cell]:
-    whole = ratio(
-        run.traces, lambda trace: 1000 * trace.decode_seconds, lambda trace: len(trace.rounds)
-    )
-    rows = timed({run.name: run.traces})
-    shares = {stage: of_table(rows, *SHARES[stage]).value for stage in STAGES}
+    rows = run.rows.assign(ms=1000 * run.rows["decode_seconds"])
+    whole = ratio(rows, "ms", "rounds")
+    shares = {stage: ratio(rows, *SHARES[stage]).value for stage in STAGES}
     return [run.temperature, run.label, *whole, *(shares[stage] * whole.value for stage in STAGES)]
 
 

@@ -130,7 +130,7 @@ def test_sensitivity_to_epsilon_and_branches() -> None:
     by_eps = swept(eps_20=specbranch(eps=0.2), eps_50=specbranch(eps=0.5))
     figure = epsilon(by_eps)
     assert figure.column("epsilon") == [0.2, 0.5]
-    assert figure.column("rollback rate RB") == [3 / 8, 3 / 8]
+    assert figure.column("rollback RB") == [3 / 8, 3 / 8]
     assert figure.column("tokens/target call") == [2, 2]
     assert (figure.kind, epsilon_modelled(by_eps).kind) == ("measured", "modelled")
     assert epsilon_modelled(by_eps).column("speed ratio") == ["c = 2", "c = 2"]
@@ -184,12 +184,12 @@ def test_they_draw(tmp_path: Path) -> None:
     written = [path for figure in figures for path in save(figure, tmp_path)]
     assert len(set(written)) == 16 and all(path.stat().st_size for path in written)
     assert [labels(figure) for figure in figures] == [
-        {("dataset", "rollback rate RB")},
+        {("dataset", "rollback RB")},
         {("dataset", "speed-up, measured")},
         {("speed ratio c", "speed-up, modelled")},
         {("round (target call)", "draft tokens")},
-        {("epsilon", "rollback rate RB"), ("epsilon", "tokens/target call")},
+        {("epsilon", "rollback RB"), ("epsilon", "tokens/target call")},
         {("epsilon", "speed-up, modelled")},
-        {("branches", "rollback rate RB"), ("branches", "tokens/target call")},
+        {("branches", "rollback RB"), ("branches", "tokens/target call")},
         {("branches", "speed-up, modelled")},
     ]

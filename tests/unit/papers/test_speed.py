@@ -4,17 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.table import SPEEDUP
 from papers.specbranch.speed import specbranch_modelled, specbranch_speed
 from papers.specdecpp.speed import specdecpp_modelled, specdecpp_speed
-from reports.estimates import (
-    accepted_length,
-    modelled_speedup,
-    rollback_rate,
-    speedup,
-    tokens_per_call,
-)
 from reports.figure import Missing, save
-from reports.runs import runs
+from reports.runs import CALLS, LENGTH, ROLLBACK, runs
 from tests.helpers.evaluation.evaluations import (
     chain,
     evaluation,
@@ -60,15 +54,15 @@ def row_of(figure, method: str) -> dict:
 
 def test_estimates_of_a_run() -> None:
     run = next(run for run in runs(compared()) if run.name == "without_branch")
-    assert speedup(run) == (2, 4 / 3, 4), (
+    assert run.estimate(SPEEDUP) == (2, 4 / 3, 4), (
         "8 tokens in 4 s over 8 in 8; prompt b alone 4/3, prompt a alone 4"
     )
-    assert tokens_per_call(run) == (pytest.approx(8 / 3), 2, 4)
-    assert accepted_length(run).value == pytest.approx(5 / 3), "5 tokens in 3 rounds"
-    assert rollback_rate(run) == (pytest.approx(2 / 7), 0, 0.5)
+    assert run.estimate(CALLS) == (pytest.approx(8 / 3), 2, 4)
+    assert run.estimate(LENGTH).value == pytest.approx(5 / 3), "5 tokens in 3 rounds"
+    assert run.estimate(ROLLBACK) == (pytest.approx(2 / 7), 0, 0.5)
     # c = 2, draft forwards 7, target calls 3: 13 for 8 tokens, plain decoding 16
-    assert modelled_speedup(run, 2.0).value == pytest.approx(16 / 13)
-    assert modelled_speedup(run, 2.0)[1:] == (pytest.approx(8 / 8), pytest.approx(8 / 5))
+    assert run.modelled_speedup(2.0).value == pytest.approx(16 / 13)
+    assert run.modelled_speedup(2.0)[1:] == (pytest.approx(8 / 8), pytest.approx(8 / 5))
 
 
 def test_the_measured_table() -> None:
@@ -80,13 +74,13 @@ def test_the_measured_table() -> None:
         and ours["speed-up"] == 2
         and ours["speed-up high"] == 4
     )
-    assert ours["rollback rate RB"] == pytest.approx(2 / 7)
+    assert ours["rollback RB"] == pytest.approx(2 / 7)
     assert (
         plainly["speed-up"] == 1
         and plainly["speed-up low"] is None
         and plainly["accepted length M"] is None
     )
-    assert row_of(figure, "specbranch")["rollback rate RB"] == pytest.approx(4 / 7), (
+    assert row_of(figure, "specbranch")["rollback RB"] == pytest.approx(4 / 7), (
         "as the engine has counted"
     )
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 13 rounds")

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from reports.answer import answers, times
+from evaluation.page import CHOSEN_HERE, times
+from evaluation.table import SPEEDUP, compare
+from reports.answer import answers
 from reports.artifacts import Artifacts, Checkpoint, Evaluation
 from reports.settings import SIMULATED
 from runtime.intervals import Estimate
@@ -57,15 +59,25 @@ def tuned(advice: str, **changes: Any) -> dict[str, Any]:
 
 def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
     (answer,) = answers(Artifacts([decoded()]))
-    assert answer.use.startswith("Use quick (threshold 0.3): 2.00 times (2.00-2.00) as fast")
-    assert "made on the prompts it is judged on" in answer.why
+    assert answer.use.startswith("Use quick at 0.30: 2.00 times (2.00 to 2.00) plain")
+    assert "4 prompts" in answer.why and answer.why.endswith(f"{CHOSEN_HERE}.")
     assert [(bar.method, bar.settings, bar.chosen) for bar in answer.bars] == [
         ("quick", "threshold 0.3", True),
         ("slow", "gamma 3", False),
     ]
     assert [bar.speed.value for bar in answer.bars] == pytest.approx([2.0, 0.5])
     assert answer.command == "python scripts/evaluate.py pair=toy 'methods=[quick]'"
-    assert answer.lossless == ["outputs are equal"] and "4 prompts" in answer.basis
+    assert answer.lossless == ["outputs are equal"] and answer.datasets == "toy"
+
+
+def test_bars_and_answer_say_the_number_of_the_table() -> None:
+    found = decoded()
+    (answer,) = answers(Artifacts([found]))
+    table, compared = found.summary["all"], compare(found.measurements)
+    for bar in answer.bars:
+        assert bar.speed == table[bar.method][SPEEDUP] == compared[bar.method]
+        assert bar.tokens_per_second == table[bar.method]["tokens/s"].value
+    assert times(answer.bars[0].speed) in answer.use
 
 
 def test_it_says_that_a_draft_is_simulated() -> None:
@@ -97,7 +109,7 @@ def test_tuning_on_other_prompts_decides() -> None:
     found = decoded()
     found.results["run"]["devices"] = SIDES
     (answer,) = answers(Artifacts([found], thresholds=[tuned("slow")]))
-    assert answer.use.startswith("Use slow (gamma 3): 0.50 times") and "slower" in answer.use
+    assert answer.use.startswith("Use slow at 3: 0.50 times") and "slower" in answer.use
     assert "data/toy (runs/thresholds.json)" in answer.why
     (answer,) = answers(Artifacts([found], thresholds=[tuned("do not speculate")]))
     assert answer.use.startswith("Use plain decoding") and "do not speculate" in answer.why
@@ -124,7 +136,7 @@ def test_what_is_not_told_apart_is_named() -> None:
     seconds = dict(zip(PROMPTS, (0.4, 0.6, 0.45, 0.55), strict=True))
     found.traces["slow"][:] = [trace([chain(3, 3)], seconds[p], p) for p in PROMPTS]  # type: ignore[index]
     (answer,) = answers(Artifacts([found]))
-    assert "Not told apart from it on these prompts: " in answer.use
+    assert "Not told apart from it: " in answer.use
 
 
 def test_each_temperature_has_an_answer_from_its_largest_evaluation() -> None:
@@ -151,4 +163,4 @@ def test_calibration_is_that_of_the_checkpoints_decoded_with() -> None:
 
 def test_an_estimate_in_words() -> None:
     assert times(Estimate(1.5)) == "1.50 times"
-    assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25-1.75)"
+    assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25 to 1.75)"

@@ -2,9 +2,19 @@
 
 import pytest
 
+from evaluation.table import SPEEDUP
 from reports.figure import Missing
-from reports.ratios import compared, counted, divided, estimate, ratio
-from reports.runs import extent, method, pooled, runs, sweeps, with_all, with_method
+from reports.runs import (
+    CALLS,
+    ROLLBACK,
+    extent,
+    method,
+    pooled,
+    runs,
+    sweeps,
+    with_all,
+    with_method,
+)
 from runtime.intervals import Estimate
 from tests.helpers.evaluation.evaluations import chain, evaluation, plain, trace
 from tests.helpers.evaluation.evaluations import method as made
@@ -107,26 +117,18 @@ def test_missing_says_what_is_needed() -> None:
         with_method([found], lambda how: how.stop == "Never", "needs it")
 
 
-def test_intervals_draw_prompts() -> None:
-    """Two prompts, drawn twice: ratios 1/4, 3/4 or, of both, 2/4."""
-    traces = [trace([chain(4, 1)], prompt="a"), trace([chain(4, 3)], prompt="b")]
-    found = ratio(traces, lambda t: t.rounds[0].accepted, lambda t: len(t.rounds[0].draft_tokens))
-    assert found == Estimate(0.5, 0.25, 0.75)
-    repeated = ratio(
-        [*traces, *traces], lambda t: t.rounds[0].accepted, lambda t: len(t.rounds[0].draft_tokens)
+def test_a_run_says_what_the_table_says() -> None:
+    """A figure of one run is that of the evaluation's table, the interval too."""
+    found = evaluation(
+        {"fixed": FIXED},
+        {
+            "autoregressive": [plain(2, 2.0, prompt) for prompt in "abab"],
+            "fixed": [trace([chain(4, 3 if prompt == "a" else 1)], 1.0, prompt) for prompt in "ab"],
+        },
     )
-    assert repeated == found, "repeats of a prompt are no more prompts"
-    assert ratio(traces[:1], lambda t: 1, lambda t: 2) == Estimate(0.5, None, None)
-    assert ratio(traces, lambda t: 1, lambda t: 0).value == 0
-
-
-def test_what_is_compared_is_paired() -> None:
-    """The second is twice the first on every prompt, so that their quotient is known."""
-    ours = {("x", "a"): [1.0], ("x", "b"): [3.0], ("x", "only ours"): [9.0]}
-    theirs = {("x", "a"): [2.0], ("x", "b"): [6.0]}
-    found = compared(ours, theirs, lambda one, other: divided(one[..., 0], other[..., 0]))
-    assert found == Estimate(0.5, 0.5, 0.5)
-    assert counted([trace([chain(1, 1)], prompt="a")] * 2, lambda t: 2, lambda t: 3) == {
-        ("toy", "a"): [4, 6]
-    }
-    assert estimate({("x", "a"): [3.0]}, lambda sums: sums[..., 0]) == Estimate(3.0)
+    table = found.summary["all"]
+    for run in pooled(runs([found])):
+        for name in (SPEEDUP, CALLS, ROLLBACK, "acceptance", "tokens/s"):
+            if name in table[run.name]:
+                assert run.estimate(name) == table[run.name][name], name
+    assert run.estimate("acceptance") == Estimate(0.5, 0.25, 0.75)
