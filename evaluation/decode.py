@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 from tqdm import tqdm
@@ -19,6 +19,7 @@ from evaluation.journal import Journal
 WARM_UP_TOKENS = 12
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Decodes a request. Two attributes are optional: `records_drafts` is False where traces do not
     say what was drafted; `make_ready(prompts, max_new_tokens)` is called before anything is timed

@@ -68,8 +68,8 @@ def configured(cfg: DictConfig, name: str, changes: Mapping[str, Any] | None = N
 
 
 def engine(method: Method, pair: ModelPair) -> Engine:
-    built: Engine = instantiate(method.settings.engine)(pair=pair, eos_ids=frozenset(pair.eos_ids))
-    if not hasattr(built, "decode"):
+    built = instantiate(method.settings.engine)(pair=pair, eos_ids=frozenset(pair.eos_ids))
+    if not isinstance(built, Engine):
         raise UserError(
             f"method.{method.name}.engine: expected something that can `decode`, got"
             f" {type(built).__name__}. Choose another engine"
@@ -130,9 +130,6 @@ def set_keys(overrides: Iterable[str]) -> list[str]:
 def is_given(key: str, overrides: Iterable[str]) -> bool:
     """Whether the command line sets `key`, or something that holds it."""
     return any(key == other or key.startswith(f"{other}.") for other in set_keys(overrides))
-
-
-# What is settled before methods are compared ------------------------------------------------------
 
 
 # Tuned thresholds ---------------------------------------------------------------------------------

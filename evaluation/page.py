@@ -60,16 +60,21 @@ def answer(
             else " The interval holds 1, so these prompts do not show a gain."
         )
     others = compare(measurements, best)
-    rest = [name for name in drafts if name != best and others[name].low is not None]
+    rest = {name: others[name] for name in drafts if name != best}
+    return [" ".join([first, *beside(rest)]), basis(measurements, how_chosen)]
+
+
+def beside(speeds: Mapping[str, Estimate]) -> list[str]:
+    """Return how other policies do beside the one to use, in sentences. speeds: theirs over its."""
+    known = {name: speed for name, speed in speeds.items() if speed.low is not None}
     groups = {
-        "Not told apart from it": [name for name in rest if alike(others[name])],
-        "Slower than it": [name for name in rest if upper(others[name]) < 1],
+        "Not told apart from it": [name for name, speed in known.items() if alike(speed)],
+        "Slower than it": [name for name, speed in known.items() if upper(speed) < 1],
         "Faster here, though not where it was chosen": [
-            name for name in rest if lower(others[name]) > 1
+            name for name, speed in known.items() if lower(speed) > 1
         ],
     }
-    said = [f"{words}: {', '.join(names)}." for words, names in groups.items() if names]
-    return [" ".join([first, *said]), basis(measurements, how_chosen)]
+    return [f"{words}: {', '.join(names)}." for words, names in groups.items() if names]
 
 
 def chosen(

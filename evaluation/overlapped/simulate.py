@@ -16,7 +16,7 @@ from data_gen.storage.dataset import Harvest
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.maps import FILE
-from decoding.stopping.base import setting_of
+from decoding.stopping.base import TunableRule, setting_of
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.overlapped.walk import BranchRecords, is_serial, refuse_short, settings_of, traces
 from evaluation.page import simulated as simulated_draft
@@ -74,7 +74,7 @@ class Simulated:
     @property
     def value(self) -> float | None:
         """Of the setting that is swept; None where it has none."""
-        return setting_of(self.stop) if hasattr(self.stop, "setting") else None
+        return setting_of(self.stop) if isinstance(self.stop, TunableRule) else None
 
     def grid(self, points: int, gamma: int) -> Sequence[float | None]:
         return list(self.stop.grid(points, gamma)) if self.value is not None else [None]
@@ -156,7 +156,7 @@ def simulated(cfg: DictConfig, name: str) -> Simulated:
     parts = getattr(made, "keywords", {})
     serial = is_serial(getattr(made, "func", made), parts, key)
     found = Simulated(name, parts["stop"], serial, parts, gamma_of(cfg, name))
-    if serial and not hasattr(found.stop, "policy"):
+    if serial and not isinstance(found.stop, TunableRule):
         raise UserError(
             f"{key}.stop: expected a rule that can be replayed, got {type(found.stop).__name__}."
             " Give one that has a `policy`"
@@ -183,7 +183,7 @@ def configured(cfg: DictConfig, name: str) -> DictConfig:
 
 
 def tables(cfg: DictConfig, harvest: Harvest, methods: Sequence[Simulated]) -> RolloutTable:
-    asked = [method.stop for method in methods if hasattr(method.stop, "predictions")]
+    asked = [method.stop for method in methods if isinstance(method.stop, TunableRule)]
     table = read_table(harvest, "all", [BranchRecords(), *asked], cfg.pair)
     refuse_short(table, max(method.gamma for method in methods))
     return table

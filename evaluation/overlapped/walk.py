@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from hydra.utils import get_object
 from numpy.typing import NDArray
 from torch import Tensor
 
 from decoding.engines.branching import classes_of, tokens_after_candidate
 from decoding.engines.fit import check_overlap_fit
+from decoding.engines.overlapped import OverlappedEngine
+from decoding.engines.serial import SerialEngine
 from decoding.sampling import top_tokens
 from decoding.stopping.policy import ALL, NONE, SOME
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
-from evaluation.replay.candidates import REPLAYED
+from evaluation.replay.candidates import REPLAYED, target
 from predictors.base import Records
 from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
@@ -103,18 +104,17 @@ def settings_of(parts: Mapping[str, Any]) -> Overlapped:
 
 
 def is_serial(engine: Any, parts: Mapping[str, Any], key: str) -> bool:
-    """Whether drafts and target calls take turns. Raises UserError for what is neither replayed in
-    turn nor side by side."""
-    if engine is not get_object(REPLAYED["engine"]):
-        if not hasattr(engine, "pre_verify"):
-            raise UserError(
-                f"{key}.engine: expected serial, overlapped or pearl, got"
-                f" {getattr(engine, '__name__', engine)}. Name"
-                " another method"
-            )
+    """Return whether drafts and target calls take turns. Raises UserError for what is neither
+    replayed in turn nor side by side."""
+    if engine is OverlappedEngine:
         return False
+    if engine is not SerialEngine:
+        raise UserError(
+            f"{key}.engine: expected serial, overlapped or pearl, got"
+            f" {getattr(engine, '__name__', engine)}. Name another method"
+        )
     for part in ("structure", "verifier"):
-        if type(parts[part]) is not get_object(REPLAYED[part]):
+        if target(type(parts[part])) != REPLAYED[part]:
             raise UserError(
                 f"{part}: expected {REPLAYED[part]} in {key}, got {type(parts[part]).__name__}."
                 " Leave it as it is"

@@ -38,14 +38,15 @@ def engine(
     return SerialEngine(pair, chain, stop or Never(), verifier, warp, draft_warp, eos_ids)
 
 
-def _target(part: type) -> str:
+def target(part: type) -> str:
+    """Return a class as a config names it."""
     return f"{part.__module__}.{part.__qualname__}"
 
 
 REPLAYED = {
-    "engine": _target(SerialEngine),
-    "structure": _target(Chain),
-    "verifier": _target(TokenVerifier),
+    "engine": target(SerialEngine),
+    "structure": target(Chain),
+    "verifier": target(TokenVerifier),
 }
 """What a method is made of, as configs name it, where replay says what it counts."""
 

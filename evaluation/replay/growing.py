@@ -4,7 +4,7 @@ The rate is what decoding reaches with the drafts that are worth it: a fixed poi
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -22,6 +22,7 @@ FACTORS = [1.2**power for power in range(-6, 7)]
 """Of the rate, tried where it is tuned after all."""
 
 
+@runtime_checkable
 class GrowsByWorth(Protocol):
     """A structure that can be replayed. columns: of a harvest's round records, that `predictions`
     reads; budget: most nodes of a draft."""

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from data_gen.storage.dataset import Harvest
 from decoding.cost import CostTable
 from decoding.stopping.base import TunableRule
+from evaluation.page import beside, times
 from evaluation.replay import thresholds
 from evaluation.replay.candidates import (
     candidates_of,
@@ -45,7 +46,7 @@ from evaluation.replay.tuning import (
 from evaluation.table import markdown
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_name, refuse_foreign_file
-from runtime.intervals import METHOD
+from runtime.intervals import METHOD, Estimate
 
 MARK = "python scripts/tune.py"  # in what it writes
 MEASURED = ("measure", "measured")  # costs of this machine
@@ -113,8 +114,8 @@ def command() -> str:
 
 def tunable(cfg: DictConfig, name: str) -> TunableRule:
     """The rule of that name. Raises UserError for one that has no replay policy."""
-    stop: TunableRule = instantiate(cfg.rules[name])
-    if not hasattr(stop, "policy"):
+    stop = instantiate(cfg.rules[name])
+    if not isinstance(stop, TunableRule):
         raise UserError(
             f"rules.{name}: expected a rule that can be replayed, got {type(stop).__name__}. Give"
             " one that has a `policy`"
@@ -135,10 +136,10 @@ def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
             )
     if settings.pop("cost", None):
         settings["cost"] = {"_target_": "decoding.cost.cost_table", "draft": 1, "target": 1}
-    structure: GrowsByWorth = instantiate(
+    structure = instantiate(
         DictConfig({"structures": {name: settings}}).structures[name]  # errors name the key
     )
-    if not hasattr(structure, "worth"):
+    if not isinstance(structure, GrowsByWorth):
         raise UserError(
             f"structures.{name}: expected a structure that can be replayed, got"
             f" {type(structure).__name__}. Give one that says what a draw is `worth`"
@@ -270,19 +271,16 @@ def answer(facts: Mapping[str, Any]) -> str:
         first = "Use plain decoding: no rule pays beyond the noise at these costs."
         if choices:
             top = next(iter(choices.values()))
-            first += f" The best, {at(top)}, is at {times(top.speedup, top.interval)}."
+            first += f" The best, {at(top)}, is at {times(estimate(top.speedup, top.interval))}."
     else:
-        first = f"Use {at(best)}: {times(best.speedup, best.interval)} plain decoding, modelled."
-        others = {c.rule: c.gain_interval for c in choices.values() if c.other == best.rule}
-        groups = {
-            "Not told apart from it": [n for n, (low, high) in others.items() if low <= 1 <= high],
-            "Slower than it": [name for name, (_, high) in others.items() if high < 1],
-            "Faster here, though not where it was chosen": [
-                name for name, (low, _) in others.items() if low > 1
-            ],
+        speed = times(estimate(best.speedup, best.interval))
+        others = {
+            choice.rule: estimate(choice.gain, choice.gain_interval)
+            for choice in choices.values()
+            if choice.other == best.rule
         }
-        for words, names in groups.items():
-            first += f" {words}: {', '.join(names)}." if names else ""
+        words = [f"Use {at(best)}: {speed} plain decoding, modelled.", *beside(others)]
+        first = " ".join(words)
     return (
         f"{first}\nThreshold chosen on {facts['chosen_on']} prompts of {facts['data']['folder']},"
         f" speed of {facts['judged_on']} prompts ({METHOD}), costs {facts['cost']}; a rule that"
@@ -294,10 +292,9 @@ def at(choice: Choice) -> str:
     return f"{choice.rule} at {choice.threshold:.3g}"
 
 
-def times(speedup: float, interval: Sequence[float]) -> str:
-    low, high = interval
-    known = not (math.isnan(low) or math.isnan(high))
-    return f"{speedup:.2f} times" + (f" ({low:.2f} to {high:.2f})" if known else "")
+def estimate(value: float, interval: tuple[float, float]) -> Estimate:
+    """Return a value with its interval, none where that is NaN."""
+    return Estimate(value) if any(map(math.isnan, interval)) else Estimate(value, *interval)
 
 
 def short(facts: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ def test_replay_is_decode(arguments: list[str], capsys: pytest.CaptureFixture[st
     found = json.loads(Path("runs/check.json").read_text())["rules"]
     assert {name.split()[0] for name in found} == set(RULES)
     rows = found["fixed 4"]
-    assert [row["equal"] for row in rows] == [True] * 4 and rows[0]["decoded"]["tokens"] > 0
+    assert [row["equal"] for row in rows] == [True] * 4 and rows[0]["decoded"]["emitted"] > 0
 
 
 @pytest.mark.parametrize(
