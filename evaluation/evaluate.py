@@ -311,7 +311,7 @@ def answer(
     drafting = [name for name, method in methods.items() if method.speculates]
     if advice is None:
         return page.answer(measurements, labels, drafting)
-    how = f"chosen by tuning on other prompts ({advice['file']})"
+    how = f"Chosen by tuning on other prompts ({advice['file']})"
     return page.answer(measurements, labels, drafting, advice["rule"], how)
 
 

@@ -123,7 +123,7 @@ def evidence(
         for fact in broken_invariants(trace, max_new_tokens, frozenset(pair.eos_ids))
     }
     state = "; ".join(sorted(broken)) or "hold"
-    lines = [f"invariants of a lossless decode: {state} ({len(every)} traces)"]
+    lines = [f"bookkeeping of a lossless decode: {state} ({len(every)} responses)"]
     if not greedy:
         proven = f"NOT lossless for {', '.join(lossy)}" if lossy else "proven lossless"
         lines += [f"sampled: the verifier's distribution is {proven} by enumeration"]

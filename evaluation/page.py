@@ -24,8 +24,10 @@ from runtime.text import printable
 
 NOT_WORTH_IT = "plain decoding: no draft is worth it here"
 NO_GAIN = "no clear difference"
+FEW = 8  # prompts: with fewer, an interval is hardly more than their range
 CHOSEN_HERE = (
-    "the choice is made on the prompts it is judged on; python scripts/tune.py chooses on others"
+    "Likely optimistic: chosen on the prompts it is judged on. To choose on others: python"
+    " scripts/tune.py"
 )
 
 
@@ -68,8 +70,8 @@ def beside(speeds: Mapping[str, Estimate]) -> list[str]:
     """Return how other policies do beside the one to use, in sentences. speeds: theirs over its."""
     known = {name: speed for name, speed in speeds.items() if speed.low is not None}
     groups = {
-        "Not told apart from it": [name for name, speed in known.items() if alike(speed)],
-        "Slower than it": [name for name, speed in known.items() if upper(speed) < 1],
+        "No clear difference from it": [name for name, speed in known.items() if alike(speed)],
+        "Clearly slower": [name for name, speed in known.items() if upper(speed) < 1],
         "Faster here, though not where it was chosen": [
             name for name, speed in known.items() if lower(speed) > 1
         ],
@@ -85,16 +87,21 @@ def chosen(
     drafts = [name for name in speeds if name in drafting and name != BASELINE]
     if advised is not None:
         return advised if advised in drafts else None
-    faster = [name for name in drafts if lower(speeds[name]) > 1]
+    faster = [name for name in drafts if speeds[name].low is not None and lower(speeds[name]) > 1]
     return max(faster, key=lambda name: speeds[name].value, default=None)
 
 
 def basis(measurements: pd.DataFrame, how_chosen: str) -> str:
     """Return what the answer rests on, in a line."""
-    repeats = int(measurements["repeat"].max()) + 1
+    repeats, prompts = int(measurements["repeat"].max()) + 1, count_prompts(measurements)
+    few = (
+        f" Provisional: {prompts} is too few for a trustworthy interval; raise limit."
+        if prompts < FEW
+        else ""
+    )
     return (
-        f"Measured on {count_prompts(measurements)} prompts, {repeats} repeat(s), whole requests,"
-        f" prefill included; {METHOD}; {how_chosen}."
+        f"Measured on {prompts} prompt{'s' * (prompts > 1)}, {repeats} repeat{'s' * (repeats > 1)};"
+        f" speeds include the prefill; {METHOD}.{few} {how_chosen}."
     )
 
 
@@ -232,7 +239,7 @@ def conditions(cfg: DictConfig, facts: Mapping[str, Any]) -> str:
         f"{in_words(facts['hardware'])}, {facts['threads']} threads, {in_words(facts['dtypes'])};"
         f" {versions}. Measured: tokens/s of whole requests, prefill included, until EOS or"
         f" {cfg.max_new_tokens} tokens; a speed-up is the ratio of tokens/s on the same prompts, on"
-        f" which the methods take turns, {cfg.repeats} repeat(s); {METHOD}."
+        f" which the methods take turns, {cfg.repeats} repeat{'s' * (cfg.repeats > 1)}; {METHOD}."
     )
 
 
@@ -256,7 +263,9 @@ def speed_table(
         ]
         for name, row in summary.items()
     ]
-    beside = [f"vs {what} ({other})" for what, other in against.items()]
+    beside = [
+        f"vs {what}" if what == other else f"vs {what} ({other})" for what, other in against.items()
+    ]
     header = ["method", "speed-up, measured", "tokens/s", *beside, "tokens/target call"]
     return markdown([*header, "acceptance", "predictor time", "verdict"], rows)
 

@@ -287,9 +287,17 @@ def price(measurements: pd.DataFrame, cost: CostTable) -> pd.DataFrame:
 
 
 def prompts(measurements: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Return sums over the repeats of every prompt, one row each, in order of appearance."""
+    """Return sums over the repeats of every prompt, one row each, by dataset and prompt (whatever
+    the order they were decoded in, intervals are drawn alike); NaN where a repeat has none.
+
+    Raises ValueError where rows of several settings, splits, kinds or numbers of requests would be
+    added up: select those that are meant first."""
+    for column in ("setting", "split", "requests", "kind"):
+        if column in measurements and measurements[column].nunique(dropna=False) > 1:
+            raise ValueError(f"rows of several values of {column!r}: select one of them first")
     keys = ["dataset", "prompt"]
-    return measurements.groupby(keys, sort=False)[list(dict.fromkeys(columns))].sum(min_count=1)
+    each = measurements.groupby(keys, dropna=False)[list(dict.fromkeys(columns))]
+    return each.agg(lambda values: values.sum(skipna=False))
 
 
 def ratio(measurements: pd.DataFrame, above: str, below: str) -> Estimate:
@@ -313,7 +321,9 @@ def compare(
     """Return by policy its `above` / `below` over that of the policy `against`, on the prompts
     both have: sums over prompts, with the 95 % interval over prompts, drawn for both alike.
 
-    By default the measured speed-up. Raises KeyError where `against` has no rows."""
+    By default the measured speed-up; NaN for a policy that shares no prompt with `against`. Raises
+    KeyError where `against` has no rows, ValueError where a policy's rows are of several settings,
+    splits, kinds or numbers of requests."""
     every = {
         str(policy): prompts(rows, above, below)
         for policy, rows in measurements.groupby("policy", sort=False)
@@ -326,7 +336,9 @@ def compare(
 
 def over(mine: pd.DataFrame, other: pd.DataFrame, above: str, below: str) -> Estimate:
     """Return the ratio above / below of one policy over another's, both of `prompts`."""
-    shared = mine.index.intersection(other.index, sort=False)
+    shared = mine.index.intersection(other.index)
+    if shared.empty:
+        return Estimate(float("nan"))
     first, second = (each.loc[shared] for each in (mine, other))
     columns = [each[name].to_numpy(float) for each in (first, second) for name in (above, below)]
 

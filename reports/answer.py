@@ -145,7 +145,7 @@ def _advice(tuning: Json) -> tuple[str, str]:
     """Return what tuning on other prompts says to use, and how it was chosen."""
     advice, folder = tuning["results"]["chosen"]["advice"], tuning["data"]["folder"]
     split = f"the {tuning['chosen_on']} split of {folder} ({tuning['file']})"
-    return advice, f"tuning on {split} with costs of this machine says: {advice}"
+    return advice, f"Tuning on {split} with costs of this machine says: {advice}"
 
 
 def _speculates(run: Run) -> bool:

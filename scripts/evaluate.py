@@ -57,14 +57,15 @@ CostTables = Annotated[
 ]  # fmt: skip
 
 
-What = Annotated[
-    Literal["decoded", "expected"],
-    "methods by decoding prompts, or by the expected acceptance along a harvest's responses",
-]
+MODES = Says("decoded or expected, as what=expected and in no sweep")
+WHAT = (
+    "decoded: methods by decoding prompts; expected: by the acceptance to expect along a harvest's"
+    " responses"
+)
 
 
 class Evaluate(Methods):
-    what: What
+    what: Annotated[Literal["decoded"], MODES, WHAT]
     pair: Pair
     dataset: Dataset
     logger: Logger
@@ -198,7 +199,7 @@ def main(cfg: DictConfig) -> None:
 
 
 class Expected(Methods):
-    what: What
+    what: Annotated[Literal["expected"], MODES, WHAT]
     pair: Pair
     methods: Annotated[SomeNames, "keys of `method` to compare"]
     against: Annotated[Text | None, "the one the others differ from; null: the first of `methods`"]

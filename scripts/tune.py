@@ -86,9 +86,8 @@ from runtime.settings.kinds import (
     Seed,
 )
 
-What = Annotated[
-    Literal["thresholds", "overlapped", "checkpoints", "tree"], "what is tuned; each has its --help"
-]
+MODES = Says("thresholds, overlapped, checkpoints or tree, as what=tree and in no sweep")
+WHAT = "what is tuned: thresholds, overlapped, checkpoints or tree; each has its --help"
 
 
 class Measuring(Group):
@@ -120,7 +119,7 @@ class BatchMeasuring(Group):
 
 
 class Tune(Replay):
-    what: What
+    what: Annotated[Literal["thresholds"], MODES, WHAT]
     pair: Pair
     dataset: Dataset
     warp: Warp
@@ -285,7 +284,7 @@ Ratios = Annotated[
 
 
 class Overlapped(Methods):
-    what: What
+    what: Annotated[Literal["overlapped"], MODES, WHAT]
     pair: Pair
     methods: Annotated[SomeNames, "keys of `method` to compare"]
     against: Annotated[Names, "of `methods`: what the others are compared with"]
@@ -330,7 +329,7 @@ Levels = Annotated[
 
 
 class Checkpoints(Replay):
-    what: What
+    what: Annotated[Literal["checkpoints"], MODES, WHAT]
     pair: Pair
     warp: Warp
     cost: Annotated[Part, "what forwards cost"]
@@ -360,7 +359,7 @@ Nodes = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Tree(Group):
-    what: What
+    what: Annotated[Literal["tree"], MODES, WHAT]
     pair: Pair
     dataset: Dataset
     warp: Warp

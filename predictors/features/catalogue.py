@@ -60,7 +60,8 @@ class Input:
     moment, for a round that starts (no token) or for a drawn token: [d], or plain numbers, of which
     no tensors are made before all are there
     drawn: it exists only once a token is drawn; mixed: records of the kind `mixed` hold it
-    per_round: one value for all tokens of a round"""
+    per_round: one value for all tokens of a round
+    width: columns of numbers; 0: a state of a model, as wide as the model says"""
 
     columns: tuple[str, ...]
     live: Live
@@ -68,6 +69,7 @@ class Input:
     drawn: bool = False
     mixed: bool = False
     per_round: bool = False
+    width: int = 0
 
 
 def _rounded(state: Tensor) -> Tensor:
@@ -111,28 +113,32 @@ CATALOGUE: Mapping[str, Input] = {
         lambda facts: torch.stack([facts[name].float() for name in Q_STATS], dim=-1),
         drawn=True,
         mixed=True,
+        width=len(Q_STATS),
     ),
     "depth": Input(
         ("depth",),
         lambda context, drawn: [drawn.depth],
         lambda facts: facts["depth"].float()[..., None],
         drawn=True,
+        width=1,
     ),
     "q_path": Input(
         ("q_drawn",),
         lambda context, drawn: path_row(drawn.path_q()),
         lambda facts: facts["q_path"].float(),
         drawn=True,
+        width=PATH,
     ),
     "history": Input(
         ("history",),
         lambda context, drawn: history_numbers(context.verdicts),
         lambda facts: facts["history"].float(),
         per_round=True,
+        width=HISTORY,
     ),
 }
 """The columns of a matrix are in this order: states of the models before other numbers."""
-FIXED = {"q_stats": len(Q_STATS), "depth": 1, "q_path": PATH, "history": HISTORY}
+FIXED = {name: each.width for name, each in CATALOGUE.items() if each.width}
 """Columns of the inputs that are no states of a model."""
 COMMITTED = {"embedding": "committed_embedding"}
 """Columns of a drawn token, and those that stand for them before a round."""

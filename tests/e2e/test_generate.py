@@ -88,7 +88,7 @@ def test_their_methods_stand_in_a_table_too(
     printed = capsys.readouterr().out
     assert "| generate " in printed and "does not speculate" in printed
     assert "not enumerated, as no code of ours: generate, prompt_lookup" in printed
-    assert "invariants of a lossless decode: hold" in printed
+    assert "bookkeeping of a lossless decode: hold" in printed
 
 
 @pytest.mark.slow

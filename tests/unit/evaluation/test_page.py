@@ -75,10 +75,11 @@ def test_the_answer_is_what_to_use_and_how_sure() -> None:
     rows = measured(autoregressive=2.0, fixed=1.0, product=1.0, hrad=1.9)
     use, sure = answer(rows, LABELS, list(LABELS))
     assert use == (
-        "Use fixed at 2: 2.00 times (2.00 to 2.00) plain decoding. Not told apart from it: product."
-        " Slower than it: hrad."
+        "Use fixed at 2: 2.00 times (2.00 to 2.00) plain decoding. No clear difference from it:"
+        " product. Clearly slower: hrad."
     )
-    assert sure.startswith("Measured on 6 prompts, 1 repeat(s), ") and "judged on" in sure
+    assert sure.startswith("Measured on 6 prompts, 1 repeat; ") and "Provisional: 6 is" in sure
+    assert "judged on" in sure
     assert f"{summary(rows)['fixed'][SPEEDUP].value:.2f}" == "2.00", "the table says the same"
 
 
@@ -89,7 +90,8 @@ def test_the_answer_may_be_plain_decoding() -> None:
     assert "fixed at 2, is at 0.50 times (0.50 to 0.50) its speed" in use
     advised, how = answer(rows, LABELS, list(LABELS), "hrad", "chosen by tuning")
     assert "Use hrad: 0.25 times" in advised and "That is slower: tune again" in advised
-    assert "Faster here, though not where it was chosen: fixed." in advised and "tuning." in how
+    assert "Faster here, though not where it was chosen: fixed." in advised
+    assert how.endswith("chosen by tuning.")
     none, _ = answer(rows, LABELS, list(LABELS), "do not speculate", "chosen by tuning")
     assert none.startswith("Use plain decoding")
 

@@ -136,7 +136,7 @@ def test_what_is_not_told_apart_is_named() -> None:
     seconds = dict(zip(PROMPTS, (0.4, 0.6, 0.45, 0.55), strict=True))
     found.traces["slow"][:] = [trace([chain(3, 3)], seconds[p], p) for p in PROMPTS]  # type: ignore[index]
     (answer,) = answers(Artifacts([found]))
-    assert "Not told apart from it: " in answer.use
+    assert "No clear difference from it: " in answer.use
 
 
 def test_each_temperature_has_an_answer_from_its_largest_evaluation() -> None:
