@@ -296,8 +296,9 @@ def prompts(measurements: pd.DataFrame, *columns: str) -> pd.DataFrame:
         if column in measurements and measurements[column].nunique(dropna=False) > 1:
             raise ValueError(f"rows of several values of {column!r}: select one of them first")
     keys = ["dataset", "prompt"]
-    each = measurements.groupby(keys, dropna=False)[list(dict.fromkeys(columns))]
-    return each.agg(lambda values: values.sum(skipna=False))
+    groups = measurements.groupby(keys, dropna=False)
+    each = groups[list(dict.fromkeys(columns))]
+    return each.sum().where(each.count().eq(groups.size(), axis=0))
 
 
 def ratio(measurements: pd.DataFrame, above: str, below: str) -> Estimate:
