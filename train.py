@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import pathlib
 import platform
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -24,18 +23,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from decoding.settings import Pair
 from runtime.cli import program
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
+from runtime.job import command_line, is_job, job_folder
 from runtime.settings.groups import Calibration, Logger
 from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
-from runtime.sweep import is_job, job_folder
 from runtime.tracking import NullLogger
 
 if TYPE_CHECKING:
@@ -97,9 +95,7 @@ def main(settings: Train) -> None:
     from runtime.processes import leave_others, this_process
 
     if confidences.imported(settings.data, settings.calibration):
-        return confidences.main(
-            settings.data, settings.calibration, settings.drift, settings.out, command()
-        )
+        return confidences.main(settings.data, settings.calibration, settings.drift, settings.out)
     predictor: Predictor = instantiate(settings.predictor)
     harvest = Harvest.open(settings.data)
     others = [Harvest.open(folder, "drift") for folder in settings.drift]
@@ -124,7 +120,7 @@ def main(settings: Train) -> None:
             leave_others()
             if first:
                 elsewhere = {
-                    str(folder): read_judged(predictor, other, settings.composed.pair, prompts)
+                    str(folder): read_judged(predictor, other, settings.pair, prompts)
                     for folder, other, prompts in zip(settings.drift, others, unseen, strict=True)
                 }
                 judge(predictor, data, elsewhere, settings, metrics)
@@ -157,7 +153,7 @@ def read_data(
     """Of the training split `settings.prompts` prompts."""
     from data_gen.samples import first_prompts, read_rounds, read_samples
 
-    pair = settings.composed.pair
+    pair = settings.pair
     samples = {split: read_samples(harvest, predictor, split, pair) for split in splits}
     if settings.prompts is not None:
         samples[splits[0]] = first_prompts(samples[splits[0]], settings.prompts)
@@ -211,7 +207,7 @@ def judge(
 
 
 def read_judged(
-    predictor: Predictor, harvest: Harvest, pair: DictConfig, prompts: torch.Tensor
+    predictor: Predictor, harvest: Harvest, pair: Pair, prompts: torch.Tensor
 ) -> Judged:
     """Those `prompts` [n] of a harvest that nothing was fitted on."""
     from data_gen.samples import of_prompts, reached, read_rounds, read_samples
@@ -244,17 +240,13 @@ def plain(settings: Train) -> dict[str, Any]:
     return dict(values)
 
 
-def command() -> str:
-    return shlex.join(["python", "train.py", *HydraConfig.get().overrides.task])
-
-
 def provenance(settings: Train, harvest: Harvest, splits: dict[str, Records]) -> dict[str, Any]:
     counts = {
         split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
         for split, records in splits.items()
     }
     return {
-        "command": command(),
+        "command": command_line(),
         "config": plain(settings),
         "data": {"folder": str(settings.data), "sha256": harvest.sha256, "splits": counts},
         "date": time.strftime("%Y-%m-%d"),

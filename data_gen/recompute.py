@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from data_gen.rollouts import Places, Texts, candidate_states, forward_along
@@ -13,6 +13,7 @@ from data_gen.room import ON_A_CORE, ON_A_DEVICE
 from data_gen.storage.dataset import Harvest
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.settings import Pair
 from predictors.features.layers import RecordedLayers, side_by_side
 from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
@@ -23,14 +24,14 @@ Maker = Callable[[ModelPair, Row, Row, RecordedLayers], Tensor]
 
 
 def recompute(
-    harvest: Harvest, kind: str, split: str, columns: Collection[str], pair_cfg: DictConfig
+    harvest: Harvest, kind: str, split: str, columns: Collection[str], settings: Pair
 ) -> Row:
     """Those columns of `data_gen.samples.read_columns(harvest, kind, split, columns)`, equal up to
     rounding to what a harvest would have stored.
 
-    pair_cfg: the pair that was harvested. Raises UserError where it is another one.
+    settings: of the pair that was harvested. Raises UserError where it is another one.
     """
-    pair = _loaded(OmegaConf.to_yaml(pair_cfg, resolve=True))
+    pair = _loaded(OmegaConf.to_yaml(settings.composed, resolve=True))
     refuse_other_pair(pair, harvest)
     answers = harvest.by_prompt("responses", split, ["prompt_tokens", "response_tokens"])
     ids = ["position", "token"] if kind == "mixed" else ["anchor", "committed", "token"]
@@ -43,8 +44,8 @@ def recompute(
 
 @lru_cache(maxsize=1)
 def _loaded(pair: str) -> ModelPair:
-    """The pair of a config, kept for the next split."""
-    return load_pair(DictConfig(OmegaConf.create(pair)))
+    """The pair of these settings, kept for the next split."""
+    return load_pair(Pair.of(OmegaConf.create(pair)))
 
 
 def refuse_other_pair(pair: ModelPair, harvest: Harvest) -> None:

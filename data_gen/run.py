@@ -1,13 +1,13 @@
 """Harvest training data: the target answers prompts, the draft reads along, labels and features
 become shards."""
 
-import shlex
 import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from data_gen.harvest import Progress, outputs_on, plan, settings_of
@@ -23,7 +23,9 @@ from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.sharing import LOCK, Worker
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
+from runtime.job import command_line
 from runtime.json_files import write_checksummed
+from runtime.settings.groups import Splits
 from runtime.text import printable
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
@@ -51,15 +53,15 @@ def report_faults(out: Path, place: Worker) -> None:
 
 
 def known_settings(
-    cfg: DictConfig, prompts: list[Prompt], settings: HarvestSettings, source: Source
+    pair: str, splits: Splits, prompts: list[Prompt], settings: HarvestSettings, source: Source
 ) -> dict:
     """What of the plan is known before a response is asked for or a model is loaded. Raises
-    UserError for shares that cannot be."""
-    splits = split_prompts(prompts, cfg.splits.calibration, cfg.splits.test)
+    UserError for shares that cannot be. pair: its name."""
+    shared = split_prompts(prompts, splits.calibration, splits.test)
     kind = "external" if source.external else "generated"
     return {
-        **settings_of(list(splits.values()), settings),
-        "pair": {"name": cfg.pair.name},
+        **settings_of(list(shared.values()), settings),
+        "pair": {"name": pair},
         "responses": kind,
     }
 
@@ -91,23 +93,24 @@ def finish(
     requests: list[Request],
     settings: HarvestSettings,
     out: Path,
-    cfg: DictConfig,
+    splits: Splits,
+    responses: Any,
     repeated: int = 0,
 ) -> Harvest:
-    """Write the manifest, which makes the folder a dataset, and return that. repeated: prompts with
-    the text of one before them."""
+    """Write the manifest, which makes the folder a dataset, and return that. responses: where they
+    come from, as it was set; repeated: prompts with the text of one before them."""
     whole = plan(pair, requests, settings)
     given = chunks.given_rows(out, whole)
     manifest = {
         **whole,
-        "shares": {"calibration": cfg.splits.calibration, "test": cfg.splits.test},
+        "shares": {"calibration": splits.calibration, "test": splits.test},
         "repeated_texts": repeated,
-        "responses_from": OmegaConf.to_container(cfg.responses),
+        "responses_from": OmegaConf.to_container(responses),
         "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
         **({"surprisal": surprisal.surprisal(given)} if given else {}),
         "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma).model_dump(),
         **chunks.inventory(out, whole),
-        "command": shlex.join(["python", "scripts/gen_data.py", *sys.argv[1:]]),
+        "command": command_line(),
         "versions": {name: version(name) for name in PACKAGES},
     }
     write_checksummed(out / chunks.MANIFEST, manifest)

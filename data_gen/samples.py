@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection, Iterator
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import FEATURES
+from decoding.settings import Pair
 from predictors.base import Predictor, Records
 from predictors.inputs import Inputs, recorded, refuse_unreadable
 from runtime.compatibility import incompatible
@@ -17,11 +17,11 @@ VERDICTS = ("known", "drafted", "accept_prob", "q_drawn")
 
 
 def read_samples(
-    harvest: Harvest, predictor: Predictor, split: str, pair: DictConfig | None = None
+    harvest: Harvest, predictor: Predictor, split: str, pair: Pair | None = None
 ) -> Records:
     """The samples of one split ("train", "calibration", "test" or "all").
 
-    pair: config of the pair that was harvested; only needed where the harvest stored no hidden
+    pair: settings of the pair that was harvested; only needed where the harvest stored no hidden
     states, to run it again. Raises UserError as `Harvest.records`, and where harvested rounds are
     shorter than those the predictor is about."""
     refuse_short_rounds(harvest, predictor)
@@ -41,7 +41,7 @@ def refuse_short_rounds(harvest: Harvest, predictor: Predictor) -> None:
 
 
 def read_rounds(
-    harvest: Harvest, predictor: Predictor, split: str, pair: DictConfig | None = None
+    harvest: Harvest, predictor: Predictor, split: str, pair: Pair | None = None
 ) -> Records | None:
     """The rounds of one split with `inputs` [N, gamma, D], for prefix survival; None where
     `predictor` is not asked about single draft tokens."""
@@ -130,7 +130,7 @@ def read_inputs(
     kind: str,
     split: str,
     columns: Collection[str],
-    pair: DictConfig | None = None,
+    pair: Pair | None = None,
 ) -> Records:
     """The columns `columns` of one kind of record, `group`, and `inputs`, the matrix that
     `predictor` reads (`predictors.inputs.recorded`)."""
@@ -142,11 +142,7 @@ def read_inputs(
 
 
 def read_columns(
-    harvest: Harvest,
-    kind: str,
-    split: str,
-    columns: Collection[str],
-    pair: DictConfig | None = None,
+    harvest: Harvest, kind: str, split: str, columns: Collection[str], pair: Pair | None = None
 ) -> Records:
     """`Harvest.records`, with hidden states computed again where none are stored, and with the
     columns of `WORKED_OUT`."""

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.sampling import Warp
 from predictors.features.layers import RecordedLayers
+from runtime.settings.groups import Harvest
 from runtime.settings.kinds import Count, DraftLength, Seed
 
 
@@ -33,17 +33,16 @@ class HarvestSettings:
 
     @classmethod
     def of(
-        cls, harvest: DictConfig, warps: DictConfig, stride: int, features_stored: bool = True
+        cls, harvest: Harvest, warps: Any, stride: int, features_stored: bool = True
     ) -> "HarvestSettings":
-        """harvest: as `runtime.settings.groups.Harvest`; warps: what holds `warp` and
-        `draft_warp`."""
+        """warps: what holds `warp` and `draft_warp`."""
         names = ("gamma", "seed", "max_new_tokens", "batch_size", "mixing", "label_gb")
         return cls(
-            **{name: harvest[name] for name in names},
+            **{name: getattr(harvest, name) for name in names},
             stride=stride,
             warp=instantiate(warps.warp),
             draft_warp=instantiate(warps.draft_warp),
-            layers=RecordedLayers(**harvest.inputs),
+            layers=RecordedLayers(harvest.inputs.draft_layers, harvest.inputs.target_layers),
             features_stored=features_stored,
         )
 

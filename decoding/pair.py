@@ -6,6 +6,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from decoding.models.loading import ModelPair, load_pair
+from decoding.settings import Pair
 from runtime.errors import UserError
 
 SETTINGS: dict[str, Any] = {
@@ -39,5 +40,9 @@ def open_pair(target: str, draft: str, **settings: Any) -> ModelPair:
             f"{unknown[0]}: expected one of {', '.join(SETTINGS)}, got an unknown setting. Leave"
             " it away"
         )
-    folders = {"target": expanduser(target), "draft": expanduser(draft)}
-    return load_pair(OmegaConf.create({**SETTINGS, **folders, **settings}))
+    return load_pair(pair_settings(target=expanduser(target), draft=expanduser(draft), **settings))
+
+
+def pair_settings(**settings: Any) -> Pair:
+    """Return the settings of a pair, with the defaults of those that are not given."""
+    return Pair.of(OmegaConf.create({**SETTINGS, **settings}))

@@ -1,7 +1,7 @@
 """What can be said of a pair of models."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -26,6 +26,19 @@ DTYPE_HELP = (
 OPTIONS_HELP = (
     "more for from_pretrained, such as +pair.target_options.quantization_config.load_in_4bit=true"
 )
+
+
+class ModelSettings(NamedTuple):
+    """How one model of a pair is loaded. side: target or draft; device: or what each part of the
+    model lies on; options: more for `from_pretrained`."""
+
+    side: str
+    source: str
+    device: str | Mapping[str, str | int]
+    dtype: str
+    options: Mapping[str, Any]
+    trust_remote_code: bool
+    max_length: int | None
 
 
 class Pair(Group):
@@ -67,6 +80,14 @@ class Pair(Group):
     ]
     trust_remote_code: Annotated[bool, "true runs Python code that comes with the models"]
     max_length: Annotated[Count, "tokens of prompt and response together, at most"]
+
+    def model(self, side: str) -> ModelSettings:
+        """Return the settings of one model, "target" or "draft"."""
+        device, dtype, options = (
+            getattr(self, f"{side}_{name}") for name in ("device", "dtype", "options")
+        )
+        source, trusted = str(getattr(self, side)), self.trust_remote_code
+        return ModelSettings(side, source, device, dtype, options, trusted, self.max_length)
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:

@@ -1,7 +1,5 @@
 """Decode real prompts with several methods and compare them: speed, acceptance, losslessness."""
 
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from data_gen.prompts import load_prompts
 from data_gen.requests import Request, normalised, requests_of_split
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import other_machine, setup_facts
+from decoding.settings import Pair
 from decoding.trace import Trace, write_traces
 from evaluation import energy, page, table, token_texts
 from evaluation.decode import Plan, Traces, decode, make_ready
@@ -47,6 +46,7 @@ from evaluation.timeline import priced
 from runtime.compatibility import of_earlier
 from runtime.errors import UserError
 from runtime.files import file_hash, file_name, replaced_folder
+from runtime.job import command_line
 from runtime.json_files import write_checksummed
 from runtime.text import printable
 
@@ -75,7 +75,7 @@ def prepare(cfg: DictConfig) -> Comparison:
     overrides = list(HydraConfig.get().overrides.task)
     names = method_names(cfg, overrides)
     checkpoints = {name: checkpoint_configs(cfg, name) for name in names}
-    pair = load_pair(cfg.pair)
+    pair = load_pair(Pair.of(cfg.pair))
     for name, trained in checkpoints.items():
         check_checkpoints(cfg, pair, name, trained)
     for warning in check_costs(cfg, pair, names):
@@ -222,10 +222,10 @@ def settle(
     return methods, {name: found for name, found in speeds.items() if found}
 
 
-def run_facts(cfg: DictConfig, pair: ModelPair, script: str) -> dict[str, Any]:
+def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
     """What results say of the run that made them."""
     return {
-        "command": shlex.join(["python", script, *sys.argv[1:]]),
+        "command": command_line(),
         "config": OmegaConf.to_container(cfg, resolve=True),
         "pair": pair_identity(pair),
         **setup_facts(pair),
@@ -275,7 +275,7 @@ def compare(
             compared.pair, prompts, traces, lossy, recorded, cfg.max_new_tokens, greedy
         ),
         "resumed": journal.resumed,
-        "run": run_facts(cfg, compared.pair, "scripts/evaluate.py"),
+        "run": run_facts(cfg, compared.pair),
         "checkpoints": compared.checkpoints,
         "draft": bound(cfg, compared, traces) if cfg.bound else None,
     }

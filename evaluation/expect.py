@@ -20,6 +20,7 @@ from decoding.interfaces import LM, Pair
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.sampling import Sampler
+from decoding.settings import Pair as PairSettings
 from evaluation.evaluate import named_files, run_facts
 from evaluation.journal import Journal, file_hashes, journal_path
 from evaluation.methods import (
@@ -267,7 +268,7 @@ def expect(cfg: DictConfig) -> None:
     refuse_foreign(out, MARKER)
     harvest = Harvest.open(cfg.data)
     texts = recorded(cfg, harvest)
-    pair = load_pair(cfg.pair)
+    pair = load_pair(PairSettings.of(cfg.pair))
     refuse_other_tokenizer(pair, harvest)
     methods = {name: Method(name, configured(cfg, name)) for name in cfg.methods}
     engines = {name: serial(cfg, method, pair) for name, method in methods.items()}
@@ -281,7 +282,7 @@ def expect(cfg: DictConfig) -> None:
         facts = {
             "methods": {name: method.to_dict() for name, method in methods.items()},
             "data": {"folder": str(cfg.data), "identity": harvest.identity},
-            "run": run_facts(cfg, pair, "scripts/evaluate.py"),
+            "run": run_facts(cfg, pair),
             "contexts": listed(turns),
         }
         text = page(cfg, found, turns, harvest)

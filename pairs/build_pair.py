@@ -14,7 +14,6 @@ complete."""
 
 from typing import Annotated
 
-from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
@@ -42,11 +41,11 @@ class BuildPair(Group):
 
 
 @program(__file__, BuildPair)
-def main(cfg: DictConfig) -> None:
+def main(settings: BuildPair) -> None:
     """Build or check the target, then its drafts."""
     from pairs.embedded import build_all
 
-    build_all(cfg)
+    build_all(settings.composed)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
@@ -121,8 +120,9 @@ class DistillDraft(Group):
 
 
 @program(__file__, DistillDraft)
-def main(cfg: DictConfig) -> None:
+def main(settings: DistillDraft) -> None:
     """Run ``stage`` of the training configured by conf/distill_draft.yaml."""
+    cfg = settings.composed
     import torch
 
     from pairs.distilling import chat_writer, finish, load_target

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from decoding.models.loading import load_llama, load_tokenizer
+from decoding.settings import Pair
 from pairs.generation import ChatWriter
 from pairs.run import alternate, provenance, resume, save, scores, train
 from pairs.self_chat import chat_headers
@@ -21,10 +22,11 @@ from runtime.errors import UserError
 def load_target(cfg: DictConfig, kind: Any) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     """The pair's target and its tokenizer. Raises UserError where it has not the layers that are
     asked for, or is to write chats and cannot."""
-    tokenizer, writes = load_tokenizer("target", cfg.pair), cfg.stage in ("all", "generate")
+    settings, writes = Pair.of(cfg.pair).model("target"), cfg.stage in ("all", "generate")
+    tokenizer = load_tokenizer(settings)
     if writes:
         chat_headers(tokenizer)  # before the weights are loaded
-    model = load_llama("target", cfg.pair)
+    model = load_llama(settings)
     kind.check(model)
     depth = model.config.num_hidden_layers
     if writes and not all(layer in range(depth + 1) for layer in cfg.chats.feature_layers):

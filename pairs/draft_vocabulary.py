@@ -12,7 +12,6 @@ lists every setting."""
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
@@ -56,7 +55,7 @@ class DraftVocabulary(Group):
 
 
 @program(__file__, DraftVocabulary)
-def main(cfg: DictConfig) -> None:
+def main(settings: DraftVocabulary) -> None:
     """Responses in, a table and a file out."""
     from data_gen.storage.dataset import Harvest
     from decoding.models.draft_vocabulary import with_ends, write_vocabulary
@@ -76,29 +75,28 @@ def main(cfg: DictConfig) -> None:
         table,
     )
 
-    folder, out = places(cfg)
-    cfg.pair.draft_vocabulary = (
-        None  # the draft with all tokens is what the others are held against
-    )
-    harvest = Harvest.open(folder) if cfg.chats is None else None
-    counted, held = harvested(harvest) if harvest else chats(folder, cfg.held_out)
-    pair = load_pair(cfg.pair)
+    folder, out = places(settings)
+    # The draft with all tokens is what the others are held against.
+    settings.pair.draft_vocabulary = None
+    harvest = Harvest.open(folder) if settings.chats is None else None
+    counted, held = harvested(harvest) if harvest else chats(folder, settings.held_out)
+    pair = load_pair(settings.pair)
     refuse_mixed(pair.draft)
     if harvest:
         refuse_other_target(pair, harvest)
     counts = count(counted, pair.draft.vocab_size)
     tokens = ranked(counts)
-    sizes = [size for size in sorted({*cfg.sizes, cfg.size}) if size < len(tokens)]
-    if cfg.size not in sizes:
+    sizes = [size for size in sorted({*settings.sizes, settings.size}) if size < len(tokens)]
+    if settings.size not in sizes:
         raise UserError(
-            f"size: {cfg.size} are all tokens of the pair, it has {len(tokens)}. Lower it"
+            f"size: {settings.size} are all tokens of the pair, it has {len(tokens)}. Lower it"
         )
-    rows = table(cfg, pair, held, [with_ends(tokens[:size], pair.eos_ids) for size in sizes])
+    rows = table(settings, pair, held, [with_ends(tokens[:size], pair.eos_ids) for size in sizes])
     text = markdown(
         HEADER, [[f"{size:,}", *row] for size, row in zip([*sizes, len(tokens)], rows, strict=True)]
     )
-    write_vocabulary(out, tokens[: cfg.size], provenance(cfg, pair, counts, len(counted)))
-    print(f"\n{text}\n\n{LEGEND}\nsaved {out}: {said(counts, cfg.size)}")
+    write_vocabulary(out, tokens[: settings.size], provenance(settings, pair, counts, len(counted)))
+    print(f"\n{text}\n\n{LEGEND}\nsaved {out}: {said(counts, settings.size)}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM
 from decoding.models.draft_model import own_layers, to_write_beside
 from decoding.models.eagle.maps import EPS, FILE, FeatureMaps, read_maps
 from decoding.models.loading import load_llama
+from decoding.settings import Pair
 from pairs.chats import Chat, ChatPool
 from pairs.ordinary import write_model
 from runtime.errors import UserError
@@ -45,10 +46,10 @@ class Eagle:
     def check(self, target: LlamaForCausalLM) -> None:
         """Any target will do."""
 
-    def load(self, pair: Any, target: LlamaForCausalLM, pool: ChatPool) -> "EagleInTraining":
+    def load(self, pair: Pair, target: LlamaForCausalLM, pool: ChatPool) -> "EagleInTraining":
         """The draft of the pair, with maps of zeros, or with its own where it is EAGLE-style
         already. Raises UserError where it does not fit the target."""
-        model, hidden = load_llama("draft", pair).float(), target.config.hidden_size
+        model, hidden = load_llama(pair.model("draft")).float(), target.config.hidden_size
         if model.config.hidden_size != hidden:
             raise UserError(
                 f"pair.draft: expected hidden states of size {hidden}, as the target's, got"

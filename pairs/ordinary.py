@@ -20,6 +20,7 @@ from decoding.models.draft_model import (
     to_write_beside,
 )
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
+from decoding.settings import Pair
 from pairs.chats import Chat, ChatPool
 from runtime.errors import UserError
 from runtime.settings.kinds import Distinct, Field, Says, Size, Text
@@ -52,7 +53,7 @@ class Ordinary:
                 f" {[*self.layers]}. Choose among them"
             )
 
-    def load(self, pair: Any, target: LlamaForCausalLM, pool: ChatPool) -> "OrdinaryInTraining":
+    def load(self, pair: Pair, target: LlamaForCausalLM, pool: ChatPool) -> "OrdinaryInTraining":
         """The draft that training starts with."""
         if self.start is None:
             layers = copied_layers(target, self.layers)

@@ -2,8 +2,6 @@
 draft, `pair.draft` of any command."""
 
 import platform
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary
+from decoding.settings import Pair
 from pairs.chats import ChatPool
 from pairs.generation import ChatWriter, written_tokens
 from pairs.shipping import earlier_runs
@@ -23,8 +22,8 @@ from pairs.training import STATE, DraftTraining
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.files import checked_folder, replaced_folder, write_json
+from runtime.job import command_line, is_job, job_folder
 from runtime.json_files import OpenForm, read_json, write_checksummed
-from runtime.sweep import is_job, job_folder
 
 MARKER = "training.json"  # what the folder of a trained draft is known by
 SETTINGS = "settings.json"  # of a run that is not finished
@@ -72,7 +71,7 @@ def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> Dr
     vocabulary = (
         None if file is None else read_vocabulary(file, len(target.lm_head.weight), "vocabulary")
     )
-    draft, config = kind.load(cfg.pair, target, pool), instantiate(cfg.training)
+    draft, config = kind.load(Pair.of(cfg.pair), target, pool), instantiate(cfg.training)
     return DraftTraining(draft, pool, config, state_folder(out), cfg.seed, vocabulary)
 
 
@@ -160,7 +159,7 @@ def provenance(
     runs that made what it started from."""
     origin, made_in = kind.origin(cfg.pair)
     return {
-        "command": shlex.join(["python", "pairs/distill_draft.py", *sys.argv[1:]]),
+        "command": command_line(),
         "seed": cfg.seed,
         "config": settings_of(cfg),
         "chats_config": OmegaConf.to_container(cfg.chats, resolve=True),

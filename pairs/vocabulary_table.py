@@ -1,14 +1,11 @@
 """Make a draft faster by letting it propose fewer tokens: those its target says most often."""
 
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from torch import Tensor
 
 from data_gen.storage.dataset import Harvest
@@ -27,8 +24,7 @@ from pairs.vocabulary import (
 )
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign_file
-
-MARK = "draft_vocabulary.py"  # in what it writes
+from runtime.job import command_line
 
 HEADER = [
     "tokens",
@@ -47,13 +43,13 @@ LEGEND = (
 )
 
 
-def places(cfg: DictConfig) -> tuple[Path, Path]:
+def places(settings: Any) -> tuple[Path, Path]:
     """The folder that is counted and the file to write."""
-    counted = "data" if cfg.chats is None else "chats"
-    folder = checked_folder(counted, cfg[counted])
+    counted = "data" if settings.chats is None else "chats"
+    folder = checked_folder(counted, getattr(settings, counted))
     default = str(folder / VOCABULARY)
-    out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
-    refuse_foreign_file(out, MARK)
+    out = checked_folder("out", default if settings.out is None else settings.out, "file")
+    refuse_foreign_file(out, "draft_vocabulary")
     return folder, out
 
 
@@ -92,14 +88,14 @@ def refuse_other_target(pair: ModelPair, harvest: Harvest) -> None:
 
 
 def table(
-    cfg: DictConfig, pair: ModelPair, held: Sequence[Text], vocabularies: Sequence[Tensor]
+    settings: Any, pair: ModelPair, held: Sequence[Text], vocabularies: Sequence[Tensor]
 ) -> list[list[str]]:
     """A row for each of `vocabularies`, and one for all tokens."""
-    warps = instantiate(cfg.warp), instantiate(cfg.draft_warp)
+    warps = instantiate(settings.warp), instantiate(settings.draft_warp)
     everything = torch.arange(pair.draft.vocab_size)
-    found = fits(pair, shortened(held, cfg.positions), [*vocabularies, everything], warps)
+    found = fits(pair, shortened(held, settings.positions), [*vocabularies, everything], warps)
     target, drafting = (
-        target_seconds(pair.target, cfg.gammas + 1),
+        target_seconds(pair.target, settings.gammas + 1),
         draft_seconds(pair.draft, vocabularies),
     )
     said = count(held, pair.draft.vocab_size)
@@ -130,13 +126,17 @@ def said(counts: Tensor, size: int) -> str:
     )
 
 
-def provenance(cfg: DictConfig, pair: ModelPair, counts: Tensor, responses: int) -> dict[str, Any]:
+def provenance(settings: Any, pair: ModelPair, counts: Tensor, responses: int) -> dict[str, Any]:
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command_line(),
         "pair": {name: part for name, part in pair_identity(pair).items() if name != "draft"},
-        "counted_on": "chats of a distillation" if cfg.chats is not None else "a harvest",
+        "counted_on": "chats of a distillation" if settings.chats is not None else "a harvest",
         "responses": responses,
         "tokens_counted": int(counts.sum()),
         "distinct_tokens": int((counts > 0).sum()),
-        "size": cfg.size,
+        "size": settings.size,
     }
+
+
+if __name__ == "__main__":
+    raise SystemExit("error: this is no program. Run: python pairs/draft_vocabulary.py")

@@ -1,8 +1,6 @@
 """Draw every figure and table that evaluations, harvests, checkpoints and tunings allow, as one
 page to look at."""
 
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +21,7 @@ from reports.page import Lack, Section, Shown, page
 from reports.viewer.viewer import fragment
 from runtime.errors import UserError
 from runtime.files import file_name, replaced_folder, write_json
+from runtime.job import command_line
 
 DEFAULT = ("runs", "data", "checkpoints")
 
@@ -110,7 +109,7 @@ def facts(sections: Sequence[Section], lacking: Sequence[Lack]) -> dict[str, Any
         for shown in section.shown
     ]
     return {
-        "command": shlex.join(["python", "scripts/report.py", *sys.argv[1:]]),
+        "command": command_line(),
         "date": time.strftime("%Y-%m-%d"),
         "version": version("draftpredict"),
         "figures": figures,

@@ -27,11 +27,11 @@ from yaml import YAMLError
 
 from runtime.errors import UserError, shown
 from runtime.files import ROOT, remedy
+from runtime.job import called
 from runtime.launcher import launched
 from runtime.settings.composed import asked, check, composed, jobs, runs
 from runtime.settings.help import table
 from runtime.settings.kinds import Group
-from runtime.settings.typed import typed
 from runtime.text import printable
 
 BAD_INPUT = 2
@@ -52,8 +52,8 @@ _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 def program(
     script: str, settings: type[Group], *, several: bool = False
 ) -> Callable[[Callable[[Any], Any]], "Program"]:
-    """Make a command line program of the function that it decorates: ``main(settings)`` is given
-    an object of the class `settings`, ``main(cfg)`` the node that was composed.
+    """Make a command line program of the function that it decorates, which is given an object of
+    the class `settings`.
 
     Parameters
     ----------
@@ -92,6 +92,7 @@ class Program:
         self.script, self.settings, self.main = Path(script).resolve(), settings, main
         self.several, self.what = several, what
         self.modes = dict[str, Program]()
+        self.called = ""  # how its commands begin, where that is not python <its file>
         self.config = f"{self.script.stem}_{what}" if what else self.script.stem
 
     def mode(self, what: str, settings: type[Group]) -> Callable[[Callable[[Any], Any]], "Program"]:
@@ -116,7 +117,9 @@ class Program:
 
     def __call__(self) -> None:
         """Run with the arguments of the command line."""
-        run_reporting_errors(self.asked().run)
+        asked = self.asked()
+        asked.called = self.called
+        run_reporting_errors(asked.run)
 
     def run(self) -> None:
         share_the_terminal(self.several)
@@ -164,21 +167,25 @@ class Job:
         reporting = (
             run_in_sweep if HydraConfig.get().mode == RunMode.MULTIRUN else run_reporting_errors
         )
-        wants_object = "settings" in inspect.signature(self.program.main).parameters
-        settings = typed(self.program.settings, cfg) if wants_object else cfg
-        reporting(lambda: self.program.main(settings))
+        script = self.program.script
+        file = script.relative_to(_conf_folder(script).parent)
+        with called(self.program.called or f"python {file}"):
+            reporting(lambda: self.program.main(self.program.settings.of(cfg)))
 
-    def __reduce__(self) -> tuple[Callable[[str, str], "Job"], tuple[str, str]]:
-        return job_of, (str(self.program.script), self.program.what)
+    def __reduce__(self) -> tuple[Callable[[str, str, str], "Job"], tuple[str, str, str]]:
+        return job_of, (str(self.program.script), self.program.what, self.program.called)
 
 
-def job_of(script: str, what: str = "") -> Job:
-    """Return the job of the program in the file `script`, of its mode `what` where one is named."""
+def job_of(script: str, what: str, called: str) -> Job:
+    """Return the job of the program in the file `script`, of its mode `what` where one is named.
+    called: how its commands begin, "" for python and the file."""
     spec = importlib.util.spec_from_file_location(Path(script).stem, script)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return Job(module.main.modes[what] if what else module.main)
+    program: Program = module.main.modes[what] if what else module.main
+    program.called = called
+    return Job(program)
 
 
 def modules() -> dict[str, str]:
@@ -203,7 +210,9 @@ def command() -> None:
             BAD_INPUT,
         )
     del sys.argv[1]
-    importlib.import_module(programs[name]).main()
+    main: Program = importlib.import_module(programs[name]).main
+    main.called = f"draftpredict {name}"
+    main()
 
 
 def run_reporting_errors(program: Callable[[], Any]) -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -160,14 +161,15 @@ def checked_folder(key: str, value: str | Path, kind: str = "folder") -> Path:
     return Path(value)
 
 
-def refuse_foreign_file(path: Path, mark: str, key: str = "out") -> None:
-    """Raise UserError unless a program may write the file `path`: it is new, or a file that holds
-    `mark`, by which the program knows its own. Makes its folder."""
+def refuse_foreign_file(path: Path, program: str, key: str = "out") -> None:
+    """Raise UserError unless `program` ("tune") may write the file `path`: it is new, or holds a
+    command of that program. Makes its folder."""
+    mark = rf"python (\S*/)?{program}\.py|draftpredict {program}\b".encode()
     choose = f"Choose another {key}=<file>"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         foreign = path.is_symlink() or path.exists() and not path.is_file()
-        foreign = foreign or path.is_file() and mark.encode() not in path.read_bytes()
+        foreign = foreign or path.is_file() and not re.search(mark, path.read_bytes())
     except OSError as error:
         raise UserError(f"{key}: {path} cannot be made ({error.strerror}). {choose}") from error
     if foreign:

@@ -10,7 +10,6 @@ are compared by scripts/evaluate.py.
 
 from typing import Annotated, Literal
 
-from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
@@ -49,12 +48,12 @@ class Benchmark(Group):
 
 
 @program(__file__, Benchmark)
-def main(cfg: DictConfig) -> None:
+def main(settings: Benchmark) -> None:
     """Run the benchmark that `what` names and print its figures."""
     from evaluation.baselines.benchmark import benchmark_harvest, benchmark_overlap
 
     benchmarks = {"harvest": benchmark_harvest, "overlap": benchmark_overlap}
-    print(benchmarks[cfg.what](cfg))
+    print(benchmarks[settings.what](settings.composed))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,14 @@ harvest, in the pair's own dtype, time outside forwards and peak memory. A secon
 there is one; what the machine lacks is skipped by name. Writes device.json and device.md to `out`
 and ends with exit code 2 where the device differs."""
 
-import shlex
 import sys
 from typing import Annotated
-
-from omegaconf import DictConfig
 
 from decoding.settings import DeviceName, Pair
 from runtime.cli import program
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign
+from runtime.job import command_line
 from runtime.settings.groups import Dataset, DraftWarp, Harvest, Warp
 from runtime.settings.kinds import Count, Counts, Group, Output
 
@@ -44,9 +42,10 @@ class CheckDevice(Group):
 
 
 @program(__file__, CheckDevice)
-def main(cfg: DictConfig) -> None:
+def main(asked: CheckDevice) -> None:
     """Write `out`/device.json and device.md, or print how much memory is needed. Raises UserError
     where there is no such device, or where it differs from the host."""
+    cfg = asked.composed
     import torch
 
     from data_gen.settings import HarvestSettings
@@ -73,7 +72,7 @@ def main(cfg: DictConfig) -> None:
     requests, equal = compared(cfg, settings, device, second)
     found = {
         "device": named(device),
-        "command": shlex.join(["python", "scripts/check_device.py", *sys.argv[1:]]),
+        "command": command_line(),
         "setup": {},
         "agreement": equal,
         "speeds": {},

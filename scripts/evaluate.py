@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from pydantic import Field
 
 from decoding.settings import Pair
@@ -164,8 +164,9 @@ def with_value(settings: Any, names: list[str], value: Any) -> Any:
 
 
 @program(__file__, Evaluate)
-def main(cfg: DictConfig) -> None:
+def main(settings: Evaluate) -> None:
     """Models and prompts in, the table of measurements and its page out."""
+    cfg = settings.composed
     from evaluation import page
     from evaluation.evaluate import (
         MARKER,
@@ -221,10 +222,10 @@ class Expected(Methods):
 
 
 @main.mode("expected", Expected)
-def expected(cfg: DictConfig) -> None:
+def expected(settings: Expected) -> None:
     from evaluation.expect import expect
 
-    expect(cfg)
+    expect(settings.composed)
 
 
 if __name__ == "__main__":

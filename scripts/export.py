@@ -20,7 +20,6 @@ and by `predictor=` inside generate."""
 from __future__ import annotations
 
 import pathlib
-import shlex
 from os.path import expanduser
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +29,7 @@ from hydra.utils import instantiate
 from runtime.cli import program
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
+from runtime.job import command_line
 from runtime.json_files import write_checksummed
 from runtime.settings.kinds import DraftLength, Group, Output, Part, Path, Text
 
@@ -73,7 +73,6 @@ def main(settings: Export) -> None:
         return
     refuse_foreign(out, MARKER)
     name = str(HydraConfig.get().runtime.choices["serving"])
-    command = shlex.join(["python", "scripts/export.py", *HydraConfig.get().overrides.task])
     made = engine.export(known(settings))
     if not made.files:
         why = f" ({made.left_out[0]})" if made.left_out else ""
@@ -81,11 +80,11 @@ def main(settings: Export) -> None:
             f"serving: nothing that was given can be told {name}{why}. Give"
             " confidences=, costs=, schedule= or thresholds="
         )
-    text = page(name, made, command)
+    text = page(name, made, command_line())
     with only_writer(out), replaced_folder(out, MARKER) as folder:
         for file, content in made.files.items():
             (folder / file).write_text(content, encoding="utf-8")
-        write_checksummed(folder / MARKER, facts(name, made, folder, command))
+        write_checksummed(folder / MARKER, facts(name, made, folder, command_line()))
         (folder / "README.md").write_text(text + "\n", encoding="utf-8")
     print(f"{text if settings.verbose else answer(name, made)}\nsaved in {out}")
 

@@ -23,7 +23,6 @@ from datetime import date
 from typing import Annotated
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 
 from decoding.settings import Pair
 from runtime.cli import program
@@ -59,7 +58,7 @@ class GenData(Harvest):
 
 
 @program(__file__, GenData, several=True)
-def main(cfg: DictConfig) -> None:
+def main(asked: GenData) -> None:
     """Prompts and a pair in, a dataset folder out."""
     from data_gen.harvest import harvest
     from data_gen.prompts import load_prompts
@@ -83,38 +82,42 @@ def main(cfg: DictConfig) -> None:
     from data_gen.storage.sharing import Worker, begun_on, refuse_others
     from decoding.models.loading import load_pair, load_tokenizer
 
-    place, out = Worker.of_launcher(), checked_folder("out", cfg.out)
-    if cfg.verify:
+    place, out = Worker.of_launcher(), checked_folder("out", asked.out)
+    if asked.verify:
         report_faults(out, place)
         return
     refuse_foreign(out, *MARKS)
-    settings = HarvestSettings.of(cfg, cfg, cfg.anchors.stride, cfg.features.stored)
-    prompts = load_prompts(cfg.dataset)
-    source = instantiate(cfg.responses)
-    known = known_settings(cfg, prompts, settings, source)
-    if not cfg.estimate:
+    settings = HarvestSettings.of(asked, asked, asked.anchors.stride, asked.features.stored)
+    prompts = load_prompts(asked.dataset)
+    source = instantiate(asked.responses)
+    known = known_settings(asked.pair.name, asked.splits, prompts, settings, source)
+    if not asked.estimate:
         refuse_others(out, known)
     if any(prompt.chat for prompt in prompts):
         day = begun_on(out) or date.today().isoformat()
-        prompts = as_asked(prompts, load_tokenizer("target", cfg.pair), day, source.external)
+        prompts = as_asked(
+            prompts, load_tokenizer(asked.pair.model("target")), day, source.external
+        )
     # Before models are loaded: a server may need the memory.
-    given = source.fetch(prompts, settings, out, ask=not cfg.estimate)
+    given = source.fetch(prompts, settings, out, ask=not asked.estimate)
     prompts = asked_on(prompts, given)
     place.share_cores()
-    pair = load_pair(cfg.pair)
+    pair = load_pair(asked.pair)
     pair.draft.refuse_missing(settings.layers.draft_layers)
     pair.target.refuse_missing(settings.layers.target_layers)
     new_tokens = settings.max_new_tokens + settings.gamma
-    requests = make_requests(prompts, pair, new_tokens, cfg.splits.calibration, cfg.splits.test)
+    requests = make_requests(prompts, pair, new_tokens, asked.splits.calibration, asked.splits.test)
     requests = with_responses(requests, given, pair, settings.max_new_tokens)
-    if cfg.estimate:
+    if asked.estimate:
         print_estimate(pair, requests, settings, out, place)
         return
     start = time.perf_counter()
     with place.reporting(), progress_bar(requests, settings, place) as bar:
         harvest(pair, requests, settings, out, watch(bar, settings), place)
     if place.rank == 0:
-        manifest = finish(pair, requests, settings, out, cfg, repeats(prompts)).manifest
+        manifest = finish(
+            pair, requests, settings, out, asked.splits, asked.responses, repeats(prompts)
+        ).manifest
         print(
             f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
             f"\nsaved {out}"

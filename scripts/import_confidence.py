@@ -12,15 +12,14 @@ blocks of 64 in a row count as one. Writes `out`: confidences.safetensors and co
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 
 from runtime.cli import program
 from runtime.files import checked_folder, only_writer, refuse_foreign
+from runtime.job import command_line
 from runtime.settings.kinds import DraftLength, Group, Output, Part
 from runtime.text import printable
 
@@ -45,10 +44,8 @@ def main(settings: ImportConfidence) -> None:
     refuse_foreign(out, MANIFEST)
     source = instantiate(settings.source)
     found = joined([source.read()], "gamma", settings.gamma)
-    overrides = HydraConfig.get().overrides.task
-    command = shlex.join(["python", "scripts/import_confidence.py", *overrides])
     with only_writer(out):
-        write_confidences(out, found, source.labels, command)
+        write_confidences(out, found, source.labels, command_line())
     print("\n".join(summary(found)))
     print(f"saved in {out}")
 

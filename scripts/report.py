@@ -12,7 +12,6 @@ that makes it."""
 
 from typing import Annotated
 
-from omegaconf import DictConfig
 from pydantic import Field
 
 from runtime.cli import program
@@ -37,8 +36,9 @@ class Report(Group):
 
 
 @program(__file__, Report)
-def main(cfg: DictConfig) -> None:
+def main(settings: Report) -> None:
     """Folders in, a page out."""
+    cfg = settings.composed
     from evaluation import token_texts
     from reports.find_artifacts import REPORT, gather
     from reports.report import searched, write

@@ -57,6 +57,7 @@ from pydantic import Field
 from decoding.settings import Pair
 from runtime.cli import program
 from runtime.files import checked_folder, file_name, refuse_foreign_file, write_json
+from runtime.job import command_line
 from runtime.settings.groups import (
     AnySplit,
     Calibration,
@@ -194,14 +195,15 @@ class Tune(Replay):
 
 
 @program(__file__, Tune)
-def main(cfg: DictConfig) -> None:
+def main(settings: Tune) -> None:
     """Harvest and costs in, thresholds out; with check=true, whether replay is decode;
     with batch=[...], lengths by requests."""
+    cfg = settings.composed
     from data_gen.storage.dataset import Harvest
     from evaluation.page import simulated
     from evaluation.replay import thresholds
     from evaluation.replay.check import check_replay, excused, in_lines
-    from evaluation.replay.tune import MARK, check, command, out_file, report, short, tunable, tuned
+    from evaluation.replay.tune import check, out_file, report, short, tunable, tuned
     from evaluation.table import save
 
     if cfg.batch is not None:
@@ -210,11 +212,11 @@ def main(cfg: DictConfig) -> None:
     out, harvest = out_file(cfg), Harvest.open(cfg.data)
     elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
     check(cfg, harvest, elsewhere)
-    refuse_foreign_file(out, MARK)
+    refuse_foreign_file(out, "tune")
     stops = {name: tunable(cfg, name) for name in cfg.methods if name in cfg.rules}
     if cfg.check:
         found = check_replay(cfg, harvest, stops)
-        write_json(out, {"command": command(), "rules": found})
+        write_json(out, {"command": command_line(), "rules": found})
         print(f"\n{in_lines(found)}\n\nsaved {out}")
         sys.exit(not excused(found))
     facts, measurements = tuned(cfg, harvest, elsewhere, stops)
@@ -234,7 +236,6 @@ def by_requests(cfg: DictConfig) -> None:
     from decoding.batch_cost import tabled
     from evaluation.batched import compared, lengths
     from evaluation.replay.candidates import check_sizes, refuse_other_harvests, refuse_other_warps
-    from evaluation.replay.tune import MARK, command
     from evaluation.table import save
     from serving.schedule import Schedule, write_schedule
 
@@ -246,7 +247,7 @@ def by_requests(cfg: DictConfig) -> None:
     name = str(HydraConfig.get().runtime.choices["batch_cost"])
     default = f"runs/{file_name(cfg.pair.name)}-schedule-{name}.json"
     out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
-    refuse_foreign_file(out, MARK)
+    refuse_foreign_file(out, "tune")
     gamma = cfg.gamma_max or harvest.gamma
     cost = lengths.priced(cfg, gamma)
     costs = tabled(cost, cfg.batch, gamma)
@@ -267,7 +268,7 @@ def by_requests(cfg: DictConfig) -> None:
         "scheduler": {where: compared.facts(rows) for where, rows in ways.items()},
     }
     schedule = Schedule.at({size["requests"]: size["length"] for size in sizes}, costs)
-    write_schedule(out, schedule, command(), details)
+    write_schedule(out, schedule, command_line(), details)
     save(lengths.measurements(fixed, cost, cfg.batch, gamma, found), out.with_suffix(".parquet"))
     about = f"Costs {name} ({cost.made}), speeds modelled, {cfg.judge} prompts"
     pages = [
@@ -316,10 +317,10 @@ class Overlapped(Methods):
 
 
 @main.mode("overlapped", Overlapped)
-def overlapped(cfg: DictConfig) -> None:
+def overlapped(settings: Overlapped) -> None:
     from evaluation.overlapped.simulate import simulate
 
-    simulate(cfg)
+    simulate(settings.composed)
 
 
 Levels = Annotated[
@@ -349,10 +350,10 @@ class Checkpoints(Replay):
 
 
 @main.mode("checkpoints", Checkpoints)
-def checkpoints(cfg: DictConfig) -> None:
+def checkpoints(settings: Checkpoints) -> None:
     from evaluation.replay.collect import collect
 
-    collect(cfg)
+    collect(settings.composed)
 
 
 Nodes = Annotated[int, Field(ge=1, le=1024)]
@@ -385,10 +386,10 @@ class Tree(Group):
 
 
 @main.mode("tree", Tree)
-def tree(cfg: DictConfig) -> None:
+def tree(settings: Tree) -> None:
     from evaluation.replay.tune_tree import tune_tree
 
-    tune_tree(cfg)
+    tune_tree(settings.composed)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from threading import RLock
 from types import MethodType
 from typing import Any
 
-from omegaconf import OmegaConf
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
@@ -29,7 +28,8 @@ from decoding.models.layers.support import refuse_other_layers
 from decoding.models.layers.text_part import text_part
 from decoding.models.loading import ModelPair, check_same_vocabulary, draft_tokens, load_draft
 from decoding.models.options import load_config
-from decoding.pair import SETTINGS
+from decoding.pair import pair_settings
+from decoding.settings import Pair
 from runtime.errors import UserError
 
 SLOT = "_speculative"  # attribute of a model, for what was made ready of it
@@ -202,7 +202,7 @@ def _refuse_other_tokens(model: PreTrainedModel, source: str) -> None:
     """Raises UserError where both models have a tokenizer in the folder they were loaded from, and
     the two differ."""
     tokenizers = [_tokenizer(folder) for folder in (model.name_or_path, source)]
-    if None not in tokenizers and not find_checkpoint(_settings(model, source)):
+    if None not in tokenizers and not find_checkpoint(_settings(model, source).model("draft")):
         check_same_vocabulary(tokenizers[0], tokenizers[1], sys.maxsize, "draft")
 
 
@@ -214,19 +214,20 @@ def _tokenizer(folder: str | None) -> Any:
         return None
 
 
-def _settings(model: PreTrainedModel, source: str) -> Any:
-    return OmegaConf.create({**SETTINGS, "draft": source, "target": model.name_or_path})
+def _settings(model: PreTrainedModel, source: str) -> Pair:
+    return pair_settings(target=model.name_or_path, draft=source)
 
 
 def _loaded(source: str, target: CachedLM) -> CachedLM:
     """A draft from its folder or hub id, of whatever kind it is, for texts up to where its
     rotations begin to depend on their length."""
-    cfg = _settings(target.model, source)
-    cfg.draft_device, cfg.max_length = str(target.device), target.max_length
-    if not find_checkpoint(cfg) and (steady := steady_length(load_config("draft", cfg))):
-        cfg.max_length = min(steady, target.max_length)
-    tokens = draft_tokens(cfg, target.vocab_size)
+    settings = _settings(target.model, source)
+    settings.draft_device, settings.max_length = str(target.device), target.max_length
+    draft = settings.model("draft")
+    if not find_checkpoint(draft) and (steady := steady_length(load_config(draft))):
+        settings.max_length = min(steady, target.max_length)
+    tokens = draft_tokens(settings, target.vocab_size)
     if tokens is not None:
         tokenizer = _tokenizer(target.model.name_or_path) or _tokenizer(source)
         tokens = with_ends(tokens, end_ids(target.model, tokenizer))
-    return load_draft(cfg, target.fresh(), tokens)
+    return load_draft(settings, target.fresh(), tokens)

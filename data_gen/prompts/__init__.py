@@ -3,9 +3,10 @@
 A dataset has a ``name``, and is whatever the ``_target_`` of its YAML makes that can be iterated
 over: `Prompt`s with ids of their own."""
 
+from typing import Any
+
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 
 from data_gen.prompts.prompt import Prompt, select
 from data_gen.prompts.render import refuse_arguments
@@ -14,7 +15,7 @@ from runtime.errors import UserError
 __all__ = ["Prompt", "load_prompts"]
 
 
-def load_prompts(cfg: DictConfig) -> list[Prompt]:
+def load_prompts(cfg: Any) -> list[Prompt]:
     """The prompts of the config group ``dataset``; ids are unique, the list is not empty, the order
     is fixed.
 

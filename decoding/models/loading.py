@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
@@ -44,6 +43,7 @@ from decoding.models.options import (
     where_of,
 )
 from decoding.models.packing import pack_linears
+from decoding.settings import ModelSettings, Pair
 from runtime.errors import UserError
 from runtime.files import checked_folder
 
@@ -60,42 +60,42 @@ class ModelPair:
     eos_ids: tuple[int, ...]
 
 
-def load_pair(cfg: DictConfig) -> ModelPair:
-    """Load both models of a ``conf/pair`` group after checking that they exist and share one
-    vocabulary.
+def load_pair(settings: Pair) -> ModelPair:
+    """Load both models of a pair after checking that they exist and share one vocabulary.
 
     Raises UserError naming ``pair.target`` or ``pair.draft`` for a missing folder, an unsupported
     architecture or different vocabularies, and ``pair.draft_vocabulary`` for a file that is not
     about this vocabulary, ``pair.draft_mix`` for no share."""
-    sides = ("target",) if find_checkpoint(cfg) else ("target", "draft")  # which have their own
-    configs = {side: load_config(side, cfg) for side in sides}
-    tokenizers = {side: load_tokenizer(side, cfg) for side in sides}
-    vocab_size = min(config.get_text_config().vocab_size for config in configs.values())
-    check_same_vocabulary(tokenizers["target"], tokenizers[sides[-1]], vocab_size)
-    tokens = draft_tokens(cfg, vocab_size)
-    model = _load_model("target", cfg)
-    target = cached(model, vocab_size=vocab_size, max_length=cfg.max_length)
-    eos_ids = end_ids(model, tokenizers["target"])
-    draft = load_draft(cfg, target, None if tokens is None else with_ends(tokens, eos_ids))
-    mix_in(draft, target, cfg.get("draft_mix", 1))
-    return ModelPair(target, draft, tokenizers["target"], cfg.name, eos_ids)
+    published = find_checkpoint(settings.model("draft"))  # which has neither config nor tokenizer
+    sides = [settings.model(side) for side in (("target",) if published else ("target", "draft"))]
+    configs, tokenizers = [*map(load_config, sides)], [*map(load_tokenizer, sides)]
+    vocab_size = min(config.get_text_config().vocab_size for config in configs)
+    check_same_vocabulary(tokenizers[0], tokenizers[-1], vocab_size)
+    tokens = draft_tokens(settings, vocab_size)
+    model = _load_model(sides[0])
+    target = cached(model, vocab_size=vocab_size, max_length=settings.max_length)
+    eos_ids = end_ids(model, tokenizers[0])
+    draft = load_draft(settings, target, None if tokens is None else with_ends(tokens, eos_ids))
+    mix_in(draft, target, settings.draft_mix)
+    return ModelPair(target, draft, tokenizers[0], settings.name, eos_ids)
 
 
-def load_draft(cfg: DictConfig, target: CachedLM, vocabulary: torch.Tensor | None) -> CachedLM:
-    """The draft of a ``conf/pair`` group, of whatever kind its files say, for a target that is
-    loaded. vocabulary: [k], the tokens it may propose (`draft_tokens`); None: all."""
-    if checkpoint := find_checkpoint(cfg):
+def load_draft(settings: Pair, target: CachedLM, vocabulary: torch.Tensor | None) -> CachedLM:
+    """The draft of a pair, of whatever kind its files say, for a target that is loaded.
+    vocabulary: [k], the tokens it may propose (`draft_tokens`); None: all."""
+    files = settings.model("draft")
+    if checkpoint := find_checkpoint(files):
         if vocabulary is not None:
             raise UserError(
                 f"{VOCABULARY}: expected null, for pair.draft says which tokens it has, got a file."
                 f" Set {VOCABULARY}=null"
             )
-        return load_published(checkpoint, cfg, target)
-    model = _load_model("draft", cfg, vocabulary)
-    maps = read_maps(Path(source_of("draft", cfg)), model, target.model)
-    options = {
+        return load_published(checkpoint, files, target)
+    model = _load_model(files, vocabulary)
+    maps = read_maps(Path(source_of(files)), model, target.model)
+    options: Any = {
         "vocab_size": target.vocab_size,
-        "max_length": cfg.max_length,
+        "max_length": settings.max_length,
         "vocabulary": vocabulary,
     }
     if maps is None:
@@ -103,11 +103,11 @@ def load_draft(cfg: DictConfig, target: CachedLM, vocabulary: torch.Tensor | Non
     return EagleDraft(model, target, maps, **options)
 
 
-def draft_tokens(cfg: DictConfig, vocab_size: int) -> torch.Tensor | None:
+def draft_tokens(settings: Pair, vocab_size: int) -> torch.Tensor | None:
     """[k], the tokens the draft may propose; None: all."""
-    given = cfg.get("draft_vocabulary")
+    given = settings.draft_vocabulary
     if given == "auto":
-        file = own_vocabulary(source_of("draft", cfg))
+        file = own_vocabulary(source_of(settings.model("draft")))
     else:
         file = None if given is None else checked_folder(VOCABULARY, given, "file").expanduser()
     return None if file is None else read_vocabulary(file, vocab_size)
@@ -140,88 +140,79 @@ def check_same_vocabulary(
         )
 
 
-def load_llama(side: str, cfg: DictConfig) -> LlamaForCausalLM:
-    """One model of a ``conf/pair`` group as transformers has it, to read states of or to train.
-    Raises UserError where it is missing or no Llama."""
-    source = source_of(side, cfg)
+def load_llama(settings: ModelSettings) -> LlamaForCausalLM:
+    """One model of a pair as transformers has it, to read states of or to train. Raises UserError
+    where it is missing or no Llama."""
+    source, device = source_of(settings), settings.device
     try:
-        device = cfg[f"{side}_device"]
-        dtype = dtype_of(side, cfg, device)
+        dtype = dtype_of(settings, str(device))
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=device).eval()
     except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
         raise UserError(
-            f"pair.{side}: cannot load {source} ({first_line(error)}). {REMEDY}"
+            f"pair.{settings.side}: cannot load {source} ({first_line(error)}). {REMEDY}"
         ) from error
     if not isinstance(model, LlamaForCausalLM):
         raise UserError(
-            f"pair.{side}: {type(model).__name__} is no Llama model, the only kind this recipe"
-            " knows"
+            f"pair.{settings.side}: {type(model).__name__} is no Llama model, the only kind this"
+            " recipe knows"
         )
     return model
 
 
-def load_tokenizer(side: str, cfg: DictConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """Raises UserError where it is missing."""
-    source = source_of(side, cfg)
+    source = source_of(settings)
     try:
         return AutoTokenizer.from_pretrained(
-            source, trust_remote_code=cfg.trust_remote_code, **where_of(side, cfg)
+            source, trust_remote_code=settings.trust_remote_code, **where_of(settings)
         )
     except (OSError, ValueError) as error:
         raise UserError(
-            f"pair.{side}: no tokenizer in {source} ({first_line(error)}). {REMEDY}"
+            f"pair.{settings.side}: no tokenizer in {source} ({first_line(error)}). {REMEDY}"
         ) from error
 
 
-def _load_model(
-    side: str, cfg: DictConfig, vocabulary: torch.Tensor | None = None
-) -> PreTrainedModel:
+def _load_model(settings: ModelSettings, vocabulary: torch.Tensor | None = None) -> PreTrainedModel:
     """vocabulary: tokens its output layer is left with; None: all."""
-    model = text_part(f"pair.{side}", load_plain(side, cfg))
-    refuse_other_layers(f"pair.{side}", model)
-    refuse_unsteady(f"pair.{side}", model, cfg.max_length)
+    key = f"pair.{settings.side}"
+    model = text_part(key, load_plain(settings))
+    refuse_other_layers(key, model)
+    refuse_unsteady(key, model, settings.max_length)
     if vocabulary is not None:
         keep_rows(model, vocabulary)
     pack_linears(model)
     return model
 
 
-def load_plain(side: str, cfg: DictConfig) -> PreTrainedModel:
-    """One model of a ``conf/pair`` group as `from_pretrained` gives it. Raises UserError naming its
-    key."""
-    source, device_map, options = (
-        source_of(side, cfg),
-        device_map_of(side, cfg),
-        options_of(side, cfg),
-    )
+def load_plain(settings: ModelSettings) -> PreTrainedModel:
+    """One model of a pair as `from_pretrained` gives it. Raises UserError naming its key."""
+    key, source = f"pair.{settings.side}", source_of(settings)
+    device_map, options = device_map_of(settings), options_of(settings)
     if (Path(source) / ADAPTER_CONFIG_NAME).is_file() and not is_peft_available():
         raise UserError(
-            f"pair.{side}: expected peft to be installed, for {source} holds an adapter, which"
+            f"{key}: expected peft to be installed, for {source} holds an adapter, which"
             f" transformers would leave out, got none. Install it, or remove {ADAPTER_CONFIG_NAME}"
         )
     device = "cpu" if on_cpu(device_map) else str(device_map)
-    remedy = f"Check pair.{side}_options={options}" if options else REMEDY
+    remedy = f"Check {key}_options={options}" if options else REMEDY
     try:
         if isinstance(quantization := options.get("quantization_config"), dict):
             options["quantization_config"] = AutoQuantizationConfig.from_dict(quantization)
-        loaded: Any = auto_class(load_config(side, cfg)).from_pretrained(
+        loaded: Any = auto_class(load_config(settings)).from_pretrained(
             source,
-            dtype=dtype_of(side, cfg, device),
+            dtype=dtype_of(settings, device),
             device_map=device_map,
-            trust_remote_code=cfg.trust_remote_code,
+            trust_remote_code=settings.trust_remote_code,
             output_loading_info=True,
             **options,
         )
     except (OSError, ValueError, RuntimeError, ImportError, TypeError, SafetensorError) as error:
-        raise UserError(
-            f"pair.{side}: cannot load {source} ({first_line(error)}). {remedy}"
-        ) from error
+        raise UserError(f"{key}: cannot load {source} ({first_line(error)}). {remedy}") from error
     model, loading = loaded
     if loading["missing_keys"]:
         lost = sorted(loading["missing_keys"])
-        raise UserError(
-            f"pair.{side}: {source} lacks {len(lost)} weights, {lost[0]} among them. {REMEDY}"
-        )
+        what = f"{len(lost)} weights, {lost[0]} among them"
+        raise UserError(f"{key}: {source} lacks {what}. {REMEDY}")
     return model
 
 

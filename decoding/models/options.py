@@ -1,16 +1,17 @@
-"""What the keys of a ``conf/pair`` group say about loading one model: where it lies, on which
-device, in which dtype, with which further options."""
+"""What the settings of one model say about loading it: where it lies, on which device, in which
+dtype, with which further options."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from decoding.models.layers.rotations import refuse_unsteady
 from decoding.models.layers.windows import longest_text
 from decoding.models.packing import fast_bfloat16
+from decoding.settings import ModelSettings
 from runtime.errors import UserError
 
 REMEDY = (
@@ -29,81 +30,69 @@ OWN_KEYS = {
 }
 
 
-def load_config(side: str, cfg: DictConfig) -> PreTrainedConfig:
-    source = source_of(side, cfg)
+def load_config(model: ModelSettings) -> PreTrainedConfig:
+    source = source_of(model)
     try:
         return AutoConfig.from_pretrained(
-            source, trust_remote_code=cfg.trust_remote_code, **where_of(side, cfg)
+            source, trust_remote_code=model.trust_remote_code, **where_of(model)
         )
     except Exception as error:  # a damaged file makes it raise anything
         raise UserError(
-            f"pair.{side}: cannot read a model from {source} ({first_line(error)}). {REMEDY}"
+            f"pair.{model.side}: cannot read a model from {source} ({first_line(error)}). {REMEDY}"
         ) from error
 
 
-def source_of(side: str, cfg: DictConfig) -> str:
-    """The folder or hub id of one side; a path that does not exist is refused before the hub is
+def source_of(model: ModelSettings) -> str:
+    """The folder or hub id of a model; a path that does not exist is refused before the hub is
     asked."""
-    source = str(cfg[side])
+    source, where = model.source, where_of(model)
     path = Path(source).expanduser()
+    file = path / where.get("subfolder", "") / where.get("gguf_file", "config.json")
     looks_like_path = source.startswith(("~", ".", "/")) or source.count("/") > 1
-    where = where_of(side, cfg)
-    if (
-        looks_like_path
-        and not (
-            path / where.get("subfolder", "") / where.get("gguf_file", "config.json")
-        ).is_file()
-    ):
-        raise UserError(f"pair.{side}: no model in {source}. {REMEDY}")
+    if looks_like_path and not file.is_file():
+        raise UserError(f"pair.{model.side}: no model in {source}. {REMEDY}")
     return str(path) if path.exists() else source
 
 
-def device_map_of(side: str, cfg: DictConfig) -> Any:
+def device_map_of(model: ModelSettings) -> Any:
     """A device, "auto" or another of the strategies of accelerate, or a device for each part of the
     model."""
-    found = cfg[f"{side}_device"]
-    device_map = OmegaConf.to_container(found) if isinstance(found, DictConfig) else str(found)
-    if not on_cpu(device_map) and not torch.accelerator.is_available():
+    if not on_cpu(model.device) and not torch.accelerator.is_available():
         raise UserError(
-            f"pair.{side}_device: {found} needs a GPU and there is none here. Set"
-            f" pair.{side}_device=cpu"
+            f"pair.{model.side}_device: {model.device} needs a GPU and there is none here. Set"
+            f" pair.{model.side}_device=cpu"
         )
-    return device_map
+    return model.device
 
 
 def on_cpu(device_map: Any) -> bool:
-    return set(device_map.values() if isinstance(device_map, dict) else [device_map]) <= {
-        "cpu",
-        "disk",
-    }
+    places = device_map.values() if isinstance(device_map, Mapping) else [device_map]
+    return set(places) <= {"cpu", "disk"}
 
 
-def options_of(side: str, cfg: DictConfig) -> dict[str, Any]:
+def options_of(model: ModelSettings) -> dict[str, Any]:
     """Further keyword arguments of `from_pretrained`. Raises UserError for those that have a key of
     their own."""
-    options: Any = OmegaConf.to_container(
-        cfg.get(f"{side}_options") or OmegaConf.create(), resolve=True
-    )
     for name, key in OWN_KEYS.items():
-        if name in options:
+        if name in model.options:
             raise UserError(
-                f"pair.{side}_options: {name} cannot be given there. {key.format(side=side)}"
+                f"pair.{model.side}_options: {name} cannot be given there."
+                f" {key.format(side=model.side)}"
             )
-    return dict(options)
+    return dict(model.options)
 
 
-def where_of(side: str, cfg: DictConfig) -> dict[str, Any]:
+def where_of(model: ModelSettings) -> dict[str, Any]:
     """The options that say which file or revision is meant, for config and tokenizer as well."""
-    options = options_of(side, cfg)
+    options = options_of(model)
     return {
         name: options[name] for name in ("gguf_file", "revision", "subfolder") if name in options
     }
 
 
-def dtype_of(side: str, cfg: DictConfig, device: str) -> torch.dtype:
-    name = cfg[f"{side}_dtype"]
-    stored = load_config(side, cfg).get_text_config().dtype if name == "auto" else None
-    return resolve_dtype(name, device, stored)
+def dtype_of(model: ModelSettings, device: str) -> torch.dtype:
+    stored = load_config(model).get_text_config().dtype if model.dtype == "auto" else None
+    return resolve_dtype(model.dtype, device, stored)
 
 
 def resolve_dtype(name: str, device: str, stored: torch.dtype | str | None = None) -> torch.dtype:

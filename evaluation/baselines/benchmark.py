@@ -20,6 +20,7 @@ from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair
 from decoding.models.mixed import refuse_mixed
+from decoding.settings import Pair
 from evaluation.baselines.plain_harvest import Coins, OneByOne
 from evaluation.baselines.side_by_side import branch_bytes, measure_step, model_bytes
 from evaluation.table import markdown
@@ -83,7 +84,7 @@ def benchmark_harvest(cfg: DictConfig) -> str:
     The plain way works on `plain_prompts` of the prompts: unlike that of batches, its rate does not
     depend on how many."""
     settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
-    pair = load_pair(cfg.pair)
+    pair = load_pair(Pair.of(cfg.pair))
     room = settings.max_new_tokens + settings.gamma
     requests = make_requests(
         load_prompts(cfg.dataset), pair, room, cfg.splits.calibration, cfg.splits.test
@@ -164,7 +165,7 @@ def harvest_report(
 def benchmark_overlap(cfg: DictConfig) -> str:
     """A branch stage with so many branches: what overlapping costs in time, and branches in
     memory."""
-    settings, pair = cfg.overlap, load_pair(cfg.pair)
+    settings, pair = cfg.overlap, load_pair(Pair.of(cfg.pair))
     refuse_mixed(pair.draft)
     refuse_unfit_pair(pair, settings)
     context = some_context(cfg, pair)

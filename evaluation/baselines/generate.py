@@ -20,6 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from decoding.models.loading import ModelPair, load_plain
 from decoding.models.mixed import refuse_mixed
 from decoding.sampling import Sampler, Warp
+from decoding.settings import Pair
 from decoding.trace import STAGES, RoundTrace, Trace
 from runtime.errors import UserError
 from runtime.settings.kinds import Count, Group, Path, Probability, Text
@@ -266,7 +267,8 @@ def _as_text(models: Any) -> str:
 
 @lru_cache(maxsize=4)
 def _loaded(side: str, models: str) -> PreTrainedModel:
-    return load_plain(side, OmegaConf.create(json.loads(models))).eval()
+    settings = Pair.of(OmegaConf.create(json.loads(models)))
+    return load_plain(settings.model(side)).eval()
 
 
 def _engine(

@@ -1,7 +1,5 @@
 """The best fixed draft length for every number of requests decoded together (tune.py batch=...)."""
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +20,7 @@ from decoding.models.layers.clock import Clock
 from decoding.models.layers.recurrent import refuse_recurrent
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
+from decoding.settings import Pair
 from evaluation.replay.candidates import candidates_of, replayer
 from evaluation.replay.tuning import (
     Candidate,
@@ -35,8 +34,7 @@ from evaluation.replay.tuning import (
 from evaluation.table import markdown, price
 from runtime.errors import UserError
 from runtime.files import refuse_foreign_file
-
-MARK = "python scripts/tune.py"  # in what it writes
+from runtime.job import command_line
 
 
 def best_length(
@@ -121,10 +119,6 @@ def answer(choices: Sequence[Mapping[str, Any]]) -> str:
     return ((f"Draft {', '.join(parts)}." if parts else "") + rest).strip()
 
 
-def command() -> str:
-    return shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
-
-
 def priced(cfg: DictConfig, gamma: int) -> BatchCost:
     """The costs of the config, measured here where it says so. Raises UserError for fewer rows than
     drafts of `gamma` tokens have."""
@@ -137,15 +131,15 @@ def priced(cfg: DictConfig, gamma: int) -> BatchCost:
             f"batch_cost.rows: expected rows up to {gamma + 1}, one more than the tokens of the"
             f" longest draft, got {most} at most. Add them, or lower gamma_max"
         )
-    refuse_foreign_file(file, MARK, "batch_cost.file")
-    pair = load_pair(cfg.pair)
+    refuse_foreign_file(file, "tune", "batch_cost.file")
+    pair = load_pair(Pair.of(cfg.pair))
     found = measured(pair, cfg.batch, asked.rows, asked.context, asked.repeats)
     facts = {
         "seconds": asdict(found),
         "context": asked.context,
         "pair": pair_identity(pair),
         "measured_on": setup_facts(pair),
-        "command": command(),
+        "command": command_line(),
     }
     write_batch_cost(file, facts)
     return found

@@ -23,6 +23,7 @@ from decoding.models.loading import ModelPair, load_pair, load_plain
 from decoding.models.machine import setup_facts
 from decoding.models.options import context_limit, load_config, resolve_dtype, source_of
 from decoding.sampling import Warp
+from decoding.settings import ModelSettings, Pair
 from evaluation.baselines.generate import GenerateEngine
 from evaluation.device import agreement, memory, speeds
 from evaluation.device.memory import Peak
@@ -50,12 +51,11 @@ def chosen(device: str | None, second: str | None) -> tuple[str, str | None]:
     return first, second or next((name for name in there if name != first), None)
 
 
-def on(pair: DictConfig, target: str, draft: str, dtype: str | None = None) -> DictConfig:
+def on(pair: DictConfig, target: str, draft: str, dtype: str | None = None) -> Pair:
     """The pair on these devices. dtype: of both models; None: each in its own."""
     where = {"target_device": target, "draft_device": draft}
     dtypes = {name: dtype for name in ("dtype", "target_dtype", "draft_dtype") if dtype}
-    settings: DictConfig = OmegaConf.merge(pair, where, dtypes)  # type: ignore[assignment]
-    return settings
+    return Pair.of(OmegaConf.merge(pair, where, dtypes))
 
 
 def compared(
@@ -129,7 +129,7 @@ def beside_generate(
     pair: ModelPair, prompts: Sequence[Tensor], cfg: DictConfig, device: str
 ) -> dict[str, speeds.Speed]:
     """Speeds of decoding, and of `generate`, which has a target of its own meanwhile."""
-    plain = load_plain("target", on(cfg.pair, device, device))
+    plain = load_plain(on(cfg.pair, device, device).model("target"))
     generate = GenerateEngine(plain, None, Warp(0.0), frozenset(pair.eos_ids), {})
     tokens, repeats = cfg.max_new_tokens, cfg.repeats
     return speeds.decoding_speeds(pair, generate, prompts, tokens, repeats, Warp(0.0))
@@ -157,13 +157,14 @@ def needed(cfg: DictConfig) -> None:
     """Print what a decode and a harvest hold, by the length of a prompt, of two configurations:
     nothing is loaded. Raises UserError for a draft that reads its target's states, and for prompts
     that do not fit."""
-    if find_checkpoint(cfg.pair) or beside(Path(source_of("draft", cfg.pair)), MAPS):
+    models = [Pair.of(cfg.pair).model(side) for side in ("target", "draft")]
+    if find_checkpoint(models[1]) or beside(Path(source_of(models[1])), MAPS):
         raise UserError(
             "memory: this draft reads its target's states, which is not modelled. Give pair=smollm2"
             " or another ordinary draft"
         )
     settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
-    target, draft = (without_weights(side, cfg.pair) for side in ("target", "draft"))
+    target, draft = map(without_weights, models)
     for side, model in (("target", target), ("draft", draft)):
         refuse_recurrent(f"pair.{side}", cached(model), "harvests. Give pair=smollm2")
     if min(cfg.memory) < 2:
@@ -176,13 +177,13 @@ def needed(cfg: DictConfig) -> None:
     print(memory_page(found, [weights(target), weights(draft)]))
 
 
-def without_weights(side: str, cfg: DictConfig) -> PreTrainedModel:
+def without_weights(settings: ModelSettings) -> PreTrainedModel:
     """A model of the config alone, on the meta device."""
-    config, trusted = load_config(side, cfg), cfg.trust_remote_code
-    dtype = resolve_dtype(cfg[f"{side}_dtype"], "meta", config.get_text_config().dtype)
+    config, trusted = load_config(settings), settings.trust_remote_code
+    dtype = resolve_dtype(settings.dtype, "meta", config.get_text_config().dtype)
     with torch.device("meta"):
         whole = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
-    return text_part(f"pair.{side}", whole).eval().requires_grad_(False)
+    return text_part(f"pair.{settings.side}", whole).eval().requires_grad_(False)
 
 
 def weights(model: PreTrainedModel) -> int:

@@ -1,7 +1,5 @@
 """Count and price decoding methods from harvests, engines side by side included: no model runs."""
 
-import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from data_gen.storage.dataset import Harvest
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.maps import FILE
+from decoding.settings import Pair
 from decoding.stopping.base import TunableRule, setting_of
 from decoding.stopping.rollout_table import RolloutTable
 from evaluation.overlapped.walk import BranchRecords, is_serial, refuse_short, settings_of, traces
@@ -29,9 +28,9 @@ from predictors.base import read_config
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign_file, write_json
 from runtime.intervals import METHOD, Estimate
+from runtime.job import command_line
 from runtime.text import printable
 
-MARK = "python scripts/tune.py"  # in what it writes
 COLUMNS = ("emitted", "rounds", "steps", "lost", "run_tokens", "runs")
 HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
 
@@ -39,7 +38,7 @@ HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
 def simulate(cfg: DictConfig) -> None:
     """Harvests in, a table per speed ratio out."""
     out, harvest = checked_folder("out", cfg.out, "file"), Harvest.open(cfg.data)
-    refuse_foreign_file(out, MARK)
+    refuse_foreign_file(out, "tune")
     elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
     check(cfg, harvest, elsewhere)
     methods = [simulated(cfg, name) for name in cfg.methods]
@@ -49,7 +48,7 @@ def simulate(cfg: DictConfig) -> None:
     measurements = swept(cfg, methods, chosen_on, judged_on)
     found = {f"{c:g}": cell(cfg, methods, measurements, c) for c in cfg.ratios}
     save(measurements, out.with_suffix(".parquet"))
-    command = shlex.join([*MARK.split(), *sys.argv[1:]])
+    command = command_line()
     write_json(out, {"command": command, **about(cfg, harvest), "cells": found})
     pages = [page(cfg, c, rows, methods) for c, rows in found.items()]
     heading = f"# {printable(harvest.pair.name)}"
@@ -142,7 +141,7 @@ def refuse_reading_draft(cfg: DictConfig) -> None:
     """Of a harvest that no engine with both models side by side could have made."""
     folder = Path(cfg.pair.draft).expanduser()
     here = (folder / "config.json").is_file()
-    if beside(folder, FILE) or (here and find_checkpoint(cfg.pair)):
+    if beside(folder, FILE) or (here and find_checkpoint(Pair.of(cfg.pair).model("draft"))):
         raise UserError(
             "pair.draft: expected a draft that does not read its target's hidden states, since"
             f" here the two run side by side, got {cfg.pair.draft}. Harvest with another, such as"
@@ -184,7 +183,7 @@ def configured(cfg: DictConfig, name: str) -> DictConfig:
 
 def tables(cfg: DictConfig, harvest: Harvest, methods: Sequence[Simulated]) -> RolloutTable:
     asked = [method.stop for method in methods if isinstance(method.stop, TunableRule)]
-    table = read_table(harvest, "all", [BranchRecords(), *asked], cfg.pair)
+    table = read_table(harvest, "all", [BranchRecords(), *asked], Pair.of(cfg.pair))
     refuse_short(table, max(method.gamma for method in methods))
     return table
 

@@ -15,6 +15,7 @@ from decoding.engines.serial import SerialEngine
 from decoding.interfaces import StopRule
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
+from decoding.settings import Pair
 from decoding.stopping.base import TunableRule
 from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
@@ -135,7 +136,7 @@ def replayer(
     cfg: DictConfig, gamma_max: int, harvest: Harvest, split: str, asked: Iterable[Asks]
 ) -> Replayer:
     """One split of a harvest, or "all" of it, with what the predictors of `asked` say of it."""
-    table = read_table(harvest, split, asked, cfg.pair)
+    table = read_table(harvest, split, asked, Pair.of(cfg.pair))
     if cfg.max_new_tokens is not None:
         table = table.shortened(cfg.max_new_tokens)
     return Replayer(table, gamma_max)

@@ -23,6 +23,7 @@ from decoding.interfaces import LM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import dtypes, in_words
 from decoding.sampling import Sampler, Warp
+from decoding.settings import Pair
 from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import Policy
 from decoding.stopping.rollout_table import RolloutTable
@@ -47,11 +48,11 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
             f"data: expected a greedy harvest, got {cfg.data}, of which a decode is another draw."
             " Give a greedy one"
         )
-    pair = load_pair(cfg.pair)
+    pair = load_pair(Pair.of(cfg.pair))
     refuse_other_pair(pair_identity(pair), harvest.context["pair"], f"pair: {cfg.pair.name}")
     refuse_other_dtypes(dtypes(pair), harvest.manifest.dtypes)
     prompts = list(islice(harvest.prompts("all"), cfg.check_prompts))
-    table = read_table(harvest, "all", stops.values(), cfg.pair)
+    table = read_table(harvest, "all", stops.values(), Pair.of(cfg.pair))
     rules = [(name, value) for name, stop in stops.items() for value in values(cfg, stop, table)]
     found: Verdicts = {}
     with tqdm(total=len(rules) * len(prompts), desc="decode", unit="prompt") as bar:

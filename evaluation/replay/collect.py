@@ -2,8 +2,6 @@
 replay."""
 
 import re
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +25,12 @@ from predictors.base import damaged, read_config, read_metrics
 from predictors.inputs import Inputs
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign_file
+from runtime.job import command_line
 from runtime.text import printable
 
 SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
 FILES = ("metrics.json", "config.json")  # of a checkpoint: with either, it is meant to be one
-MARK = "python scripts/tune.py"  # in what it writes
 Cells = dict[str, str]
 LEGEND = (
     "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. survival: log loss,"
@@ -47,7 +45,7 @@ def collect(cfg: DictConfig) -> None:
         checked_folder("out", cfg.out, "file"),
         checkpoints(checked_folder(KEY, cfg.folder)),
     )
-    refuse_foreign_file(out, MARK)
+    refuse_foreign_file(out, "tune")
     known = [(settings(folder), scores(folder)) for folder in folders]
     tuned = [[Cells()] for _ in folders] if cfg.data is None else replayed(cfg, folders)
     rows = [
@@ -56,7 +54,7 @@ def collect(cfg: DictConfig) -> None:
         for found in each
     ]
     text = table(rows)
-    command = shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
+    command = command_line()
     out.write_text(f"{text}\n\n<!-- {printable(command)} -->\n", encoding="utf-8")
     print(f"\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
 

@@ -1,7 +1,5 @@
 """What decoding costs on this machine, measured on real decodes: cost=measure."""
 
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,10 +16,12 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.sampling import Sampler
+from decoding.settings import Pair
 from decoding.stopping.base import TunableRule
 from decoding.trace import Trace
 from evaluation.decode import Engine, request_seed
 from evaluation.replay.candidates import engine, refuse_other_pair
+from runtime.job import command_line
 
 PLAIN = "autoregressive"
 
@@ -29,7 +29,7 @@ PLAIN = "autoregressive"
 def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> CostTable:
     """From real decodes, saved for cost=measured."""
     asked = {rule: instantiate(cfg.rules[rule]) for rule in same_questions(cfg).values()}
-    pair = load_pair(cfg.pair)
+    pair = load_pair(Pair.of(cfg.pair))
     identity, setup = pair_identity(pair), setup_facts(pair)
     refuse_other_pair(identity, harvest.context["pair"], f"pair: {cfg.pair.name}")
     traces = decode_some(cfg, pair, cfg.gamma_max or harvest.gamma, {**asked, **stops})
@@ -41,7 +41,7 @@ def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, Tunable
         "regression": asdict(fit),
         "pair": identity,
         "measured_on": setup,
-        "command": shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]),
+        "command": command_line(),
     }
     write_cost(cfg.cost.file, facts)
     print(f"{cost_lines(table)}\n{fit}; saved {cfg.cost.file}")

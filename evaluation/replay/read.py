@@ -4,12 +4,12 @@ rounds."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from omegaconf import DictConfig
 from torch import Tensor
 
 from data_gen.samples import read_columns
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
+from decoding.settings import Pair
 from decoding.stopping.rollout_table import RolloutTable, build
 from predictors.base import Records
 from predictors.features.layers import RecordedLayers
@@ -28,10 +28,10 @@ class Asks(Protocol):
 
 
 def read_table(
-    harvest: Harvest, split: str, asked: Iterable[Asks] = (), pair: DictConfig | None = None
+    harvest: Harvest, split: str, asked: Iterable[Asks] = (), pair: Pair | None = None
 ) -> RolloutTable:
-    """The rounds of one split, or of "all", with what `asked` say of them. pair: config of the
-    harvested pair, only needed where the harvest stored no features.
+    """The rounds of one split, or of "all", with what `asked` say of them. pair: settings of
+    the harvested pair, only needed where the harvest stored no features.
 
     Raises UserError where the harvest has no round at some position."""
     all_asked, stride = list(asked), harvest.manifest.anchors.stride

@@ -1,8 +1,6 @@
 """Choose the threshold of every stop rule for your hardware: replay a harvest, price the counts."""
 
 import math
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -47,8 +45,8 @@ from evaluation.table import markdown
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_name, refuse_foreign_file
 from runtime.intervals import METHOD, Estimate
+from runtime.job import command_line
 
-MARK = "python scripts/tune.py"  # in what it writes
 MEASURED = ("measure", "measured")  # costs of this machine
 
 NOT_REPLAYED = {
@@ -108,10 +106,6 @@ def tuned(
     return facts, measurements
 
 
-def command() -> str:
-    return shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
-
-
 def tunable(cfg: DictConfig, name: str) -> TunableRule:
     """The rule of that name. Raises UserError for one that has no replay policy."""
     stop = instantiate(cfg.rules[name])
@@ -166,7 +160,7 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
     """Refuse settings that cannot work, before anything is computed."""
     check_sizes(cfg, harvest)
     if "_target_" not in cfg.cost:
-        refuse_foreign_file(Path(cfg.cost.file), MARK, "cost.file")
+        refuse_foreign_file(Path(cfg.cost.file), "tune", "cost.file")
     refuse_other_warps(cfg, harvest)
     gamma_max = cfg.gamma_max or harvest.gamma
     for name in cfg.methods:
@@ -198,7 +192,7 @@ def about(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,
         "rules": rules,
-        "command": command(),
+        "command": command_line(),
     }
 
 

@@ -1,8 +1,6 @@
 """Find the static tree that decodes fastest on your pair and machine: measure, solve, save."""
 
 import platform
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,11 +22,13 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.picking import draw
 from decoding.sampling import Sampler, Warp
+from decoding.settings import Pair
 from decoding.structures.sequoia import write_artefact
 from evaluation.decode import request_seed
 from evaluation.page import simulated
 from runtime.errors import UserError
 from runtime.files import refuse_foreign_file
+from runtime.job import command_line
 
 RowCost = Callable[[int], float]
 """Number of rows -> seconds of one forward."""
@@ -177,13 +177,10 @@ def _plan(
 # Measured, chosen, saved --------------------------------------------------------------------------
 
 
-MARK = "python scripts/tune.py"  # in what it writes
-
-
 def tune_tree(cfg: DictConfig) -> None:
     """Pair and prompts in, a tree out."""
-    refuse_foreign_file(Path(cfg.structure.tree), MARK, "structure.tree")
-    pair = load_pair(cfg.pair)
+    refuse_foreign_file(Path(cfg.structure.tree), "tune", "structure.tree")
+    pair = load_pair(Pair.of(cfg.pair))
     requests = load_requests(cfg, pair)
     texts, acceptance = measure_acceptance(cfg, pair, requests)
     draft_cost, target_cost = measure_costs(cfg, pair, sorted(texts, key=len)[len(texts) // 2])
@@ -317,7 +314,7 @@ def save(
         "pair": pair_identity(pair),
         "warp": instantiate(cfg.warp).to_dict(),
         "draft_warp": instantiate(cfg.draft_warp).to_dict(),
-        "command": shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]),
+        "command": command_line(),
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("draftpredict", "torch", "transformers")},

@@ -23,10 +23,10 @@ from predictors.survival import cross_fitted
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
+from runtime.job import command_line, is_job, job_folder
 from runtime.json_files import write_checksummed
 from runtime.processes import this_process
 from runtime.settings.groups import Calibration
-from runtime.sweep import is_job, job_folder
 
 CONTEXT = ("pair", "warp", "draft_warp")  # of harvests; no engine logs it
 LOGGED, HERE, ELSEWHERE = "as logged", "fitted here", "fitted elsewhere"
@@ -70,11 +70,7 @@ def imported(data: str | Path, calibration: Calibration) -> bool:
 
 
 def main(
-    data: str | Path,
-    calibration: Calibration,
-    drift: Sequence[str | Path],
-    out: str | Path | None,
-    command: str,
+    data: str | Path, calibration: Calibration, drift: Sequence[str | Path], out: str | Path | None
 ) -> None:
     """Calibrate imported confidences, for train.py; the first of several processes does it alone.
     drift: folders that it is scored on besides; out: None for the default."""
@@ -88,12 +84,10 @@ def main(
     refuse_foreign(folder, FILE)
     method = Method(name, fit, sts, calibration.survival)
     with only_writer(folder):
-        calibrate_imported(str(data), method, list(map(str, drift)), folder, command)
+        calibrate_imported(str(data), method, list(map(str, drift)), folder)
 
 
-def calibrate_imported(
-    data: str, method: Method, drift: Sequence[str], out: Path, command: str
-) -> None:
+def calibrate_imported(data: str, method: Method, drift: Sequence[str], out: Path) -> None:
     """Calibrate the confidences in `data`, score them there and in the folders `drift`, and write
     `out`. Raises UserError as `refuse_other`."""
     rows = read_confidences(data)
@@ -130,7 +124,7 @@ def calibrate_imported(
         "note": "" if kept else note,
         "scores": scores,
         "data": {"folder": data, "domains": list(rows.domains), **rows.facts},
-        "command": command,
+        "command": command_line(),
     }
     with replaced_folder(out, FILE) as fresh:
         write_checksummed(fresh / FILE, facts)

@@ -1,17 +1,16 @@
 """Composed settings against their description: every fault found, before anything is loaded."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from runtime.errors import shown
 from runtime.settings.expected import expected
-from runtime.settings.kinds import Group, Part, Unshown
-from runtime.settings.signatures import MORE, OWN, Setting, Unknown, settings_of
+from runtime.settings.kinds import Group, Part, Setting, Unshown, alternatives, each_of, group_among
+from runtime.settings.signatures import MORE, OWN, Unknown, settings_of
 
 MAKING = ("_target_", "_partial_")  # of a part, not its settings
 
@@ -30,19 +29,13 @@ class Fault(NamedTuple):
         return f"{self.key}: expected {self.expected}, got {found}. {self.remedy}"
 
 
-def described(group: type[Group]) -> dict[str, Setting]:
-    """The settings of a group, by name."""
-    hints = get_type_hints(group, include_extras=True)
-    return {name: Setting(kind) for name, kind in hints.items()}
-
-
 def faults(settings: type[Group], values: Mapping[str, Any]) -> Iterator[Fault]:
     """What is wrong with `values`, resolved and without Hydra's own."""
     yield from _group(settings, values, "")
 
 
 def _group(group: type[Group], values: Mapping[str, Any], key: str) -> Iterator[Fault]:
-    known = described(group)
+    known = group.described()
     found = [*_unknown(known, values, key), *_settings(known, values, key)]
     yield from found
     if not found:
@@ -113,35 +106,13 @@ def part(value: Any, key: str) -> Iterator[Fault]:
     yield from _settings(known, value, key)
 
 
-def group_among(kinds: Sequence[Any]) -> type[Group] | None:
-    return next((one for one in kinds if isinstance(one, type) and issubclass(one, Group)), None)
-
-
 def is_made(value: Any) -> bool:
     """Whether it is a part: settings with a ``_target_``."""
     return isinstance(value, dict) and isinstance(value.get("_target_"), str)
 
 
-def alternatives(kind: Any) -> Sequence[Any]:
-    """The members of a union, else `kind` alone, without its range and help."""
-    while get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if get_origin(kind) in (Union, UnionType):
-        return [one for member in get_args(kind) for one in alternatives(member)]
-    return [kind]
-
-
 def may_be_secret(kind: Any) -> bool:
     return any(isinstance(one, Unshown) or may_be_secret(one) for one in get_args(kind))
-
-
-def each_of(kinds: Sequence[Any]) -> Any:
-    """What every value of a mapping by names is; None where it is no such mapping, or they are
-    anything."""
-    for kind in kinds:
-        if get_origin(kind) is dict and get_args(kind)[1] is not Any:
-            return get_args(kind)[1]
-    return None
 
 
 def fits(kind: Any, value: Any) -> bool:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from runtime.settings.check import alternatives, described, each_of, group_among, is_made
+from runtime.settings.check import is_made
 from runtime.settings.composed import Composed, options, written
 from runtime.settings.expected import expected, help_of
-from runtime.settings.kinds import Group
-from runtime.settings.signatures import Setting, Unknown, settings_of
+from runtime.settings.kinds import Group, Setting, alternatives, each_of, group_among
+from runtime.settings.signatures import Unknown, settings_of
 
 WIDTH, COLUMN = 100, 34
 
@@ -34,7 +34,7 @@ def rows(known: Mapping[str, Setting], values: Mapping[str, Any], key: str = "")
         if is_made(value):
             yield from rows(settings_of_part(value), value, f"{inner}.")
         elif group is not None and isinstance(value, Mapping):
-            yield from rows(described(group), value, f"{inner}.")
+            yield from rows(group.described(), value, f"{inner}.")
         else:
             named = isinstance(value, Mapping) and each_of(alternatives(kind)) is not None
             yield Row(inner, list(value) if named else value, expected(kind), help_of(kind))
@@ -51,7 +51,7 @@ def settings_of_part(value: Mapping[str, Any]) -> dict[str, Setting]:
 
 def table(settings: type[Group], found: Composed, conf: Path) -> str:
     """Text for the terminal."""
-    known = described(settings)
+    known = settings.described()
     lines = ["Choices (files of conf/<group>; --cfg job prints what they compose):"]
     for name in known:
         if name in found.choices:
@@ -82,7 +82,7 @@ def page(programs: Mapping[str, tuple[type[Group], Composed]], conf: Path) -> st
     """Markdown for the site: the settings of each program, then those of each choice of a group."""
     lines = list[str]()
     for name, (settings, found) in programs.items():
-        lines += [f"## {name}", "", *_markdown(rows(described(settings), found.values(False)))]
+        lines += [f"## {name}", "", *_markdown(rows(settings.described(), found.values(False)))]
     for group in sorted(path for path in conf.iterdir() if path.is_dir()):
         lines += [f"## {group.name}=", ""]
         for file in sorted(group.glob("*.yaml")):

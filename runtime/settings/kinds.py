@@ -12,9 +12,22 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path as _Path
-from typing import Annotated, Any, Literal, NamedTuple, Optional, Union
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Optional,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from urllib.parse import urlsplit
 
+from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, Field
 
 from runtime.json_lines import SURROGATE
@@ -44,20 +57,77 @@ class Part:
     class or function (`runtime.settings.signatures`)."""
 
 
+class Setting(NamedTuple):
+    """annotation: of the kinds below, `Part`, a `Group`, or Any where nothing is said"""
+
+    annotation: Any
+    required: bool = True
+
+
 class Group:
     """Settings by name: the annotations of a subclass. `misfits` may find faults between them.
 
-    composed: the node that they were read from (`runtime.settings.typed`), for what keeps or
-        instantiates it whole"""
+    composed: the node that they were read from (`of`), for what keeps or instantiates it whole"""
 
     def __init__(self, composed: Any = None) -> None:
         self.composed = composed
+
+    @classmethod
+    def described(cls) -> dict[str, Setting]:
+        """Return the settings by name."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: Setting(kind) for name, kind in hints.items()}
+
+    @classmethod
+    def of(cls, cfg: Any) -> Self:
+        """Return what was composed and checked as an object: an attribute for each setting, None
+        where an optional one is not given. Groups in it are such objects themselves; a `Part` stays
+        the node that hydra instantiates."""
+        settings = cls(cfg)
+        for name, setting in cls.described().items():
+            value = cfg[name] if name in cfg else None
+            setattr(settings, name, _typed(setting.annotation, value))
+        return settings
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
         """Setting -> what is expected of it, for values that each are right and do not go
         together."""
         return {}
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    kinds = alternatives(kind)
+    inner, each = group_among(kinds), each_of(kinds)
+    if isinstance(value, DictConfig) and inner is not None and "_target_" not in value:
+        return inner.of(value)
+    if isinstance(value, DictConfig) and each is not None:
+        return {str(name): _typed(each, part) for name, part in value.items()}
+    if Part in kinds or not OmegaConf.is_config(value):
+        return value
+    return OmegaConf.to_container(value, resolve=True)
+
+
+def alternatives(kind: Any) -> Sequence[Any]:
+    """Return the members of a union, else `kind` alone, without its range and help."""
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        return [one for member in get_args(kind) for one in alternatives(member)]
+    return [kind]
+
+
+def group_among(kinds: Sequence[Any]) -> type[Group] | None:
+    return next((one for one in kinds if isinstance(one, type) and issubclass(one, Group)), None)
+
+
+def each_of(kinds: Sequence[Any]) -> Any:
+    """Return what every value of a mapping by names is; None where it is no such mapping, or they
+    are anything."""
+    for kind in kinds:
+        if get_origin(kind) is dict and get_args(kind)[1] is not Any:
+            return get_args(kind)[1]
+    return None
 
 
 def _printable(value: str) -> str:

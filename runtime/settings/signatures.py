@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from runtime.settings import kinds
+from runtime.settings.kinds import Setting
 
 OWN = ("runtime", "predictors", "decoding", "data_gen", "evaluation", "pairs")
 MORE = "**"  # instead of a setting: there may be others, of which nothing is known
@@ -19,13 +20,6 @@ _WORDS = {
     **vars(kinds),
     **{"__builtins__": __builtins__, "str": kinds.Text, "int": kinds.Whole, "float": kinds.Number},
 }
-
-
-class Setting(NamedTuple):
-    """annotation: of `kinds`, `Part`, a `Group`, or Any where nothing is said"""
-
-    annotation: Any
-    required: bool = True
 
 
 class Unknown(Exception):

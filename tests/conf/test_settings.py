@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from runtime.settings.check import alternatives, described, faults, group_among
+from runtime.settings.check import faults
 from runtime.settings.help import rows
+from runtime.settings.kinds import alternatives, group_among
 from tests.conf.test_configs import PROGRAMS, ROOT, SCRIPTS, composed, description
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_setting_is_described_and_its_default_is_right(program: str) -> None:
     values: Any = OmegaConf.to_container(composed(program), resolve=True)
-    known = described(description(program))
+    known = description(program).described()
     found = list(rows(known, values))
     own = set(leaves(known, values))
     assert set(known) == set(values) and own <= {row.key for row in found}
@@ -32,7 +33,7 @@ def leaves(known: Any, values: Any, before: str = "") -> Iterator[str]:
             continue
         group = group_among(alternatives(known[name].annotation))
         if group is not None and isinstance(value, dict):
-            yield from leaves(described(group), value, f"{before}{name}.")
+            yield from leaves(group.described(), value, f"{before}{name}.")
         else:
             yield f"{before}{name}"
 

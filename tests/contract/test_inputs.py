@@ -74,7 +74,7 @@ def harvested(
         RECIPE, gamma=GAMMA, max_new_tokens=MOST, stride=1, warp=warp, draft_warp=warp
     )
     harvest(pair, [given], settings, folder, Progress())
-    finish(pair, [given], settings, folder, SETTINGS)
+    finish(pair, [given], settings, folder, *SETTINGS.values())
     before, drawn = (
         SimpleNamespace(reads=reads, when=when, name="any")
         for reads, when in ((BEFORE, "round"), (DRAWN, "token"))

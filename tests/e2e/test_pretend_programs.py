@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
 from data_gen.storage.dataset import Harvest
 from decoding.models import loading
+from decoding.settings import ModelSettings
 from decoding.trace import read_traces
 from scripts import gen_data
 from serving.generate import speculate
@@ -31,9 +31,8 @@ def counts() -> Iterator[Counts]:
     """Of a device that `from_pretrained` loads models to."""
     plain = loading.load_plain
 
-    def load(side: str, cfg: DictConfig) -> PreTrainedModel:
-        host = OmegaConf.merge(cfg, {f"{side}_device": "cpu"})
-        return plain(side, host).to(cfg[f"{side}_device"])  # type: ignore[arg-type]
+    def load(settings: ModelSettings) -> PreTrainedModel:
+        return plain(settings._replace(device="cpu")).to(settings.device)  # type: ignore[arg-type]
 
     with (
         patch.object(loading, "load_plain", load),

@@ -16,6 +16,7 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
+from decoding.settings import Pair
 from decoding.structures.branch_point import BranchPoint
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
@@ -35,12 +36,12 @@ pytestmark = pytest.mark.slow
 def pair() -> ModelPair:
     subprocess.run([sys.executable, "pairs/build_pair.py"], cwd=ROOT, check=True)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return load_pair(compose("build_pair", ["pair=smollm2", *PLAIN]).pair)
+        return load_pair(Pair.of(compose("build_pair", ["pair=smollm2", *PLAIN]).pair))
 
 
 def test_the_default_draft_reads_its_target_and_says_frequent_tokens(pair: ModelPair) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        found = load_pair(compose("build_pair").pair)
+        found = load_pair(Pair.of(compose("build_pair").pair))
     assert (
         found.draft.reads_target and pair_identity(found)["target"] == pair_identity(pair)["target"]
     )

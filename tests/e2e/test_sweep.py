@@ -12,8 +12,8 @@ from hydra.core.global_hydra import GlobalHydra
 import train
 from data_gen.storage.dataset import Harvest
 from predictors.base import load_predictor
+from runtime.job import job_name
 from runtime.json_files import write_checksummed
-from runtime.sweep import job_name
 from tests.helpers.data.harvests import write_harvest
 from tests.helpers.training.trainings import result
 

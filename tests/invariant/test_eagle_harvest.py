@@ -15,6 +15,7 @@ from data_gen.settings import HarvestSettings
 from decoding.models.eagle.maps import FILE
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Warp
+from decoding.settings import Pair
 from evaluation.replay.simulate import counts_of
 from predictors.features.layers import side_by_side
 from predictors.hrad import HRAD
@@ -142,10 +143,10 @@ def folder(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return found
 
 
-def config(folder: Path, *more: str) -> test_recompute.DictConfig:
+def config(folder: Path, *more: str) -> Pair:
     folders = [f"pair.{side}={folder / side}" for side in ("target", "draft")]
     with initialize_config_dir(str(test_recompute.ROOT / "conf"), version_base="1.3"):
-        return compose("train", [*folders, "pair.name=tiny", *more]).pair
+        return Pair.of(compose("train", [*folders, "pair.name=tiny", *more]).pair)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 
 from data_gen.harvest import Progress, harvest, plan
 from data_gen.requests import Request
@@ -18,6 +18,7 @@ from data_gen.storage.chunks import inventory
 from data_gen.storage.dataset import Harvest
 from decoding.models.loading import load_pair
 from decoding.sampling import Warp
+from decoding.settings import Pair
 from predictors.base import Predictor
 from predictors.features.layers import RecordedLayers
 from predictors.hrad import HRAD
@@ -41,14 +42,14 @@ RECIPE = HarvestSettings(
 
 
 @pytest.fixture(scope="module")
-def pair_cfg(tiny_pair_dir: Path) -> DictConfig:
+def pair_cfg(tiny_pair_dir: Path) -> Pair:
     folders = [f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose("train", [*folders, "pair.name=tiny"]).pair
+        return Pair.of(compose("train", [*folders, "pair.name=tiny"]).pair)
 
 
 @pytest.fixture(scope="module")
-def folders(pair_cfg: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+def folders(pair_cfg: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """By whether features are stored."""
     pair, made = load_pair(pair_cfg), {}
     generator = torch.Generator().manual_seed(5)
@@ -67,7 +68,7 @@ def folders(pair_cfg: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> d
 
 @pytest.mark.parametrize("predictor", [SpecDecPP(), SpecDecPP(context="rollout"), HRAD(gamma=2)])
 def test_recomputed_features_equal_stored_ones(
-    folders: dict[bool, Path], pair_cfg: DictConfig, predictor: Predictor
+    folders: dict[bool, Path], pair_cfg: Pair, predictor: Predictor
 ) -> None:
     for split in shards.SPLITS:
         stored = read_samples(Harvest.open(folders[True]), predictor, split)
@@ -84,8 +85,8 @@ def test_nothing_of_them_is_on_disk(folders: dict[bool, Path]) -> None:
             assert not any(row[name] for name in shards.FEATURES if name in row)
 
 
-def test_another_pair_is_refused(folders: dict[bool, Path], pair_cfg: DictConfig) -> None:
-    other = DictConfig({**pair_cfg, "draft": pair_cfg.target})
+def test_another_pair_is_refused(folders: dict[bool, Path], pair_cfg: Pair) -> None:
+    other = Pair.of(OmegaConf.merge(pair_cfg.composed, {"draft": pair_cfg.target}))
     with pytest.raises(UserError, match=r"^pair\.draft: it is not the one of the harvest, tiny"):
         read_samples(Harvest.open(folders[False]), HRAD(), "test", other)
     with pytest.raises(UserError, match=r"^pair: .* stores no hidden states"):

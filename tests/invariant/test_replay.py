@@ -214,7 +214,7 @@ def harvested(prompts: list[torch.Tensor], how: HarvestSettings, folder: Path) -
         Request(f"{number:03}", "toy", prompt, "train") for number, prompt in enumerate(prompts)
     ]
     harvest(models(), requests, how, folder, Progress())
-    finish(models(), requests, how, folder, SETTINGS)
+    finish(models(), requests, how, folder, *SETTINGS.values())
     stops = [rule(name, {}) for name in ("specdecpp", "hrad", "value")]
     more = [rule(*one) for one in ONLY_HARVESTED]
     return read_table(Harvest.open(folder), "train", [*stops, *more])

@@ -79,7 +79,7 @@ def table(ends: bool, draft_warp: Warp = GREEDY, seed: int = 0) -> RolloutTable:
     requests = [Request(f"{n:03}", "toy", prompt, "train") for n, prompt in enumerate(PROMPTS)]
     folder = Path(mkdtemp())
     harvest(models(ends), requests, how, folder, Progress())
-    finish(models(ends), requests, how, folder, SETTINGS)
+    finish(models(ends), requests, how, folder, *SETTINGS.values())
     asked = [BranchRecords(), *(classes(*one) for one in CLASSES)]
     return read_table(Harvest.open(folder), "train", asked)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,6 +18,7 @@ from transformers.utils.hub import cached_file
 
 from decoding.models.eagle.speculators import KIND
 from decoding.models.options import first_line, source_of, where_of
+from decoding.settings import ModelSettings
 from runtime.errors import UserError
 
 REMEDY = "Download it again, or give another draft"
@@ -34,12 +34,11 @@ class Checkpoint:
     weights: Path
 
 
-def find_checkpoint(cfg: DictConfig) -> Checkpoint | None:
-    """The draft of a ``conf/pair`` group, if it is a published EAGLE draft.
+def find_checkpoint(draft: ModelSettings) -> Checkpoint | None:
+    """The draft of a pair, if it is a published EAGLE draft.
 
     Raises UserError where its configuration says so and its weights do not, or are damaged."""
-    where = where_of("draft", cfg)
-    source = source_of("draft", cfg)
+    where, source = where_of(draft), source_of(draft)
     if "gguf_file" in where:
         return None
     try:

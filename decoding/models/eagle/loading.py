@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from decoding.models.cached_lm import CachedLM
@@ -26,17 +25,19 @@ from decoding.models.options import (
     where_of,
 )
 from decoding.models.packing import pack_linears
+from decoding.settings import ModelSettings
 from runtime.errors import UserError
 
 OTHER = "Give a draft that was trained for pair.target"
 
 
-def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) -> PublishedDraft:
-    """The draft of a ``conf/pair`` group. What its files leave out (embeddings, the output layer)
-    is the target's.
+def load_published(
+    checkpoint: Checkpoint, settings: ModelSettings, target: CachedLM
+) -> PublishedDraft:
+    """The draft of a pair. What its files leave out (embeddings, the output layer) is the target's.
 
     Raises UserError for damaged files, and for a draft of another target."""
-    if more := sorted(options_of("draft", cfg).keys() - where_of("draft", cfg).keys()):
+    if more := sorted(options_of(settings).keys() - where_of(settings).keys()):
         raise UserError(
             f"pair.draft_options: expected none for an EAGLE draft, got {more[0]}. Leave it away"
         )
@@ -51,11 +52,11 @@ def load_published(checkpoint: Checkpoint, cfg: DictConfig, target: CachedLM) ->
     width = target.model.config.get_text_config().hidden_size
     model = _unfilled(config, flavour, len(tensors["lm_head.weight"]), width)
     _check(model, tensors, checkpoint)
-    device, dtype = _place(cfg, target, tensors)
+    device, dtype = _place(settings, target, tensors)
     model.load_state_dict({n: x.to(device, dtype) for n, x in tensors.items()}, assign=True)
     model.rotary_emb = rotary_of(config).to(device)
     pack_linears(model.requires_grad_(False))
-    sizes = {"vocab_size": target.vocab_size, "max_length": cfg.max_length}
+    sizes = {"vocab_size": target.vocab_size, "max_length": settings.max_length}
     return PublishedDraft(model, target, **sizes, vocabulary=vocabulary)
 
 
@@ -162,14 +163,14 @@ def _check(model: PublishedModel, tensors: Mapping[str, Tensor], checkpoint: Che
 
 
 def _place(
-    cfg: DictConfig, target: CachedLM, tensors: Mapping[str, Tensor]
+    settings: ModelSettings, target: CachedLM, tensors: Mapping[str, Tensor]
 ) -> tuple[torch.device, torch.dtype]:
     """Where the draft goes: one device, the target's where several are asked for."""
-    asked: Any = device_map_of("draft", cfg)
+    asked: Any = device_map_of(settings)
     if on_cpu(asked):
         device = torch.device("cpu")
     else:
         one = isinstance(asked, str) and not asked.startswith(("auto", "balanced", "sequential"))
         device = torch.device(asked) if one else target.device
     stored = tensors["fc.weight"].dtype
-    return device, resolve_dtype(cfg.draft_dtype, device.type, stored)
+    return device, resolve_dtype(settings.dtype, device.type, stored)

@@ -66,7 +66,7 @@ def make_dataset(
     harvest(pair, requests, recipe, folder, progress or Progress(), worker)
     if worker.rank > 0:
         return {}
-    return finish(pair, requests, recipe, folder, SETTINGS).manifest.written
+    return finish(pair, requests, recipe, folder, *SETTINGS.values()).manifest.written
 
 
 def answered_dataset(
@@ -87,7 +87,7 @@ def answered_dataset(
         for prompt in prompts:
             answers.append(prompt, {"response_tokens": responses[prompt.id]})
     harvest(pair, requests, recipe, folder / "data", Progress())
-    finish(pair, requests, recipe, folder / "data", SERVED)
+    finish(pair, requests, recipe, folder / "data", *SERVED.values())
     return prompts, plan(pair, requests, recipe)
 
 

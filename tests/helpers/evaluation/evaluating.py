@@ -7,6 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from decoding.models.loading import load_pair, pair_identity
+from decoding.settings import Pair
 from scripts import evaluate
 from tests.helpers.programs import programs
 from tests.helpers.training.checkpoints import write_checkpoint
@@ -21,7 +22,7 @@ ALL = f"methods=[{','.join(METHODS)}]"
 def identity(settings: list[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return pair_identity(load_pair(compose("evaluate", settings).pair))
+        return pair_identity(load_pair(Pair.of(compose("evaluate", settings).pair)))
 
 
 def write_checkpoints(settings: list[str], warp: dict[str, Any], **changes: Any) -> None:

@@ -29,19 +29,18 @@ class Settings(Group):
     times: Count
 
 @program(__file__, Settings)
-def main(cfg):
+def main(settings):
     import body
 
-    body.main(cfg)
+    body.main(settings)
 
 if __name__ == "__main__":
     main()
 """
 BODY = """
-from omegaconf import DictConfig
 from runtime.errors import UserError
 
-def main(cfg: DictConfig) -> None:
+def main(cfg) -> None:
     if cfg.do == "bad":
         raise UserError("do: cannot be 'bad'.\\nUse do=good")
     if cfg.do == "bug":

@@ -178,12 +178,12 @@ def test_a_file_of_something_else_is_not_replaced(tmp_path: Path) -> None:
     other.write_text('{"model_type": "llama"}')
     (tmp_path / "link").symlink_to(own)
     (tmp_path / "loop").symlink_to("loop")
-    refuse_foreign_file(own, "python scripts/tune.py")
-    refuse_foreign_file(tmp_path / "new" / "own.json", "python scripts/tune.py")
+    refuse_foreign_file(own, "tune")
+    refuse_foreign_file(tmp_path / "new" / "own.json", "tune")
     for name in ("other.json", "link", "loop", "new"):
         with pytest.raises(UserError, match=r"^key: \S+ holds something else, which would be lost"):
-            refuse_foreign_file(tmp_path / name, "python scripts/tune.py", "key")
+            refuse_foreign_file(tmp_path / name, "tune", "key")
     with pytest.raises(UserError, match=r"^key: \S+ (cannot be made|holds something else)"):
-        refuse_foreign_file(own / "below", "python scripts/tune.py", "key")
+        refuse_foreign_file(own / "below", "tune", "key")
     with pytest.raises(UserError, match="^key: /dev/null holds something else"):
         refuse_foreign_file(Path("/dev/null"), "", "key")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -28,7 +27,9 @@ from decoding.models.draft_vocabulary import (
 )
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.packing import PackedLinear
+from decoding.pair import pair_settings
 from decoding.sampling import Sampler, Warp
+from decoding.settings import Pair
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
@@ -55,13 +56,10 @@ def loaded(folder: Path, vocabulary: Path | None, dtype: str = "float64") -> Mod
     return load_pair(pair_config(folder, vocabulary, dtype))
 
 
-def pair_config(folder: Path, vocabulary: Path | None, dtype: str = "float64") -> DictConfig:
-    fields: dict[str, Any] = {"name": "tiny", "trust_remote_code": False, "max_length": None}
-    for side in ("target", "draft"):
-        fields |= {side: str(folder / side), f"{side}_dtype": dtype, f"{side}_device": "cpu"}
-    return OmegaConf.create(
-        fields | {"draft_vocabulary": None if vocabulary is None else str(vocabulary)}
-    )
+def pair_config(folder: Path, vocabulary: Path | None, dtype: str = "float64") -> Pair:
+    models = {side: str(folder / side) for side in ("target", "draft")}
+    tokens = None if vocabulary is None else str(vocabulary)
+    return pair_settings(**models, name="tiny", dtype=dtype, draft_vocabulary=tokens)
 
 
 # The file -----------------------------------------------------------------------------------------

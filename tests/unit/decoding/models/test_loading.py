@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
@@ -16,22 +15,15 @@ from decoding.models.draft_vocabulary import write_vocabulary
 from decoding.models.loading import check_same_vocabulary, load_pair, pair_identity
 from decoding.models.machine import dtypes
 from decoding.models.options import resolve_dtype
+from decoding.pair import pair_settings
+from decoding.settings import Pair
 from runtime.errors import UserError
 
 
-def pair_config(folder: Path, **changes: Any) -> DictConfig:
-    fields = {
-        "name": "tiny",
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "target_dtype": "float64",
-        "draft_dtype": "float64",
-        "target_device": "cpu",
-        "draft_device": "cpu",
-        "trust_remote_code": False,
-        "max_length": 64,
-    }
-    return OmegaConf.create(fields | changes)
+def pair_config(folder: Path, **changes: Any) -> Pair:
+    models = {side: str(folder / side) for side in ("target", "draft")}
+    fields = {"dtype": "float64", "max_length": 64, "draft_vocabulary": None}
+    return pair_settings(**models | fields | changes)
 
 
 def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:

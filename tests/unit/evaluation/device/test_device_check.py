@@ -172,8 +172,13 @@ def test_the_devices_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_model_is_timed_in_its_own_dtype() -> None:
     cfg = OmegaConf.create({"dtype": "auto", "target_dtype": "bfloat16", "draft_dtype": "float32"})
     found = on(cfg, "cuda:0", "cuda:1")
-    assert found == {**cfg, "target_device": "cuda:0", "draft_device": "cuda:1"}
-    assert set(on(cfg, "cpu", "cpu", "float64").values()) == {"float64", "cpu"}
+    sides = [found.model(side) for side in ("target", "draft")]
+    assert [(side.dtype, side.device) for side in sides] == [
+        ("bfloat16", "cuda:0"),
+        ("float32", "cuda:1"),
+    ]
+    same = on(cfg, "cpu", "cpu", "float64")
+    assert {same.model(side)[2:4] for side in ("target", "draft")} == {("cpu", "float64")}
 
 
 def test_a_page_says_what_was_found(tmp_path: Path) -> None:

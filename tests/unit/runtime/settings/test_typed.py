@@ -5,7 +5,6 @@ from typing import Annotated
 from omegaconf import OmegaConf
 
 from runtime.settings.kinds import Count, Counts, Group, Part
-from runtime.settings.typed import typed
 
 
 class Inner(Group):
@@ -29,9 +28,9 @@ def test_groups_are_objects_and_parts_stay_nodes() -> None:
             "counts": [3, 4],
         }
     )
-    settings = typed(Outer, cfg)
+    settings = Outer.of(cfg)
     assert settings.inner.count == 3 and settings.named["a"].count == 2
     assert settings.part is cfg.part and settings.composed is cfg
     assert settings.counts == [3, 4] and settings.absent is None
     cfg.part = {"count": 5}
-    assert typed(Outer, cfg).part.count == 5  # type: ignore[attr-defined]
+    assert Outer.of(cfg).part.count == 5  # type: ignore[attr-defined]

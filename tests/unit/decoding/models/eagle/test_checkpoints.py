@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from transformers import PhiConfig
 from transformers.models.phi.modeling_phi import PhiRotaryEmbedding, apply_rotary_pos_emb
@@ -15,7 +14,7 @@ from transformers.models.phi.modeling_phi import PhiRotaryEmbedding, apply_rotar
 from decoding.models.cpu_llama import rotate
 from decoding.models.eagle.published import PublishedDraft
 from decoding.models.loading import ModelPair, load_pair, pair_identity
-from decoding.pair import SETTINGS, open_pair
+from decoding.pair import open_pair, pair_settings
 from runtime.errors import UserError
 from tests.helpers.models.eagles import (
     FLAVOURS,
@@ -366,5 +365,5 @@ def test_what_belongs_to_other_drafts_is_refused(tiny_pair_dir: Path, tmp_path: 
 
 def test_an_ordinary_draft_is_none(tiny_pair_dir: Path) -> None:
     folders = {name: str(tiny_pair_dir / name) for name in ("target", "draft")}
-    found = load_pair(OmegaConf.create({**SETTINGS, **folders}))
+    found = load_pair(pair_settings(**folders))
     assert not found.draft.reads_target

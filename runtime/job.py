@@ -1,5 +1,10 @@
-"""Sweeps (``python train.py -m ...``): one folder per job, named after its overrides."""
+"""The job that this process does: the command it was called by and, in a sweep (``python train.py
+-m ...``), its own folder, named after its overrides."""
 
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -10,6 +15,25 @@ from runtime.files import file_name
 
 ASIDE = ("out", "overwrite", "logger", "verbose")
 """Keys that do not change what a job makes."""
+
+
+_CALLED: list[str] = []  # the words of the command
+
+
+@contextmanager
+def called(program: str) -> Iterator[None]:
+    """Record in this block that `program` runs, with the overrides that Hydra has given it."""
+    _CALLED[:] = [*program.split(), *HydraConfig.get().overrides.task]
+    try:
+        yield
+    finally:
+        _CALLED.clear()
+
+
+def command_line() -> str:
+    """Return the command of this job as it was called: ``python scripts/tune.py ...`` or
+    ``draftpredict tune ...``, of a job of a sweep the one that repeats this job alone."""
+    return shlex.join(_CALLED or ["python", *sys.argv])
 
 
 def is_job() -> bool:
