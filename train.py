@@ -91,7 +91,7 @@ def main(settings: Train) -> None:
     from data_gen.storage.dataset import Harvest
     from data_gen.storage.shards import SPLITS
     from predictors.confidences import run as confidences
-    from predictors.training.resume import ResumeFile
+    from predictors.training.trainer import ResumeFile
     from runtime.processes import leave_others, this_process
 
     if confidences.imported(settings.data, settings.calibration):
@@ -183,8 +183,13 @@ def judge(
     """Fit the calibration on its split, and add the scores on the test split and on harvests of
     other prompts, `elsewhere`, to `metrics`."""
     from data_gen.samples import reached
-    from predictors.reliability import compared, fit_confidences, measured
-    from predictors.scoring import fit_calibration, test_scores
+    from predictors.reliability import (
+        compared,
+        fit_calibration,
+        fit_confidences,
+        measured,
+        test_scores,
+    )
 
     samples = {split: reached(rows) for split, rows in data.samples.items()}
     known, test = data.rounds["calibration"], Judged(samples["test"], data.rounds["test"])

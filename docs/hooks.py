@@ -16,8 +16,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def settings() -> str:
     sys.path[:0] = [str(ROOT)]
     from runtime.cli import modules
-    from runtime.settings.composed import composed
-    from runtime.settings.help import page
+    from runtime.settings.composed import composed, page
 
     conf = ROOT / "conf"
     programs = {

@@ -122,7 +122,6 @@ class DistillDraft(Group):
 @program(__file__, DistillDraft)
 def main(settings: DistillDraft) -> None:
     """Run ``stage`` of the training configured by conf/distill_draft.yaml."""
-    cfg = settings.composed
     import torch
 
     from pairs.distilling import chat_writer, finish, load_target
@@ -130,6 +129,7 @@ def main(settings: DistillDraft) -> None:
     from pairs.run import MARKER, draft_folder, start
     from pairs.shipping import ship
 
+    cfg = settings.composed
     kind = instantiate(cfg.draft)
     out = draft_folder(cfg, kind.name)
     if cfg.ship is not None:

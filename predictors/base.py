@@ -17,7 +17,7 @@ from torch import nn
 
 from predictors.calibration import Calibration, balanced
 from predictors.inputs import Inputs, When
-from predictors.training.resampling import hold_out_prompts
+from predictors.training.batches import hold_out_prompts
 from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically, write_json

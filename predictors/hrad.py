@@ -12,9 +12,8 @@ from torch import nn
 
 from predictors.base import Predictor, Records
 from predictors.inputs import Inputs, When, named_inputs
-from predictors.training.batches import Items, RowDropout
+from predictors.training.batches import Items, RowDropout, balancing_weights, smote, standardisation
 from predictors.training.losses import balanced_cross_entropy, smoothed_cross_entropy
-from predictors.training.resampling import balancing_weights, smote, standardisation
 from predictors.training.trainer import Trainer
 from runtime.errors import TooFewRows, UserError
 from runtime.settings.kinds import DraftLength, Layers, Names

@@ -15,9 +15,8 @@ from predictors.base import Predictor, Records
 from predictors.features.catalogue import FIXED
 from predictors.inputs import Inputs, When, named_inputs
 from predictors.outcomes import NEGLIGIBLE, OUTCOMES, Chances
-from predictors.training.batches import Items, RowDropout
+from predictors.training.batches import Items, RowDropout, standardisation
 from predictors.training.losses import weighted_cross_entropy
-from predictors.training.resampling import standardisation
 from predictors.training.trainer import Trainer
 from runtime.errors import TooFewRows, UserError
 from runtime.settings.kinds import Names

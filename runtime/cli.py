@@ -28,9 +28,8 @@ from yaml import YAMLError
 from runtime.errors import UserError, shown
 from runtime.files import ROOT, remedy
 from runtime.job import called
-from runtime.launcher import launched
-from runtime.settings.composed import asked, check, composed, jobs, runs
-from runtime.settings.help import table
+from runtime.processes import launched
+from runtime.settings.composed import asked, check, composed, jobs, runs, table
 from runtime.settings.kinds import Group
 from runtime.text import printable
 

@@ -1,23 +1,69 @@
-"""The processes of `accelerate launch` (or torchrun) that share one job."""
+"""The processes of `accelerate launch`, `torchrun` or `mpirun` that share one job: which of them
+this one is, and how it is connected to the others."""
 
 import functools
 import gc
 import os
-
-import torch
-from accelerate import PartialState
+from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.errors import UserError
-from runtime.launcher import launched
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+_RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_LOCAL_SIZE = (
+    "LOCAL_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)
+
+
+class Launched(NamedTuple):
+    """Process `rank`, from 0 on, of `size`; `local_size` of them are on this machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+
+
+def launched() -> Launched:
+    """Return the process as the environment has it. A rank without a size above 1 means nothing.
+    Raises UserError for what is no number."""
+    size = _number(_SIZE, 1)
+    if size <= 1:
+        return Launched()
+    rank = _number(_RANK, 0)
+    if rank >= size:
+        raise UserError(
+            f"RANK: {rank} is not below WORLD_SIZE={size}. Unset both, or start with accelerate"
+            " launch"
+        )
+    return Launched(rank, size, _number(_LOCAL_SIZE, 1))
+
+
+def _number(names: tuple[str, ...], default: int) -> int:
+    """The first of these variables that is set."""
+    name = next((name for name in names if os.environ.get(name)), None)
+    if name is None:
+        return default
+    if not os.environ[name].isdecimal():
+        raise UserError(f"{name}: {os.environ[name]} is no whole number from 0 on. Unset it")
+    return int(os.environ[name])
 
 
 @functools.cache
-def this_process() -> PartialState:
+def this_process() -> "PartialState":
     """This process among the others, connected to them: over gloo where there is no GPU.
 
     On a machine without GPUs the launcher starts several processes if told `--multi_gpu`, else one,
     whatever it was asked for; then this says so. Raises UserError where they are not told where to
     meet."""
+    import torch
+    from accelerate import PartialState
+
     processes = launched().size
     if processes == 1:
         for name in ("RANK", "LOCAL_RANK"):  # left over: `PartialState` would wait for others

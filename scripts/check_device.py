@@ -45,7 +45,6 @@ class CheckDevice(Group):
 def main(asked: CheckDevice) -> None:
     """Write `out`/device.json and device.md, or print how much memory is needed. Raises UserError
     where there is no such device, or where it differs from the host."""
-    cfg = asked.composed
     import torch
 
     from data_gen.settings import HarvestSettings
@@ -63,6 +62,7 @@ def main(asked: CheckDevice) -> None:
         verdict,
     )
 
+    cfg = asked.composed
     if cfg.memory is not None:
         return needed(cfg)
     out = checked_folder("out", cfg.out)

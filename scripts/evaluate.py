@@ -166,7 +166,6 @@ def with_value(settings: Any, names: list[str], value: Any) -> Any:
 @program(__file__, Evaluate)
 def main(settings: Evaluate) -> None:
     """Models and prompts in, the table of measurements and its page out."""
-    cfg = settings.composed
     from evaluation import page
     from evaluation.evaluate import (
         MARKER,
@@ -179,6 +178,7 @@ def main(settings: Evaluate) -> None:
         saved,
     )
 
+    cfg = settings.composed
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
     compared = prepare(cfg)

@@ -38,11 +38,11 @@ class Report(Group):
 @program(__file__, Report)
 def main(settings: Report) -> None:
     """Folders in, a page out."""
-    cfg = settings.composed
     from evaluation import token_texts
     from reports.find_artifacts import REPORT, gather
     from reports.report import searched, write
 
+    cfg = settings.composed
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, REPORT)
     artifacts = gather(searched(cfg.run))

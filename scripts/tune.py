@@ -198,7 +198,6 @@ class Tune(Replay):
 def main(settings: Tune) -> None:
     """Harvest and costs in, thresholds out; with check=true, whether replay is decode;
     with batch=[...], lengths by requests."""
-    cfg = settings.composed
     from data_gen.storage.dataset import Harvest
     from evaluation.page import simulated
     from evaluation.replay import thresholds
@@ -206,6 +205,7 @@ def main(settings: Tune) -> None:
     from evaluation.replay.tune import check, out_file, report, short, tunable, tuned
     from evaluation.table import save
 
+    cfg = settings.composed
     if cfg.batch is not None:
         by_requests(cfg)
         return

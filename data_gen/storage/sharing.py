@@ -27,7 +27,7 @@ from data_gen.storage.shards import SCHEMA_VERSION
 from runtime.compatibility import differences, leaves
 from runtime.errors import UserError
 from runtime.json_files import OpenForm, read_json, write_checksummed
-from runtime.launcher import launched
+from runtime.processes import launched
 
 LOCK = ".lock"  # the first file of a harvest in its folder
 POLL = 0.2  # seconds between two looks at chunks that others are making
@@ -38,7 +38,7 @@ _PLAN, _PRESENCE, _FIRST_CHUNK = 0, 2**40, 1  # bytes to lock
 
 @dataclass(frozen=True)
 class Worker:
-    """Which of `size` processes this one is (`runtime.launcher`), `local_size` of them on this
+    """Which of `size` processes this one is (`runtime.processes`), `local_size` of them on this
     machine. Process 0 checks what an earlier run has left and writes the manifest."""
 
     rank: int = 0

@@ -1,14 +1,106 @@
-"""What a micro-batch is made of, and what each of several processes (`accelerate launch`) gets of
-it.
+"""Which rows a head is trained on: prompts held out, classes rebalanced (in the training fold
+alone), micro-batches, and what each of several processes (`accelerate launch`) gets of them.
 
 Micro-batches are the same for any number of processes, and so are the gradients of their losses, up
 to rounding."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
+
+from runtime.errors import UserError
+
+SYNTHETIC = -1
+"""`group` of a row that belongs to no prompt."""
+
+
+def hold_out_prompts(group: torch.Tensor, fraction: float, seed: int) -> torch.Tensor:
+    """Return the mask [n] of the rows held out for early stopping: all rows of `fraction` of the
+    prompts, of one at least."""
+    prompts = torch.unique(group)
+    if len(prompts) < 2:
+        raise UserError(
+            "data: the training split has fewer than 2 prompts. Harvest more: python"
+            " scripts/gen_data.py"
+        )
+    count = min(max(1, round(fraction * len(prompts))), len(prompts) - 1)
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed))
+    return torch.isin(group, prompts[order[:count]])
+
+
+def standardisation(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and scale of the columns of x [n, D]; scale is 1 where a column is constant."""
+    scale, mean = torch.std_mean(x, dim=0, correction=0)
+    return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def smote(
+    x: torch.Tensor, label: torch.Tensor, group: torch.Tensor, neighbours: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Raise every minority class to the majority count with SMOTE (Chawla et al. 2002; SpecBranch,
+    arXiv 2506.01979).
+
+    Neighbours are found, and rows interpolated, on standardised columns; only the synthetic rows
+    are mapped back, so the real rows stay bit for bit. A class too small for `neighbours` uses
+    fewer and a class of one row is skipped; both are printed. x: [n, D], label: [n], group: [n].
+    Returns the same three; synthetic rows come last, with group `SYNTHETIC`."""
+    from imblearn.over_sampling import SMOTE
+
+    counts = torch.bincount(label)
+    mean, scale = standardisation(x)
+    scaled, labels = ((x - mean) / scale).numpy(), label.numpy()
+    rows, classes = [x], [label]
+    for name, count in enumerate(counts.tolist()):
+        usable, missing = min(neighbours, count - 1), int(counts.max()) - count
+        if usable < 1:
+            print(
+                f"SMOTE: class {name} skipped, {count} training rows have no neighbours to"
+                " interpolate with"
+            )
+        elif usable < neighbours:
+            print(
+                f"SMOTE: class {name} has {count} training rows, k reduced from {neighbours} to"
+                f" {usable}"
+            )
+        if usable > 0 and missing:
+            target = {name: count + missing}
+            sampler = SMOTE(sampling_strategy=target, k_neighbors=usable, random_state=seed)
+            resampled, _ = sampler.fit_resample(scaled, labels)
+            synthetic = torch.from_numpy(np.ascontiguousarray(resampled[len(x) :]))
+            rows.append(synthetic * scale + mean)
+            classes.append(torch.full((missing,), name))
+    added = sum(map(len, rows)) - len(x)
+    return torch.cat(rows), torch.cat(classes), torch.cat([group, torch.full((added,), SYNTHETIC)])
+
+
+def balancing_weights(label: torch.Tensor) -> torch.Tensor:
+    """Return weights 1 / (rows of the same class), [n], which draw classes equally often."""
+    return 1.0 / torch.bincount(label)[label].double()
+
+
+class EpochSampler(Sampler[int]):
+    """Item order of one epoch, a function of (seed, epoch) alone, so that a resumed run continues
+    the same stream.
+
+    Without weights a permutation; with weights [n] as many draws with replacement (weighted random
+    sampler)."""
+
+    def __init__(self, size: int, seed: int, weights: torch.Tensor | None = None) -> None:
+        self.size, self.seed, self.weights = size, seed, weights
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        if self.weights is None:
+            return iter(torch.randperm(self.size, generator=generator).tolist())
+        draws = torch.multinomial(self.weights, self.size, replacement=True, generator=generator)
+        return iter(draws.tolist())
 
 
 class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):

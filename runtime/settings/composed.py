@@ -1,8 +1,10 @@
-"""What a command line composes, before Hydra makes a run folder of it."""
+"""What a command line composes, before Hydra makes a run folder of it; and what can be set, in
+tables for ``--help`` and for the site."""
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple, NoReturn
 
 from hydra import compose, initialize_config_dir
@@ -14,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runtime.errors import UserError, shown
 from runtime.files import file_name, installed
-from runtime.settings.check import Fault, faults
-from runtime.settings.kinds import Group
+from runtime.settings.check import Fault, Unknown, expected, faults, help_of, is_made, settings_of
+from runtime.settings.kinds import Group, Setting, alternatives, each_of, group_among
 
 OmegaConf.register_new_resolver("file_name", file_name, replace=True)  # both used by conf/
 OmegaConf.register_new_resolver("installed", installed, replace=True)
@@ -104,21 +106,16 @@ def options(conf: Path, group: str) -> list[str]:
     return sorted(path.stem for path in (conf / group).glob("*.yaml"))
 
 
-def refuse_missing(cfg: DictConfig) -> None:
-    """Raise `UserError` naming every key whose value is still ``???``."""
-    missing = sorted(OmegaConf.missing_keys(cfg))
-    if missing:
-        raise UserError(
-            f"{', '.join(missing)}: no value given. Add {' '.join(key + '=...' for key in missing)}"
-        )
-
-
 def check(
     settings: type[Group], compose_with: Callable[[Sequence[str]], Composed], job: Sequence[str]
 ) -> None:
-    """Raise UserError for the first fault of what is composed with the overrides of `job`."""
+    """Raise UserError for the values that are missing (``???``), or else for the first fault, of
+    what is composed with the overrides of `job`."""
     found = compose_with(job)
-    refuse_missing(found.cfg)
+    if missing := sorted(OmegaConf.missing_keys(found.cfg)):
+        raise UserError(
+            f"{', '.join(missing)}: no value given. Add {' '.join(key + '=...' for key in missing)}"
+        )
     wrong = list(faults(settings, found.values()))
     if wrong:
         said = next((fault for fault in wrong if not _copied(found.cfg, fault.key)), wrong[0])
@@ -154,3 +151,101 @@ def written(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
+WIDTH, COLUMN = 100, 34
+
+
+class Row(NamedTuple):
+    """A setting: where, what is composed there, what it takes, and what it is for."""
+
+    key: str
+    value: Any
+    takes: str
+    about: str
+
+
+def rows(known: Mapping[str, Setting], values: Mapping[str, Any], key: str = "") -> Iterator[Row]:
+    """Every setting, with those of the groups and parts in `values`."""
+    for name, (kind, _) in known.items():
+        if name not in values:
+            continue
+        value, inner, group = values[name], f"{key}{name}", group_among(alternatives(kind))
+        if is_made(value):
+            yield from rows(settings_of_part(value), value, f"{inner}.")
+        elif group is not None and isinstance(value, Mapping):
+            yield from rows(group.described(), value, f"{inner}.")
+        else:
+            named = isinstance(value, Mapping) and each_of(alternatives(kind)) is not None
+            yield Row(inner, list(value) if named else value, expected(kind), help_of(kind))
+
+
+def settings_of_part(value: Mapping[str, Any]) -> dict[str, Setting]:
+    """Return the settings of something made by its ``_target_``; empty where that is another
+    library's."""
+    try:
+        return settings_of(str(value["_target_"]))
+    except Unknown:
+        return {}
+
+
+def table(settings: type[Group], found: Composed, conf: Path) -> str:
+    """Text for the terminal."""
+    known = settings.described()
+    lines = ["Choices (files of conf/<group>; --cfg job prints what they compose):"]
+    for name in known:
+        if name in found.choices:
+            group, option = found.choices[name]
+            place = group if group == name else f"{group}@{name}"
+            about = (help_of(known[name].annotation), ", ".join(options(conf, group)))
+            lines += _entry(f"{place}={option}", ": ".join(filter(None, about)))
+    lines += ["", "Settings, and what this command line gives them:"]
+    for row in rows(known, found.values()):
+        about = (row.about, row.takes)
+        lines += _entry(f"{row.key}={written(row.value)}", "; ".join(filter(None, about)))
+    return "\n".join(lines)
+
+
+def _entry(left: str, right: str) -> Iterator[str]:
+    said = wrap(right, WIDTH - COLUMN - 4, break_on_hyphens=False, break_long_words=False) or [""]
+    if len(left) > COLUMN:
+        yield f"  {left}"
+    else:
+        yield f"  {left:{COLUMN}}  {said.pop(0)}".rstrip()
+    for line in said:
+        yield f"  {'':{COLUMN}}  {line}"
+
+
+def page(programs: Mapping[str, tuple[type[Group], Composed]], conf: Path) -> str:
+    """Markdown for the site: the settings of each program, then those of each choice of a group."""
+    lines = list[str]()
+    for name, (settings, found) in programs.items():
+        lines += [f"## {name}", "", *_markdown(rows(settings.described(), found.values(False)))]
+    for group in sorted(path for path in conf.iterdir() if path.is_dir()):
+        lines += [f"## {group.name}=", ""]
+        for file in sorted(group.glob("*.yaml")):
+            lines += [f"### {group.name}={file.stem}", "", *_choice(file)]
+    return "\n".join(lines) + "\n"
+
+
+def _choice(file: Path) -> list[str]:
+    """What a file of a config group says of itself, and the settings of what it makes."""
+    text = file.read_text(encoding="utf-8").splitlines()
+    said = [line.removeprefix("# ") for line in text if line.startswith("# ")]
+    command, *about = [line for line in said if not line.startswith("@package")]
+    values: Any = OmegaConf.to_container(OmegaConf.load(file))
+    settings = _markdown(rows(settings_of_part(values), values)) if is_made(values) else []
+    return [f"`{command}`", "", " ".join(about), "", *settings]
+
+
+def _markdown(found: Iterator[Row]) -> list[str]:
+    lines = [
+        f"| `{row.key}` | `{written(row.value)}` | {_cell(row.about)} | {_cell(row.takes)} |"
+        for row in found
+    ]
+    head = ["| setting | value | what for | takes |", "|---|---|---|---|"]
+    return [*head, *lines, ""] if lines else []
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -54,7 +54,7 @@ class Unshown(NamedTuple):
 
 class Part:
     """A choice of a config group that is made by its ``_target_``: its settings are those of that
-    class or function (`runtime.settings.signatures`)."""
+    class or function (`runtime.settings.check`)."""
 
 
 class Setting(NamedTuple):

@@ -20,7 +20,7 @@ from predictors.hrad import HRAD, class_chances, class_of_length
 from predictors.inputs import Inputs
 from predictors.metrics import scores
 from predictors.survival import Survival
-from predictors.training.resampling import SYNTHETIC
+from predictors.training.batches import SYNTHETIC
 from predictors.training.trainer import Trainer, logits_in_chunks
 from runtime.errors import UserError
 from runtime.files import replaced_folder

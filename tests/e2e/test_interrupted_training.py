@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from predictors.base import load_predictor
-from runtime.errors import UserError
 from tests.helpers.data.harvests import write_harvest
 from tests.helpers.training.trainings import finish, kill_after, result, start
 
@@ -164,24 +163,3 @@ def test_a_second_training_into_one_folder_is_refused(
     assert (tmp_path / "log.txt").read_text().count(refusal) == 2
     assert result(tmp_path / "checkpoints" / "specdecpp") == uninterrupted["specdecpp"][1]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["specdecpp"]
-
-
-@pytest.mark.slow
-def test_other_data_do_not_continue_it(tmp_path: Path) -> None:
-    for rows in (30, 31):
-        write_harvest(tmp_path / "data" / "toy", rows=rows)
-        kill = start(tmp_path, *TRAIN["hrad"])
-        while len(states(tmp_path / "checkpoints")) < rows - 29 and kill.is_alive():
-            time.sleep(0.002)
-        kill.kill()
-        kill.join()
-    assert len(states(tmp_path / "checkpoints")) == 2
-    assert "resuming" not in (tmp_path / "log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_nobody_can_load_a_training_that_is_not_done(tmp_path: Path) -> None:
-    write_harvest(tmp_path / "data" / "toy")
-    assert finish(tmp_path, *TRAIN["hrad"], last_step=3) == -9
-    with pytest.raises(UserError, match="no checkpoint"):
-        load_predictor(tmp_path / "checkpoints" / "hrad")

@@ -3,6 +3,7 @@ trained, calibrated, tuned (replay included) and decoded with, by the programs e
 are the examples of docs/guides/plugins.md; its predictor reads two inputs of the catalogue."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import predictors
 import train
 from decoding.trace import RoundTrace, read_traces
 from scripts import evaluate, gen_data, tune
-from tests.conf.test_plugins_guide import FILES
 from tests.helpers.programs.programs import GREEDY, SPLITS, run
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "plugins.md").read_text()
+FILES = re.findall(r'```(?:python|yaml) title="(\S+)"\n(.*?)```', GUIDE, re.DOTALL)
 LEARNED = "checkpoints/sure"
 TUNED = ("+stop@rules.impatient=impatient", "methods=[impatient,specdecpp]", "cost=c10")
 PARTS = ("methods=[custom]", "structure=short", "verifier=at_most")

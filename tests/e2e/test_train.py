@@ -92,16 +92,6 @@ def test_the_context_of_rollouts_trains_on_rounds(tmp_path: Path) -> None:
     assert test["specdecpp"]["auroc"] > 0.7
 
 
-def test_gamma_above_the_harvest_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_harvest(tmp_path / "data" / "toy")
-    with pytest.raises(SystemExit) as exit_code:
-        run("predictor=hrad", "data=data/toy", "predictor.gamma=5", *QUICK)
-    assert exit_code.value.code == 2
-    assert "error: predictor.gamma: 5 is more than the 4 tokens" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["specdecpp", "hrad"])
 def test_drift_is_measured_on_other_harvests(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -257,10 +247,3 @@ def test_out_holds_other_things(capsys: pytest.CaptureFixture[str]) -> None:
         assert exit_code.value.code == 2
         assert said in capsys.readouterr().err
     assert Path("data/toy/manifest.json").is_file()
-
-
-def test_unknown_key(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_code:
-        run("trainer.learning_rate=1")
-    assert exit_code.value.code == 2
-    assert "learning_rate" in capsys.readouterr().err

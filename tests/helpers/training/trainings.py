@@ -70,8 +70,7 @@ def _train(folder: str, arguments: tuple[str, ...], last_step: int | None) -> No
     import predictors.card
     import predictors.confidences.run
     import predictors.reliability
-    import predictors.scoring
-    import predictors.training.resume  # noqa: F401  (what the program imports when it runs)
+    import predictors.training.trainer  # noqa: F401  (what the program imports when it runs)
     import train
 
     os.chdir(folder)

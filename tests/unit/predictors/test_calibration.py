@@ -3,7 +3,6 @@ import math
 from collections.abc import Callable
 
 import pytest
-import scipy.optimize
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -18,7 +17,7 @@ from predictors.calibration import (
     fit_temperature,
     log_odds,
 )
-from predictors.survival import FOLDS, Survival
+from predictors.survival import Survival
 from runtime.errors import UserError
 
 METHODS = {"temperature": fit_temperature, "platt": fit_platt, "isotonic": fit_isotonic}
@@ -151,15 +150,6 @@ def test_a_fit_that_does_not_carry_over_to_other_prompts_is_left_out() -> None:
     fitted = calibrate(fit_isotonic, logits, targets, torch.arange(240) // 20)
     assert fitted.method == "none" and "isotonic left out" in fitted.note
     assert torch.equal(fitted.apply(logits), torch.softmax(logits, -1))
-
-
-def test_a_temperature_that_is_asked_for_is_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits, minimize = [], scipy.optimize.minimize_scalar
-    monkeypatch.setattr(
-        scipy.optimize, "minimize_scalar", lambda *a, **kw: fits.append(1) or minimize(*a, **kw)
-    )
-    calibrate(fit_temperature, *world(lambda z: 3 * z, 2, hard=True)[:3])
-    assert len(fits) == 1 + FOLDS
 
 
 @each_method

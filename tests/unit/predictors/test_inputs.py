@@ -1,5 +1,8 @@
+"""What predictors read of a harvest and while decoding; the heads of published ones by hand."""
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from predictors.features.catalogue import CATALOGUE
 from predictors.features.draft_statistics import (
@@ -15,7 +18,9 @@ from predictors.features.draft_statistics import (
 )
 from predictors.features.layers import LAYERS as LAYERS_OF
 from predictors.features.layers import RecordedLayers, checked_layers, narrowed, side_by_side
+from predictors.hrad import ClassMLP
 from predictors.inputs import Inputs, matrix, recorded, refuse_unreadable
+from predictors.specdecpp import AcceptanceHead
 from runtime.errors import UserError
 
 HIDDEN = torch.arange(4 * 2 * 3, dtype=torch.float32).view(4, 2, 3)  # [n_layers + 1, n, H]
@@ -35,13 +40,6 @@ def rounds(count: int = 5, gamma: int = 4) -> dict[str, torch.Tensor]:
         "depth": torch.arange(1, gamma + 1).expand(shape),
         **{name: torch.rand(shape) for name in Q_STATS},
     }
-
-
-def test_layers_lie_side_by_side_in_their_order() -> None:
-    rows = side_by_side(HIDDEN[-2:])
-    assert rows.dtype == torch.bfloat16 and torch.equal(
-        rows.float(), torch.cat([HIDDEN[2], HIDDEN[3]], dim=1)
-    )
 
 
 def test_values_have_the_precision_of_the_harvested_files() -> None:
@@ -195,3 +193,24 @@ def test_entropy_of_a_draft_over_part_of_the_vocabulary() -> None:
     torch.testing.assert_close(entropy(probs), torch.tensor(1.0397208))
     assert entropy(torch.eye(4)).tolist() == [0.0] * 4
     assert TINY >= torch.finfo(torch.float32).smallest_normal
+
+
+H = 6
+
+
+@pytest.mark.parametrize(("depth", "tied"), [(0, False), (2, False), (2, True)])
+def test_acceptance_head_by_hand(depth: int, tied: bool) -> None:
+    """Tied blocks repeat one block; depth 0 is logistic regression."""
+    head, x = AcceptanceHead(H, depth, tied), torch.randn(3, H)
+    expected, blocks = x, list(head.blocks) * (2 if tied else 1)
+    assert len(blocks) == depth
+    for block in blocks:
+        expected = expected + F.silu(expected @ block.weight.T + block.bias)
+    assert torch.allclose(head(x), expected @ head.out.weight.T + head.out.bias, atol=1e-6)
+
+
+def test_class_mlp_shape_and_dropout() -> None:
+    layers = ClassMLP(H, dropout=0.4).layers
+    shapes = [tuple(layer.weight.shape) for layer in layers if hasattr(layer, "weight")]
+    assert shapes == [(256, H), (64, 256), (3, 64)]
+    assert [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)] == [0.4, 0.4]

@@ -5,7 +5,7 @@ import torch
 from sklearn import metrics as reference
 
 from predictors.metrics import auroc, brier, confusion, ece, kl, scores
-from predictors.scoring import base_rate, confidence
+from predictors.reliability import base_rate, confidence
 
 
 def binary(f: list[float]) -> torch.Tensor:

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from predictors.metrics import log_loss
-from predictors.reliability import two_columns
 from predictors.survival import Prefixes, Survival, binary_nll, by_depth, counted, fit_survival
 from runtime.errors import UserError
 
@@ -112,11 +110,6 @@ def test_one_prompt_and_nan() -> None:
     assert fit_survival(rows).is_product and "two prompts" in fit_survival(rows).note
     with pytest.raises(UserError, match=r"^calibration\.survival: .*NaN"):
         fit_survival(rows._replace(product=rows.product * math.nan))
-
-
-def test_its_loss_is_the_log_loss() -> None:
-    f, s = torch.tensor([0.2, 0.9]).double(), torch.tensor([0.5, 1.0]).double()
-    assert torch.allclose(binary_nll(f, s), log_loss(two_columns(f), two_columns(s)))
 
 
 @pytest.mark.parametrize("survival", [Survival(), Survival(0.8, -0.3, 0.4)])

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
-from runtime.cli import explain, run_reporting_errors
+from runtime.cli import explain
 from runtime.errors import UserError
-from runtime.settings.composed import refuse_missing
 
 SCRIPT = """
 '''Does the job.'''
@@ -78,6 +76,7 @@ def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     ("override", "code", "says"),
     [
         ("do=good", 0, ""),
+        ("times=2", 2, "error: do: no value given. Add do=..."),
         ("do=bad", 2, "error: do: cannot be 'bad'. Use do=good"),
         ("do=full", 2, "error: [Errno 28] No space left on device: 'out.bin'. Free some space"),
         (
@@ -172,12 +171,6 @@ def test_a_terminal_without_the_characters_gets_escapes(
         assert printed.encode() in done.stdout
 
 
-@pytest.mark.slow
-def test_missing_value_is_named(script: Path) -> None:
-    done = run(script)
-    assert (done.returncode, done.stderr) == (2, "error: do: no value given. Add do=...\n")
-
-
 def test_a_config_that_is_no_yaml_is_one_line(script: Path) -> None:
     (script.parents[1] / "conf" / "pair" / "toy.yaml").write_text("target: [\n")
     done = run(script, "do=good")
@@ -268,20 +261,3 @@ def test_explain_leaves_bugs_alone() -> None:
     assert explain(ValueError("x")) is None
     assert explain(OSError(errno.ENOENT, "No such file or directory")) is None
     assert explain(ConfigAttributeError("Key 'x' is not in struct\n    full_key: x")) is not None
-
-
-def test_refuse_missing_names_nested_keys() -> None:
-    with pytest.raises(
-        UserError, match=r"dataset\.path: no value given\. Add dataset\.path=\.\.\."
-    ):
-        refuse_missing(OmegaConf.create({"dataset": {"path": "???"}}))
-
-
-def test_run_reporting_errors_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def program() -> None:
-        raise UserError("gamma: must be at least 1.\n  Set gamma=4")
-
-    with pytest.raises(SystemExit) as stop:
-        run_reporting_errors(program)
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == "error: gamma: must be at least 1. Set gamma=4\n"

@@ -14,7 +14,7 @@ from predictors.confidences.maps import (
     of_temperatures,
     reached,
 )
-from predictors.confidences.scores import errors, helps, scored
+from predictors.confidences.run import errors, helps, scored
 from predictors.confidences.sts import Sts, equal_width_ece
 from predictors.confidences.table import Confidences, joined, table
 from tests.helpers.training.confidences import TEMPERATURES, logged

@@ -1,17 +1,13 @@
 """The file an interrupted training is kept in: what is in it is found again, and damage is
 named."""
 
-import errno
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from predictors.training import resume
-from predictors.training.resume import ResumeFile
-from runtime import files
+from predictors.training.trainer import ResumeFile
 from runtime.errors import UserError
 
 RUN = {"predictor": {"depth": 1}, "seed": 0, "data": "aa"}
@@ -91,31 +87,3 @@ def test_files_of_other_runs_are_mentioned(
     assert "holds something unreadable" in capsys.readouterr().out
     assert ResumeFile(file.path.with_name("specdec"), RUN).read() is None
     assert not capsys.readouterr().out
-
-
-@pytest.mark.parametrize("step", ["save", "_sync", "replace"])
-def test_a_full_disk_keeps_the_last_state(
-    file: ResumeFile, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr({"save": resume, "_sync": files, "replace": Path}[step], step, full)
-    says = r"^out: \S+\.resume cannot be written .*No space left.*Free some space"
-    with pytest.raises(UserError, match=says):
-        file.write({"module.w": torch.zeros(2, 3)}, {"history": []})
-    monkeypatch.undo()
-    tensors, _ = file.read() or ({}, {})
-    assert torch.equal(tensors["module.w"], TENSORS["module.w"])
-    assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
-
-
-def test_a_disk_that_takes_no_more_keeps_the_last_state(file: ResumeFile) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(UserError, match="^out: .*resume cannot be written .*File too large"):
-            file.write({"module.w": torch.zeros(3000)}, {"history": []})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert file.read() is not None

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from runtime.settings import kinds
-from runtime.settings.check import part
-from runtime.settings.signatures import MORE, Unknown, known_classes, parsed, settings_of
+from runtime.settings.check import MORE, Unknown, known_classes, parsed, part, settings_of
 
 MODULE = """
 import other

@@ -9,8 +9,7 @@ import pytest
 
 from runtime.cli import share_the_terminal
 from runtime.errors import UserError
-from runtime.launcher import Launched, launched
-from runtime.processes import this_process
+from runtime.processes import Launched, launched, this_process
 
 SCRIPT = """
 from runtime.cli import program
@@ -19,11 +18,9 @@ from runtime.settings.kinds import Count, Group
 class Settings(Group):
     a: Count
 
-@program(__file__, Settings, several=SEVERAL)
-def main(cfg):
-    import body
-
-    body.main(cfg)
+@program(__file__, Settings)
+def main(settings):
+    print('done')
 
 if __name__ == "__main__":
     main()
@@ -46,57 +43,46 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"RANK": "1", "WORLD_SIZE": ""}, Launched(0, 1, 1)),
         ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, Launched(5, 8, 4)),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Launched(1, 2, 1)),
-    ],
-)
-def test_place_among_processes(
-    variables: dict[str, str], found: Launched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert launched() == found
-
-
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
         ({"WORLD_SIZE": "two"}, "^WORLD_SIZE: two is no whole number"),
         ({"WORLD_SIZE": "-2"}, "^WORLD_SIZE: -2 is no whole number"),
         ({"WORLD_SIZE": "2", "RANK": "x"}, "^RANK: x is no whole number"),
         ({"WORLD_SIZE": "2", "RANK": "2"}, "^RANK: 2 is not below WORLD_SIZE=2"),
     ],
 )
-def test_wrong_variables_are_named(
-    variables: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+def test_place_among_processes(
+    variables: dict[str, str], found: Launched | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=says):
-        launched()
-
-
-def job(folder: Path, several: bool, **variables: str) -> subprocess.CompletedProcess[str]:
-    (folder / "conf").mkdir(exist_ok=True)
-    (folder / "conf" / "job.yaml").write_text("a: 1\n")
-    (folder / "job.py").write_text(SCRIPT.replace("SEVERAL", str(several)))
-    (folder / "body.py").write_text("def main(cfg): print('done')")
-    command, environment = [sys.executable, "job.py"], {**os.environ, **variables}
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    if isinstance(found, Launched):
+        assert launched() == found
+    else:
+        with pytest.raises(UserError, match=found):
+            launched()
 
 
 @pytest.mark.slow
 def test_a_script_of_one_process(tmp_path: Path) -> None:
-    only = (
-        "error: WORLD_SIZE: this script is one process. Run it without accelerate launch, or unset"
-        " WORLD_SIZE\n"
-    )
-    alone, among = job(tmp_path, False, RANK="1"), job(tmp_path, False, RANK="0", WORLD_SIZE="2")
-    assert (alone.returncode, alone.stdout, alone.stderr) == (0, "done\n", "")
-    assert (among.returncode, among.stdout, among.stderr) == (2, "", only)
-    wrong = job(tmp_path, False, WORLD_SIZE="x")
-    assert (wrong.returncode, wrong.stderr) == (
-        2,
-        "error: WORLD_SIZE: x is no whole number from 0 on. Unset it\n",
-    )
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "job.yaml").write_text("a: 1\n")
+    (tmp_path / "job.py").write_text(SCRIPT)
+    only = "this script is one process. Run it without accelerate launch, or unset WORLD_SIZE"
+    for variables, answer in (
+        ({"RANK": "1"}, (0, "done\n", "")),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, (2, "", f"error: WORLD_SIZE: {only}\n")),
+        (
+            {"WORLD_SIZE": "x"},
+            (2, "", "error: WORLD_SIZE: x is no whole number from 0 on. Unset it\n"),
+        ),
+    ):
+        done = subprocess.run(
+            [sys.executable, "job.py"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+        )
+        assert (done.returncode, done.stdout, done.stderr) == answer
 
 
 def test_of_several_the_first_prints(
@@ -120,8 +106,6 @@ def test_processes_that_cannot_meet_are_refused(
     for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
-    with pytest.raises(
-        UserError,
-        match=f"^{missing}: not set, so that 2 processes .WORLD_SIZE. cannot find each other",
-    ):
+    told = f"^{missing}: not set, so that 2 processes .WORLD_SIZE. cannot find each other"
+    with pytest.raises(UserError, match=told):
         this_process.__wrapped__()
