@@ -1,11 +1,21 @@
-"""Tables of tensors whose rows are positions, and how they are worked out."""
+"""Tables of tensors whose rows are positions: how they are worked out, and which columns a
+distribution has.
+
+A harvest looks at a draft's distributions where the draft has any: at the tokens that it may
+propose. A draft with a small vocabulary gives all other tokens no probability. For the acceptance
+of its tokens, for residuals and for what comes after it is enough to know what the target gives all
+of those together: they are one column, behind the draft's own."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from data_gen.settings import HarvestSettings
+from decoding.models.cached_lm import CachedLM
+from decoding.sampling import Warp
 
 # Numbers worked on at once on a CPU: so many fit a core's cache, a whole batch takes three times as
 # long.
@@ -16,13 +26,10 @@ AT_ONCE = 200_000
 class Columns:
     """A dataclass of tensors with the same rows, [n, ...] each."""
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(**{name: change(column) for name, column in vars(self).items()})
-
     def take(self, rows: Tensor | slice) -> Self:
         if isinstance(rows, Tensor):
             rows = rows.to(next(iter(vars(self).values())).device)  # once for all columns
-        return self.map(lambda column: column[rows])
+        return type(self)(**{name: column[rows] for name, column in vars(self).items()})
 
     @classmethod
     def join(
@@ -31,7 +38,8 @@ class Columns:
         how: Callable[[list[Tensor], int], Tensor] = torch.cat,
         dim: int = 0,
     ) -> Self:
-        names = vars(parts[0])
+        """Return the columns of this class, also of parts that have more."""
+        names = [field.name for field in fields(cls)]
         return cls(**{name: how([getattr(part, name) for part in parts], dim) for name in names})
 
 
@@ -39,13 +47,13 @@ ColumnsT = TypeVar("ColumnsT", bound=Columns)
 
 
 def blockwise(distribution: Callable[..., ColumnsT], *rows: Tensor) -> ColumnsT:
-    """`distribution(*rows)` of rows [n, ...], worked out a few rows at a time on a CPU."""
+    """Return `distribution(*rows)` of rows [n, ...], worked out a few rows at a time on a CPU."""
     parts = [distribution(*block) for block in blocks(*rows)]
     return type(parts[0]).join(parts)
 
 
 def blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same few rows of each at a time. rows: [n, ...] each."""
+    """Yield the same few rows of each at a time. rows: [n, ...] each."""
     size = count = max(1, len(rows[0]))
     if rows[0].device.type == "cpu":
         size = max(1, AT_ONCE * count // max(1, *(each.numel() for each in rows)))
@@ -53,5 +61,63 @@ def blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def at(probs: Tensor, tokens: Tensor) -> Tensor:
-    """probs [..., V] at tokens [...]."""
+    """Return probs [..., V] at tokens [...]."""
     return probs.gather(-1, tokens[..., None]).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class OwnTokens:
+    """Columns of a distribution: those of `tokens` [k], increasing, and one for all others of
+    `vocab_size`; None: one for each token of the vocabulary."""
+
+    tokens: Tensor | None
+    vocab_size: int
+
+    @classmethod
+    def of(cls, draft: CachedLM) -> Self:
+        """Return the columns of the logits that a draft gives now."""
+        return cls(draft.vocabulary if draft.merges else None, draft.vocab_size)
+
+    @property
+    def columns(self) -> int:
+        return self.vocab_size if self.tokens is None else len(self.tokens) + 1
+
+    def merged(self, probs: Tensor) -> Tensor:
+        """Return the probabilities [n, V] of all tokens by column, [n, columns]."""
+        if self.tokens is None:
+            return probs
+        own = probs.index_select(-1, self.tokens)
+        rest = (probs.sum(-1, keepdim=True) - own.sum(-1, keepdim=True)).clamp_min_(0)
+        return torch.cat([own, rest], -1)
+
+    def ids(self, column: Tensor) -> Tensor:
+        """Return the tokens of columns [...] that have one; what is negative stays."""
+        if self.tokens is None:
+            return column
+        return torch.where(column < 0, column, self.tokens[column.clamp(0, len(self.tokens) - 1)])
+
+    def columns_of(self, ids: Tensor) -> Tensor:
+        """Return where proposed tokens [...] stand; what is negative stays."""
+        if self.tokens is None:
+            return ids
+        return torch.where(ids < 0, ids, torch.searchsorted(self.tokens, ids))
+
+
+def may_merge(draft: CachedLM) -> bool:
+    """Whether its tokens are some of all, and in the order of their ids: ties go to the lowest."""
+    tokens = draft.vocabulary
+    return tokens is not None and bool((tokens.diff() > 0).all())
+
+
+@dataclass(frozen=True)
+class Warps:
+    """Warps of both models, from logits to distributions that are compared, in the columns `own`,
+    in which the draft's logits are given."""
+
+    target: Warp
+    draft: Warp
+    own: OwnTokens
+
+    @classmethod
+    def of(cls, settings: HarvestSettings, draft: CachedLM) -> Self:
+        return cls(settings.warp, settings.draft_warp, OwnTokens.of(draft))

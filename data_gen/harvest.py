@@ -18,13 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_gen.joined import joined
-from data_gen.own_tokens import may_merge
+from data_gen.answers import Answer, read_answers, teacher_forced_answers, uniforms
+from data_gen.columns import may_merge
 from data_gen.records import Row, label
 from data_gen.requests import SPLIT_BY, Request
-from data_gen.responses.generate import Answer, read_answers, uniforms
-from data_gen.responses.teacher_forcing import teacher_forced_answers
-from data_gen.room import Room, room_of
+from data_gen.room import Room, joined, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from data_gen.storage.chunks import DATES, Marker, plan_id, save_chunk
@@ -65,10 +63,8 @@ def harvest(
 
     Raises UserError when `out` holds a dataset made with other settings, or when a model returns
     NaN."""
-    whole, batches = (
-        plan(pair, requests, settings),
-        split_into_chunks(requests, settings.batch_size),
-    )
+    whole = plan(pair, requests, settings)
+    batches = split_into_chunks(requests, settings.batch_size)
     with outputs_on(pair, pair.target.device):
         room = room_of(pair, requests, settings)
         for index in open_chunks(out, whole, worker, progress.earlier, progress.elsewhere):
@@ -79,7 +75,7 @@ def harvest(
 @contextmanager
 def outputs_on(pair: ModelPair, device: torch.device) -> Iterator[None]:
     """Let both models leave their outputs on one device, and the draft's be about the tokens
-    that it may propose (`data_gen.own_tokens`)."""
+    that it may propose (`data_gen.columns`)."""
     before = pair.target.output_device, pair.draft.output_device
     pair.target.output_device = pair.draft.output_device = device
     pair.draft.merges = may_merge(pair.draft)
@@ -91,7 +87,7 @@ def outputs_on(pair: ModelPair, device: torch.device) -> Iterator[None]:
 
 
 def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings) -> dict[str, Any]:
-    """Everything the shards depend on. Two harvests with equal plans may share a folder."""
+    """Return everything the shards depend on. Two harvests with equal plans may share a folder."""
     prompts = [(r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests]
     given = [(r.prompt_id, r.response.tolist()) for r in requests if r.response is not None]
     dates = sorted({request.date for request in requests if request.date})
@@ -106,7 +102,7 @@ def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
 
 
 def settings_of(splits: Sequence[str], settings: HarvestSettings) -> dict[str, Any]:
-    """What of a plan is known before a model is loaded. splits: of every prompt."""
+    """Return what of a plan is known before a model is loaded. splits: of every prompt."""
     counts = {split: splits.count(split) for split in shards.SPLITS}
     head = {"schema_version": shards.SCHEMA_VERSION, "splits": counts, "split_by": SPLIT_BY}
     return head | settings.to_dict()
@@ -118,7 +114,7 @@ def _sha256(rows: Sequence[tuple[Any, ...]]) -> str:
 
 
 def split_into_chunks(requests: Sequence[Request], size: int) -> list[list[Request]]:
-    """Batches of similar length, so that little of a batch is padding."""
+    """Return batches of similar length, so that little of a batch is padding."""
     ordered = sorted(requests, key=lambda request: (len(request.tokens), request.prompt_id))
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
@@ -135,12 +131,12 @@ def label_chunk(
     records: dict[int, dict[str, Row]] = {}
     answers = answers_of(pair, chunk, settings, progress.sampled)
     for group in joined(pair, answers, settings, room):
-        places = [answer.index for answer in group]
-        rows = label(pair, [chunk[place] for place in places], group, settings, room)
-        records.update(zip(places, rows, strict=True))
-        for answer in group:
+        requests = [chunk[answer.index] for answer in group]
+        rows = label(pair, requests, group, settings, room)
+        for answer, row in zip(group, rows, strict=True):
+            records[answer.index] = row
             progress.finished(1, len(answer.distributions.response))
-    return {kind: [records[row][kind] for row in sorted(records)] for kind in shards.SCHEMAS}
+    return {kind: [records[index][kind] for index in sorted(records)] for kind in shards.SCHEMAS}
 
 
 def answers_of(
@@ -161,12 +157,8 @@ def answers_of(
 
 
 def draws(chunk: Sequence[Request], settings: HarvestSettings) -> Tensor:
-    """[4, B, max_new]: the draws of responses, and of candidates and their siblings."""
+    """Return the draws of responses, and of candidates and their siblings, [4, B, max_new]."""
+    seed, size = settings.seed, settings.max_new_tokens
     purposes = ("response", "candidates", "second", "third")
-    size = settings.max_new_tokens
-    return torch.stack(
-        [
-            torch.stack([uniforms(settings.seed, r.prompt_id, purpose, size) for r in chunk])
-            for purpose in purposes
-        ]
-    )
+    streams = [uniforms(seed, r.prompt_id, purpose, size) for purpose in purposes for r in chunk]
+    return torch.stack(streams).view(len(purposes), len(chunk), size)

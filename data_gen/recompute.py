@@ -8,13 +8,13 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from data_gen.rollouts import Places, Texts, candidate_states, forward_along
+from data_gen.rollouts import Places, Texts, candidate_states, forward_along, states_of
 from data_gen.room import ON_A_CORE, ON_A_DEVICE
 from data_gen.storage.dataset import Harvest
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.settings import Pair
-from predictors.features.layers import RecordedLayers, side_by_side
+from predictors.features.layers import RecordedLayers
 from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
 
@@ -26,13 +26,19 @@ Maker = Callable[[ModelPair, Row, Row, RecordedLayers], Tensor]
 def recompute(
     harvest: Harvest, kind: str, split: str, columns: Collection[str], settings: Pair
 ) -> Row:
-    """Those columns of `data_gen.samples.read_columns(harvest, kind, split, columns)`, equal up to
-    rounding to what a harvest would have stored.
+    """Return those columns of `data_gen.samples.read_columns(harvest, kind, split, columns)`, equal
+    up to rounding to what a harvest would have stored.
 
     settings: of the pair that was harvested. Raises UserError where it is another one.
     """
     pair = _loaded(OmegaConf.to_yaml(settings.composed, resolve=True))
-    refuse_other_pair(pair, harvest)
+    models = {"target": harvest.pair.target, "draft": harvest.pair.draft}
+    if unlike := incompatible({"pair": pair_identity(pair)}, {"pair": models}):
+        raise UserError(
+            f"{unlike[-1].name}: it is not the one of the harvest, {harvest.pair.name}"
+            f"{of_earlier(models)}, whose hidden states are to be recomputed. Give"
+            " the pair that was harvested"
+        )
     answers = harvest.by_prompt("responses", split, ["prompt_tokens", "response_tokens"])
     ids = ["position", "token"] if kind == "mixed" else ["anchor", "committed", "token"]
     made: dict[str, list[Tensor]] = {name: [] for name in columns}
@@ -44,33 +50,25 @@ def recompute(
 
 @lru_cache(maxsize=1)
 def _loaded(pair: str) -> ModelPair:
-    """The pair of these settings, kept for the next split."""
-    return load_pair(Pair.of(OmegaConf.create(pair)))
+    """Return the pair of a config, kept for the next split."""
+    return load_pair(DictConfig(OmegaConf.create(pair)))
 
 
-def refuse_other_pair(pair: ModelPair, harvest: Harvest) -> None:
-    """Raise UserError where the models are others than those of a harvest."""
-    models = {"target": harvest.pair.target, "draft": harvest.pair.draft}
-    if unlike := incompatible({"pair": pair_identity(pair)}, {"pair": models}):
-        raise UserError(
-            f"{unlike[-1].name}: it is not the one of the harvest, {harvest.pair.name}"
-            f"{of_earlier(models)}, whose hidden states are to be recomputed. Give"
-            " the pair that was harvested"
-        )
-
-
-def run_draft(pair: ModelPair, answer: Row) -> None:
-    """Let the draft's cache hold prompt and response, as it reads them when they are verified."""
-    tokens = torch.cat([answer["prompt_tokens"], answer["response_tokens"]])
-    if pair.draft.reads_target:
-        run(pair.target, tokens)
-    run(pair.draft, tokens)
+def text_of(answer: Row) -> Tensor:
+    return torch.cat([answer["prompt_tokens"], answer["response_tokens"]])
 
 
 def run(lm: CachedLM, tokens: Tensor) -> None:
     """Let the cache hold exactly these tokens."""
     lm.reset()
     lm.forward(tokens, logits="none")
+
+
+def run_draft(pair: ModelPair, answer: Row) -> None:
+    """Let the draft's cache hold prompt and response, as it reads them when they are verified."""
+    if pair.draft.reads_target:
+        run(pair.target, text_of(answer))
+    run(pair.draft, text_of(answer))
 
 
 def mixed_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
@@ -85,20 +83,29 @@ def mixed_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers)
 
 
 def together(pair: ModelPair) -> int:
-    """Rollouts of one forward."""
+    """Return how many rollouts one forward advances."""
     return (ON_A_CORE if pair.draft.device.type == "cpu" else ON_A_DEVICE).rollouts
+
+
+def _along_text(lm: CachedLM, answer: Row, rows: Tensor, layers: tuple[int, ...]) -> Tensor:
+    """Return the hidden states of some rows [A] of prompt and response, from an empty cache."""
+    lm.reset()
+    wanted: list[int] = rows.tolist()
+    return states_of(lm.forward(text_of(answer), hidden=layers, hidden_rows=wanted, logits="none"))
 
 
 def target_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
     """[A, L * H] bfloat16 of the target at the last verified position before each anchor."""
-    tokens = torch.cat([answer["prompt_tokens"], answer["response_tokens"]])
     verified = row["anchor"] + len(answer["prompt_tokens"]) - 2
-    pair.target.reset()
-    hidden = pair.target.forward(
-        tokens, hidden=layers.of("target_hidden"), hidden_rows=verified.tolist(), logits="none"
-    ).hidden
-    assert hidden is not None
-    return side_by_side(hidden)
+    return _along_text(pair.target, answer, verified, layers.of("target_hidden"))
+
+
+def draft_first(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
+    """[A, L * H] bfloat16 of the draft at the last committed token before each anchor."""
+    if pair.draft.reads_target:
+        run(pair.target, text_of(answer))
+    committed = row["anchor"] + len(answer["prompt_tokens"]) - 1
+    return _along_text(pair.draft, answer, committed, layers.of("draft_hidden"))
 
 
 def draft_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
@@ -111,54 +118,38 @@ def draft_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers)
     at_once = 1 if draft.reads_target else gamma  # one that reads its own state needs that first
     places, parts = Places(last, torch.zeros_like(last)), list[Tensor]()
     for some in torch.arange(count).split(max(1, together(pair) * 4 // gamma)):
-        depths = []
-        for drafted in tokens[some].split(at_once, 1):
-            hidden = forward_along(
-                draft, places.take(some), drafted, base, hidden=read, logits="none"
-            ).hidden
-            assert hidden is not None
-            depths.append(side_by_side(hidden))
+        here = places.take(some)
+        depths = [
+            states_of(forward_along(draft, here, drafted, base, hidden=read, logits="none"))
+            for drafted in tokens[some].split(at_once, 1)
+        ]
         draft.crop(base)
         parts.append(torch.cat(depths).view(gamma, len(some), -1).transpose(0, 1))
     return torch.cat(parts)
 
 
-def draft_first(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
-    """[A, L * H] bfloat16 of the draft at the last committed token before each anchor."""
-    tokens = torch.cat([answer["prompt_tokens"], answer["response_tokens"]])
-    if pair.draft.reads_target:
-        run(pair.target, tokens)
-    pair.draft.reset()
-    rows = (row["anchor"] + len(answer["prompt_tokens"]) - 1).tolist()
-    hidden = pair.draft.forward(
-        tokens, hidden=layers.of("draft_hidden"), hidden_rows=rows, logits="none"
-    ).hidden
-    assert hidden is not None
-    return side_by_side(hidden)
-
-
-def _embedding(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
+def embedding(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
     """[n, E] or [A, gamma, E] bfloat16 of every drawn token."""
     shape = [len(row["anchor"]), -1] if "anchor" in row else [-1]
     return embedded(pair.target, row["token"]).view(*shape, pair.target.embed(0).shape[0])
 
 
-def _committed_embedding(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
+def committed_embedding(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
+    """[A, E] bfloat16 of the last committed token before each anchor."""
     return embedded(pair.target, row["committed"])
 
 
 def embedded(target: CachedLM, tokens: Tensor) -> Tensor:
-    """[n, E] bfloat16 of tokens [n]."""
     return torch.stack([target.embed(token) for token in tokens.tolist()]).bfloat16()
 
 
 MAKERS: Mapping[tuple[str, str], Maker] = {
     ("mixed", "draft_hidden"): mixed_hidden,
-    ("mixed", "embedding"): _embedding,
+    ("mixed", "embedding"): embedding,
     ("rounds", "draft_hidden"): draft_hidden,
     ("rounds", "draft_first"): draft_first,
     ("rounds", "target_hidden"): target_hidden,
-    ("rounds", "embedding"): _embedding,
-    ("rounds", "committed_embedding"): _committed_embedding,
+    ("rounds", "embedding"): embedding,
+    ("rounds", "committed_embedding"): committed_embedding,
 }
 """By kind of record and column."""

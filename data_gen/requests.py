@@ -6,7 +6,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.files import file_hash
 
-AnyRequest = TypeVar("AnyRequest")
 SPLIT_BY = "text"  # what decides the split of a prompt, as plans record it
 
 
@@ -40,26 +38,23 @@ class Request:
 def make_requests(
     prompts: Sequence[Prompt], pair: ModelPair, new_tokens: int, calibration: float, test: float
 ) -> list[Request]:
-    """Tokenise and split. new_tokens: room to leave after each prompt; calibration, test: shares of
-    the prompts.
+    """Tokenise and split prompts. new_tokens: room to leave after each prompt; calibration, test:
+    shares of the prompts.
 
-    Raises UserError for prompts that do not fit either model's context, or of a single token.
-    """
+    Raises UserError for prompts that do not fit either model's context, or of a single token."""
     context = min(pair.target.max_length, pair.draft.max_length)
     if context - new_tokens < 2:
         raise UserError(
             f"max_new_tokens: with gamma, {new_tokens} tokens fill the context of {context}. Lower"
             " it"
         )
-    splits = split_prompts(prompts, calibration, test)
-    requests = []
+    splits, requests = split_prompts(prompts, calibration, test), list[Request]()
     for prompt in prompts:
-        tokens = fitting(prompt, pair, new_tokens)
+        tokens, split = fitting(prompt, pair, new_tokens), splits[prompt.id]
         if len(tokens) < 2:
             raise UserError(
                 f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer"
             )
-        split = splits[prompt.id]
         requests.append(Request(prompt.id, prompt.dataset, tokens, split, date=prompt.date))
     return requests
 
@@ -73,12 +68,11 @@ def requests_of_split(
     limit: int | None,
     drafted: bool = True,
 ) -> list[Request]:
-    """`limit` prompts of a split ("all": of the whole set), evenly spaced, ready to be decoded.
-    shares: of the prompts, "calibration" and "test"; drafted: the draft runs along the whole of
-    each.
+    """Return `limit` prompts of a split ("all": of the whole set), evenly spaced, ready to be
+    decoded. shares: of the prompts, "calibration" and "test"; drafted: the draft runs along the
+    whole of each.
 
-    Raises UserError for an unknown split, prompts that do not fit, and as `split_prompts`.
-    """
+    Raises UserError for an unknown split, prompts that do not fit, and as `split_prompts`."""
     if split not in ("all", *SPLITS):
         raise UserError(f"split: {split!r} is unknown. Use all, {', '.join(SPLITS)}")
     if split != "all":
@@ -91,8 +85,9 @@ def requests_of_split(
 
 
 def fitting(prompt: Prompt, pair: ModelPair, new_tokens: int, drafted: bool = True) -> Tensor:
-    """Ids [n] of a prompt that leaves room for `new_tokens` in the target's context and, where the
-    draft runs along all of them (`drafted`), in the draft's. Raises UserError for another one."""
+    """Return the ids [n] of a prompt that leaves room for `new_tokens` in the target's context and,
+    where the draft runs along all of them (`drafted`), in the draft's. Raises UserError for another
+    one."""
     tokens = prompt_ids(prompt, pair.tokenizer, pair.target.max_length - new_tokens)
     context = pair.draft.max_length
     if drafted and len(tokens) > context - new_tokens:
@@ -122,19 +117,13 @@ def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], wh
             " their texts decide: what is kept for tests differs. Harvest it anew, or, where it has"
             " seen none of the prompts, set split=all"
         )
-    for name, theirs in manifest.get("shares", {}).items():
-        if shares[name] != theirs:
+    for name, share in manifest.get("shares", {}).items():
+        if shares[name] != share:
             raise UserError(
-                f"splits.{name}: {shares[name]} here, {theirs} in {data['folder']}, on which"
-                f" {where}: what is kept for tests differs. Set splits.{name}={theirs}, or, where"
+                f"splits.{name}: {shares[name]} here, {share} in {data['folder']}, on which"
+                f" {where}: what is kept for tests differs. Set splits.{name}={share}, or, where"
                 " it has seen none of the prompts, split=all"
             )
-
-
-def spread(requests: Sequence[AnyRequest], count: int) -> list[AnyRequest]:
-    """`count` of them (or all), evenly spaced."""
-    count = min(count, len(requests))
-    return [requests[index * len(requests) // count] for index in range(count)]
 
 
 def split_prompts(prompts: Sequence[Prompt], calibration: float, test: float) -> dict[str, str]:
@@ -149,7 +138,8 @@ def split_prompts(prompts: Sequence[Prompt], calibration: float, test: float) ->
             " train"
         )
     texts = {prompt.id: normalised(prompt.text) for prompt in prompts}
-    place = {text: _unit_hash(text) for text in texts.values()}
+    digests = {text: hashlib.sha256(text.encode()).digest() for text in texts.values()}
+    place = {text: int.from_bytes(full[:6], "big") / 2**48 for text, full in digests.items()}
     if len(place) < len(SPLITS):
         raise UserError(
             f"dataset: {len(prompts)} prompts cannot be split three ways, different texts among"
@@ -176,7 +166,3 @@ def normalised(text: str) -> str:
 def repeats(prompts: Sequence[Prompt]) -> int:
     """Return how many prompts have the `normalised` text of one before them."""
     return len(prompts) - len({normalised(prompt.text) for prompt in prompts})
-
-
-def _unit_hash(text: str) -> float:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48

@@ -11,10 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from data_gen.columns import Columns, at, blockwise
-from data_gen.own_tokens import OwnTokens, own_tokens
-from data_gen.responses.generate import draw_from
-from data_gen.siblings import top_tokens
+from data_gen.answers import Drawn, draw_from
+from data_gen.columns import Columns, OwnTokens, at, blockwise
+from data_gen.labels import top_tokens
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
 from decoding.sampling import Warp
@@ -23,18 +22,16 @@ from predictors.features.layers import side_by_side
 
 
 @dataclass(frozen=True)
-class Places:
+class Places(Columns):
     """Cached rows that something follows, in a cache that holds texts one after another. row: [A];
     start: [A], row of the first token of the text that each belongs to."""
 
     row: Tensor
     start: Tensor
 
-    def take(self, index: Tensor) -> "Places":
-        return Places(self.row[index], self.start[index])
-
     def past(self, cached: int, device: torch.device) -> Tensor:
-        """[A, cached] bool, made there: of its text each sees what is there up to its row."""
+        """Return [A, cached] bool on a device: of its text each sees what is there up to its
+        row."""
         row, start = (each.to(device)[:, None] for each in (self.row, self.start))
         column = torch.arange(cached, device=device)
         return (column <= row) & (column >= start)
@@ -48,32 +45,11 @@ class Texts:
     following: Sequence[Tensor]
 
     def places(self) -> Places:
-        """The rows before each of those tokens, as they lie in the cache: [sum T_i]."""
-        parts = [
-            Places(row + torch.arange(len(tokens)), start.expand(len(tokens)))
-            for row, start, tokens in zip(
-                self.prompt.row, self.prompt.start, self.following, strict=True
-            )
-        ]
-        return Places(
-            torch.cat([part.row for part in parts]), torch.cat([part.start for part in parts])
-        )
-
-
-@dataclass(frozen=True)
-class Drawn(Columns):
-    """Draft tokens. q: the probability each was drawn with; top_token: [..., 3], the most probable
-    ones there (`data_gen.siblings.top_tokens`); the others:
-    `predictors.features.draft_statistics.q_stats`. All of one shape: [A], or [A, gamma] for whole
-    rollouts."""
-
-    token: Tensor
-    q: Tensor
-    q_drawn: Tensor
-    q_max: Tensor
-    q_margin: Tensor
-    q_entropy: Tensor
-    top_token: Tensor
+        """Return the rows before each of those tokens, as they lie in the cache: [sum T_i]."""
+        lengths = torch.tensor([len(tokens) for tokens in self.following])
+        depth = torch.cat([torch.arange(length) for length in lengths.tolist()])
+        prompt = self.prompt.take(torch.arange(len(lengths)).repeat_interleave(lengths))
+        return Places(prompt.row + depth, prompt.start)
 
 
 @dataclass(frozen=True)
@@ -89,15 +65,18 @@ class Rollouts:
     logits: Tensor | None = None
 
     def parts(self, most: int) -> "Iterator[Rollouts]":
-        """At most so many at a time, in order."""
-        count = len(self.places.row)
-        for some in torch.arange(count).split(most) if count > most else ():
-            there = some.to(self.drawn.token.device)
-            logits = None if self.logits is None else self.logits[there]
-            states = self.draft_hidden[there]
-            yield Rollouts(self.places.take(some), self.drawn.take(some), states, logits)
-        if count <= most:
-            yield self
+        """Yield at most so many at a time, in order."""
+        for start in range(0, len(self.places.row), most):
+            some = slice(start, start + most)
+            logits = None if self.logits is None else self.logits[some]
+            drawn = self.drawn.take(some)
+            yield Rollouts(self.places.take(some), drawn, self.draft_hidden[some], logits)
+
+
+def states_of(output: LMOutput) -> Tensor:
+    """Return the hidden states [n, L * H] of a pass that was asked for them."""
+    assert output.hidden is not None
+    return side_by_side(output.hidden)
 
 
 def roll(
@@ -112,7 +91,7 @@ def roll(
 
     places: [A]; first: already drawn after them; uniform: [A, gamma - 1]. The cache is left as it
     was."""
-    base, gamma, own = draft.length, uniform.shape[1] + 1, own_tokens(draft)
+    base, gamma, own = draft.length, uniform.shape[1] + 1, OwnTokens.of(draft)
     prefix = places.past(base, draft.device)
     itself = torch.eye(len(prefix), dtype=torch.bool, device=draft.device)
     drawn, states, logits = [first], list[Tensor](), list[Tensor]()
@@ -123,22 +102,16 @@ def roll(
         output = draft.forward_masked(
             drawn[-1].token, positions, visible, hidden=layers, logits=wanted
         )
-        assert output.hidden is not None
-        states.append(side_by_side(output.hidden))
+        states.append(states_of(output))
         if depth < gamma:
             drawn.append(blockwise(partial(draw, warp, own), output.logits, uniform[:, depth - 1]))
-            logits.append(output.logits[:, None])
-        if warp.temperature == 0:
-            logits.clear()
+            if warp.temperature > 0:
+                logits.append(output.logits[:, None])
     draft.crop(base)
-    known = None
-    if warp.temperature > 0:
-        known = (
-            torch.cat(logits, 1)
-            if logits
-            else torch.zeros(len(prefix), 0, own.columns, device=first.token.device)
-        )
-    return Rollouts(places, Drawn.join(drawn, torch.stack, 1), torch.stack(states, 1), known)
+    said = torch.cat(logits, 1) if logits else None
+    if warp.temperature > 0 and gamma == 1:
+        said = torch.zeros(len(prefix), 0, own.columns, device=first.token.device)
+    return Rollouts(places, Drawn.join(drawn, torch.stack, 1), torch.stack(states, 1), said)
 
 
 def roll_greedy(
@@ -149,21 +122,22 @@ def roll_greedy(
     Where the draft says what the response says, the rollout is that token and then the rollout of
     the next position. texts: with the responses, which are in the cache but for the last token of
     each; it is left as it was. first: [sum T_i]; together: rollouts of one forward."""
-    places, said = texts.places(), first.token.cpu()
-    own = said != torch.cat([*texts.following])
+    places, proposed = texts.places(), first.token.cpu()
+    own = proposed != torch.cat([*texts.following])
     own[torch.tensor([len(each) for each in texts.following]).cumsum(0) - 1] = True
-    some = own.nonzero()[:, 0]  # counted on the host, where they are known
     rolled = [
         roll(draft, places.take(part), first.take(part), coins, Warp(0.0), layers)
-        for part in some.split(together)
+        for part in own.nonzero()[:, 0].split(together)  # on the host, where they are known
         for coins in [torch.zeros(len(part), gamma - 1)]  # a greedy draft needs none
     ]
     index = shared_tokens(own, gamma)
-    made = [each.drawn.map(lambda column: column.flatten(0, 1)) for each in rolled]
-    drawn = Drawn.join([first, *made]).take(index)
+    made = [
+        Drawn(**{name: column.flatten(0, 1) for name, column in vars(each.drawn).items()})
+        for each in rolled
+    ]
     hidden = [each.draft_hidden.flatten(0, 1) for each in rolled]
     states = torch.cat([run_after(draft, texts, layers, together), *hidden])
-    return Rollouts(places, drawn, states[index])
+    return Rollouts(places, Drawn.join([first, *made]).take(index), states[index])
 
 
 def candidate_states(
@@ -185,67 +159,55 @@ def candidate_states(
     places, tokens = texts.places().take(some), torch.cat([*texts.following])[some]
     parts, base = list[Tensor](), draft.length
     for part in torch.arange(len(some)).split(together):
-        hidden = forward_along(
-            draft, places.take(part), tokens[part, None], base, hidden=layers, logits="none"
-        ).hidden
-        assert hidden is not None
+        here, drafted = places.take(part), tokens[part, None]
+        output = forward_along(draft, here, drafted, base, hidden=layers, logits="none")
         draft.crop(base)
-        parts.append(side_by_side(hidden))
+        parts.append(states_of(output))
     return torch.cat(parts)[: len(wanted)]
 
 
 def run_after(draft: CachedLM, texts: Texts, layers: Sequence[int], together: int) -> Tensor:
-    """[sum T_i, L * H] bfloat16 of the draft at the tokens that follow each prompt; whole texts in
-    one forward as far as these are at most `together` rows. The cache is left as it was."""
+    """Return [sum T_i, L * H] bfloat16 of the draft at the tokens that follow each prompt; whole
+    texts in one forward as far as these are at most `together` rows. The cache is left as it
+    was."""
     parts, base = list[Tensor](), draft.length
-    lengths = [len(tokens) for tokens in texts.following]
-    for some in groups(lengths, together):
-        count = torch.tensor([lengths[text] for text in some])
-        text = torch.arange(len(some)).repeat_interleave(count)
-        depth = torch.cat([torch.arange(1, n + 1) for n in count.tolist()])
-        prompt = texts.prompt.take(torch.tensor(some)[text])
-        there, order = text.to(draft.device), torch.arange(len(text), device=draft.device)
-        own = (there[:, None] == there) & (order[:, None] >= order)
+    groups, filled = list[list[int]](), 0
+    for index, tokens in enumerate(texts.following):
+        if not groups or filled + len(tokens) > together:
+            groups.append([])
+            filled = 0
+        groups[-1].append(index)
+        filled += len(tokens)
+    for group in groups:
+        lengths = [len(texts.following[index]) for index in group]
+        prompt = texts.prompt.take(torch.tensor(group).repeat_interleave(torch.tensor(lengths)))
+        depth = torch.cat([torch.arange(1, length + 1) for length in lengths])
+        text, order = prompt.start.to(draft.device), torch.arange(len(depth), device=draft.device)
+        own = (text[:, None] == text) & (order[:, None] >= order)
         visible = torch.cat([prompt.past(base, draft.device), own], 1)
-        tokens = torch.cat([texts.following[each] for each in some])
+        tokens = torch.cat([texts.following[index] for index in group])
         positions = prompt.row - prompt.start + depth
-        hidden = draft.forward_masked(
-            tokens, positions, visible, hidden=layers, logits="none"
-        ).hidden
-        assert hidden is not None
+        output = draft.forward_masked(tokens, positions, visible, hidden=layers, logits="none")
         draft.crop(base)
-        parts.append(side_by_side(hidden))
+        parts.append(states_of(output))
     return torch.cat(parts)
 
 
-def groups(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Neighbours whose sizes add up to at most `most`, unless one is larger: indices."""
-    found, filled = list[list[int]](), 0
-    for index, size in enumerate(sizes):
-        if not found or filled + size > most:
-            found.append([])
-            filled = 0
-        found[-1].append(index)
-        filled += size
-    return found
-
-
 def shared_tokens(own: Tensor, gamma: int) -> Tensor:
-    """Where each of A rollouts finds its tokens: [A, gamma] indices into the A first tokens, then
-    those of the rollouts that were made, [n * gamma]. own: [A] bool, which were made (n of them,
-    the last one included)."""
+    """Return where each of A rollouts finds its tokens: [A, gamma] indices into the A first tokens,
+    then those of the rollouts that were made, [n * gamma]. own: [A] bool, which were made (n of
+    them, the last one included)."""
     count, depth = len(own), torch.arange(gamma)
     place = torch.arange(count)
-    following = (
-        torch.where(own, place, count).flip(0).cummin(0).values.flip(0)
-    )  # the next one made, or itself
+    # the next one made, or itself
+    following = torch.where(own, place, count).flip(0).cummin(0).values.flip(0)
     steps = (following - place)[:, None]
     made = count + (own.cumsum(0) - 1)[following][:, None] * gamma + depth - steps
     return torch.where(depth < steps, place[:, None] + depth, made)
 
 
 def draw(warp: Warp, own: OwnTokens, logits: Tensor, uniform: Tensor) -> Drawn:
-    """One token per row of the draft's logits [n, columns]. uniform: [n]."""
+    """Draw one token per row of the draft's logits [n, columns]. uniform: [n]."""
     distribution = warp.probs(logits)
     token = draw_from(warp, distribution, uniform)
     q, top = at(distribution, token), top_tokens(logits)
@@ -262,8 +224,8 @@ def forward_along(
     hidden: Sequence[int] = (),
     logits: RowsWanted = "all",
 ) -> LMOutput:
-    """One pass over the next tokens of rollouts that are known, in which each row sees its prefix
-    and its rollout.
+    """Run one pass over the next tokens of rollouts that are known, in which each row sees its
+    prefix and its rollout.
 
     places: [A], as in `Rollouts`; tokens: [A, n]. base: cached rows of the texts; those behind them
     hold the A rollouts' tokens before these, all first tokens, then all second ones. So do the n *

@@ -1,16 +1,19 @@
-"""How much of a harvest is labelled together, and the memory that takes."""
+"""How many responses of a batch are labelled together, and the memory that takes: their cached rows
+wait until there are enough, and lie one after another in the caches of both models then."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import psutil
 import torch
 
-from data_gen.own_tokens import own_tokens
+from data_gen.answers import Answer
+from data_gen.columns import OwnTokens
 from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from data_gen.verdicts import STAGES
-from decoding.models.cached_lm import CachedLM
+from decoding.models.cached_lm import CachedLM, Held
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from runtime.errors import UserError
@@ -37,15 +40,19 @@ ON_A_DEVICE = Room(256, 256, 1 << 14)
 
 
 def room_of(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings) -> Room:
-    """As much as is of use and fits `settings.label_gb`, or else half of the memory that is free
-    beside the models and the batch that is answered.
+    """Return as much as is of use and fits `settings.label_gb`, or else half of the memory that is
+    free beside the models and the batch that is answered.
 
     Raises UserError where the longest text and one rollout do not fit. Empties both caches."""
     device, longest = pair.target.device, 0
     best = ON_A_CORE if device.type == "cpu" else ON_A_DEVICE
     if requests:
         longest = max(len(request.tokens) for request in requests) + settings.max_new_tokens
-    row = sum(bytes_of_row(lm) for lm in (pair.target, pair.draft))
+    for lm in (pair.target, pair.draft):  # the bytes of a row are known once there is one
+        lm.reset()
+        lm.forward(torch.zeros(1, dtype=torch.int64), logits="none")
+        lm.reset()
+    row = pair.target.row_bytes + pair.draft.row_bytes
     each = bytes_of_rollout(pair, settings)
     most = int((settings.label_gb or 0) * GB)
     if settings.label_gb is None:
@@ -70,23 +77,15 @@ def room_of(pair: ModelPair, requests: Sequence[Request], settings: HarvestSetti
     )
 
 
-def bytes_of_row(lm: CachedLM) -> int:
-    """Return the bytes of keys and values, which are known once there are some."""
-    lm.reset()
-    lm.forward(torch.zeros(1, dtype=torch.int64), logits="none")
-    found = lm.row_bytes
-    lm.reset()
-    return found
-
-
 def bytes_of_rollout(pair: ModelPair, settings: HarvestSettings) -> int:
     """Return the bytes of one that a sampled target verifies: cached rows, hidden states, logits,
     the draft's twice while they are joined, and what comes of logits that are judged: a few rows at
     a time on a CPU, all at once elsewhere."""
     draft, target = pair.draft, pair.target
-    config = draft.model.config.get_text_config()
-    states = len(settings.layers.draft_layers) * config.hidden_size * 2
-    columns = own_tokens(draft).columns
+    states = (
+        len(settings.layers.draft_layers) * draft.model.config.get_text_config().hidden_size * 2
+    )
+    columns = OwnTokens.of(draft).columns
     logits = [columns * draft.model.dtype.itemsize, target.vocab_size * target.model.dtype.itemsize]
     depth, stage = settings.gamma, STAGES[-1]
     judged = 0 if target.device.type == "cpu" else JUDGED * columns
@@ -103,3 +102,51 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "meta":  # where it is only counted
         return 1 << 60
     return psutil.virtual_memory().available
+
+
+class _Waiting(NamedTuple):
+    """An answer, and what the models that label it held when it was out."""
+
+    answer: Answer
+    held: list[Held]
+    rollouts: int
+    rows: int
+
+
+def joined(
+    pair: ModelPair, answers: Iterable[Answer], settings: HarvestSettings, room: Room
+) -> Iterator[list[Answer]]:
+    """Yield answers as they come, as many together as `room` allows. While they are out, the draft,
+    and a sampled target, hold their texts one after another, each without its last token."""
+    # a greedy target has said everything before
+    models = [pair.draft] if settings.warp.temperature == 0 else [pair.draft, pair.target]
+    waiting = list[_Waiting]()
+    for answer in answers:
+        count = -(-len(answer.distributions.response) // settings.stride)
+        if not waiting and (count >= room.joined or pair.draft.length >= room.rows):
+            yield [answer]  # both caches hold it as it is
+            continue
+        new = _Waiting(answer, [lm.held() for lm in models], count, pair.draft.length)
+        rollouts = count + sum(each.rollouts for each in waiting)
+        rows = new.rows + sum(each.rows for each in waiting)
+        if waiting and (rollouts > room.joined or rows > room.rows):
+            group, waiting = _together(models, waiting), []  # their copies are not needed any more
+            yield group
+        waiting.append(new)
+    if waiting:
+        group, waiting = _together(models, waiting), []
+        yield group
+
+
+def _together(models: list[CachedLM], waiting: list[_Waiting]) -> list[Answer]:
+    for lm, parts in zip(models, zip(*(each.held for each in waiting), strict=True), strict=True):
+        if len(parts) == 1:
+            lm.load(*parts[0])
+            continue
+        layers = list[tuple[torch.Tensor, torch.Tensor]]()
+        for layer in zip(*(part.rows for part in parts), strict=True):
+            keys, values = (torch.cat(each, 2) for each in zip(*layer, strict=True))
+            layers.append((keys, values))
+        states = [part.states for part in parts if part.states is not None]
+        lm.load(layers, torch.cat(states) if states else None)
+    return [each.answer for each in waiting]

@@ -1,26 +1,30 @@
-"""Harvest training data: the target answers prompts, the draft reads along, labels and features
-become shards."""
+"""Around a harvest: what it will take, its progress, and the manifest that finishes it."""
 
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from data_gen.harvest import Progress, outputs_on, plan, settings_of
-from data_gen.prompts import Prompt
-from data_gen.requests import Request, split_prompts
-from data_gen.responses import surprisal
-from data_gen.responses.external import Source
+from data_gen.answers import Answer
+from data_gen.harvest import Progress, answers_of, outputs_on, plan, split_into_chunks
+from data_gen.prompts.prompt import spread
+from data_gen.records import Row, label
+from data_gen.requests import Request
 from data_gen.responses.log import NAME as ANSWERS
+from data_gen.room import Room, joined, room_of
 from data_gen.settings import HarvestSettings
-from data_gen.statistics import estimate, statistics
-from data_gen.storage import chunks
+from data_gen.statistics import statistics, surprisal
+from data_gen.storage import chunks, shards
 from data_gen.storage.dataset import Harvest, verify
-from data_gen.storage.sharing import LOCK, Worker
+from data_gen.storage.sharing import LOCK
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.job import command_line
@@ -30,18 +34,13 @@ from runtime.text import printable
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
 MARKS = (chunks.MANIFEST, chunks.PLAN, ANSWERS, LOCK)  # of a harvest, finished or under way
-WRITER = (
-    "The first one (RANK=0) writes manifest.json; if there is none, run the same command without"
-    " WORLD_SIZE"
-)
 
 
-def report_faults(out: Path, place: Worker) -> None:
+def report_faults(out: Path) -> None:
     """Print every bad file. Raises UserError where there is one."""
-    if place.rank > 0:
-        return
     bad = verify(out)
-    print(*map(printable, bad), sep="\n", end="\n" if bad else "")
+    for line in bad:
+        print(printable(line))
     if bad:
         raise UserError(
             f"out: {len(bad)} bad files in {out}. Run the command that harvested it again: it makes"
@@ -52,45 +51,34 @@ def report_faults(out: Path, place: Worker) -> None:
     print(f"content {manifest.content}")
 
 
-def known_settings(
-    pair: str, splits: Splits, prompts: list[Prompt], settings: HarvestSettings, source: Source
-) -> dict:
-    """What of the plan is known before a response is asked for or a model is loaded. Raises
-    UserError for shares that cannot be. pair: its name."""
-    shared = split_prompts(prompts, splits.calibration, splits.test)
-    kind = "external" if source.external else "generated"
-    return {
-        **settings_of(list(shared.values()), settings),
-        "pair": {"name": pair},
-        "responses": kind,
-    }
-
-
-def progress_bar(requests: list[Request], settings: HarvestSettings, place: Worker) -> tqdm:
-    """Counts response tokens, at most `max_new_tokens` per prompt; sparing with lines where there
-    is no terminal. Of several processes the first shows it, for all of them."""
-    interval = 0.5 if sys.stderr.isatty() else 30.0
-    total = len(requests) * settings.max_new_tokens
-    shown = {"unit": " tokens", "desc": "harvest", "mininterval": interval, "dynamic_ncols": True}
-    return tqdm(total=total, disable=place.rank > 0, **shown)
-
-
-def watch(bar: tqdm, settings: HarvestSettings) -> Progress:
-    """Callbacks that move the bar: its total shrinks by what short answers and earlier runs leave
-    undone."""
-    done = {"prompts": 0}
+def progress_bar(
+    requests: Sequence[Request], settings: HarvestSettings, shown: bool
+) -> tuple[tqdm, Progress]:
+    """Return a bar that counts response tokens, and the callbacks that move it: its total, at most
+    `max_new_tokens` per prompt, shrinks by what short answers and earlier runs leave undone.
+    Sparing with lines where there is no terminal."""
+    bar = tqdm(
+        total=len(requests) * settings.max_new_tokens,
+        disable=not shown,
+        unit=" tokens",
+        desc="harvest",
+        mininterval=0.5 if sys.stderr.isatty() else 30.0,
+        dynamic_ncols=True,
+    )
+    done = 0
 
     def finished(prompts: int, tokens: int) -> None:
-        done["prompts"] += prompts
+        nonlocal done
+        done += prompts
         bar.total -= prompts * settings.max_new_tokens - tokens
-        bar.set_postfix_str(f"{done['prompts']} prompts labelled", refresh=False)
+        bar.set_postfix_str(f"{done} prompts labelled", refresh=False)
 
-    return Progress(sampled=bar.update, finished=finished)
+    return bar, Progress(sampled=bar.update, finished=finished)
 
 
 def finish(
     pair: ModelPair,
-    requests: list[Request],
+    requests: Sequence[Request],
     settings: HarvestSettings,
     out: Path,
     splits: Splits,
@@ -100,14 +88,14 @@ def finish(
     """Write the manifest, which makes the folder a dataset, and return that. responses: where they
     come from, as it was set; repeated: prompts with the text of one before them."""
     whole = plan(pair, requests, settings)
-    given = chunks.given_rows(out, whole)
+    given = [row for marker in chunks.markers_of(out, whole) for row in marker.given]
     manifest = {
         **whole,
         "shares": {"calibration": splits.calibration, "test": splits.test},
         "repeated_texts": repeated,
         "responses_from": OmegaConf.to_container(responses),
         "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
-        **({"surprisal": surprisal.surprisal(given)} if given else {}),
+        **({"surprisal": surprisal(given)} if given else {}),
         "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma).model_dump(),
         **chunks.inventory(out, whole),
         "command": command_line(),
@@ -117,20 +105,91 @@ def finish(
     return Harvest.open(out, "out")
 
 
+# Before it begins ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a harvest will take. bytes: on disk."""
+
+    seconds: float
+    bytes: float
+    tokens: float
+    room: Room
+
+
 def print_estimate(
-    pair: ModelPair, requests: list[Request], settings: HarvestSettings, out: Path, place: Worker
+    pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, out: Path
 ) -> None:
-    if place.rank > 0:
-        return
     with outputs_on(pair, pair.target.device):
         expected = estimate(pair, requests, settings)
     out.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out.parent).free
+    free, room = shutil.disk_usage(out.parent).free, expected.room
     print(f"{len(requests)} prompts, about {expected.tokens:,.0f} response tokens, to {out}")
     print(f"time: about {expected.seconds / 60:.1f} minutes on this machine as busy as it is now")
-    room = expected.room
     print(
         f"memory: labelling takes up to {room.bytes / 1e9:.2f} GB beside the models and the batch,"
         f" {room.rollouts} rollouts in a forward (label_gb)"
     )
     print(f"disk: about {expected.bytes / 1e6:.2f} MB ({free / 1e9:.1f} GB free)")
+
+
+def estimate(
+    pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, labelled: int = 8
+) -> Estimate:
+    """Answer one full batch of prompts, spread over all of them, label some of its answers, and
+    scale both up.
+
+    Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how
+    long answers are is what varies most, and is measured on the whole batch."""
+    batches = split_into_chunks(requests, settings.batch_size)
+    room = room_of(pair, requests, settings)
+    batch = spread([request for batch in batches for request in batch], len(batches[0]))
+    chosen = {request.prompt_id for request in spread(batch, labelled)}
+    tokens, labelled_tokens, labelling = 0, 0, 0.0
+    records = list[dict[str, Row]]()
+    marks = [perf_counter()]  # then when the first and the second token were there
+
+    def mark(_: int) -> None:
+        if len(marks) < 3:
+            marks.append(perf_counter())
+
+    def to_label() -> Iterator[Answer]:
+        nonlocal tokens
+        for answer in answers_of(pair, batch, settings, mark):
+            tokens += len(answer.distributions.response)
+            if batch[answer.index].prompt_id in chosen:
+                yield answer
+
+    for group in joined(pair, to_label(), settings, room):
+        start = perf_counter()
+        records += label(pair, [batch[answer.index] for answer in group], group, settings, room)
+        labelling += perf_counter() - start
+        labelled_tokens += sum(len(answer.distributions.response) for answer in group)
+    reading = perf_counter() - marks[0] - labelling
+    opening = max(0.0, 2 * marks[1] - marks[0] - marks[-1])  # to the first token, less one step
+    start, empty = perf_counter(), _shard_bytes([])
+    size = _shard_bytes(records) - empty
+    labelling += perf_counter() - start
+    scale = len(requests) / len(batch)
+    prefill = opening * sum(map(_padded, batches)) / _padded(batch)
+    return Estimate(
+        prefill + scale * (reading - opening + tokens * labelling / labelled_tokens),
+        len(batches) * empty + scale * tokens * size / labelled_tokens,
+        scale * tokens,
+        room,
+    )
+
+
+def _padded(batch: Sequence[Request]) -> int:
+    return len(batch) * max(len(request.tokens) for request in batch)
+
+
+def _shard_bytes(records: list[dict[str, Row]]) -> int:
+    """Return the bytes on disk of one chunk."""
+    with TemporaryDirectory() as folder:
+        written = [
+            shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records])
+            for kind in shards.SCHEMAS
+        ]
+        return sum(shard.bytes for shard in written)

@@ -19,7 +19,7 @@ VERDICTS = ("known", "drafted", "accept_prob", "q_drawn")
 def read_samples(
     harvest: Harvest, predictor: Predictor, split: str, pair: Pair | None = None
 ) -> Records:
-    """The samples of one split ("train", "calibration", "test" or "all").
+    """Return the samples of one split ("train", "calibration", "test" or "all").
 
     pair: settings of the pair that was harvested; only needed where the harvest stored no hidden
     states, to run it again. Raises UserError as `Harvest.records`, and where harvested rounds are
@@ -43,7 +43,7 @@ def refuse_short_rounds(harvest: Harvest, predictor: Predictor) -> None:
 def read_rounds(
     harvest: Harvest, predictor: Predictor, split: str, pair: Pair | None = None
 ) -> Records | None:
-    """The rounds of one split with `inputs` [N, gamma, D], for prefix survival; None where
+    """Return the rounds of one split with `inputs` [N, gamma, D], for prefix survival; None where
     `predictor` is not asked about single draft tokens."""
     if predictor.when == "round":
         return None
@@ -51,14 +51,14 @@ def read_rounds(
 
 
 def of_prompts(records: Records, prompts: Tensor) -> Records:
-    """Rows of some prompts. prompts: [n] bool, by `group`."""
+    """Return the rows of some prompts. prompts: [n] bool, by `group`."""
     kept = prompts[records["group"]]
     return {name: values[kept] for name, values in records.items()}
 
 
 def first_prompts(records: Records, count: int) -> Records:
-    """Rows of `count` prompts, in an order that does not depend on it: fewer prompts are some of
-    more. Raises UserError where there are not so many."""
+    """Return the rows of `count` prompts, in an order that does not depend on it: fewer prompts are
+    some of more. Raises UserError where there are not so many."""
     known = torch.unique(records["group"])
     if count > len(known):
         raise UserError(
@@ -70,16 +70,16 @@ def first_prompts(records: Records, count: int) -> Records:
 
 
 def reached(samples: Records) -> Records:
-    """Those that predictions are scored on: where rows are weighted by how likely a decode is to
-    come to them, the ones that it came to by the coins of the harvest."""
+    """Return those that predictions are scored on: where rows are weighted by how likely a decode
+    is to come to them, the ones that it came to by the coins of the harvest."""
     if "reached" not in samples:
         return samples
     return {name: values[samples["reached"]] for name, values in samples.items()}
 
 
 def unseen_prompts(harvest: Harvest, trained_on: Harvest, predictor: Predictor) -> Tensor:
-    """[prompts] bool: which of a harvest are not among those of the harvest `trained_on`, whatever
-    the split.
+    """Return [prompts] bool: which of a harvest are not among those of the harvest `trained_on`,
+    whatever the split.
 
     Raises UserError where none is, where it differs in more than its prompts, or where its rounds
     are too short."""
@@ -98,8 +98,8 @@ def unseen_prompts(harvest: Harvest, trained_on: Harvest, predictor: Predictor) 
 
 
 def prompt_texts(harvest: Harvest) -> Iterator[tuple[int, ...]]:
-    """Tokens of every prompt, in the order of the groups of `read_samples`. Ids need not be unique
-    across data sets."""
+    """Yield the tokens of every prompt, in the order of the groups of `read_samples`. Ids need not
+    be unique across data sets."""
     for row in harvest.by_prompt("responses", "all", ["prompt_tokens"]):
         yield tuple(row["prompt_tokens"].tolist())
 
@@ -119,8 +119,8 @@ def refuse_other_distributions(
 
 
 def inputs_of(harvest: Harvest, predictor: Predictor) -> Inputs:
-    """What `predictor` reads of a harvest, every layer spelled out. Raises UserError where the
-    harvest does not hold it."""
+    """Return what `predictor` reads of a harvest, every layer spelled out. Raises UserError where
+    the harvest does not hold it."""
     return predictor.reads.among(harvest.inputs)
 
 
@@ -132,7 +132,7 @@ def read_inputs(
     columns: Collection[str],
     pair: Pair | None = None,
 ) -> Records:
-    """The columns `columns` of one kind of record, `group`, and `inputs`, the matrix that
+    """Return the columns `columns` of one kind of record, `group`, and `inputs`, the matrix that
     `predictor` reads (`predictors.inputs.recorded`)."""
     inputs, when = inputs_of(harvest, predictor), predictor.when
     refuse_unreadable(inputs, when, kind, predictor.name)
@@ -144,10 +144,11 @@ def read_inputs(
 def read_columns(
     harvest: Harvest, kind: str, split: str, columns: Collection[str], pair: Pair | None = None
 ) -> Records:
-    """`Harvest.records`, with hidden states computed again where none are stored, and with the
-    columns of `WORKED_OUT`."""
-    ids = {WORKED_OUT[name][0] for name in columns if name in WORKED_OUT}
-    records = harvest.records(kind, split, {*columns, *ids})
+    """Return `Harvest.records`, with hidden states computed again where none are stored, and with
+    the columns of `WORKED_OUT`."""
+    made = {name for name in columns if name in WORKED_OUT}
+    ids = {WORKED_OUT[name][0] for name in made}
+    records = harvest.records(kind, split, {*columns, *ids} - made)
     wanted = {name for name in columns if name in FEATURES or name in EMBEDDINGS}
     if wanted and not harvest.features_stored:
         if pair is None:
@@ -157,12 +158,10 @@ def read_columns(
         from data_gen.recompute import recompute  # imports the models
 
         records |= recompute(harvest, kind, split, wanted, pair)
-    made = {
-        name: WORKED_OUT[name][1](harvest, records[WORKED_OUT[name][0]])
-        for name in columns
-        if name in WORKED_OUT and name not in records
-    }
-    return {**records, **made}
+    for name in made - records.keys():
+        source, work_out = WORKED_OUT[name]
+        records[name] = work_out(harvest, records[source])
+    return records
 
 
 def _depth(harvest: Harvest, tokens: Tensor) -> Tensor:
@@ -170,7 +169,7 @@ def _depth(harvest: Harvest, tokens: Tensor) -> Tensor:
 
 
 def _embedding(harvest: Harvest, tokens: Tensor) -> Tensor:
-    """[..., E] of token ids [...]."""
+    """Return [..., E] of token ids [...]."""
     ids, vectors = harvest.embeddings
     row = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
     if not torch.equal(ids[row], tokens):

@@ -1,42 +1,55 @@
-"""What a harvest contains: counts, acceptance, accepted lengths; and how long one will take."""
+"""What a harvest contains: counts, acceptance, accepted lengths; and whether given responses have
+the distribution that their harvest states.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+Of a token drawn from p the mean of -log p is the entropy H(p). So the sum of -log p - H(p) over a
+response, which is a martingale, has mean 0 whatever ends the response; drawn colder, by fewer
+candidates or with penalties it has not. The mean is per token, its interval over prompts: the
+tokens of a response depend on each other. (Means of responses would not do: a response that a
+surprising end token cuts short would count as much as a long one.)"""
+
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
+from torch import Tensor
 
-from data_gen.harvest import answers_of, split_into_chunks
-from data_gen.joined import joined
-from data_gen.records import Row, label
-from data_gen.requests import Request, spread
-from data_gen.responses import surprisal
-from data_gen.responses.generate import Answer
-from data_gen.room import Room, room_of
-from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from data_gen.storage.chunks import Counts, Manifest, Statistics
-from decoding.models.loading import ModelPair
+
+# Responses that a warning takes: with fewer, sums that a few rare tokens make are far from normal.
+ENOUGH = 50
+# Half widths of the 95 % interval from 0 at which to warn: 1 of 20 honest harvests lies outside of
+# the interval itself, 1 of 300 so far outside if sums are normal (5 of 400 simulated sets of 50).
+FAR = 1.5
+# Shares of tokens with p = 0 that rounding explains: of a sampled target, of a greedy one.
+IMPOSSIBLE = 0.02, 0.05
+CAUSES = (
+    "a temperature, top_k, top_p, min_p or repetition_penalty that the server takes from its"
+    " generation_config, another chat template or system prompt, other weights, or text that is"
+    " tokenised otherwise than it was sampled (ask for token ids)"
+)
 
 
 def statistics(out: Path, chunk_count: int, gamma: int) -> Statistics:
     """Return counts and label statistics of a finished harvest, in one pass over its shards."""
+
+    def values(kind: str, index: int, name: str) -> np.ndarray:
+        column = pq.read_table(out / shards.shard_name(kind, index), columns=[name])[name]
+        found: np.ndarray = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return found
+
     tokens, lengths, sums = 0, np.zeros(gamma + 1, int), np.zeros(3)
     for index in range(chunk_count):
-        tokens += len(
-            _values(_columns(out, "responses", index, "response_tokens")["response_tokens"])
-        )
-        candidates = _columns(out, "mixed", index, "overlap", "accept_prob")
+        tokens += len(values("responses", index, "response_tokens"))
         overlap, accept = (
-            _values(candidates[name]).astype(float) for name in ("overlap", "accept_prob")
+            values("mixed", index, c).astype(float) for c in ("overlap", "accept_prob")
         )
         sums += (len(overlap), overlap.sum(), accept.sum())
-        rounds = _columns(out, "rounds", index, "accepted")
-        lengths += np.bincount(_values(rounds["accepted"]), minlength=gamma + 1)
+        lengths += np.bincount(values("rounds", index, "accepted"), minlength=gamma + 1)
     return Statistics(
         response_tokens=tokens,
         records=Counts(mixed=int(sums[0]), rounds=int(lengths.sum())),
@@ -46,23 +59,13 @@ def statistics(out: Path, chunk_count: int, gamma: int) -> Statistics:
     )
 
 
-def _columns(out: Path, kind: str, index: int, *names: str) -> Any:
-    return pq.read_table(out / shards.shard_name(kind, index), columns=list(names))
-
-
-def _values(column: Any) -> np.ndarray:
-    return column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-
-
 def summary(manifest: Manifest) -> str:
     """Return the statistics of a manifest as a table."""
     measured = manifest.statistics
     assert measured is not None, "a harvest is measured when it is finished"
     lengths = np.array(measured.accepted_lengths)
     mean = (lengths * np.arange(len(lengths))).sum() / lengths.sum()
-    shares = "  ".join(
-        f"{n}: {share:.1%}" for n, share in enumerate(lengths / lengths.sum()) if share
-    )
+    shares = enumerate(lengths / lengths.sum())
     splits = ", ".join(f"{split} {count}" for split, count in manifest.splits.items())
     repeated, greedy = manifest.repeated_texts, manifest.warp.temperature == 0
     doubles = f"; {repeated:,} repeat the text of another, in its split" if repeated else ""
@@ -73,96 +76,78 @@ def summary(manifest: Manifest) -> str:
         "mixed records": f"{measured.records.mixed:,}",
         "  mean sum(min(p, q))": f"{measured.overlap:.3f}",
         "  mean min(1, p/q)": f"{measured.accept_prob:.3f}",
-        **(surprisal.lines(manifest.surprisal, greedy) if manifest.surprisal else {}),
+        **(surprisal_lines(manifest.surprisal, greedy) if manifest.surprisal else {}),
         "rounds": f"{measured.records.rounds:,}",
         "  mean accepted length": f"{mean:.2f} of {manifest.gamma}",
-        "  accepted lengths": shares,
+        "  accepted lengths": "  ".join(f"{n}: {share:.1%}" for n, share in shares if share),
         "disk": f"{manifest.bytes / 1e6:.1f} MB",
         "content": manifest.content,
     }
     return "\n".join(f"{name:24}{value}" for name, value in rows.items())
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What a harvest will take. bytes: on disk."""
-
-    seconds: float
-    bytes: float
-    tokens: float
-    room: Room
+# Given responses ----------------------------------------------------------------------------------
 
 
-def estimate(
-    pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, labelled: int = 8
-) -> Estimate:
-    """Answer one full batch of prompts, spread over all of them, label some of its answers, and
-    scale both up.
-
-    Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how
-    long answers are is what varies most, and is measured on the whole batch."""
-    batches, room = (
-        split_into_chunks(requests, settings.batch_size),
-        room_of(pair, requests, settings),
-    )
-    some = spread([request for batch in batches for request in batch], len(batches[0]))
-    opening, answering, label_rate, size, tokens = _measure(pair, some, settings, labelled, room)
-    scale = len(requests) / len(some)
-    prefill = opening * sum(map(_padded, batches)) / _padded(some)
-    total = tokens * scale
-    return Estimate(
-        prefill + scale * answering + total * label_rate,
-        len(batches) * _shard_bytes([]) + total * size,
-        total,
-        room,
-    )
+def given_row(excess: Tensor) -> list[float]:
+    """Return tokens, sum of -log p - H(p) in nats over those with p > 0, and tokens with p = 0 (at
+    most 1: the target draws that token itself) of a given response. excess: [T]."""
+    possible = torch.isfinite(excess)
+    total = float(excess[possible].double().sum())
+    return [int(possible.sum()), round(total, 6), int((~possible).sum())]
 
 
-def _measure(
-    pair: ModelPair, some: Sequence[Request], settings: HarvestSettings, labelled: int, room: Room
-) -> tuple[float, float, float, float, int]:
-    """Seconds to run the prompts and to answer them; seconds and bytes per token to label answers
-    and to write the labels; tokens of the answers."""
-    chosen = {request.prompt_id for request in spread(some, labelled)}
-    lengths: list[int] = []
-    records: list[dict[str, Row]] = []
-    marks, labelling, labelled_tokens = [perf_counter()], 0.0, 0
-    advance = lambda _: marks.append(perf_counter()) if len(marks) < 3 else None  # noqa: E731
+def surprisal(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return what `given_row` says of all responses together: `prompts`, `tokens`, `impossible`
+    tokens (p = 0), `mean` excess in nats per token, and its 95 % interval `low` to `high`; None
+    where there is too little to tell."""
+    tokens, sums, impossible = np.array(rows, dtype=float).reshape(-1, 3).T
+    total: dict[str, Any] = {
+        **{"prompts": len(rows), "tokens": int(tokens.sum()), "impossible": int(impossible.sum())},
+        **dict.fromkeys(("mean", "low", "high")),
+    }
+    if len(rows) > 1 and total["tokens"]:
+        mean = sums.sum() / tokens.sum()  # a ratio of means: its error is that of sums - mean * T
+        error = (sums - mean * tokens).std(ddof=1) / math.sqrt(len(rows)) / tokens.mean()
+        edges = {"mean": mean, "low": mean - 1.96 * error, "high": mean + 1.96 * error}
+        total |= {name: round(float(value), 6) for name, value in edges.items()}
+    return total
 
-    def to_label() -> Iterator[Answer]:
-        for answer in answers_of(pair, some, settings, advance):
-            lengths.append(len(answer.distributions.response))
-            if some[answer.index].prompt_id in chosen:
-                yield answer
 
-    for group in joined(pair, to_label(), settings, room):
-        start = perf_counter()
-        records += label(pair, [some[one.index] for one in group], group, settings, room)
-        labelling += perf_counter() - start
-        labelled_tokens += sum(len(one.distributions.response) for one in group)
-    reading = perf_counter() - marks[0] - labelling
-    opening = max(0.0, 2 * marks[1] - marks[0] - marks[-1])  # to the first token, less one step
-    start = perf_counter()
-    size = _shard_bytes(records) - _shard_bytes([])
-    labelling += perf_counter() - start
+def surprisal_lines(total: dict[str, Any], greedy: bool) -> dict[str, str]:
+    """Return rows of a summary, by their heads. greedy: the target has one token at each place."""
+    all_tokens, zero = total["tokens"] + total["impossible"], total["impossible"]
+    if greedy:
+        share = total["tokens"] / max(1, all_tokens)
+        return {"given = argmax": f"{share:.2%} of {all_tokens:,} tokens looked at"}
+    rows = {"-log p(token) - H(p)": "no interval: it takes tokens of two prompts or more"}
+    if total["mean"] is not None:
+        rows["-log p(token) - H(p)"] = (
+            f"{total['mean']:+.3f} nats a token ({total['low']:+.3f} to {total['high']:+.3f}, 95 %"
+            f" over {total['prompts']:,} prompts; 0: drawn as warp says)"
+        )
+    if zero:
+        rows["  tokens with p = 0"] = (
+            f"{zero:,} of {all_tokens:,}, left out; their responses end there"
+        )
+    return rows
+
+
+def warning(total: dict[str, Any], greedy: bool) -> str | None:
+    """Return a line where the responses are not what the harvest states, with the usual causes."""
+    if total["prompts"] < ENOUGH:
+        return None
+    impossible, reasons = total["impossible"] / max(1, total["tokens"] + total["impossible"]), []
+    if not greedy and total["mean"] is not None:
+        half = (total["high"] - total["low"]) / 2
+        if abs(total["mean"]) > FAR * half:
+            reasons.append(f"-log p - H(p) is {total['mean']:+.3f} nats a token, not 0")
+    if impossible > IMPOSSIBLE[greedy]:
+        what = "differ from the target's argmax" if greedy else "have p = 0 under warp"
+        reasons.append(f"{impossible:.1%} of their tokens {what}")
+    if not reasons:
+        return None
     return (
-        opening,
-        reading - opening,
-        labelling / labelled_tokens,
-        size / labelled_tokens,
-        sum(lengths),
+        f"warning: the given responses are not drawn as warp says: {'; '.join(reasons)}. Usual"
+        f" causes: {CAUSES}"
     )
-
-
-def _padded(batch: Sequence[Request]) -> int:
-    return len(batch) * max(len(request.tokens) for request in batch)
-
-
-def _shard_bytes(records: list[dict[str, Row]]) -> int:
-    """Return the bytes on disk of one chunk."""
-    with TemporaryDirectory() as folder:
-        made = [
-            shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records])
-            for kind in shards.SCHEMAS
-        ]
-        return sum(shard.bytes for shard in made)

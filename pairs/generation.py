@@ -10,7 +10,7 @@ from safetensors import safe_open
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from data_gen.prompts.rows import read_rows, text_of
+from data_gen.prompts.prompt import read_rows, text_of
 from pairs.chats import Chat, layers_of, save_chats, shards
 from pairs.self_chat import SelfChat, SelfChatConfig
 from runtime.errors import UserError

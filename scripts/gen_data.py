@@ -60,73 +60,66 @@ class GenData(Harvest):
 @program(__file__, GenData, several=True)
 def main(asked: GenData) -> None:
     """Prompts and a pair in, a dataset folder out."""
-    from data_gen.harvest import harvest
+    from data_gen.harvest import harvest, settings_of
     from data_gen.prompts import load_prompts
     from data_gen.prompts.render import as_asked
-    from data_gen.requests import make_requests, repeats
-    from data_gen.responses import surprisal
+    from data_gen.requests import make_requests, repeats, split_prompts
     from data_gen.responses.external import asked_on, with_responses
-    from data_gen.run import (
-        MARKS,
-        WRITER,
-        finish,
-        known_settings,
-        print_estimate,
-        progress_bar,
-        report_faults,
-        watch,
-    )
+    from data_gen.run import MARKS, finish, print_estimate, progress_bar, report_faults
     from data_gen.settings import HarvestSettings
-    from data_gen.statistics import summary
+    from data_gen.statistics import summary, warning
     from data_gen.storage import chunks
     from data_gen.storage.sharing import Worker, begun_on, refuse_others
     from decoding.models.loading import load_pair, load_tokenizer
 
-    place, out = Worker.of_launcher(), checked_folder("out", asked.out)
+    worker, out = Worker.of_launcher(), checked_folder("out", asked.out)
     if asked.verify:
-        report_faults(out, place)
+        if worker.rank == 0:
+            report_faults(out)
         return
     refuse_foreign(out, *MARKS)
     settings = HarvestSettings.of(asked, asked, asked.anchors.stride, asked.features.stored)
-    prompts = load_prompts(asked.dataset)
-    source = instantiate(asked.responses)
-    known = known_settings(asked.pair.name, asked.splits, prompts, settings, source)
+    prompts, source = load_prompts(asked.dataset), instantiate(asked.responses)
+    shares = asked.splits.calibration, asked.splits.test
+    known = settings_of(list(split_prompts(prompts, *shares).values()), settings)
+    known["pair"] = {"name": asked.pair.name}
+    known["responses"] = "external" if source.external else "generated"
     if not asked.estimate:
         refuse_others(out, known)
     if any(prompt.chat for prompt in prompts):
-        day = begun_on(out) or date.today().isoformat()
-        prompts = as_asked(
-            prompts, load_tokenizer(asked.pair.model("target")), day, source.external
-        )
+        day, tokenizer = begun_on(out) or date.today().isoformat(), asked.pair.model("target")
+        prompts = as_asked(prompts, load_tokenizer(tokenizer), day, source.external)
     # Before models are loaded: a server may need the memory.
     given = source.fetch(prompts, settings, out, ask=not asked.estimate)
     prompts = asked_on(prompts, given)
-    place.share_cores()
+    worker.share_cores()
     pair = load_pair(asked.pair)
     pair.draft.refuse_missing(settings.layers.draft_layers)
     pair.target.refuse_missing(settings.layers.target_layers)
-    new_tokens = settings.max_new_tokens + settings.gamma
-    requests = make_requests(prompts, pair, new_tokens, asked.splits.calibration, asked.splits.test)
+    requests = make_requests(prompts, pair, settings.max_new_tokens + settings.gamma, *shares)
     requests = with_responses(requests, given, pair, settings.max_new_tokens)
     if asked.estimate:
-        print_estimate(pair, requests, settings, out, place)
+        if worker.rank == 0:
+            print_estimate(pair, requests, settings, out)
         return
     start = time.perf_counter()
-    with place.reporting(), progress_bar(requests, settings, place) as bar:
-        harvest(pair, requests, settings, out, watch(bar, settings), place)
-    if place.rank == 0:
-        manifest = finish(
-            pair, requests, settings, out, asked.splits, asked.responses, repeats(prompts)
-        ).manifest
-        print(
-            f"\n{summary(manifest)}\n{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
-            f"\nsaved {out}"
-        )
+    bar, progress = progress_bar(requests, settings, shown=worker.rank == 0)
+    with worker.reporting(), bar:
+        harvest(pair, requests, settings, out, progress, worker)
+    if worker.rank == 0:
+        origin = asked.splits, asked.responses, repeats(prompts)
+        manifest = finish(pair, requests, settings, out, *origin).manifest
+        seconds = f"{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
+        print(f"\n{summary(manifest)}\n{seconds}\nsaved {out}")
         greedy = settings.warp.temperature == 0
-        if given and (line := surprisal.warning(manifest.surprisal, greedy)):
+        if given and (line := warning(manifest.surprisal, greedy)):
             print(line)
     elif not (out / chunks.MANIFEST).exists():
-        print(f"process {place.rank + 1} of {place.size} is done. {WRITER}", file=sys.stderr)
+        print(
+            f"process {worker.rank + 1} of {worker.size} is done. The first one (RANK=0) writes"
+            " manifest.json; if there is none, run the same command without WORLD_SIZE",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from data_gen.prompts.prompt import Prompt, select
-from data_gen.prompts.rows import prompt_from_row
+from data_gen.prompts.prompt import Prompt, prompts_from_rows
 from runtime.errors import UserError
 from runtime.settings.kinds import Arguments, Count, Text
 
@@ -39,9 +38,6 @@ class HubPrompts:
                 f"dataset.hub_id: cannot load {self.hub_id} ({error}). Check dataset.hub_id,"
                 " dataset.subset, dataset.split and the network, or take prompts from a file"
             ) from error
-        prompts = [self._prompt(number, row) for number, row in enumerate(rows)]
-        return iter(select(prompts, self.limit))
-
-    def _prompt(self, number: int, row: dict[str, object]) -> Prompt:
-        name, where = f"{self.name}-{number}", f"{self.hub_id} row {number}"
-        return prompt_from_row(row, name, self.name, self.field, self.chat, where, self.template)
+        numbered = ((f"{self.hub_id} row {number}", number, row) for number, row in enumerate(rows))
+        about = (self.name, self.field, self.limit, self.chat, self.template)
+        return iter(prompts_from_rows(numbered, *about))

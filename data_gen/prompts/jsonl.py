@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from data_gen.prompts.prompt import Prompt, select
-from data_gen.prompts.rows import prompt_from_row, read_rows
+from data_gen.prompts.prompt import Prompt, prompts_from_rows, read_rows
 from runtime.settings.kinds import Arguments, Count, Path, Text
 
 
@@ -27,8 +26,5 @@ def load_jsonl(
     Without an ``id`` a prompt is called ``<name>-<line>``. Blank lines are skipped.
     Raises UserError naming file and line.
     """
-    prompts = [
-        prompt_from_row(row, f"{name}-{number}", name, field, chat, where, template)
-        for where, number, row in read_rows(path, "dataset.path")
-    ]
-    return select(prompts, limit)
+    rows = read_rows(path, "dataset.path")
+    return prompts_from_rows(rows, name, field, limit, chat, template)

@@ -1,11 +1,17 @@
-"""What a prompt is, and the checks every source shares."""
+"""What a prompt is, how one is read from a row (an object of a JSONL file, say), and the checks
+that every source shares."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from runtime.errors import UserError
+from runtime.json_lines import is_text, read_objects
+
+FORM = 'Write {"prompt": ...} on every line'
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,10 @@ class Prompt:
 
 
 def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """All of `prompts`, or `limit` of them evenly spaced, so that a few still cover every category.
+    """Return all of `prompts`, or `limit` of them evenly spaced, so that a few still cover every
+    category.
 
-    Raises UserError for duplicate ids or no prompts.
-    """
+    Raises UserError for duplicate ids or no prompts."""
     if not prompts:
         raise UserError(
             "dataset: expected one prompt or more, got none. Choose another dataset=..."
@@ -47,5 +53,63 @@ def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
             f"dataset: the id {name!r} is used by {uses} prompts. Give every prompt an id of"
             " its own"
         )
-    count = min(limit or len(prompts), len(prompts))
-    return [prompts[index * len(prompts) // count] for index in range(count)]
+    return spread(prompts, limit or len(prompts))
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """Return `count` of them (or all), evenly spaced."""
+    count = min(count, len(items))
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def read_rows(path: str | Path, key: str) -> list[tuple[str, int, dict[str, Any]]]:
+    """Return the objects as `read_objects` does. Raises UserError where there are none."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"{key}: there is no file {file}. Set {key}=<a JSONL file>")
+    rows = read_objects(file, key, FORM)
+    if not rows:
+        raise UserError(f"{key}: {file} is empty. Give it one JSON object a line")
+    return rows
+
+
+def text_of(row: Mapping[str, Any], field: str, key: str, where: str) -> str:
+    """Return the text in `field` of a row. Raises UserError naming the config `key` and `where` the
+    row is."""
+    text = row.get(field)
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(
+            f"{key}: {where} has no text under {field!r} (it has {', '.join(row)}). Set {key}=<one>"
+            " that has"
+        )
+    refuse_half_characters(text, key, where)
+    return text
+
+
+def prompts_from_rows(
+    rows: Iterable[tuple[str, int, Mapping[str, Any]]],
+    name: str,
+    field: str,
+    limit: int | None,
+    chat: bool,
+    template: Mapping[str, Any] | None,
+) -> list[Prompt]:
+    """Return the prompts in `field` of rows, `select`ed; ``id``, ``dataset`` and ``category`` are
+    used when present. rows: where each is, in words, its number and what it holds. Raises UserError
+    naming the row."""
+    key, prompts = "dataset.field", list[Prompt]()
+    for where, number, row in rows:
+        names = str(row.get("id", f"{name}-{number}")), str(row.get("dataset", name))
+        about = (*names, str(row.get("category", "")))
+        text = text_of(row, field, key, where)
+        prompts.append(Prompt(*about, text, chat=chat, template=template or {}))
+        for part in about:
+            refuse_half_characters(part, key, where)
+    return select(prompts, limit)
+
+
+def refuse_half_characters(text: str, key: str, where: str) -> None:
+    if not is_text(text):
+        raise UserError(
+            f"{key}: {where} has a prompt that is no text (it holds half a character). Mend it"
+        )

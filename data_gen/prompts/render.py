@@ -80,35 +80,29 @@ def as_asked(
 
     elsewhere: whether another program answers them. Raises UserError where that cannot render them
     alike, where no two renderings are alike, and as `rendered`."""
-    return [
-        _as_asked(prompt, tokenizer, day, elsewhere) if prompt.chat else prompt
-        for prompt in prompts
-    ]
-
-
-def _as_asked(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, day: str, elsewhere: bool
-) -> Prompt:
-    fixed = replace(prompt, date="2001-02-03")
-    text, parts = rendered(fixed, tokenizer)
-    again, formats = _applied(replace(fixed, parts=parts), tokenizer)
-    if again != text:
-        raise UserError(
-            f"dataset.chat: the chat template renders the prompt {prompt.id} by chance, another way"
-            " each time. Set dataset.template to what it wants, or dataset.chat=false"
-        )
-    if elsewhere and any(HOURS.search(asked.replace("%%", "")) for asked in formats):
-        raise UserError(
-            f"dataset.chat: the chat template writes the time of day into the prompt {prompt.id},"
-            " which answers made elsewhere do not share. Use responses=generate, or"
-            " dataset.chat=false"
-        )
-    return replace(
-        prompt,
-        date=day if formats else None,
-        parts=parts,
-        rendering=hashlib.sha256(text.encode()).hexdigest()[:16],
-    )
+    asked = list[Prompt]()
+    for prompt in prompts:
+        if not prompt.chat:
+            asked.append(prompt)
+            continue
+        fixed = replace(prompt, date="2001-02-03")
+        text, parts = rendered(fixed, tokenizer)
+        again, formats = _applied(replace(fixed, parts=parts), tokenizer)
+        if again != text:
+            raise UserError(
+                f"dataset.chat: the chat template renders the prompt {prompt.id} by chance, another"
+                " way each time. Set dataset.template to what it wants, or dataset.chat=false"
+            )
+        if elsewhere and any(HOURS.search(format.replace("%%", "")) for format in formats):
+            raise UserError(
+                "dataset.chat: the chat template writes the time of day into the prompt"
+                f" {prompt.id}, which answers made elsewhere do not share. Use responses=generate,"
+                " or dataset.chat=false"
+            )
+        rendering = hashlib.sha256(text.encode()).hexdigest()[:16]
+        when = day if formats else None
+        asked.append(replace(prompt, date=when, parts=parts, rendering=rendering))
+    return asked
 
 
 def _shows(text: str, prompt: Prompt) -> bool:

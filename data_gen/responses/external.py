@@ -1,7 +1,7 @@
 """External responses: read from a file or asked of a server, and how their text becomes the tokens
 that the models are run along."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -70,7 +70,7 @@ class Generated:
 
 
 def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
-    """A response from a JSON object with `id`, `response` or `response_tokens`, and perhaps
+    """Return a response from a JSON object with `id`, `response` or `response_tokens`, and perhaps
     `finish_reason` and `stop_reason`.
 
     One that finished ("stop", as OpenAI's API has it) ends with the target's end token, which text
@@ -100,18 +100,14 @@ def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
             " ended it at once"
         )
         raise UserError(f"{where} has an empty response. {remedy}")
-    return ExternalResponse(str(name), content, finished, where, stopped_by, day_of(row, where))
-
-
-def day_of(row: Mapping[str, Any], where: str) -> str | None:
-    """Return the `date` of a response, where it has one. Raises UserError where it is none."""
     day = row.get("date")
     try:
-        return None if day is None else date.fromisoformat(day).isoformat()
+        day = None if day is None else date.fromisoformat(day).isoformat()
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{where} has a date that is none ({day}). Write it as 2026-01-31, or leave it out"
         ) from error
+    return ExternalResponse(str(name), content, finished, where, stopped_by, day)
 
 
 def asked_on(
@@ -136,17 +132,19 @@ def with_responses(
     pair: ModelPair,
     max_new: int,
 ) -> list[Request]:
-    """Requests with their external responses, by prompt id, cut at `max_new` tokens and after the
-    first end token; without any where these are None."""
+    """Return requests with their external responses, by prompt id, cut at `max_new` tokens and
+    after the first end token; without any where these are None."""
     if responses is None:
         return list(requests)
-    tokens = {r.prompt_id: response_ids(responses[r.prompt_id], pair, max_new) for r in requests}
-    return [replace(r, response=tokens[r.prompt_id]) for r in requests]
+    return [
+        replace(r, response=response_ids(responses[r.prompt_id], pair, max_new)) for r in requests
+    ]
 
 
 def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> Tensor:
-    """[T] int64, 1 <= T <= max_new. Raises UserError for ids beyond the vocabulary, text without a
-    token, and text in which an end token is spelled out so that it cannot be told from an end."""
+    """Return [T] int64, 1 <= T <= max_new. Raises UserError for ids beyond the vocabulary, text
+    without a token, and text in which an end token is spelled out so that it cannot be told from an
+    end."""
     ids, ends, stopped_by = list(_encoded(response, pair)), pair.eos_ids, response.stopped_by
     if isinstance(stopped_by, str):  # SGLang spells some end tokens
         names: dict[Any, int] = {pair.tokenizer.convert_ids_to_tokens(end): end for end in ends}
@@ -157,13 +155,14 @@ def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> T
         raise UserError(
             f"{response.where} has a response without a token. Take that prompt out of the dataset"
         )
-    if bad := [token for token in ids if not 0 <= token < pair.target.vocab_size]:
-        size = pair.target.vocab_size
+    size = pair.target.vocab_size
+    if bad := [token for token in ids if not 0 <= token < size]:
         raise UserError(
             f"{response.where} has token {bad[0]}, the vocabulary ends at {size - 1}. Give"
             " responses of pair.target"
         )
-    return torch.tensor(_cut(ids, pair.eos_ids, max_new))
+    first = next((index for index, token in enumerate(ids) if token in ends), len(ids))
+    return torch.tensor(ids[: min(first + 1, max_new)])
 
 
 def _encoded(response: ExternalResponse, pair: ModelPair) -> Sequence[int]:
@@ -184,8 +183,3 @@ def _encoded(response: ExternalResponse, pair: ModelPair) -> Sequence[int]:
                 " ids (response_tokens, return_token_ids)"
             )
     return ids
-
-
-def _cut(ids: Sequence[int], ends: Collection[int], most: int) -> list[int]:
-    first = next((index for index, token in enumerate(ids) if token in ends), len(ids))
-    return list(ids[: min(first + 1, most)])

@@ -22,8 +22,8 @@ NAME = "answers.jsonl"
 
 @contextmanager
 def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["ResponseLog"]:
-    """The log of a dataset. Another process that opens it waits until this one is done: no prompt
-    is answered twice.
+    """Open the log of a dataset. Another process that opens it waits until this one is done: no
+    prompt is answered twice.
 
     asked: settings that decide what a response is like. Raises UserError where lines are damaged,
     or answer other settings."""
@@ -54,11 +54,16 @@ class ResponseLog:
         whole = content.rfind(b"\n") + 1
         for line in content[:whole].splitlines():
             self._take(line)
-        self._refuse_foreign(content[whole:])
-        file.truncate(whole)  # what follows was being written when a run was killed
+        # what follows was being written when a run was killed, if this one could write it
+        torn, own = content[whole:], json.dumps({"asked": self.asked}).encode()[:-1]
+        if not (torn.startswith(own) or own.startswith(torn)):
+            raise UserError(
+                f"out: {self.path} ends with what is none of its lines. Choose another out=..."
+            )
+        file.truncate(whole)
 
     def missing(self, prompts: list[Prompt]) -> list[Prompt]:
-        """Those without a response. Raises UserError where the log answers another text."""
+        """Return those without a response. Raises UserError where the log answers another text."""
         for prompt in prompts:
             if prompt.id in self.responses and self._digests[prompt.id] != digest(prompt):
                 where = self.responses[prompt.id].where
@@ -77,15 +82,6 @@ class ResponseLog:
         self._file.write(line + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-    def _refuse_foreign(self, torn: bytes) -> None:
-        """Raise UserError where a last line without an end is not the beginning of one that this
-        run could write."""
-        own = json.dumps({"asked": self.asked}).encode()[:-1]
-        if not (torn.startswith(own) or own.startswith(torn)):
-            raise UserError(
-                f"out: {self.path} ends with what is none of its lines. Choose another out=..."
-            )
 
     def _take(self, line: bytes) -> None:
         self._lines += 1
@@ -107,8 +103,8 @@ class ResponseLog:
 
 
 def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
-    """What is wrong with the log in `folder`. harvested: ids of the prompts whose answers became
-    records."""
+    """Return what is wrong with the log in `folder`. harvested: ids of the prompts whose answers
+    became records."""
     path = folder / NAME
     try:
         *lines, torn = path.read_bytes().split(b"\n")

@@ -2,10 +2,13 @@
 `transformers serve`.
 
 What arrives is kept in `answers.jsonl` in the folder of the dataset, a line at a time; the next run
-asks for the rest."""
+asks for the rest. Further fields of a request may be set, but for those that would make a server
+answer something else than the harvest asks for: another distribution, another length, another
+prompt, another form."""
 
 import asyncio
 import hashlib
+import json
 import os
 import random
 import re
@@ -23,24 +26,20 @@ from tqdm import tqdm
 from data_gen.prompts import Prompt
 from data_gen.prompts.render import turns
 from data_gen.responses.external import CALLS, ExternalResponse, is_ids
-from data_gen.responses.fields import ARGUMENTS, asked_by, refuse_changes, refuse_other_arguments
 from data_gen.responses.log import ResponseLog, open_log
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
 from runtime.json_lines import is_text
 from runtime.settings.kinds import Address, Text, Variable
 
-PAUSE, LONGEST_PAUSE = (
-    1.0,
-    60.0,
-)  # seconds before the first retry, twice as long before each further one
+# seconds before the first retry, twice as long before each further one
+PAUSE, LONGEST_PAUSE = 1.0, 60.0
 SENDABLE = r"[!-~]*"  # what an API key is made of
-WHOLE = (
-    "stop",
-    "length",
-)  # the finish_reason of a response that the target ended, or max_tokens did
+# the finish_reason of a response that the target ended, or max_tokens did
+WHOLE = ("stop", "length")
 SHOWN = 200  # most characters of a reply in an error
 PASSING = {408, 409, 425, 429}  # besides 5xx: what may go well when asked again
+ARGUMENTS = "chat_template_kwargs"
 
 
 class Passing(Exception):
@@ -88,11 +87,16 @@ class Server:
         """Ask for the responses that `out` has not got yet. Raises UserError when one cannot be
         had; what has arrived stays."""
         fields = self.asked(settings)
+        given = fields.get(ARGUMENTS)
         for prompt in prompts:
-            refuse_other_arguments(fields, prompt)
-        if prompts and prompts[0].template:
-            fields |= {ARGUMENTS: dict(prompts[0].template)}
-        with open_log(out, fields) as log:
+            if given is not None and given != dict(prompt.template):
+                raise UserError(
+                    f"responses.extra.{ARGUMENTS}: expected {dict(prompt.template)}, as"
+                    f" dataset.template, got {given}: prompts would be rendered otherwise here. Set"
+                    " dataset.template, which the server is sent too, and leave it out"
+                )
+        template = dict(prompts[0].template) if prompts else {}
+        with open_log(out, fields | ({ARGUMENTS: template} if template else {})) as log:
             missing = log.missing(list(prompts))
             if missing and not ask:
                 raise UserError(
@@ -100,62 +104,62 @@ class Server:
                     " which takes as long as it takes. Run without estimate=true"
                 )
             if missing:
-                asyncio.run(self._ask_all(missing, settings, log))
+                asyncio.run(self._ask_all(missing, fields, log))
             return log.responses
 
     def asked(self, settings: HarvestSettings) -> dict[str, Any]:
-        """The fields of every request. `top_k` is no part of OpenAI's API: sent only where it is
-        used. Raises UserError where `extra` would change what is asked."""
-        warp = settings.warp
+        """Return the fields of every request. `top_k` is no part of OpenAI's API: sent only where
+        it is used. Raises UserError where `extra` would change what is asked."""
+        warp, most = settings.warp, settings.max_new_tokens
         extra = OmegaConf.to_container(OmegaConf.create(self.extra))
-        refuse_changes(extra, {"model": self.model, **asked_by(settings)})
+        asked = {
+            "model": self.model,
+            **{"temperature": warp.temperature, "topp": warp.top_p, "topk": warp.top_k},
+            "dosample": warp.temperature > 0,
+            **dict.fromkeys(("maxtokens", "maxcompletiontokens", "maxnewtokens"), most),
+        }
+        refuse_changes(extra, asked)
         return {
             "model": self.model,
             "temperature": warp.temperature,
             "top_p": warp.top_p,
             **({"top_k": warp.top_k} if warp.top_k else {}),
-            "max_tokens": settings.max_new_tokens,
+            "max_tokens": most,
             "seed": settings.seed,  # each prompt gets its own, made of this one
             **extra,  # type: ignore[dict-item]
         }
 
     async def _ask_all(
-        self, prompts: Sequence[Prompt], settings: HarvestSettings, log: ResponseLog
+        self, prompts: Sequence[Prompt], fields: Mapping[str, Any], log: ResponseLog
     ) -> None:
-        """Some workers take prompts from one list, so that `concurrency` requests are always under
-        way."""
-        left = iter(prompts)
+        """Let some workers take prompts from one list, so that `concurrency` requests are always
+        under way."""
+        left, most = iter(prompts), self.concurrency
         headers = {"Authorization": f"Bearer {self._key()}"} if self._key() else {}
-        limits = httpx.Limits(
-            max_connections=self.concurrency, max_keepalive_connections=self.concurrency
-        )
+        limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
+
+        async def work() -> None:
+            for prompt in left:
+                log.append(prompt, await self._ask(client, prompt, fields))
+                bar.update()
+
         async with httpx.AsyncClient(headers=headers, timeout=None, limits=limits) as client:
             with tqdm(total=len(prompts), unit=" prompts", desc="responses") as bar:
-                workers = (
-                    self._work(client, left, settings, log, bar) for _ in range(self.concurrency)
-                )
-                await asyncio.gather(*workers)
-
-    async def _work(
-        self,
-        client: httpx.AsyncClient,
-        prompts: Iterator[Prompt],
-        settings: HarvestSettings,
-        log: ResponseLog,
-        bar: tqdm,
-    ) -> None:
-        for prompt in prompts:
-            log.append(prompt, await self._ask(client, prompt, settings))
-            bar.update()
+                await asyncio.gather(*(work() for _ in range(most)))
 
     async def _ask(
-        self, client: httpx.AsyncClient, prompt: Prompt, settings: HarvestSettings
+        self, client: httpx.AsyncClient, prompt: Prompt, fields: Mapping[str, Any]
     ) -> dict[str, Any]:
-        body = {
-            **self.asked(settings),
-            "seed": seed_of(settings.seed, prompt.id),
-            **question(prompt),
-        }
+        """Return what the log keeps of the answer to a chat turn, with the arguments of the chat
+        template, or to a text to be continued as it stands."""
+        name = f"{fields['seed']}/server/{prompt.id}".encode()
+        seed = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") >> 1  # 31 bits
+        question: dict[str, Any] = (
+            {"messages": turns(prompt)} if prompt.chat else {"prompt": prompt.text}
+        )
+        if prompt.chat and prompt.template:
+            question[ARGUMENTS] = dict(prompt.template)
+        body = {**fields, "seed": seed, **question}
         address = f"{self.url.rstrip('/')}/{'chat/completions' if prompt.chat else 'completions'}"
         for attempt in range(self.retries + 1):
             try:
@@ -178,14 +182,14 @@ class Server:
         )
 
     def _answer(self, prompt: Prompt, reply: httpx.Response) -> dict[str, Any]:
-        """What the log keeps of a reply. Raises `Passing` where another try may help, UserError
-        where it will not."""
-        status, said = reply.status_code, self._first_line(reply.text)
+        """Return what the log keeps of a reply. Raises `Passing` where another try may help,
+        UserError where it will not."""
+        status, shown = reply.status_code, self._first_line(reply.text)
         if status in PASSING or status >= 500:
-            raise Passing(f"status {status}: {said}")
+            raise Passing(f"status {status}: {shown}")
         if status != 200:
             raise UserError(
-                f"responses.url: {reply.url} refuses {prompt.id} with status {status}: {said}."
+                f"responses.url: {reply.url} refuses {prompt.id} with status {status}: {shown}."
                 " Check responses.url, responses.model and responses.key_variable"
             )
         try:
@@ -193,7 +197,7 @@ class Server:
             message = choice["message"] if prompt.chat else choice
             text = message.get("content" if prompt.chat else "text")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise Passing(f"not a completion: {said}") from error
+            raise Passing(f"not a completion: {shown}") from error
         return self._checked(prompt, choice, message, text)
 
     def _checked(
@@ -202,11 +206,8 @@ class Server:
         """Raises `Passing` for a response that was broken off, UserError for one that is empty
         though the target said something, is only part of it, or is neither text nor ids."""
         finish, tokens = choice.get("finish_reason"), choice.get("token_ids")  # of vLLM
-        if not tokens and (
-            message.get("reasoning_content")
-            or message.get("reasoning")
-            or message.get("tool_calls")
-        ):
+        hidden = ("reasoning_content", "reasoning", "tool_calls")
+        if not tokens and any(message.get(part) for part in hidden):
             raise UserError(
                 "responses.url: the server takes reasoning or tool calls out of its response to"
                 f" {prompt.id}. Start it without a reasoning or tool parser, so that the response"
@@ -219,60 +220,141 @@ class Server:
         ended = {"finish_reason": finish}
         if finish == "stop" and stopped_by is not None:
             ended["stop_reason"] = stopped_by
-        if tokens:
-            if not is_ids(tokens):
-                raise UserError(
-                    f"responses.url: {self.url} gives token_ids to {prompt.id} that are no list of"
-                    " whole numbers. Leave out responses.extra.return_token_ids, or check the"
-                    " server"
-                )
+        if tokens and is_ids(tokens):
             return {"response_tokens": tokens, **ended}
-        if isinstance(text, str) and not is_text(text):
-            raise UserError(
-                f"responses.url: {self.url} gives a response to {prompt.id} that is no text (it"
-                " holds half a character). Check the server, or take that prompt out of the"
-                " dataset"
+        if not tokens and is_text(text) and (text or finish == "stop"):
+            return {"response": text, **ended}
+        take_out = "Check the server, or take that prompt out of the dataset"
+        if tokens:
+            problem = (
+                f"token_ids to {prompt.id} that are no list of whole numbers. Leave out"
+                " responses.extra.return_token_ids, or check the server"
             )
-        if not isinstance(text, str) or not (text or finish == "stop"):
-            raise UserError(
-                f"responses.url: {self.url} gives an empty response to {prompt.id} (finish_reason "
-                f"{finish}). Check the server, or take that prompt out of the dataset"
+        elif isinstance(text, str) and text:
+            problem = (
+                f"a response to {prompt.id} that is no text (it holds half a character). {take_out}"
             )
-        return {"response": text, **ended}
+        else:
+            problem = f"an empty response to {prompt.id} (finish_reason {finish}). {take_out}"
+        raise UserError(f"responses.url: {self.url} gives {problem}")
 
     def _first_line(self, text: str) -> str:
-        """What is shown of a reply or an error: no API key."""
+        """Return what is shown of a reply or an error: no API key."""
         shown = text.replace(self._key(), "***") if self._key() else text
         return (shown.strip().splitlines() or ["nothing"])[0][:SHOWN]
 
     def _key(self) -> str:
-        """Empty where the server wants none."""
+        """Return the API key, empty where the server wants none."""
         return os.environ.get(self.key_variable, "") if self.key_variable else ""
 
 
-def question(prompt: Prompt) -> dict[str, Any]:
-    """A chat turn with the arguments of the chat template, or a text to be continued as it
-    stands."""
-    if not prompt.chat:
-        return {"prompt": prompt.text}
-    arguments = {ARGUMENTS: dict(prompt.template)} if prompt.template else {}
-    return {"messages": turns(prompt), **arguments}
-
-
 def today() -> str:
-    """The date on this machine."""
+    """Return the date on this machine."""
     return date.today().isoformat()
 
 
-def seed_of(seed: int, prompt_id: str) -> int:
-    """A seed of 31 bits for one prompt."""
-    return (
-        int.from_bytes(hashlib.sha256(f"{seed}/server/{prompt_id}".encode()).digest()[:4], "big")
-        >> 1
-    )
-
-
 def pause(attempt: int) -> float:
-    """Seconds before trying again, with some chance in it, so that many requests do not come back
-    at once."""
+    """Return the seconds before trying again, with some chance in it, so that many requests do not
+    come back at once."""
     return min(LONGEST_PAUSE, PAUSE * 2**attempt) * random.uniform(0.5, 1.0)
+
+
+# Fields that may be set besides -------------------------------------------------------------------
+
+# Names are without case and punctuation.
+SETTING = {
+    "model": "responses.model",
+    "temperature": "warp.temperature",
+    "topp": "warp.top_p",
+    "topk": "warp.top_k",
+    **dict.fromkeys(("maxtokens", "maxcompletiontokens", "maxnewtokens"), "max_new_tokens"),
+    "seed": "seed",
+}
+# What changes answers. Engines have more of them every month, so what they have in common is
+# written down.
+CHANGES = re.compile(
+    "^temp|temperature|dynatemp|^top(k|p|a|h|n)|topnsigma|minp|^typp$|typical|^tfs|mirostat|^xtc"
+    "|^dry|epsiloncutoff|etacutoff|smoothing|sampler|dosample|watermark|guidance|^cfg|negative"
+    "|penal|repeat|repetition|ngram|logit|bias|badwords|banned|suppress|forced|allowed|stop|eos|bos"
+    "|maxlength|minlength|npredict|numpredict|tmaxpredict|maxtime|tokens$|budget|beam|bestof"
+    "|returnseq|seed|stream|echo|suffix|guided|structur|responseformat|grammar|regex|schema|ebnf"
+    "|lark|lora|adapter|truncat|transforms|prompt|template|messages|^inputs?$|inputids|embeds"
+    "|^image|^audio|^video|multimodal|mmprocessor|mmdata|modalit|document|tool|function|reason"
+    "|think|effort|verbosity|specialtokens|generationprompt|finalmessage|customparams|^nkeep"
+    "|ndiscard|nindent|steering|greedy|^sampl|^decoding|^diversity|^system|^assistant|instruction"
+    "|^end(id|token)|^until$|^prefi(x|ll)|^format|^raw$|history|^plugins|websearch|contextlength"
+    "|^provider|quantiz|^n$|^models?$"
+)
+# What matches and changes no answer, and what does so with a value of its own alone.
+HARMLESS = re.compile(
+    "logprob|cacheprompt|promptcache|streamoptions|skipspecialtokens|spacesbetweenspecialtokens"
+)
+OFF = (
+    *("minp", "presencepenalty", "frequencypenalty", "norepeatngramsize", "mirostat"),
+    *("xtcprobability", "drymultiplier", "dynatemprange", "epsiloncutoff", "etacutoff"),
+    *("mintokens", "minnewtokens", "minlength"),
+)
+ONE = (
+    *("typicalp", "typp", "repetitionpenalty", "repeatpenalty", "lengthpenalty"),
+    *("n", "bestof", "numbeams", "numreturnsequences"),
+)
+UNSET = (
+    *("ignoreeos", "stream", "echo", "usebeamsearch", "includestopstrinoutput", "earlystopping"),
+    "continuefinalmessage",
+)
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(OFF, 0),
+    **dict.fromkeys(ONE, 1),
+    **dict.fromkeys(UNSET, False),
+    **dict.fromkeys(("stop", "stoptokenids", "badwords"), []),
+    "logitbias": {},
+    "responseformat": {"type": "text"},
+    "addgenerationprompt": True,
+}
+
+
+def refuse_changes(extra: Any, asked: Mapping[str, Any]) -> None:
+    """Raise UserError for the first of the fields `extra`, at any depth, that would change the
+    answers. asked: what the harvest asks for, by normalised name; a field may repeat that."""
+    for path, name, value in _fields(extra):
+        if name in asked:
+            same = _equal(value, asked[name]) or (name, value, asked[name]) == ("topk", -1, 0)
+        else:
+            watched = CHANGES.search(name) and not HARMLESS.search(name)
+            neutral = value is None or name in NEUTRAL and _equal(value, NEUTRAL[name])
+            same = neutral or not watched
+        if not same:
+            setting = SETTING.get(name)
+            remedy = f"Set {setting} instead" if setting else "Leave it out"
+            raise UserError(
+                f"responses.extra.{path}: expected a field that leaves the answers as they are,"
+                f" got {json.dumps(value, default=str)[:80]}, which changes their distribution,"
+                f" length, prompt or form. {remedy}"
+            )
+
+
+def _fields(values: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield path, normalised name and value of every field, also in lists and in text that is
+    JSON."""
+    if isinstance(values, str) and values.lstrip().startswith(("{", "[")):
+        try:
+            values = json.loads(values)
+        except ValueError:
+            return
+    if isinstance(values, list):
+        for value in values:
+            yield from _fields(value, path)
+    if not isinstance(values, Mapping):
+        return
+    for key, value in values.items():
+        if key == ARGUMENTS and not path:
+            continue  # compared with dataset.template
+        name = re.sub("[^a-z0-9]", "", str(key).lower())
+        where = f"{path}.{key}".lstrip(".")
+        yield where, name, value
+        if name != "metadata":  # notes that a server keeps
+            yield from _fields(value, where)
+
+
+def _equal(value: Any, expected: Any) -> bool:
+    return bool(value == expected) and isinstance(value, bool) == isinstance(expected, bool)

@@ -54,7 +54,7 @@ def plan_id(plan: Mapping[str, Any]) -> str:
 
 
 def chunk_count(plan: Mapping[str, Any]) -> int:
-    """How many chunks a plan has. A manifest holds the plan, so it will do too."""
+    """Return how many chunks a plan has. A manifest holds the plan, so it will do too."""
     return -(-plan["prompts"]["count"] // plan["batch_size"])
 
 
@@ -72,47 +72,30 @@ def save_chunk(
     (folder / MANIFEST).unlink(missing_ok=True)
     (folder / marker_name(index)).unlink(missing_ok=True)
     shards = [write_shard(folder, kind, index, rows[kind]) for kind in SCHEMAS]
-    tokens = sum(len(row["response_tokens"]) for row in rows["responses"])
+    responses = rows["responses"]
     marker = {
         "plan": plan,
         "chunk": index,
-        "prompts": len(rows["responses"]),
-        "tokens": tokens,
+        "prompts": len(responses),
+        "tokens": sum(len(row["response_tokens"]) for row in responses),
         "shards": [shard.model_dump() for shard in shards],
-        "given": [row["given"] for row in rows["responses"] if "given" in row],
+        "given": [row["given"] for row in responses if "given" in row],
     }
     write_checksummed(folder / marker_name(index), marker)
-
-
-def remove_marker(folder: Path, index: int) -> None:
-    """Say that the chunk is to be made again."""
-    (folder / marker_name(index)).unlink(missing_ok=True)
 
 
 # Done or not --------------------------------------------------------------------------------------
 
 
 def marker_of(folder: Path, index: int, plan: str) -> "Marker | None":
-    """The marker of a chunk whose files are there, in full length; None where the chunk is still to
-    be made. Hashes are not computed."""
+    """Return the marker of a chunk whose files are there, in full length; None where the chunk is
+    still to be made. Hashes are not computed."""
     try:
         marker = read_marker(folder, index, plan)
-    except UserError:
+        sizes = [(folder / shard.name).stat().st_size for shard in marker.shards]
+    except (UserError, OSError):
         return None
-    try:
-        whole = all((folder / shard.name).stat().st_size == shard.bytes for shard in marker.shards)
-    except OSError:
-        return None
-    return marker if whole else None
-
-
-def marked_chunks(folder: Path) -> list[int]:
-    """Numbers of the chunks that have a marker, a fitting one or not."""
-    return [
-        int(path.stem.removeprefix("chunk-"))
-        for path in folder.glob("chunk-*.json")
-        if _FILE.fullmatch(path.name)
-    ]
+    return marker if sizes == [shard.bytes for shard in marker.shards] else None
 
 
 def read_marker(folder: Path, index: int, plan: str | None) -> "Marker":
@@ -127,17 +110,9 @@ def read_marker(folder: Path, index: int, plan: str | None) -> "Marker":
     return marker
 
 
-def readable_markers(folder: Path) -> Iterator["Marker"]:
-    """The markers in the folder that are not damaged, of whatever plan."""
-    for path in folder.glob("chunk-*.json"):
-        try:
-            yield read_json(path, Marker, "out", "")
-        except UserError:
-            continue
-
-
 def faults(folder: Path, index: int, plan: str | None) -> list[tuple[str, str]]:
-    """Names of the bad files of a chunk, and what is wrong with each. Reads every byte."""
+    """Return the names of the bad files of a chunk, and what is wrong with each. Reads every
+    byte."""
     try:
         marker = read_marker(folder, index, plan)
     except UserError as error:
@@ -151,9 +126,9 @@ def faults(folder: Path, index: int, plan: str | None) -> list[tuple[str, str]]:
 
 
 def inventory(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest says about the files of a finished harvest: `shards` by kind, `bytes`, and
-    `content`, a hash of all records in sorted order, which does not depend on chunks, processes or
-    parquet."""
+    """Return what a manifest says about the files of a finished harvest: `shards` by kind, `bytes`,
+    and `content`, a hash of all records in sorted order, which does not depend on chunks, processes
+    or parquet."""
     shards = [shard for marker in markers_of(folder, plan) for shard in marker.shards]
     ordered = [shard for kind in SCHEMAS for shard in shards if shard.kind == kind]
     return {
@@ -161,11 +136,6 @@ def inventory(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
         "bytes": sum(shard.bytes for shard in shards),
         "content": content_hash(record for shard in shards for record in shard.records),
     }
-
-
-def given_rows(folder: Path, plan: Mapping[str, Any]) -> list[list[float]]:
-    """Return what the markers of a finished harvest say of each given response."""
-    return [row for marker in markers_of(folder, plan) for row in marker.given]
 
 
 def markers_of(folder: Path, plan: Mapping[str, Any]) -> Iterator["Marker"]:
@@ -177,16 +147,9 @@ def content_hash(records: Iterable[str]) -> str:
     return hashlib.sha256("".join(sorted(records)).encode()).hexdigest()
 
 
-def strangers(folder: Path, count: int) -> list[str]:
-    """Shards and markers in the folder that belong to no chunk of the plan."""
-    own = {shard_name(kind, index) for kind in SCHEMAS for index in range(count)} | {
-        *map(marker_name, range(count))
-    }
-    return sorted(
-        path.name
-        for path in folder.iterdir()
-        if _FILE.fullmatch(path.name) and path.name not in own
-    )
+def files_of_chunks(folder: Path) -> list[str]:
+    """Return the names of all shards and markers in the folder."""
+    return sorted(path.name for path in folder.iterdir() if _FILE.fullmatch(path.name))
 
 
 # What the JSON files hold -------------------------------------------------------------------------
@@ -307,3 +270,10 @@ class Manifest(Plan):
     shards: list[Shard]
     bytes: Size = 0
     content: str | None = None
+
+    @field_validator("shards")
+    @classmethod
+    def _once_each(cls, shards: list[Shard]) -> list[Shard]:
+        if len({shard.name for shard in shards}) < len(shards):
+            raise ValueError("a shard twice")
+        return shards

@@ -16,7 +16,17 @@ from tqdm import tqdm
 
 from data_gen.storage import chunks
 from data_gen.storage.chunks import MANIFEST, PLAN, Manifest, PairNames
-from data_gen.storage.shards import DRAWN, FEATURES, INTEGERS, PROMPT, SCHEMAS, SIBLINGS, batches
+from data_gen.storage.shards import (
+    DRAWN,
+    FEATURES,
+    INTEGERS,
+    PROMPT,
+    SCHEMAS,
+    SIBLINGS,
+    SPLITS,
+    batches,
+    shard_name,
+)
 from decoding.sampling import Warp
 from predictors.features.draft_statistics import HISTORY
 from predictors.features.layers import RecordedLayers
@@ -159,15 +169,13 @@ class Harvest:
         has a value, [N, gamma, k] of its siblings; `history` [N, 3]; hidden states bfloat16 [N, L *
         H] or [N, gamma, L * H]; and `group` int64 [N], the number of the prompt a sample came from
         (to check or make splits by prompt). Hidden states are left out where the harvest stored
-        none. Raises UserError naming the shard when one is missing or damaged, or when the split is
-        empty."""
-        names = [
-            name
-            for name in SCHEMAS[kind].names
-            if name not in PROMPT
-            and (columns is None or name in columns)
-            and (self.features_stored or name not in FEATURES)
-        ]
+        none. Raises UserError naming the shard when one is missing or damaged, when the split is
+        empty, or for a kind, split or column that there is not."""
+        refuse_unknown("kind", [kind], ("mixed", "rounds"))
+        recorded = [name for name in SCHEMAS[kind].names if name not in PROMPT]
+        refuse_unknown("column", columns or (), recorded)
+        wanted = [name for name in recorded if columns is None or name in columns]
+        names = [name for name in wanted if self.features_stored or name not in FEATURES]
         counted = "anchor" if kind == "rounds" else "position"  # one value per sample
         parts: dict[str, list[pa.Array]] = {name: [] for name in [counted, *names]}
         for table in self.batches(kind, split, parts):
@@ -178,18 +186,21 @@ class Harvest:
             raise TooFewRows(
                 f"data: {self.folder} has no {kind} records in split {split}. Harvest more prompts"
             )
+        group = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
         try:
-            values = {
-                name: _shaped(parts.pop(name), name, kind, counts, self.gamma) for name in names
+            return {
+                **{
+                    name: _shaped(parts.pop(name), name, kind, counts, self.gamma) for name in names
+                },
+                "group": group,
             }
         except ValueError as error:
             raise UserError(
                 f"data: {self.folder} is damaged ({error}). Harvest again with another out=..."
             ) from error
-        return {**values, "group": torch.from_numpy(np.repeat(np.arange(len(counts)), counts))}
 
     def prompts(self, split: str) -> Iterator[HarvestedPrompt]:
-        """Return the prompts of a split, in the order of the groups of `records`."""
+        """Yield the prompts of a split, in the order of the groups of `records`."""
         names = [*PROMPT, "prompt_tokens", "response_tokens"]
         for table in self.batches("responses", split, names):
             yield from (HarvestedPrompt(**row) for row in table.to_pylist())
@@ -197,18 +208,19 @@ class Harvest:
     def by_prompt(
         self, kind: str, split: str, columns: Collection[str]
     ) -> Iterator[dict[str, Tensor]]:
-        """Return some columns of one kind, prompt by prompt, in the order of `records`: int64 or
+        """Yield some columns of one kind, prompt by prompt, in the order of `records`: int64 or
         float32, as stored."""
-        dtypes = {
-            name: torch.int64 if SCHEMAS[kind].field(name).type == INTEGERS else torch.float32
-            for name in columns
-        }
         for table in self.batches(kind, split, columns):
+            types = {name: table.schema.field(name).type for name in columns}
+            dtypes = {n: torch.int64 if t == INTEGERS else torch.float32 for n, t in types.items()}
             for row in table.to_pylist():
                 yield {name: torch.tensor(row[name], dtype=dtypes[name]) for name in columns}
 
     def batches(self, kind: str, split: str, columns: Collection[str]) -> Iterator[pa.Table]:
-        """Return some columns of one kind and split, a few prompts at a time."""
+        """Yield some columns of one kind and split, a few prompts at a time."""
+        refuse_unknown("kind", [kind], SCHEMAS)
+        refuse_unknown("split", [split], (*SPLITS, "all"))
+        refuse_unknown("column", columns, SCHEMAS[kind].names)
         for shard in self.manifest.shards:
             if shard.kind == kind:
                 for table in batches(self.folder, shard, ["split", *columns]):
@@ -231,6 +243,13 @@ class Harvest:
             vectors |= dict(zip(ids.tolist(), rows, strict=True))
         ids = sorted(vectors)
         return torch.tensor(ids), torch.stack([vectors[token] for token in ids])
+
+
+def refuse_unknown(what: str, names: Collection[str], known: Collection[str]) -> None:
+    """Raise UserError for a kind, split or column of records that there is not."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"data: {what} {name!r} is unknown. Use one of {', '.join(known)}")
 
 
 def _shaped(parts: list[pa.Array], name: str, kind: str, counts: np.ndarray, gamma: int) -> Tensor:
@@ -272,44 +291,37 @@ def verify(folder: Path) -> list[str]:
         folder.glob("chunk-*")
     ):
         raise UserError(f"out: {folder} is no harvested dataset. Give the folder of one: out=...")
-    (plan, manifest), bad = _settings_files(folder)
+    bad, settings_files = list[str](), list[dict[str, Any] | None]()
+    for name, form in ((PLAN, chunks.Plan), (MANIFEST, chunks.Manifest)):
+        try:
+            settings_files.append(read_json(folder / name, form, "out", "").written)
+        except UserError as error:
+            settings_files.append(None)
+            bad.append(str(error).removeprefix("out: ").rstrip(". "))
+    plan, manifest = settings_files
     settings = plan or manifest
-    count = (
-        chunks.chunk_count(settings)
-        if settings
-        else max(chunks.marked_chunks(folder), default=-1) + 1
-    )
+    present = chunks.files_of_chunks(folder)
+    marked = [int(name[6:-5]) for name in present if name.startswith("chunk-")]
+    count = chunks.chunk_count(settings) if settings else max(marked, default=-1) + 1
     identity = chunks.plan_id(plan) if plan else None
     for index in tqdm(range(count), desc="verify", unit=" chunks", leave=False, mininterval=1):
-        bad += [
-            f"{folder / name} {problem}" for name, problem in chunks.faults(folder, index, identity)
-        ]
+        problems = chunks.faults(folder, index, identity)
+        bad += [f"{folder / name} {problem}" for name, problem in problems]
     if settings:
-        bad += [
-            f"{folder / name} belongs to no chunk. Delete it"
-            for name in chunks.strangers(folder, count)
-        ]
-    if plan and manifest and not bad and not _describes(manifest, plan, folder):
-        path = folder / MANIFEST
-        bad.append(f"{path} is out of date: it does not describe the shards beside it")
+        own = {shard_name(kind, index) for kind in SCHEMAS for index in range(count)}
+        own |= {chunks.marker_name(index) for index in range(count)}
+        strange = [name for name in present if name not in own]
+        bad += [f"{folder / name} belongs to no chunk. Delete it" for name in strange]
+    if plan and manifest and not bad:
+        expected = {**plan, **chunks.inventory(folder, plan)}
+        if any(manifest.get(key) != value for key, value in expected.items()):
+            path = folder / MANIFEST
+            bad.append(f"{path} is out of date: it does not describe the shards beside it")
     if manifest and "url" in (manifest.get("responses_from") or {}):  # asked of a server
         from data_gen.responses import log  # loads code that runs models, which no reader needs
 
         bad += log.faults(folder, [] if bad else _harvested(folder, bad))
     return bad
-
-
-def _settings_files(folder: Path) -> tuple[list[dict[str, Any] | None], list[str]]:
-    """Plan and manifest, None where one cannot be read, and what is wrong with them."""
-    found: list[dict[str, Any] | None] = []
-    bad = []
-    for name, form in ((PLAN, chunks.Plan), (MANIFEST, chunks.Manifest)):
-        try:
-            found.append(read_json(folder / name, form, "out", "").written)
-        except UserError as error:
-            found.append(None)
-            bad.append(str(error).removeprefix("out: ").rstrip(". "))
-    return found, bad
 
 
 def _harvested(folder: Path, bad: list[str]) -> list[str]:
@@ -320,9 +332,3 @@ def _harvested(folder: Path, bad: list[str]) -> list[str]:
     except UserError as error:
         bad.append(str(error).removeprefix("data: ").removeprefix("shard ").rstrip(". "))
         return []
-
-
-def _describes(manifest: dict[str, Any], plan: dict[str, Any], folder: Path) -> bool:
-    """Whether the manifest says what plan and markers say."""
-    expected = {**plan, **chunks.inventory(folder, plan)}
-    return all(manifest.get(key) == value for key, value in expected.items())

@@ -27,7 +27,7 @@ Of a drawn token (one in `mixed`, gamma in a sample of `rounds`):
   0.001 of being accepted (the target is not run there), and behind an end token. Greedy: 1 while
   the rollout is what the target says, then 0.
 
-Of the siblings of a drawn token, in `rounds` (`data_gen.siblings`; 0 where `accept_prob` is for the
+Of the siblings of a drawn token, in `rounds` (`data_gen.labels`; 0 where `accept_prob` is for the
 reasons above):
 - `rrsw_token`, `rrsw_accept`: 2 each, the second and third candidate drawn without replacement (-1:
   none is left), and the probability that each is accepted if its elder ones are not (RRSw).
@@ -57,7 +57,7 @@ bfloat16 numbers kept as int16 bits: n * L * H, n * gamma * L * H for L layers. 
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,6 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from data_gen.siblings import MORE, TOP
 from predictors.base import UNREADABLE
 from predictors.features.draft_statistics import Q_STATS
 from runtime.errors import UserError
@@ -80,6 +79,7 @@ from runtime.json_files import Form, Size
 SCHEMA_VERSION = 5
 ROWS_AT_ONCE = 8  # prompts of one table: what is written is in memory six times
 SPLITS = ("train", "calibration", "test")
+MORE, TOP = 2, 3  # candidates drawn besides the first; most probable tokens
 INTEGERS, FLOATS, BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
 PROMPT = {"prompt_id": pa.string(), "dataset": pa.string(), "split": pa.string()}
 DRAWN = {
@@ -154,11 +154,15 @@ def write_shard(
     Raises UserError when a number is NaN or infinite: such a shard is never written.
     """
     path, sink, digests = folder / shard_name(kind, index), pa.BufferOutputStream(), list[str]()
+    plain = [
+        {name: v.flatten().cpu().numpy() if isinstance(v, Tensor) else v for name, v in row.items()}
+        for row in rows
+    ]
     # Values are close to random bits: dictionaries would only cost time.
     options = {"compression": "zstd", "use_dictionary": False}
     with pq.ParquetWriter(sink, SCHEMAS[kind], **options) as writer:
         for start in range(0, len(rows), ROWS_AT_ONCE):
-            table = _table(kind, rows[start : start + ROWS_AT_ONCE])
+            table = pa.Table.from_pylist(plain[start : start + ROWS_AT_ONCE], SCHEMAS[kind])
             if problem := _not_finite(table):
                 raise UserError(
                     f"pair: {problem} while making {path.name}. Check the models, or set"
@@ -167,7 +171,7 @@ def write_shard(
             writer.write_table(table)
             digests += record_digests(table, kind)
     content = sink.getvalue()
-    write_atomically(path, lambda temporary: _write(temporary, content))
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
     return MarkedShard(
         name=path.name,
         kind=kind,
@@ -178,34 +182,20 @@ def write_shard(
     )
 
 
-def _table(kind: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    plain = [{key: _plain(value) for key, value in row.items()} for row in rows]
-    return pa.Table.from_pylist(plain, SCHEMAS[kind])
-
-
 def record_digests(table: pa.Table, kind: str) -> list[str]:
-    """One digest per row, of its values: the parquet encoding and the rows beside it do not
+    """Return one digest per row, of its values: the parquet encoding and the rows beside it do not
     matter."""
-    columns = {
-        name: table[name].to_pylist() if name in PROMPT else _slices(table[name])
-        for name in table.schema.names
-    }
-    rows = zip(*columns.values(), strict=True)
-    return [_record_digest(kind, zip(columns, row, strict=True)) for row in rows]
-
-
-def _record_digest(kind: str, values: Iterable[tuple[str, Any]]) -> str:
-    found = hashlib.sha256(kind.encode())
-    for name, value in values:
-        content = value.encode() if isinstance(value, str) else value.tobytes()
-        found.update(f"/{name}/{len(content)}/".encode())
-        found.update(content)
-    return found.hexdigest()[:32]
-
-
-def _slices(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """The list of every row, as an array."""
-    return [row.values.to_numpy(zero_copy_only=False) for chunk in column.chunks for row in chunk]
+    digests = [hashlib.sha256(kind.encode()) for _ in range(len(table))]
+    for name in table.schema.names:
+        rows = (row for chunk in table[name].chunks for row in chunk)
+        for digest, row in zip(digests, rows, strict=True):
+            if name in PROMPT:
+                content = row.as_py().encode()
+            else:
+                content = row.values.to_numpy(zero_copy_only=False).tobytes()
+            digest.update(f"/{name}/{len(content)}/".encode())
+            digest.update(content)
+    return [digest.hexdigest()[:32] for digest in digests]
 
 
 def pack_features(features: Tensor) -> np.ndarray:
@@ -213,30 +203,17 @@ def pack_features(features: Tensor) -> np.ndarray:
     return features.to(torch.bfloat16).contiguous().view(torch.int16).flatten().cpu().numpy()
 
 
-def _plain(value: Any) -> Any:
-    return value.flatten().cpu().numpy() if isinstance(value, Tensor) else value
-
-
-def _write(path: Path, content: pa.Buffer) -> None:
-    path.write_bytes(content)
-
-
 def _not_finite(table: pa.Table) -> str | None:
-    for name in table.column_names:
-        for chunk in table[name].chunks:
-            if pa.types.is_list(chunk.type) and not _all_finite(
-                name, chunk.flatten().to_numpy(zero_copy_only=False)
-            ):
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        for chunk in column.chunks if pa.types.is_list(column.type) else ():
+            values = chunk.flatten().to_numpy(zero_copy_only=False)
+            if name in FEATURES:  # bfloat16: exponent all ones = infinite or NaN
+                finite = (values & 0x7F80) != 0x7F80
+            else:
+                finite = np.isfinite(values)
+            if not finite.all():
                 return f"NaN or infinite values in column {name}"
     return None
-
-
-def _all_finite(name: str, values: np.ndarray) -> bool:
-    if name in FEATURES:
-        return bool(
-            ((values & 0x7F80) != 0x7F80).all()
-        )  # bfloat16: exponent all ones = infinite or NaN
-    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -257,7 +234,12 @@ def batches(folder: Path, shard: Shard, columns: Collection[str]) -> Iterator[pa
             if file.metadata.num_rows != shard.rows:
                 raise ValueError(f"{file.metadata.num_rows} rows instead of {shard.rows}")
             names = list(dict.fromkeys(columns))
-            _check_types(file.schema_arrow, SCHEMAS[shard.kind], names)
+            for name in names:
+                if name not in file.schema_arrow.names:
+                    raise ValueError(f"column {name} is missing")
+                stored = file.schema_arrow.field(name).type
+                if stored != (right := SCHEMAS[shard.kind].field(name).type):
+                    raise ValueError(f"column {name} is of type {stored} instead of {right}")
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=names):
                 yield _without_holes(pa.Table.from_batches([batch]).select(names))
     except UNREADABLE as error:
@@ -268,22 +250,12 @@ def batches(folder: Path, shard: Shard, columns: Collection[str]) -> Iterator[pa
         ) from error
 
 
-def _check_types(schema: pa.Schema, expected: pa.Schema, names: Iterable[str]) -> None:
-    for name in names:
-        if name not in schema.names:
-            raise ValueError(f"column {name} is missing")
-        stored, right = schema.field(name).type, expected.field(name).type
-        if stored != right:
-            raise ValueError(f"column {name} is of type {stored} instead of {right}")
-
-
 def _without_holes(table: pa.Table) -> pa.Table:
-    """`table`, if it is whole; else a ValueError."""
+    """Return `table`, if it is whole; else a ValueError."""
     table.validate(full=True)
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count or (
-            pa.types.is_list(column.type) and pc.list_flatten(column).null_count
-        ):
+        inner = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+        if column.null_count or inner.null_count:
             raise ValueError(f"column {name} has holes")
     return table
 
@@ -294,14 +266,13 @@ def fault(path: Path, shard: Shard, hashing: Callable[[Path], str] = file_hash) 
         size = path.stat().st_size
         if size != shard.bytes:
             return f"is damaged: {size} bytes instead of {shard.bytes}"
-        right = hashing(path) == shard.sha256
+        if hashing(path) == shard.sha256:
+            return None
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return (
-        None if right else "is damaged, or another than the one that was written: its hash differs"
-    )
+    return "is damaged, or another than the one that was written: its hash differs"
 
 
 def _hash_once(path: Path) -> str:

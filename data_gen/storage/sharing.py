@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -177,7 +177,10 @@ def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
             path, Settings, "out", f"The shards beside it may have other settings. {_AGAIN}"
         )
     except UserError:
-        plans = {marker.plan for marker in chunks.readable_markers(folder)}
+        plans = set[str]()
+        for marked in folder.glob("chunk-*.json"):
+            with suppress(UserError):  # damaged
+                plans.add(read_json(marked, Marker, "out", "").plan)
         if plans != {chunks.plan_id(plan)}:
             raise
         write_checksummed(path, plan)
@@ -273,5 +276,5 @@ def _checked(folder: Path, index: int, plan: str, locks: Locks) -> Marker | None
         return marker
     with locks.chunk(index, wait=True):
         if chunks.faults(folder, index, plan):
-            chunks.remove_marker(folder, index)
+            (folder / chunks.marker_name(index)).unlink(missing_ok=True)
     return None

@@ -13,9 +13,10 @@ from tqdm import tqdm
 
 from data_gen.harvest import Progress, label_chunk, split_into_chunks
 from data_gen.prompts import load_prompts
+from data_gen.prompts.prompt import spread
 from data_gen.prompts.render import prompt_ids
 from data_gen.records import Row
-from data_gen.requests import Request, make_requests, spread
+from data_gen.requests import Request, make_requests
 from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import threads_of_draft
 from decoding.models.loading import ModelPair, load_pair

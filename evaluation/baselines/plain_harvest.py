@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_gen.answers import uniforms
 from data_gen.columns import at
 from data_gen.labels import acceptance
 from data_gen.records import Row
 from data_gen.requests import Request
-from data_gen.responses.generate import uniforms
 from data_gen.settings import HarvestSettings
 from decoding.draft import Draft, RoundContext
 from decoding.draft_tree import DraftTree

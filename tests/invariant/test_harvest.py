@@ -9,17 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.columns import at
+from data_gen.answers import Answer, Distributions, read_answers, uniforms
+from data_gen.columns import OwnTokens, Warps, at
 from data_gen.harvest import Progress, draws, harvest
-from data_gen.labels import accepted_length
-from data_gen.own_tokens import Warps, own_tokens
-from data_gen.records import candidates, label
+from data_gen.labels import accepted_length, siblings
+from data_gen.records import label
 from data_gen.requests import Request
-from data_gen.responses.generate import Answer, Distributions, read_answers, uniforms
 from data_gen.rollouts import Places, Rollouts, Texts, roll, roll_greedy, shared_tokens
 from data_gen.room import ON_A_CORE
 from data_gen.settings import HarvestSettings
-from data_gen.siblings import siblings
 from data_gen.storage import shards
 from data_gen.verdicts import Coins, Verdicts, sampled_verdicts
 from decoding.draft import RoundContext
@@ -101,7 +99,7 @@ def test_distributions_and_features_of_an_answer(pair: ModelPair) -> None:
             for lm, w in zip((pair.target, pair.draft), warps(), strict=True)
         )
         assert pick(p, draw[t]) == answer.distributions.response[t]
-        y = answer.distributions.candidate[t]
+        y = answer.distributions.token[t]
         assert pick(q, candidate_draw[t]) == y
         found = [
             answer.distributions.q[t],
@@ -139,7 +137,7 @@ def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
     uniform = uniforms(0, "x", "rollouts", len(anchors), 3)
     distributions, places = answer.distributions, after(request, anchors)
     before = pair.draft.length, pair.target.length
-    first = candidates(distributions.take(anchors))
+    first = distributions.take(anchors)
     rolled = roll(pair.draft, places, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     found = verdicts_of_all(pair, rolled, distributions.take(anchors))
     accept = found.accept
@@ -183,7 +181,7 @@ def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Distributions) -> 
     drafted = torch.full((count,), gamma)
     coins = coins_with(torch.zeros(count, gamma, dtype=torch.float64))
     return sampled_verdicts(
-        pair.target, rolled, first, drafted, coins, Warps(*warps(), own_tokens(pair.draft))
+        pair.target, rolled, first, drafted, coins, Warps(*warps(), OwnTokens.of(pair.draft))
     )
 
 
@@ -198,7 +196,7 @@ def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
     request, gamma = some_requests()[0], 9
     distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
     places = after(request, torch.arange(len(distributions.response)))
-    first, count = candidates(distributions), len(distributions.response)
+    first, count = distributions, len(distributions.response)
     uniform = uniforms(0, "x", "r", count, gamma - 1)
     rolled = roll(pair.draft, places, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
     everything, coins = (
@@ -214,7 +212,7 @@ def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
         distributions,
         drafted,
         coins_with(coins),
-        Warps(*warps(), own_tokens(pair.draft)),
+        Warps(*warps(), OwnTokens.of(pair.draft)),
     ).accept
     assert 0 < pair.target.forwards - forwards <= 3, "stages of 2, 3 and 4 tokens"
     left_out = accept == 0
@@ -235,7 +233,7 @@ def test_shared_greedy_rollouts_equal_their_own(pair: ModelPair, gamma: int) -> 
     for request in some_requests():
         distributions = answers(pair, [request], recipe)[request.prompt_id].distributions
         before, count = pair.draft.length, len(distributions.response)
-        first = candidates(distributions)
+        first = distributions
         texts = Texts(after(request, torch.zeros(1, dtype=torch.int64)), [distributions.response])
         spared = roll_greedy(pair.draft, texts, first, gamma, layers, 7)
         assert pair.draft.length == before
@@ -263,7 +261,7 @@ def test_mixed_hidden_states_read_the_mixed_sequence(pair: ModelPair) -> None:
     kept = torch.zeros(len(answer.distributions.response), dtype=torch.bool)
     kept[row["position"]] = True
     assert 0 < kept.sum() < len(kept), "the seed should mix something"
-    mixed = torch.where(kept, answer.distributions.candidate, answer.distributions.response)
+    mixed = torch.where(kept, answer.distributions.token, answer.distributions.response)
     hidden = naive(pair.draft, torch.cat([request.tokens, mixed]))[1][:, len(request.tokens) :]
     stored = (
         torch.from_numpy(row["draft_hidden"]).view(torch.bfloat16).view(int(kept.sum()), -1).float()
@@ -275,7 +273,7 @@ def test_mixed_hidden_states_read_the_mixed_sequence(pair: ModelPair) -> None:
         rtol=0.01,
     )
     torch.testing.assert_close(row["accept_prob"], answer.distributions.accept[kept])
-    assert torch.equal(row["token"], answer.distributions.candidate[kept])
+    assert torch.equal(row["token"], answer.distributions.token[kept])
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 9])

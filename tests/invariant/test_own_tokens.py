@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from data_gen.columns import OwnTokens, may_merge
 from data_gen.harvest import Progress, label_chunk, outputs_on
-from data_gen.own_tokens import OwnTokens, may_merge, own_tokens
 from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from decoding.models.cached_lm import CachedLM
@@ -46,7 +46,7 @@ def assert_merged_as_spread(
 ) -> None:
     expected = label_chunk(pair, requests, recipe, Progress())
     with outputs_on(pair, pair.target.device):
-        assert own_tokens(pair.draft).columns < VOCAB
+        assert OwnTokens.of(pair.draft).columns < VOCAB
         found = label_chunk(pair, requests, recipe, Progress())
     for kind, rows in found.items():
         assert_same(rows, expected[kind])
@@ -97,7 +97,7 @@ def test_only_what_is_in_order_is_merged() -> None:
     for pair in (narrow(SOME[::-1]), tiny_pair()):
         assert not may_merge(pair.draft)
         with outputs_on(pair, pair.target.device):
-            assert own_tokens(pair.draft).columns == VOCAB
+            assert OwnTokens.of(pair.draft).columns == VOCAB
 
 
 def test_columns() -> None:

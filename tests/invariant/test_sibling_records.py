@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from data_gen.answers import read_answers
 from data_gen.harvest import draws
 from data_gen.records import label
-from data_gen.responses.generate import read_answers
 from data_gen.room import ON_A_CORE
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp

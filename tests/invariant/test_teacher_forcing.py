@@ -70,9 +70,7 @@ def test_records_are_those_of_generated_responses(
     given = answered(tmp_path / "generated", requests)
     ended = [int(request.response[-1]) == EOS for request in given if request.response is not None]
     assert {True, False} == set(ended), "some responses should end, some be cut"
-    monkeypatch.setattr(
-        "data_gen.responses.teacher_forcing.MAX_BYTES", 7 * 4 * VOCAB
-    )  # several forwards
+    monkeypatch.setattr("data_gen.answers.MAX_BYTES", 7 * 4 * VOCAB)  # several forwards
     harvest(pair, given, recipe, tmp_path / "given", Progress())
     for kind in shards.SCHEMAS:
         ours, theirs = records(tmp_path / "given", kind), records(tmp_path / "generated", kind)

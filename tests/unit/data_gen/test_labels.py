@@ -2,14 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from data_gen.labels import (
-    acceptance,
-    accepted_length,
-    drafted_length,
-    greedy_acceptance,
-    known_depth,
-    overlap,
-)
+from data_gen.labels import acceptance, accepted_length, drafted_length, overlap
 from predictors.features.draft_statistics import entropy
 from predictors.hrad import class_chances, class_of_length, length_chances, round_length
 
@@ -28,13 +21,6 @@ def test_overlap_is_the_mean_acceptance_of_a_draw() -> None:
 def test_entropy_of_a_distribution_with_zeros() -> None:
     distributions = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
     torch.testing.assert_close(entropy(distributions), torch.tensor([0.6931472, 0.0]))
-
-
-def test_greedy_acceptance_ends_at_the_first_difference_and_at_the_end() -> None:
-    response = torch.tensor([5, 6, 7, 8])
-    rollouts = torch.tensor([[5, 6, 7], [6, 9, 8], [7, 8, 8]])
-    expected = [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
-    assert greedy_acceptance(rollouts, response, torch.tensor([0, 1, 2])).tolist() == expected
 
 
 def test_drafting_ends_with_the_first_end_token() -> None:
@@ -100,7 +86,3 @@ def test_a_greedy_target_has_no_coins() -> None:
         assert torch.equal(chances, one_hot(lengths, gamma + 1).float())
         classes = one_hot(class_of_length(lengths, gamma), 3)
         assert torch.equal(class_chances(chances), classes.float())
-
-
-def test_known_depth_ends_with_the_response() -> None:
-    assert known_depth(torch.tensor([0, 5, 9]), 10, 4).tolist() == [4, 4, 1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.siblings import greedy_point_masses, siblings, top_tokens
+from data_gen.labels import greedy_point_masses, siblings, top_tokens
 from decoding.picking import pick
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.siblings import siblings
+from data_gen.labels import siblings
 from papers.spechub.toy import RULES, single, toy_distributions
 from papers.spechub.worth import _with_replacement, sibling_worth
 from tests.helpers.data import harvests

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.own_tokens import OwnTokens, Warps
-from data_gen.responses.generate import compare
-from data_gen.responses.surprisal import given_row, lines, surprisal, warning
+from data_gen.answers import compare
+from data_gen.columns import OwnTokens, Warps
+from data_gen.statistics import given_row, surprisal, surprisal_lines, warning
 from decoding.sampling import Warp
 
 COUNT, VOCAB, END, MOST = 400, 60, 0, 40
@@ -42,7 +42,7 @@ def test_honest_responses_raise_no_alarm() -> None:
     found = responses(lambda logits: logits)
     assert found["low"] < 0 < found["high"] and found["prompts"] == COUNT
     assert warning(found, greedy=False) is None
-    assert "(" in lines(found, greedy=False)["-log p(token) - H(p)"]
+    assert "(" in surprisal_lines(found, greedy=False)["-log p(token) - H(p)"]
     assert responses(top(20), Warp(top_k=20))["impossible"] == 0
 
 
@@ -63,13 +63,13 @@ def test_another_distribution_is_told_by_its_surprisal(
 def test_tokens_without_probability_are_counted_and_no_nan() -> None:
     found = responses(lambda logits: logits, Warp(top_k=20))
     assert found["impossible"] > 50 and found["mean"] == found["mean"]
-    assert "tokens with p = 0" in "".join(lines(found, greedy=False))
+    assert "tokens with p = 0" in "".join(surprisal_lines(found, greedy=False))
     assert "have p = 0 under warp" in (warning(found, greedy=False) or "")
 
 
 def test_a_greedy_target_is_compared_with_its_argmax() -> None:
     found = responses(top(1), Warp(0.0))
-    assert lines(found, greedy=True)["given = argmax"].startswith("100.00%")
+    assert surprisal_lines(found, greedy=True)["given = argmax"].startswith("100.00%")
     assert warning(found, greedy=True) is None
     other = responses(lambda logits: logits, Warp(0.0))
     assert "differ from the target's argmax" in (warning(other, greedy=True) or "")
@@ -77,7 +77,7 @@ def test_a_greedy_target_is_compared_with_its_argmax() -> None:
 
 def test_too_few_responses_say_nothing() -> None:
     assert surprisal([[0, 0.0, 1]])["mean"] is None
-    single = lines(surprisal([[9, 2.0, 0]]), greedy=False)
+    single = surprisal_lines(surprisal([[9, 2.0, 0]]), greedy=False)
     assert single == {"-log p(token) - H(p)": "no interval: it takes tokens of two prompts or more"}
     few = surprisal([[10, 5.0, 0], [12, 6.5, 0]])
     assert few["mean"] > 0.4 and warning(few, greedy=False) is None

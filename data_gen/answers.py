@@ -1,0 +1,252 @@
+"""Answers: target responses, generated here or given, with the draft reading along; the random
+numbers of the harvest.
+
+Generated, a batch of prompts at a time: target and draft advance together, so every token of prompt
+and response runs through each model exactly once and the distributions p and q of each response
+position meet while they are at hand.
+
+Given (`data_gen.responses`): both models run once along prompt and response. The given tokens are
+taken to be drawn from the target under the same warp, by whatever engine. Engines round
+differently, so now and then the target would never have said a given token (of a greedy target:
+says another one). The response is taken up to there, and ends with a token that the target draws
+itself, as a generated one would have.
+
+Every number drawn for a prompt comes from a stream seeded with (seed, prompt id, purpose), so a
+response does not depend on which prompts share its batch. One reservation: matrix products of
+different batch sizes round differently, so a draw that falls on the boundary between two tokens may
+now and then come out differently."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_gen.columns import Columns, Warps, at, blockwise
+from data_gen.labels import Siblings, acceptance, overlap, siblings, top_tokens
+from data_gen.settings import HarvestSettings
+from decoding.models.layers.batches import batch_of
+from decoding.models.loading import ModelPair
+from decoding.picking import largest, pick
+from decoding.sampling import Warp
+from predictors.features.draft_statistics import q_stats
+from predictors.features.layers import side_by_side
+
+# Share of unfinished sequences at which the finished ones leave the batch (a copy of the cache).
+COMPACT_BELOW = 0.75
+MAX_BYTES = 100 << 20  # of the logits of one forward along a given response
+
+
+def uniforms(seed: int, prompt_id: str, purpose: str, *shape: int) -> Tensor:
+    """Return numbers in [0, 1), float64, of the stream that belongs to this prompt and purpose."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{prompt_id}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+    return torch.rand(*shape, dtype=torch.float64, generator=generator)
+
+
+@dataclass(frozen=True)
+class Drawn(Columns):
+    """Draft tokens. q: the probability each was drawn with; top_token: [..., 3], the most probable
+    ones there (`data_gen.labels.top_tokens`); the others:
+    `predictors.features.draft_statistics.q_stats`. All of one shape: [A], or [A, gamma] for whole
+    rollouts."""
+
+    token: Tensor
+    q: Tensor
+    q_drawn: Tensor
+    q_max: Tensor
+    q_margin: Tensor
+    q_entropy: Tensor
+    top_token: Tensor
+
+
+@dataclass(frozen=True)
+class Distributions(Drawn, Siblings):
+    """What both models say at n positions: a candidate drawn from q and its siblings, and of it all
+    [n]: response: int64, drawn from p; accept: min(1, p / q) of the candidate; overlap: sum(min(p,
+    q)); excess: of a given token -log p - H(p), in nats, infinite where p = 0; 0 for a drawn
+    one."""
+
+    response: Tensor
+    accept: Tensor
+    overlap: Tensor
+    excess: Tensor
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response of T tokens to prompt `index`. distributions: at positions 0..T-1; target_hidden:
+    [A, L * H] bfloat16, at the last verified position (that of the token before the last committed
+    one) when 0, stride, 2 stride, ... tokens are out; draft_first: [A, L * H] bfloat16, of the
+    draft at the last committed token then."""
+
+    index: int
+    distributions: Distributions
+    target_hidden: Tensor
+    draft_first: Tensor
+
+
+def read_answers(
+    pair: ModelPair,
+    prompts: Sequence[Tensor],
+    uniform: Tensor,
+    settings: HarvestSettings,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> Iterator[Answer]:
+    """Answer the prompts and yield each answer when it ends: after an end token or
+    `max_new_tokens`.
+
+    prompts: token ids, [P_b >= 2] each; uniform: [4, B, max_new_tokens], for responses and for
+    candidates; advance is told after each step how many tokens it brought. While an answer is out,
+    both models hold its prompt and response without the last token. Raises UserError when a model
+    returns NaN logits."""
+    layers, ends = settings.layers, torch.tensor(sorted(pair.eos_ids))
+    compared = partial(compare, Warps.of(settings, pair.draft))
+    opening, most = [prompt[:-2] for prompt in prompts], settings.max_new_tokens
+    target = batch_of(pair.target, opening, most + 1)
+    draft = batch_of(pair.draft, opening, most + 1, target)
+    rows = torch.arange(len(prompts))  # the prompt each sequence of the batch belongs to
+    live = torch.ones(len(prompts), dtype=torch.bool)
+    noted = dict[str, Tensor]()  # [B, max_new, ...] of all prompts
+    target_hidden, draft_first = list[Tensor](), list[Tensor]()  # [B, L * H] for each anchor
+
+    def note(states: list[Tensor], hidden: Tensor | None) -> None:
+        if hidden is not None:
+            here = side_by_side(hidden)
+            states.append(here.new_zeros(len(prompts), here.shape[1]))
+            states[-1][rows] = here
+
+    before_last = torch.stack([prompt[-2] for prompt in prompts])
+    note(target_hidden, target.step(before_last, layers.target_layers).hidden)
+    draft.step(before_last)
+    tokens = torch.stack([prompt[-1] for prompt in prompts])
+    for position in range(most):
+        anchor, next_anchor = (count % settings.stride == 0 for count in (position, position + 1))
+        p = target.step(tokens, layers.target_layers if next_anchor else ())
+        q = draft.step(tokens, layers.draft_layers if anchor else ())
+        coins = uniform[: 4 if anchor else 2, rows, position].T
+        distributions = blockwise(compared, p.logits, q.logits, coins)
+        tokens = distributions.response.cpu()
+        placed = rows.to(distributions.response.device)  # sent once
+        for name, values in vars(distributions).items():
+            shape = (*uniform.shape[1:], *values.shape[1:])
+            noted.setdefault(name, values.new_zeros(shape))[placed, position] = values
+        note(target_hidden, p.hidden)
+        note(draft_first, q.hidden)
+        advance(int(live.sum()))
+        ended = live & (torch.isin(tokens, ends) | (position + 1 == most))
+        for place in ended.nonzero()[:, 0].tolist():
+            target.hand_over(place)
+            draft.hand_over(place)
+            row, anchors = int(rows[place]), position // settings.stride + 1
+            yield Answer(
+                row,
+                Distributions(
+                    **{name: values[row, : position + 1] for name, values in noted.items()}
+                ),
+                torch.stack([hidden[row] for hidden in target_hidden[:anchors]]),
+                torch.stack([hidden[row] for hidden in draft_first[:anchors]]),
+            )
+        live &= ~ended
+        if not live.any():
+            return
+        if live.float().mean() <= COMPACT_BELOW:
+            going = live.nonzero()[:, 0]
+            target.keep(going)
+            draft.keep(going)
+            rows, tokens, live = rows[going], tokens[going], live[going]
+
+
+def teacher_forced_answers(
+    pair: ModelPair,
+    prompts: Sequence[Tensor],
+    responses: Sequence[Tensor],
+    uniform: Tensor,
+    settings: HarvestSettings,
+) -> Iterator[Answer]:
+    """Yield answers as `read_answers` does, one prompt after another. responses: token ids, [1 <=
+    T_b <= max_new_tokens] each. Logits take at most `MAX_BYTES` at a time."""
+    target, draft, layers = pair.target, pair.draft, settings.layers
+    compared = partial(compare, Warps.of(settings, draft))
+    at_once = max(1, MAX_BYTES // (4 * target.vocab_size))
+
+    def at_anchors(tokens: Tensor, layers: Sequence[int]) -> dict[str, Any]:
+        """Return what of the hidden states is wanted where so many `tokens` [n] are out."""
+        rows = (tokens % settings.stride == 0).nonzero()[:, 0].tolist()
+        return {"hidden": layers if rows else (), "hidden_rows": rows}
+
+    for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        for lm in (target, draft):
+            lm.reset()
+            if len(prompt) > 2:
+                lm.forward(prompt[:-2], logits="none")
+        draft.forward(prompt[-2:-1], logits="none")
+        opened = target.forward(prompt[-2:-1], hidden=layers.target_layers, logits="none")
+        target_hidden, draft_first = [opened.hidden], list[Tensor | None]()
+        parts = list[Distributions]()
+        before = torch.cat([prompt[-1:], response[:-1]])  # the token before each position
+        for rows in torch.arange(len(response)).split(at_once):
+            p = target.forward(before[rows], **at_anchors(rows + 1, layers.target_layers))
+            q = draft.forward(before[rows], **at_anchors(rows, layers.draft_layers))
+            given = response[rows].to(p.logits.device)
+            coins = uniform[:, index, rows].T
+            parts.append(blockwise(compared, p.logits, q.logits, coins, given))
+            target_hidden.append(p.hidden)
+            draft_first.append(q.hidden)
+            if not torch.equal(parts[-1].response, given):
+                break
+        distributions = Distributions.join(parts)
+        drawn = distributions.response.cpu()
+        same = int((drawn == response[: len(drawn)]).int().cumprod(0).sum())
+        length = min(same + 1, len(response))  # up to the first in which the two differ
+        for lm in (target, draft):
+            lm.crop(len(prompt) + length - 1)
+        anchors = -(-length // settings.stride)
+        states = (
+            torch.cat([side_by_side(hidden) for hidden in noted if hidden is not None])[:anchors]
+            for noted in (target_hidden, draft_first)
+        )
+        yield Answer(index, distributions.take(slice(length)), *states)
+
+
+def compare(
+    warps: Warps, p_logits: Tensor, q_logits: Tensor, uniform: Tensor, given: Tensor | None = None
+) -> Distributions:
+    """Warp the logits of the target [n, V] and the draft [n, columns] and draw a response token, a
+    candidate and its siblings per row. uniform: [n, 4], or [n, 2] where nothing is asked about
+    siblings.
+
+    given: [n], taken instead of the draw where the warped target may say it.
+    """
+    own, whole, q = warps.own, warps.target.probs(p_logits), warps.draft.probs(q_logits)
+    unwarped_q = q if warps.draft == Warp() else Warp().probs(q_logits)
+    response, excess = draw_from(warps.target, whole, uniform[:, 0]), whole.new_zeros(len(whole))
+    if given is not None:
+        excess = -at(whole, given).log() - torch.special.entr(whole).sum(-1)
+        response = torch.where(at(whole, given) > 0, given, response)
+    p, candidate = own.merged(whole), draw_from(warps.draft, q, uniform[:, 1])
+    p_drawn, q_drawn, top = at(p, candidate), at(q, candidate), top_tokens(q_logits)
+    if uniform.shape[1] == 2:
+        others = Siblings.unknown(len(candidate), device=p.device)
+    else:
+        others = siblings(p, q, candidate, top, uniform[:, 2:].to(p.device))
+    return Distributions(
+        response=response,
+        token=own.ids(candidate),
+        q=q_drawn,
+        accept=acceptance(p_drawn, q_drawn),
+        overlap=overlap(p, q),
+        **q_stats(unwarped_q, candidate),
+        top_token=own.ids(top),
+        **vars(others) | {"rrsw_token": own.ids(others.rrsw_token)},
+        excess=excess,
+    )
+
+
+def draw_from(warp: Warp, probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return the tokens that `uniform` [n] stands for under distributions [n, V] of `warp`, int64
+    [n]."""
+    return largest(probs) if warp.temperature == 0 else pick(probs, uniform.to(probs.device))
