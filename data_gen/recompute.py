@@ -50,8 +50,8 @@ def recompute(
 
 @lru_cache(maxsize=1)
 def _loaded(pair: str) -> ModelPair:
-    """Return the pair of a config, kept for the next split."""
-    return load_pair(DictConfig(OmegaConf.create(pair)))
+    """Return the pair of these settings, kept for the next split."""
+    return load_pair(Pair.of(OmegaConf.create(pair)))
 
 
 def text_of(answer: Row) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.labels import accepted_length, drafted_length, known_depth
+from data_gen.labels import accepted_length, drafted_length
 from data_gen.storage import shards
 from predictors.features.draft_statistics import Q_STATS
 from tests.helpers.data.harvests import write_harvest
@@ -65,9 +65,3 @@ def test_lengths_keep_their_order(
     assert (0 <= accepted).all() and (accepted <= drafted).all() and (drafted <= 3).all()
     for row, count in zip(tokens, drafted.tolist(), strict=True):
         assert not ends & set(row[: count - 1]) and (count == 3 or row[count - 1] in ends)
-
-
-@given(st.integers(1, 30), st.integers(1, 8))
-def test_what_is_known_ends_with_the_response(length: int, gamma: int) -> None:
-    known = known_depth(torch.arange(length), length, gamma)
-    assert (known >= 1).all() and (known <= gamma).all() and known[-1] == 1
