@@ -1,11 +1,13 @@
 """Decode the same requests with several methods, in turns, so that drift of the machine hits all of
-them alike."""
+them alike; what is decoded so far is on disk, and an interrupted run goes on where it was."""
 
+import fcntl
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Protocol, runtime_checkable
+from itertools import product, zip_longest
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 from tqdm import tqdm
@@ -13,8 +15,10 @@ from tqdm import tqdm
 from data_gen.requests import Request
 from decoding.sampling import Sampler
 from decoding.trace import Trace
-from evaluation import energy
-from evaluation.journal import Journal
+from runtime.errors import UserError
+from runtime.files import file_hash
+from runtime.json_files import Form, digest
+from runtime.json_lines import read_sealed, sealed
 
 WARM_UP_TOKENS = 12
 
@@ -41,17 +45,119 @@ Traces = dict[str, list[Trace]]
 """method -> one trace per request, in the order of the requests, of one repeat after the other."""
 
 
-def warm_up(engines: Mapping[str, Engine], request: Request) -> None:
-    """Decode a few unmeasured tokens with each method: first calls allocate buffers and start
-    threads."""
-    for engine in engines.values():
-        engine.decode(request.tokens, WARM_UP_TOKENS, Sampler.seeded(0))
+# The journal --------------------------------------------------------------------------------------
+
+
+class Recorded(Protocol):
+    """A dataclass that JSON can hold."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+T = TypeVar("T", bound=Recorded)
+Held = TypeVar("Held")
+
+
+class Turn(Form, Generic[Held]):
+    """A line of a journal."""
+
+    key: str
+    found: dict[str, Held]
+
+
+class Journal(Generic[T]):
+    """One line per turn: what every method did with the same thing, such as a request of one
+    repeat. Turns are the unit, so that the methods that are compared on it always ran next to each
+    other, in one process.
+
+    A last line that was not finished is dropped: a run was killed as it wrote. The path must name
+    everything the traces depend on (`journal_path`). A journal without turns leaves no file behind.
+
+    turns: key -> method -> what `holds` is of; resumed: how many of them an earlier run has done
+    Raises UserError when the file is damaged, or when another process writes to it.
+    """
+
+    def __init__(self, path: Path, holds: type[T]) -> None:
+        self.path = path
+        self._form = Turn[holds]  # type: ignore[valid-type]
+        self.turns: dict[str, dict[str, T]] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.truncate(self._read())
+        except BlockingIOError as error:
+            self._file.close()
+            raise UserError(
+                f"out: another run with these settings writes {path}. Wait, or set out=..."
+            ) from error
+        except UserError:
+            self._file.close()
+            raise
+        self.resumed = len(self.turns)
+
+    def add(self, key: str, turn: dict[str, T]) -> None:
+        self.turns[key] = turn
+        line = {"key": key, "found": {name: one.to_dict() for name, one in turn.items()}}
+        self._file.write(sealed(line) + b"\n")
+        self._file.flush()
+
+    def remove(self) -> None:
+        """Forget everything: it is saved elsewhere."""
+        self.turns.clear()
+
+    def __enter__(self) -> "Journal[T]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.turns:
+            self.path.unlink(missing_ok=True)
+        self._file.close()
+
+    def _read(self) -> int:
+        """Take in every whole line; return their length in bytes."""
+        whole = 0
+        self._file.seek(0)
+        for number, line in enumerate(self._file, 1):
+            if line.endswith(b"\n"):
+                try:
+                    turn = read_sealed(line[:-1], self._form.model_validate_json)
+                except ValueError as error:
+                    raise UserError(
+                        f"out: {self.path} is damaged in line {number} ({error}). Remove that line"
+                        " to decode its turn again, or delete the file to start over"
+                    ) from error
+                self.turns[turn.key] = turn.found
+                whole += len(line)
+        return whole
+
+
+def journal_path(out: Path, facts: Any) -> Path:
+    """Return a path beside `out`, named after `facts` (what JSON holds): an interrupted run of
+    exactly these."""
+    out = out.resolve()
+    return out.with_name(f".{out.name}-{digest(facts)[:12]}.resume")
+
+
+def file_hashes(settings: Any) -> list[str]:
+    """Return the hash of every file that `settings` names, those in folders it names (checkpoints)
+    included."""
+    if isinstance(settings, str):
+        named = [Path(settings), *Path(settings).glob("*")] if settings else []
+        return [file_hash(path) for path in sorted(named) if path.is_file()]
+    inner = settings.values() if isinstance(settings, Mapping) else settings
+    if not isinstance(inner, Iterable):
+        return []
+    return [each for one in inner for each in file_hashes(one)]
+
+
+# Decoding -----------------------------------------------------------------------------------------
 
 
 def make_ready(
     engines: Mapping[str, Engine], requests: Sequence[Request], max_new_tokens: int
 ) -> dict[str, str]:
-    """Let every engine that has to be made ready be so. Returns those that cannot run here, and
+    """Let every engine that has to be made ready be so. Return those that cannot run here, and
     why."""
     left_out, prompts = {}, [request.tokens for request in requests]
     for name, engine in engines.items():
@@ -67,31 +173,41 @@ def make_ready(
     return left_out
 
 
-def run(
+def decode(
     engines: Mapping[str, Engine],
     requests: Sequence[Request],
     plan: Plan,
     journal: Journal[Trace],
     stage: str,
-    advance: Callable[[Trace], None],
 ) -> Traces:
-    """Let every method decode a request before the next one's turn; who goes first rotates.
-    `advance` sees each trace.
+    """Let every method decode a request before the next one's turn; who goes first rotates. A
+    warm-up comes before, for first calls allocate buffers and start threads.
 
     A request's seed depends on the plan's, its prompt and the repeat, not on the method. Turns that
     `journal` has from an earlier run of this `stage` are taken from there."""
+    done = sum(len(turn) for key, turn in journal.turns.items() if key.startswith(f"{stage}/"))
+    total, tokens = len(engines) * len(requests) * plan.repeats, 0
+    if done < total:
+        for engine in engines.values():
+            engine.decode(requests[0].tokens, WARM_UP_TOKENS, Sampler.seeded(0))
     traces: Traces = {name: [] for name in engines}
     names = alternating(list(engines))
-    for repeat in range(plan.repeats):
-        for index, request in enumerate(requests):
+    with tqdm(total=total, initial=done, desc=stage.split(":")[0], unit="request") as bar:
+        for repeat, (index, request) in product(range(plan.repeats), enumerate(requests)):
             key = f"{stage}/{repeat}/{index}"
             if key not in journal.turns:
-                first = (repeat + index) % len(names)
-                turn = {}
+                first, turn = (repeat + index) % len(names), {}
+                seed = request_seed(plan.seed, request, repeat)
                 for name in names[first:] + names[:first]:
-                    turn[name] = _decode(engines[name], request, repeat, plan)
-                    turn[name].method = name
-                    advance(turn[name])
+                    sampler = Sampler.seeded(seed)
+                    trace = engines[name].decode(request.tokens, plan.max_new_tokens, sampler)
+                    trace.method, trace.seed = name, seed
+                    trace.prompt_id, trace.dataset = request.prompt_id, request.dataset
+                    turn[name] = trace
+                    tokens += len(trace.tokens)
+                    bar.update()
+                    elapsed = bar.format_dict["elapsed"]  # 0 where TQDM_DISABLE is set
+                    bar.set_postfix_str(f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
                 journal.add(key, turn)
             for name, trace in journal.turns[key].items():
                 traces[name].append(trace)
@@ -107,42 +223,5 @@ def alternating(names: Sequence[str]) -> list[str]:
 
 
 def request_seed(seed: int, request: Request, repeat: int) -> int:
-    digest = hashlib.sha256(
-        f"{seed}/{repeat}/{request.dataset}/{request.prompt_id}".encode()
-    ).digest()
-    return int.from_bytes(digest[:4], "big")
-
-
-def _decode(engine: Engine, request: Request, repeat: int, plan: Plan) -> Trace:
-    seed, meter = request_seed(plan.seed, request, repeat), energy.meter()
-    before = meter.read()
-    trace = engine.decode(request.tokens, plan.max_new_tokens, Sampler.seeded(seed))
-    trace.joules = meter.since(before)
-    trace.prompt_id, trace.dataset, trace.seed = request.prompt_id, request.dataset, seed
-    return trace
-
-
-def decode(
-    engines: Mapping[str, Engine],
-    requests: Sequence[Request],
-    plan: Plan,
-    journal: Journal[Trace],
-    stage: str,
-) -> Traces:
-    """Decode every request with every method, after a warm-up, with a progress bar that counts
-    tokens."""
-    turns = [turn for key, turn in journal.turns.items() if key.startswith(f"{stage}/")]
-    tokens, done = 0, sum(map(len, turns))
-    total = len(engines) * len(requests) * plan.repeats
-    if done < total:
-        warm_up(engines, requests[0])
-    with tqdm(total=total, initial=done, desc=stage.split(":")[0], unit="request") as bar:
-
-        def advance(trace: Trace) -> None:
-            nonlocal tokens
-            tokens += len(trace.tokens)
-            bar.update()
-            elapsed = bar.format_dict["elapsed"]  # 0 where TQDM_DISABLE is set
-            bar.set_postfix_str(f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
-
-        return run(engines, requests, plan, journal, stage, advance)
+    named = f"{seed}/{repeat}/{request.dataset}/{request.prompt_id}"
+    return int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big")

@@ -1,8 +1,8 @@
 """Decode real prompts with several methods and compare them: speed, acceptance, losslessness."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,20 @@ from omegaconf import DictConfig, OmegaConf
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, normalised, requests_of_split
 from decoding.models.loading import ModelPair, load_pair, pair_identity
-from decoding.models.machine import other_machine, setup_facts
+from decoding.models.machine import setup_facts
 from decoding.settings import Pair
 from decoding.trace import Trace, write_traces
-from evaluation import energy, page, table, token_texts
-from evaluation.decode import Plan, Traces, decode, make_ready
-from evaluation.journal import Journal, file_hashes, journal_path
+from evaluation import page, table, token_texts
+from evaluation.decode import (
+    Engine,
+    Journal,
+    Plan,
+    Traces,
+    decode,
+    file_hashes,
+    journal_path,
+    make_ready,
+)
 from evaluation.lossless import evidence
 from evaluation.methods import (
     Method,
@@ -27,30 +35,28 @@ from evaluation.methods import (
     cautions,
     check_checkpoints,
     check_costs,
-    check_splits,
     checkpoint_configs,
     chosen,
     configured,
     engine,
-    is_lossless,
     method_names,
-    set_keys,
-    tuned_elsewhere,
-    tuned_methods,
-    tuned_names,
+    use_thresholds,
 )
-from evaluation.replay import thresholds
 from evaluation.speedup_bound import draft_along
-from evaluation.table import tokens_per_second
 from evaluation.timeline import priced
-from runtime.compatibility import of_earlier
-from runtime.errors import UserError
-from runtime.files import file_hash, file_name, replaced_folder
+from runtime.files import (
+    checked_folder,
+    file_hash,
+    file_name,
+    only_writer,
+    refuse_foreign,
+    replaced_folder,
+)
 from runtime.job import command_line
 from runtime.json_files import write_checksummed
-from runtime.text import printable
 
 CHOSEN_ON = "calibration"  # the split whose prompts settings are tried on
+MARKER = "results.json"  # what a folder of results is known by
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,43 @@ class Comparison:
     checkpoints: dict[str, dict[str, Any]]
     pair: ModelPair
     requests: list[Request]
-    tried: dict[str, dict[str, Method]] = field(default_factory=dict)
-    tried_on: list[Request] = field(default_factory=list)
-    advice: dict[str, str] | None = None
+    tried: dict[str, dict[str, Method]]
+    tried_on: list[Request]
+    advice: dict[str, str] | None
+
+
+def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) -> None:
+    """Decode, compare, print and save, as scripts/evaluate.py says.
+
+    around: put around every engine that is compared, for what else a trace is to hold"""
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
+    compared = prepare(cfg)
+    with only_writer(out), open_journal(cfg, compared) as journal:
+        logger = instantiate(cfg.logger)
+        logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
+        try:
+            results, traces, measurements = compare(cfg, compared, journal, around)
+            lines = page.answer_of(results, measurements, compared.advice)
+            whole = page.page(cfg, results, lines)
+            save(out, compared, results, whole, traces, measurements)
+            journal.remove()
+            shown = whole if cfg.verbose else page.short(cfg, results, lines)
+            print(
+                f"\n{shown}\n\nsaved in {cfg.out}: table.md (everything; verbose=true prints it),"
+                f" {table.FILE} (pandas) and {MARKER}; python scripts/report.py run={cfg.out}"
+                " draws it"
+            )
+            logger.log(
+                {
+                    f"{name}/{figure}": estimate.value
+                    for name, row in results["summary"][table.ALL].items()
+                    for figure, estimate in row.items()
+                }
+            )
+            logger.artifact("evaluation", "results", out)
+        finally:
+            logger.finish()
 
 
 def prepare(cfg: DictConfig) -> Comparison:
@@ -82,69 +122,22 @@ def prepare(cfg: DictConfig) -> Comparison:
         print(warning)
     methods = {name: Method(name, configured(cfg, name)) for name in names}
     tuned, advice = use_thresholds(cfg, pair, names, overrides)
-    tried = {
-        name: found
-        for name in names
-        if name not in tuned and (found := alternatives(cfg, name, overrides))
-    }
     methods |= tuned
-    for method in [*methods.values(), *(one for found in tried.values() for one in found.values())]:
+    tried = {name: alternatives(cfg, name, overrides) for name in names if name not in tuned}
+    tried = {name: ways for name, ways in tried.items() if ways}
+    for method in [*methods.values(), *(one for ways in tried.values() for one in ways.values())]:
         engine(method, pair)
-    pending = any(len(found) > 1 for found in tried.values())
+    pending = any(len(ways) > 1 for ways in tried.values())
     tried_on = load_requests(cfg, pair, CHOSEN_ON, cfg.tried_prompts) if pending else []
-    return Comparison(
-        methods,
-        {key: of for trained in checkpoints.values() for key, of in trained.items()},
-        pair,
-        load_requests(cfg, pair, cfg.split, cfg.limit, tried_on),
-        tried,
-        tried_on,
-        advice,
-    )
-
-
-def use_thresholds(
-    cfg: DictConfig, pair: ModelPair, names: Sequence[str], overrides: Sequence[str]
-) -> tuple[dict[str, Method], dict[str, str] | None]:
-    """Return the methods that the file `cfg.thresholds` settles, where there is one and it is of
-    this pair and these distributions, and what it advises (`Comparison`). Says which."""
-    asked = "thresholds" in set_keys(overrides)
-    if cfg.thresholds is None or not (asked or Path(cfg.thresholds).is_file()):
-        return {}, None
-    found = thresholds.read(Path(cfg.thresholds))
-    warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
-    if other := thresholds.misfit(found, {"pair": pair_identity(pair), **warps}):
-        other += of_earlier(found["pair"])
-        if asked:
-            raise UserError(
-                f"thresholds: {cfg.thresholds} was tuned for another {other}. Tune this one:"
-                " python scripts/tune.py, or use none: thresholds=null"
-            )
-        print(f"thresholds: those of {cfg.thresholds} are for another {other}, left out")
-        return {}, None
-    if tuned_names(names, found):
-        check_splits(cfg, found["data"], f"thresholds={cfg.thresholds} was tuned")
-        if cfg.split == "all":
-            print(
-                "warning: split=all judges every prompt, those too that thresholds were chosen on"
-                f" where the prompts of {found['data']['folder']} are among them. Take other"
-                " prompts or split=test"
-            )
-    tuned, lines = tuned_methods(cfg, names, found, overrides)
-    here = setup_facts(pair)
-    lines += tuned_elsewhere(cfg, found, overrides, here)
-    print("\n".join(map(printable, lines)))
-    rule = found["results"]["chosen"]["advice"]
-    advises = rule in tuned or rule == thresholds.NO_ADVICE
-    if not (advises and found["measured_on"]) or other_machine(found["measured_on"], here):
-        return tuned, None
-    return tuned, {"rule": rule, "file": str(cfg.thresholds)}
+    requests = load_requests(cfg, pair, cfg.split, cfg.limit, tried_on)
+    read = {key: config for trained in checkpoints.values() for key, config in trained.items()}
+    return Comparison(methods, read, pair, requests, tried, tried_on, advice)
 
 
 def load_requests(
     cfg: DictConfig, pair: ModelPair, split: str, limit: int | None, besides: Sequence[Request] = ()
 ) -> list[Request]:
-    """`limit` prompts of the split, evenly spaced; of the whole set none with a text of
+    """Return `limit` prompts of the split, evenly spaced; of the whole set none with a text of
     `besides`."""
     prompts = load_prompts(cfg.dataset)
     if split == "all":
@@ -159,12 +152,12 @@ def load_requests(
 
 
 def open_journal(cfg: DictConfig, compared: Comparison) -> Journal[Trace]:
-    """Of an interrupted run of exactly these settings, prompts, models, files, devices and
-    versions, or a new one."""
+    """Return the journal of an interrupted run of exactly these settings, prompts, models, files,
+    devices and versions, or a new one."""
     methods = {name: method.to_dict() for name, method in compared.methods.items()}
     tried = {
-        name: {label: one.to_dict() for label, one in found.items()}
-        for name, found in compared.tried.items()
+        name: {label: one.to_dict() for label, one in ways.items()}
+        for name, ways in compared.tried.items()
     }
     facts = [
         methods,
@@ -189,16 +182,15 @@ def open_journal(cfg: DictConfig, compared: Comparison) -> Journal[Trace]:
 
 
 def named_files(settings: DictConfig) -> Any:
-    """The settings without the models that `pair_identity` knows, and with the folder of a draft
-    that it does not."""
-    found: Any = OmegaConf.to_container(settings)
-    own = found["engine"]
-    models = own.pop("models", {})
-    if "assistant" in own:
-        own["assistant"] = str(
-            Path(own["assistant"] or models.get("assistant") or models["draft"]).expanduser()
-        )
-    return found
+    """Return the settings without the models that `pair_identity` knows, and with the folder of a
+    draft that it does not."""
+    named: Any = OmegaConf.to_container(settings)
+    of_engine = named["engine"]
+    models = of_engine.pop("models", {})
+    if "assistant" in of_engine:
+        folder = of_engine["assistant"] or models.get("assistant") or models["draft"]
+        of_engine["assistant"] = str(Path(folder).expanduser())
+    return named
 
 
 # Decoding -----------------------------------------------------------------------------------------
@@ -207,58 +199,63 @@ def named_files(settings: DictConfig) -> Any:
 def settle(
     cfg: DictConfig, compared: Comparison, journal: Journal[Trace]
 ) -> tuple[dict[str, Method], dict[str, dict[str, float]]]:
-    """Try what is to be tried, in passes of their own. Returns all methods as they are compared,
-    and tokens/s of what was tried, by method and by what was set."""
+    """Try what is to be tried, in passes of their own. Return all methods as they are compared, and
+    tokens/s of what was tried, by method and by what was set."""
     methods, speeds = dict(compared.methods), dict[str, dict[str, float]]()
-    for name, tried in compared.tried.items():
-        speeds[name] = {}
-        if len(tried) > 1:
-            engines = {label: engine(one, compared.pair) for label, one in tried.items()}
+    for name, ways in compared.tried.items():
+        if len(ways) > 1:
+            engines = {label: engine(one, compared.pair) for label, one in ways.items()}
             plan = Plan(1, cfg.max_new_tokens, cfg.seed)
             traces = decode(engines, compared.tried_on, plan, journal, f"{name}, tried")
-            speeds[name] = {label: tokens_per_second(found) for label, found in traces.items()}
+            speeds[name] = {
+                label: table.tokens_per_second(decoded) for label, decoded in traces.items()
+            }
         where = f"on {len(compared.tried_on)} prompt(s) of the {CHOSEN_ON} split"
-        methods[name] = chosen(tried, speeds[name], where)
-    return methods, {name: found for name, found in speeds.items() if found}
-
-
-def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
-    """What results say of the run that made them."""
-    return {
-        "command": command_line(),
-        "config": OmegaConf.to_container(cfg, resolve=True),
-        "pair": pair_identity(pair),
-        **setup_facts(pair),
-        "energy": energy.meter().about,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-# Made ready before anything is decoded ------------------------------------------------------------
-
-
-MARKER = "results.json"  # what a folder of results is known by
+        methods[name] = chosen(ways, speeds.get(name, {}), where)
+    return methods, speeds
 
 
 def compare(
-    cfg: DictConfig, compared: Comparison, journal: Journal[Trace]
-) -> tuple[dict[str, Method], dict[str, Any], Traces, pd.DataFrame]:
-    """Settle, decode and measure. Returns the methods, what results.json says, the traces and the
-    table of measurements."""
+    cfg: DictConfig,
+    compared: Comparison,
+    journal: Journal[Trace],
+    around: Callable[[Engine], Engine] | None = None,
+) -> tuple[dict[str, Any], Traces, pd.DataFrame]:
+    """Settle, decode and measure. Return what results.json says, the traces and the table of
+    measurements."""
     methods, tried = settle(cfg, compared, journal)
     engines = {name: engine(method, compared.pair) for name, method in methods.items()}
+    if around is not None:
+        engines = {name: around(each) for name, each in engines.items()}
     print("".join(f"{line}\n" for line in cautions(methods, engines)), end="")
     left_out = make_ready(engines, compared.requests, cfg.max_new_tokens)
-    engines = {name: one for name, one in engines.items() if name not in left_out}
+    engines = {name: each for name, each in engines.items() if name not in left_out}
     notes = [f"{name} {methods[name].note}" for name in compared.tried]
     stage = ": ".join(["methods", *notes, *(f"without {name}" for name in left_out)])
     plan = Plan(cfg.repeats, cfg.max_new_tokens, cfg.seed)
     traces = decode(engines, compared.requests, plan, journal, stage)
     prompts = [request.tokens for request in compared.requests]
     measurements = priced(table.timed(traces), traces, cfg.modelled, compared.pair, prompts)
-    against = fastest(measurements, cfg.against)
-    recorded = [name for name, one in engines.items() if getattr(one, "records_drafts", True)]
-    lossy = [name for name, one in methods.items() if name in traces and not is_lossless(one)]
+    speeds = table.compare(measurements)
+    decoded = {
+        what: [name for name in names if name in speeds] for what, names in cfg.against.items()
+    }
+    against = {
+        what: max(names, key=lambda name: speeds[name].value)
+        for what, names in decoded.items()
+        if names
+    }
+    warps, draft = {key: instantiate(cfg[key]) for key in ("warp", "draft_warp")}, None
+    if cfg.bound:
+        plain = traces[table.BASELINE][: len(prompts)]
+        draft = draft_along(compared.pair, prompts, plain, *warps.values(), cfg.longest_draft)
+    recorded = [name for name, each in engines.items() if getattr(each, "records_drafts", True)]
+    verifiers = {
+        name: instantiate(methods[name].settings.verifier)
+        for name in traces
+        if "verifier" in methods[name].settings  # an engine without one to choose is lossless
+    }
+    lossy = [name for name, verifier in verifiers.items() if not verifier.lossless]
     greedy = cfg.warp.temperature == 0
     parts = table.by_dataset(measurements)
     results = {
@@ -267,7 +264,7 @@ def compare(
             name: table.summary(part, set(against.values())) for name, part in parts.items()
         },
         "prompts": {name: table.count_prompts(part) for name, part in parts.items()},
-        "requests": {name: len(decoded) for name, decoded in traces.items()},
+        "requests": {name: len(each) for name, each in traces.items()},
         "against": against,
         "tried": tried,
         "left_out": left_out,
@@ -277,46 +274,24 @@ def compare(
         "resumed": journal.resumed,
         "run": run_facts(cfg, compared.pair),
         "checkpoints": compared.checkpoints,
-        "draft": bound(cfg, compared, traces) if cfg.bound else None,
+        "draft": draft,
     }
-    return methods, results, traces, measurements
+    return results, traces, measurements
 
 
-def fastest(measurements: pd.DataFrame, against: Mapping[str, Any]) -> dict[str, str]:
-    """Return the method that each of `against` stands for: the fastest of those that were decoded.
-    What none was decoded of is left out."""
-    speeds = table.compare(measurements)
-    decoded = {what: [name for name in names if name in speeds] for what, names in against.items()}
+def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
+    """Return what results say of the run that made them."""
     return {
-        what: max(names, key=lambda name: speeds[name].value)
-        for what, names in decoded.items()
-        if names
+        "command": command_line(),
+        "config": OmegaConf.to_container(cfg, resolve=True),
+        "pair": pair_identity(pair),
+        **setup_facts(pair),
+        "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def bound(cfg: DictConfig, compared: Comparison, traces: Traces) -> dict[str, Any]:
-    """Return how the draft matches the target along plain decoding, and what that allows."""
-    requests = compared.requests
-    plain = traces[table.BASELINE][: len(requests)]
-    prompts = [request.tokens for request in requests]
-    warp, draft_warp = instantiate(cfg.warp), instantiate(cfg.draft_warp)
-    return draft_along(compared.pair, prompts, plain, warp, draft_warp, cfg.longest_draft)
-
-
-def answer(
-    methods: Mapping[str, Method], measurements: pd.DataFrame, advice: Mapping[str, str] | None
-) -> list[str]:
-    """Return two lines on what to use. advice: what tuning says, and where."""
-    labels = {name: page.labelled(name, one.to_dict()["settings"]) for name, one in methods.items()}
-    drafting = [name for name, method in methods.items() if method.speculates]
-    if advice is None:
-        return page.answer(measurements, labels, drafting)
-    how = f"Chosen by tuning on other prompts ({advice['file']})"
-    return page.answer(measurements, labels, drafting, advice["rule"], how)
 
 
 def save(
-    cfg: DictConfig,
+    out: Path,
     compared: Comparison,
     results: Mapping[str, Any],
     whole: str,
@@ -325,7 +300,7 @@ def save(
 ) -> None:
     """Write all files or none; an earlier evaluation of the same name is replaced."""
     prompts = {(one.dataset, one.prompt_id): one.tokens for one in compared.requests}
-    with replaced_folder(Path(cfg.out), MARKER) as folder:
+    with replaced_folder(out, MARKER) as folder:
         table.save(measurements, folder / table.FILE)
         sha256 = {table.FILE: file_hash(folder / table.FILE)}
         write_checksummed(folder / MARKER, {**results, "sha256": sha256})
@@ -334,19 +309,3 @@ def save(
             write_traces(folder / f"traces-{file_name(name)}.jsonl", decoded)
         every = [trace for decoded in traces.values() for trace in decoded]
         token_texts.write(folder, token_texts.of_traces(compared.pair.tokenizer, every, prompts))
-
-
-def logged(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return every figure of every method on all prompts, by one name each."""
-    return {
-        f"{name}/{figure}": estimate.value
-        for name, row in results["summary"][table.ALL].items()
-        for figure, estimate in row.items()
-    }
-
-
-def saved(cfg: DictConfig) -> str:
-    return (
-        f"saved in {cfg.out}: table.md (everything; verbose=true prints it), {table.FILE} (pandas)"
-        f" and {MARKER}; python scripts/report.py run={cfg.out} draws it"
-    )

@@ -21,8 +21,8 @@ from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.sampling import Sampler
 from decoding.settings import Pair as PairSettings
+from evaluation.decode import Journal, file_hashes, journal_path
 from evaluation.evaluate import named_files, run_facts
-from evaluation.journal import Journal, file_hashes, journal_path
 from evaluation.methods import (
     Method,
     check_checkpoints,

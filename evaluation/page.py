@@ -1,12 +1,15 @@
 """What a comparison of methods says: the answer first, then one table, then everything else."""
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from decoding.models.machine import in_words
+from decoding.stopping.base import TunableRule
 from decoding.trace import STAGES
 from evaluation.table import (
     ALL,
@@ -32,6 +35,17 @@ CHOSEN_HERE = (
 
 
 # The answer ---------------------------------------------------------------------------------------
+
+
+def answer_of(
+    results: Mapping[str, Any], measurements: pd.DataFrame, advice: Mapping[str, str] | None
+) -> list[str]:
+    """Return two lines on what to use. advice: what tuning says (`rule`), and where (`file`)."""
+    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
+    if advice is None:
+        return answer(measurements, labels_of(results), drafting)
+    how = f"Chosen by tuning on other prompts ({advice['file']})"
+    return answer(measurements, labels_of(results), drafting, advice["rule"], how)
 
 
 def answer(
@@ -68,12 +82,14 @@ def answer(
 
 def beside(speeds: Mapping[str, Estimate]) -> list[str]:
     """Return how other policies do beside the one to use, in sentences. speeds: theirs over its."""
-    known = {name: speed for name, speed in speeds.items() if speed.low is not None}
+    sure = {name: speed for name, speed in speeds.items() if speed.low is not None}
     groups = {
-        "No clear difference from it": [name for name, speed in known.items() if alike(speed)],
-        "Clearly slower": [name for name, speed in known.items() if upper(speed) < 1],
+        "No clear difference from it": [
+            name for name, speed in sure.items() if lower(speed) <= 1 <= upper(speed)
+        ],
+        "Clearly slower": [name for name, speed in sure.items() if upper(speed) < 1],
         "Faster here, though not where it was chosen": [
-            name for name, speed in known.items() if lower(speed) > 1
+            name for name, speed in sure.items() if lower(speed) > 1
         ],
     }
     return [f"{words}: {', '.join(names)}." for words, names in groups.items() if names]
@@ -106,8 +122,7 @@ def basis(measurements: pd.DataFrame, how_chosen: str) -> str:
 
 
 def times(speed: Estimate) -> str:
-    interval = "" if speed.low is None else f" ({speed.low:.2f} to {speed.high:.2f})"
-    return f"{speed.value:.2f} times{interval}"
+    return with_interval(speed, unit=" times")
 
 
 def lower(estimate: Estimate) -> float:
@@ -119,21 +134,38 @@ def upper(estimate: Estimate) -> float:
     return estimate.value if estimate.high is None else estimate.high
 
 
-def alike(estimate: Estimate) -> bool:
-    """Return whether the interval of a ratio of speeds holds 1."""
-    return estimate.low is not None and lower(estimate) <= 1 <= upper(estimate)
+def labels_of(results: Mapping[str, Any]) -> dict[str, str]:
+    return {name: labelled(name, each["settings"]) for name, each in results["methods"].items()}
 
 
 def labelled(name: str, settings: Mapping[str, Any]) -> str:
-    """Return a method's name with the numbers of its stop rule that tuning settles, such as
-    `confidence at 0.40`."""
+    """Return a method's name with the number of its stop rule that tuning settles, such as
+    `confidence at 0.4`."""
     stop = settings.get("stop") or {}
     nested = [inner for inner in stop.values() if isinstance(inner, Mapping)]
     for group in (stop, *nested):
-        for key, form in (("threshold", ".2f"), ("gamma", "d")):
+        for key in ("threshold", "gamma"):
             if isinstance(group.get(key), int | float):
-                return f"{name} at {group[key]:{form}}"
+                return f"{name} at {group[key]:.3g}"
     return name
+
+
+def legend(results: Mapping[str, Any]) -> str:
+    """Return what each method does, in the words of the part that makes it: a stop rule that has a
+    setting to tune, else the structure, else the engine."""
+    lines = []
+    for name, method in results["methods"].items():
+        parts = {
+            part: get_object(method["settings"][part]["_target_"])
+            for part in ("stop", "structure", "engine")
+            if part in method["settings"]
+        }
+        rule = parts.pop("stop", None)
+        decides = rule if inspect.isclass(rule) and issubclass(rule, TunableRule) else None
+        doc = inspect.getdoc(decides or next(iter(parts.values()))) or ""
+        sentence = " ".join(doc.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        lines.append(f"- {name}: {sentence}.")
+    return "\n".join(lines)
 
 
 # The tables ---------------------------------------------------------------------------------------
@@ -141,40 +173,56 @@ def labelled(name: str, settings: Mapping[str, Any]) -> str:
 
 def short(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> str:
     """Return the answer, one table, and what was asked for besides. lines: of `answer`."""
-    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
-    summary = results["summary"][ALL]
-    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair)]
-    parts += [speed_table(summary, results["against"], drafting)]
+    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair), hardware(results["run"])]
+    parts += [speed_table_of(results, ALL), legend(results)]
     if results["draft"]:
         parts += draft_lines(results["draft"]["match"][ALL])
     if cfg.modelled:
-        parts += [modelled_table(summary)]
+        parts += [modelled_table(labelled_rows(results, ALL))]
     parts += ["\n".join(lossless_in_short(results["lossless"]))]
     return "\n\n".join([*parts, *left_out(results)])
 
 
 def page(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> str:
     """Return everything that a comparison of methods says."""
-    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair)]
-    parts += [conditions(cfg, results["run"])]
-    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
-    for dataset, summary in results["summary"].items():
+    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair), hardware(results["run"])]
+    repeats = f"{cfg.repeats} repeat{'s' * (cfg.repeats > 1)}"
+    parts += [
+        f"Measured: tokens/s of whole requests, prefill included, until EOS or {cfg.max_new_tokens}"
+        " tokens; a speed-up is the ratio of tokens/s on the same prompts, on which the methods"
+        f" take turns, {repeats}; {METHOD}.",
+        legend(results),
+    ]
+    for dataset in results["summary"]:
         prompts = results["prompts"][dataset]
         parts += [f"## {printable(dataset)}: {prompts} prompts, {cfg.repeats} repeats"]
-        parts += [speed_table(summary, results["against"], drafting), draft_table(summary)]
+        parts += [speed_table_of(results, dataset), draft_table(labelled_rows(results, dataset))]
         if results["draft"]:
             parts += draft_lines(results["draft"]["match"][dataset])
     if results["draft"]:
-        parts += [seconds_line(results["draft"]["seconds"])]
-    summary = results["summary"][ALL]
+        seconds = results["draft"]["seconds"]
+        rows = [f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items()]
+        parts += [
+            f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by"
+            f" its rows {', '.join(rows)}."
+        ]
+    rows = labelled_rows(results, ALL)
     parts += remarks(results)
-    if shared := {name: row for name, row in summary.items() if "waste" in row}:
+    if shared := {name: row for name, row in rows.items() if "waste" in row}:
         parts += ["## Draft and target side by side", overlap_table(shared)]
     if cfg.modelled:
-        parts += ["## Speed-up, modelled: a device for each model", modelled_table(summary)]
+        parts += ["## Speed-up, modelled: a device for each model", modelled_table(rows)]
     parts += ["## Lossless", *results["lossless"]]
-    parts += ["## Share of decode time", profile_table(summary)]
+    shares = [*STAGES, "overhead"]  # which is everything outside the two models' forwards
+    profile = [[name, *(f"{row[each].value:.1%}" for each in shares)] for name, row in rows.items()]
+    parts += ["## Share of decode time", markdown(["method", *shares], profile)]
     return "\n\n".join(parts)
+
+
+def labelled_rows(results: Mapping[str, Any], dataset: str) -> Summary:
+    """Return the summary of a dataset, with methods called by their labels."""
+    labels = labels_of(results)
+    return {labels[name]: row for name, row in results["summary"][dataset].items()}
 
 
 def left_out(results: Mapping[str, Any]) -> list[str]:
@@ -204,7 +252,25 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
 
 
 def heading(cfg: DictConfig) -> str:
-    return f"{printable(f'{cfg.pair.name}: {cfg.dataset.name}')}, {setting(cfg)}"
+    draft = "" if cfg.draft_warp == cfg.warp else f" (draft {cfg.draft_warp.temperature})"
+    filters = (
+        f", top-k {cfg.warp.top_k}, top-p {cfg.warp.top_p}"
+        if cfg.warp.top_k or cfg.warp.top_p < 1
+        else ""
+    )
+    return (
+        f"{printable(f'{cfg.pair.name}: {cfg.dataset.name}')}, temperature {cfg.warp.temperature}"
+        f"{draft}{filters}, up to {cfg.max_new_tokens} tokens"
+    )
+
+
+def hardware(facts: Mapping[str, Any]) -> str:
+    """Return where and with what it was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"{in_words(facts['hardware'])}, {facts['threads']} threads, {in_words(facts['dtypes'])};"
+        f" {versions}."
+    )
 
 
 def simulated(pair: Mapping[str, Any]) -> list[str]:
@@ -222,52 +288,42 @@ def simulated(pair: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def setting(cfg: DictConfig) -> str:
-    draft = "" if cfg.draft_warp == cfg.warp else f" (draft {cfg.draft_warp.temperature})"
-    filters = (
-        f", top-k {cfg.warp.top_k}, top-p {cfg.warp.top_p}"
-        if cfg.warp.top_k or cfg.warp.top_p < 1
-        else ""
-    )
-    return f"temperature {cfg.warp.temperature}{draft}{filters}, up to {cfg.max_new_tokens} tokens"
-
-
-def conditions(cfg: DictConfig, facts: Mapping[str, Any]) -> str:
-    """Return where, with what and how it was measured."""
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    return (
-        f"{in_words(facts['hardware'])}, {facts['threads']} threads, {in_words(facts['dtypes'])};"
-        f" {versions}. Measured: tokens/s of whole requests, prefill included, until EOS or"
-        f" {cfg.max_new_tokens} tokens; a speed-up is the ratio of tokens/s on the same prompts, on"
-        f" which the methods take turns, {cfg.repeats} repeat{'s' * (cfg.repeats > 1)}; {METHOD}."
-    )
+def speed_table_of(results: Mapping[str, Any], dataset: str) -> str:
+    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
+    summary, against = results["summary"][dataset], results["against"]
+    return speed_table(summary, against, drafting, labels_of(results))
 
 
 def speed_table(
-    summary: Summary, against: Mapping[str, str], drafting: Collection[str] | None = None
+    summary: Summary,
+    against: Mapping[str, str],
+    drafting: Collection[str] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> str:
     """Return the table that says how fast every method is.
 
     against: what else to compare with -> method; drafting: methods that no tuning made plain, None:
-    all of them."""
+    all of them; labels: what methods are called, None: their names"""
+    labels = labels or {name: name for name in summary}
     rows = [
         [
-            name,
+            labels[name],
             with_interval(row[SPEEDUP], unit="x"),
             f"{row['tokens/s'].value:.1f}",
             *(with_interval(row[f"over {other}"], unit="x") for other in against.values()),
             f"{row['tokens/target call'].value:.2f}",
             f"{row['acceptance'].value:.3f}" if row["drafted/round"].value else "-",
-            f"{row['predictor time'].value:.1%}",
+            f"{row['stop rule time'].value:.1%}",
             verdict(name, row, drafting),
         ]
         for name, row in summary.items()
     ]
     beside = [
-        f"vs {what}" if what == other else f"vs {what} ({other})" for what, other in against.items()
+        f"vs {labels[other]}" if what == other else f"vs {what} ({labels[other]})"
+        for what, other in against.items()
     ]
     header = ["method", "speed-up, measured", "tokens/s", *beside, "tokens/target call"]
-    return markdown([*header, "acceptance", "predictor time", "verdict"], rows)
+    return markdown([*header, "acceptance", "stop rule time", "verdict"], rows)
 
 
 def verdict(name: str, row: Row, drafting: Collection[str] | None = None) -> str:
@@ -337,13 +393,6 @@ def modelled_table(summary: Summary) -> str:
     return f"{markdown(header, rows)}\n\n{note}"
 
 
-def profile_table(summary: Summary) -> str:
-    """Return where decode time goes. overhead: everything outside the two models' forwards."""
-    shares = [*STAGES, "overhead"]
-    rows = [[name, *(f"{row[each].value:.1%}" for each in shares)] for name, row in summary.items()]
-    return markdown(["method", *shares], rows)
-
-
 def lossless_in_short(lines: Sequence[str]) -> list[str]:
     """Return the lines of `evaluation.lossless`, in one where every output equals plain
     decoding's."""
@@ -354,27 +403,19 @@ def lossless_in_short(lines: Sequence[str]) -> list[str]:
     return [*others, f"greedy: outputs of {len(equal)} methods equal plain decoding, every token"]
 
 
-def seconds_line(seconds: Mapping[str, Any]) -> str:
-    rows = ", ".join(f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items())
-    return (
-        f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by its"
-        f" rows {rows}."
-    )
-
-
-def draft_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return how the draft matches the target. found: of `speedup_bound.draft_along`, one
+def draft_lines(match: Mapping[str, Any]) -> list[str]:
+    """Return how the draft matches the target. match: of `speedup_bound.draft_along`, one
     dataset."""
-    best, later = found["speedup_bound"], ", ".join(f"{p:.3f}" for p in found["accepted_after"])
+    best, later = match["speedup_bound"], ", ".join(f"{p:.3f}" for p in match["accepted_after"])
     reads = " (then {}, for it reads its own states after the first token of a draft)"
     return [
         (
-            f"The draft along the {found['positions']} tokens of plain decoding: acceptance sum"
-            f" min(p, q) at temperature 1 {found['overlap']:.3f}, greedy agreement"
-            f" {found['greedy']:.3f}."
+            f"The draft along the {match['positions']} tokens of plain decoding: acceptance sum"
+            f" min(p, q) at temperature 1 {match['overlap']:.3f}, greedy agreement"
+            f" {match['greedy']:.3f}."
         ),
         (
-            f"Modelled: a token accepted with probability {found['accepted']:.3f} under these"
+            f"Modelled: a token accepted with probability {match['accepted']:.3f} under these"
             f" warps{reads.format(later) if later else ''}, drafts of {best['gamma']} would make"
             f" {best['tokens_per_round']:.2f} tokens per target call and {best['speedup']:.2f}x the"
             " speed of our plain decoding, if nothing but forwards cost time."

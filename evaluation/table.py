@@ -25,6 +25,12 @@ BASELINE = "autoregressive"  # the policy that drafts nothing
 ALL = "all"  # what tables and figures call all datasets together
 SPEEDUP = "speed-up"
 MODELLED = "modelled"  # how columns begin that hold seconds of a cost table
+IDENTITY = {
+    "policy": "",
+    "setting": np.nan,
+    "dataset": "",
+    "prompt": "",
+}  # and what stands for none
 
 SCHEMA = {
     "kind": "timed (decoded here), counted (replayed or simulated, exactly) or expected (a mean"
@@ -74,7 +80,10 @@ RATIOS = {
     "acceptance": ("accepted", "drafted"),
     "accepted length M": ("run_tokens", "runs"),
     "rollback RB": ("lost", "steps"),
-    "predictor time": ("stop_seconds", "seconds"),
+    "stop rule time": (
+        "stop_seconds",
+        "seconds",
+    ),  # of which a predictor takes most, if one is asked
     "joules/token": ("joules", "emitted"),
 }
 """What is read off a table: above / below, sums over prompts."""
@@ -104,30 +113,24 @@ Summary = dict[str, Row]
 def timed(traces: Mapping[str, Sequence[Trace]]) -> pd.DataFrame:
     """Return the rows of what was decoded. traces: policy -> those of all prompts and repeats, in
     the order they were decoded."""
-    rows = [
+    rows = (
         {"policy": policy, "dataset": trace.dataset, "prompt": trace.prompt_id, **sums(trace)}
         for policy, decoded in traces.items()
         for trace in decoded
-    ]
+    )
     return table("timed", rows)
 
 
-def table(kind: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a table of these rows, the repeats of a policy's prompt numbered."""
-    return arranged(kind, pd.DataFrame(list(rows)))
-
-
-def arranged(kind: str, found: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with all columns that identify them, in the order of `SCHEMA`."""
-    for column, default in (("setting", np.nan), ("dataset", "")):
-        if column not in found:
-            found[column] = default
-    extra = [column for column in ("requests", "split") if column in found]
-    keys = ["policy", "setting", "dataset", "prompt", *extra]
-    found["repeat"] = found.groupby(keys, dropna=False).cumcount()
-    found["kind"] = kind
-    first = [column for column in SCHEMA if column in found]
-    return found[[*first, *(column for column in found if column not in SCHEMA)]]
+def table(kind: str, rows: Iterable[Mapping[str, Any]] | pd.DataFrame) -> pd.DataFrame:
+    """Return a table of these rows with all columns that identify them, in the order of `SCHEMA`,
+    the repeats of a policy's prompt numbered."""
+    frame = pd.DataFrame(rows if isinstance(rows, pd.DataFrame) else list(rows))
+    lacking = {column: value for column, value in IDENTITY.items() if column not in frame}
+    frame = frame.assign(kind=kind, **lacking)
+    keys = [*IDENTITY, *(column for column in ("requests", "split") if column in frame)]
+    frame["repeat"] = frame.groupby(keys, dropna=False).cumcount()
+    first = [column for column in SCHEMA if column in frame]
+    return frame[[*first, *(column for column in frame if column not in SCHEMA)]]
 
 
 def counted(
@@ -139,17 +142,16 @@ def counted(
     dataset: str = "",
 ) -> pd.DataFrame:
     """Return the rows of a replay. counts: [prompts] each, `calls_by_drafted` [prompts, G + 1]."""
-    columns: dict[str, Any] = {name: list(values) for name, values in counts.items()}
-    calls = counts["calls_by_drafted"]
-    columns |= {
+    columns: dict[str, Any] = {
+        **{name: list(values) for name, values in counts.items()},
         "steps": counts["drafted"],
         "lost": counts["drafted"] - counts["accepted"],
-        "runs": calls[:, 1:].sum(1),
+        "runs": counts["calls_by_drafted"][:, 1:].sum(1),
         "run_tokens": counts["accepted"],
+        "prompt": list(prompts),
     }
     facts = {"policy": policy, "setting": np.nan if setting is None else setting}
-    rows = pd.DataFrame(columns).assign(prompt=list(prompts), dataset=dataset, **facts)
-    return arranged(kind, rows)
+    return table(kind, pd.DataFrame(columns).assign(dataset=dataset, **facts))
 
 
 def sums(trace: Trace) -> dict[str, Any]:
@@ -166,7 +168,8 @@ def sums(trace: Trace) -> dict[str, Any]:
         "rounds": len(rounds),
         "target_rows": sum(map(target_rows, rounds)),
         "drafted": sum(drafted),
-        "accepted": accepted_tokens(trace),
+        # other libraries do not say what they drafted
+        "accepted": sum(round_.accepted for round_ in rounds if round_.draft_tokens),
         "draft_forwards": sum(round_.draft_forwards for round_ in rounds),
         "questions": sum(len(round_.predicted) for round_ in rounds),
         "calls_by_drafted": np.bincount(np.array(drafted, dtype=np.int64), minlength=1),
@@ -216,12 +219,6 @@ def target_rows(round_: RoundTrace) -> int:
     """Return the rows of the round's target call."""
     drafted = round_.overlap.pending if round_.overlap else len(round_.draft_tokens)
     return 1 + drafted + round_.extra_rows
-
-
-def accepted_tokens(trace: Trace) -> int:
-    """Count accepted draft tokens of the drafts that the trace knows; other libraries do not say
-    what they drafted."""
-    return sum(round_.accepted for round_ in trace.rounds if round_.draft_tokens)
 
 
 def drafted_tokens(trace: Trace) -> int:
@@ -364,24 +361,24 @@ def summary(measurements: pd.DataFrame, against: Iterable[str] = ()) -> Summary:
     if set(classes) <= set(rows):
         rows = rows.assign(classified=rows[classes].sum(axis=1))
     figures = RATIOS | SHARES | OVERLAP
-    found: Summary = {}
+    figures_of: Summary = {}
     for policy, mine in rows.groupby("policy", sort=False):
-        known = {column for column in mine if mine[column].notna().all()}
-        found[str(policy)] = {
-            name: ratio(mine, *columns) for name, columns in figures.items() if known >= {*columns}
+        filled = {column for column in mine if mine[column].notna().all()}
+        figures_of[str(policy)] = {
+            name: ratio(mine, *columns) for name, columns in figures.items() if filled >= {*columns}
         }
     speeds = {
         name: compare(rows, other)
         for name, other in {SPEEDUP: BASELINE, **{f"over {name}": name for name in against}}.items()
-        if other in found and "seconds" in rows
+        if other in figures_of and "seconds" in rows
     }
-    for column in (column for column in rows if str(column).startswith(f"{MODELLED} ")):
-        name = f"{SPEEDUP}, {str(column).removeprefix(f'{MODELLED} ')}"
-        speeds[name] = compare(rows, BASELINE, below=str(column))
+    for column in (column for column in map(str, rows) if column.startswith(f"{MODELLED} ")):
+        name = f"{SPEEDUP}, {column.removeprefix(f'{MODELLED} ')}"
+        speeds[name] = compare(rows, BASELINE, below=column)
     for name, estimates in speeds.items():
         for policy, estimate in estimates.items():
-            found[policy][name] = estimate
-    return found
+            figures_of[policy][name] = estimate
+    return figures_of
 
 
 def by_dataset(measurements: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -408,11 +405,6 @@ def shown_as(dataset: str) -> str:
 def save(measurements: pd.DataFrame, path: Path) -> None:
     """Write the table as parquet; the file appears whole or not at all."""
     write_atomically(path, lambda file: measurements.to_parquet(file, index=False))
-
-
-def read(path: Path) -> pd.DataFrame:
-    """Return a table that `save` wrote."""
-    return pd.read_parquet(path)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

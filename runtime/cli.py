@@ -43,7 +43,7 @@ SILENT = (
     "hydra/hydra_logging=none",
 )
 _FOREIGN_GROUP = re.compile(r"Could not override '([^'@]+)'\. No match in the defaults list")
-FOLDERS = ("", "scripts", "pairs")  # of programs, in a checkout and in an installation alike
+FOLDERS = ("", "scripts", "pairs", "papers")  # of programs; an installation has no papers
 GROUPS = ("warp", "features", "stop", "structure", "cost")
 _UNKNOWN_KEY = "There is no such key: --cfg job lists them, and what appends is"
 

@@ -29,13 +29,11 @@ engine=serial has such drafts. Writes expected.json and table.md to `out`.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from pydantic import Field
 
 from decoding.settings import Pair
 from runtime.cli import program
-from runtime.files import checked_folder, only_writer, refuse_foreign
+from runtime.compatibility import leaves
 from runtime.settings.check import faults
 from runtime.settings.groups import (
     AnySplit,
@@ -115,47 +113,39 @@ class Evaluate(Methods):
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
-        known, found = values["method"], dict[str, str]()
-        found |= among("methods", values["methods"], known)
-        for name, methods in values["against"].items():
-            found |= among(f"against.{name}", methods, known)
+        methods = values["method"]
+        wrong = dict(among("methods", values["methods"], methods))
+        for name, others in values["against"].items():
+            wrong |= among(f"against.{name}", others, methods)
         for name, settings in values["tried"].items():
-            found |= dict(tried_misfits(name, settings, known))
-        return found
+            wrong |= dict(tried_misfits(name, settings, methods))
+        return wrong
 
 
-def tried_misfits(name: str, settings: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the lists of values that a method is tried with. known: the methods."""
-    place = f"tried.{name}"
-    if name not in known or name == CUSTOM:
-        others = ", ".join(one for one in known if one != CUSTOM)
-        yield place, f"a method that the command line does not make: {others}"
+def tried_misfits(
+    name: str, settings: Any, methods: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the lists of values that a method is tried with."""
+    if name not in methods or name == CUSTOM:
+        others = ", ".join(one for one in methods if one != CUSTOM)
+        yield f"tried.{name}", f"a method that the command line does not make: {others}"
         return
     if not isinstance(settings, dict):
-        yield place, f"settings of the method, such as {place}.stop.<setting>=[1,2]"
+        yield f"tried.{name}", f"settings of the method, such as tried.{name}.stop.<setting>=[1,2]"
         return
-    for key, values in leaves(settings):
+    for key, values in leaves(settings).items():
         if not (isinstance(values, list) and values):
-            yield f"{place}.{key}", f"a list of values, such as {place}.{key}=[1,2]"
+            yield f"tried.{name}.{key}", f"a list of values, such as tried.{name}.{key}=[1,2]"
             continue
         for value in values:
             yield from (
-                (f"{place}.{key}", f"a list, each {fault.expected}")
-                for fault in faults(Method, with_value(known[name], key.split("."), value))
+                (f"tried.{name}.{key}", f"a list, each {fault.expected}")
+                for fault in faults(Method, with_value(methods[name], key.split("."), value))
             )
 
 
-def leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """What is no mapping, by dotted keys."""
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
-
-
 def with_value(settings: Any, names: list[str], value: Any) -> Any:
-    """A copy in which the setting that `names` lead to is `value`."""
+    """Return a copy in which the setting that `names` lead to is `value`."""
     if not names:
         return value
     first, *others = names
@@ -165,38 +155,9 @@ def with_value(settings: Any, names: list[str], value: Any) -> Any:
 
 @program(__file__, Evaluate)
 def main(settings: Evaluate) -> None:
-    """Models and prompts in, the table of measurements and its page out."""
-    from evaluation import page
-    from evaluation.evaluate import (
-        MARKER,
-        answer,
-        compare,
-        logged,
-        open_journal,
-        prepare,
-        save,
-        saved,
-    )
+    from evaluation.evaluate import evaluate
 
-    cfg = settings.composed
-    out = checked_folder("out", cfg.out)
-    refuse_foreign(out, MARKER)
-    compared = prepare(cfg)
-    with only_writer(out), open_journal(cfg, compared) as journal:
-        logger = instantiate(cfg.logger)
-        logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
-        try:
-            methods, results, traces, measurements = compare(cfg, compared, journal)
-            lines = answer(methods, measurements, compared.advice)
-            whole = page.page(cfg, results, lines)
-            save(cfg, compared, results, whole, traces, measurements)
-            journal.remove()
-            shown = whole if cfg.verbose else page.short(cfg, results, lines)
-            print(f"\n{shown}\n\n{saved(cfg)}")
-            logger.log(logged(results))
-            logger.artifact("evaluation", "results", out)
-        finally:
-            logger.finish()
+    evaluate(settings.composed)
 
 
 class Expected(Methods):
@@ -215,10 +176,10 @@ class Expected(Methods):
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
-        found = dict(among("methods", values["methods"], values["method"]))
+        wrong = dict(among("methods", values["methods"], values["method"]))
         if values["against"] not in (None, *values["methods"]):
-            found["against"] = f"null or one of methods: {', '.join(values['methods'])}"
-        return found
+            wrong["against"] = f"null or one of methods: {', '.join(values['methods'])}"
+        return wrong
 
 
 @main.mode("expected", Expected)

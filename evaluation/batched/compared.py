@@ -17,7 +17,8 @@ from decoding.stopping.rollout_table import Array, RolloutTable
 from evaluation.batched.scheduler import Budget, FixedLength, Served, Texts, serve, step_seconds
 from evaluation.replay.candidates import replayer
 from evaluation.replay.tuning import span
-from evaluation.table import arranged, markdown, over, prompts, ratio
+from evaluation.table import markdown, over, prompts, ratio
+from evaluation.table import table as measurements
 from predictors.calibration import Calibration, Fit
 from predictors.confidences.maps import PositionMaps, fit_maps
 from predictors.confidences.sts import Sts
@@ -175,7 +176,7 @@ def judged(
             facts = {"confidences": way.confidences, "lag": way.lag, "setting": way.drafted}
             rows = pd.DataFrame(columns).assign(policy=way.name, requests=requests, **facts)
             parts.append(rows)
-    return arranged("expected", pd.concat(parts, ignore_index=True))
+    return measurements("expected", pd.concat(parts, ignore_index=True))
 
 
 def compared(measurements: pd.DataFrame) -> list[dict[str, Any]]:

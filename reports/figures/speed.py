@@ -72,7 +72,7 @@ def _speed_rows(evaluation: Evaluation) -> Iterator[list[Cell]]:
                 *(evaluation.folder.name, dataset, evaluation.temperature, name, prompts, repeats),
                 *(row["tokens/s"].value, *row[SPEEDUP]),
                 *(row["tokens/target call"].value, row["acceptance"].value),
-                *(100 * row["predictor time"].value, verdict(name, row, drafting)),
+                *(100 * row["stop rule time"].value, verdict(name, row, drafting)),
             ]
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 SCRIPTS = {
     path.stem: path
-    for folder in (ROOT, ROOT / "scripts", ROOT / "pairs")
+    for folder in (ROOT, ROOT / "scripts", ROOT / "pairs", ROOT / "papers")
     for path in sorted(folder.glob("*.py"))
     if (CONF / f"{path.stem}.yaml").is_file()
 }

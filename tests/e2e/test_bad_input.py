@@ -28,7 +28,7 @@ SCRIPTS: dict[str, ModuleType] = {
     "train.py": train,
     **{
         f"{folder}/{path.name}": import_module(f"{folder}.{path.stem}")
-        for folder in ("scripts", "pairs")
+        for folder in ("scripts", "pairs", "papers")
         for path in sorted((ROOT / folder).glob("*.py"))
         if (ROOT / "conf" / f"{path.stem}.yaml").is_file()
     },
@@ -236,8 +236,8 @@ CASES = [
     Case("drafts longer than the harvested rounds", TUNE, ["gamma_max=30"]),
     Case("a number for a file", TUNE, ["out=5"]),
     Case("no file", TUNE, ["out="]),
-    Case("no such benchmark", "scripts/benchmark.py", ["what=all"]),
-    Case("positions left out", "scripts/benchmark.py", ["harvest.stride=4"]),
+    Case("no such benchmark", "papers/benchmark.py", ["what=all"]),
+    Case("positions left out", "papers/benchmark.py", ["harvest.stride=4"]),
     Case("a tree of no nodes", "scripts/tune.py", ["what=tree", "nodes=0"]),
     Case("no responses to count", "pairs/draft_vocabulary.py", ["data=null"]),
     Case("one size for several", "pairs/draft_vocabulary.py", ["sizes=5"]),

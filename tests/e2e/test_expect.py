@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.journal import Journal
+from evaluation.decode import Journal
 from scripts import evaluate
 from tests.helpers.programs.processes import die, forked
 from tests.helpers.programs.programs import SPLITS, base, mode, refused, run

@@ -12,7 +12,7 @@ from decoding.cost import cost_table, read_cost, write_cost
 from decoding.structures.sequoia import Sequoia, write_artefact
 from decoding.trace import STAGES, RoundTrace, Trace, read_traces, write_traces
 from evaluation import token_texts
-from evaluation.journal import Journal
+from evaluation.decode import Journal
 from evaluation.replay import thresholds
 from runtime.errors import UserError
 from runtime.json_files import Form, read_json, write_checksummed

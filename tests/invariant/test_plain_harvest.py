@@ -9,16 +9,16 @@ from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
-from evaluation.baselines.benchmark import (
+from papers.plain_harvest import (
     ALL,
-    COMPARED,
     ONE,
     Agreement,
+    OneByOne,
+    agreed,
     all_positions,
-    harvest_report,
+    report,
     take_turns,
 )
-from evaluation.baselines.plain_harvest import Coins, OneByOne
 from predictors.features.draft_statistics import Q_STATS
 from predictors.features.layers import RecordedLayers
 from tests.helpers.models.tiny_pair import VOCAB, tiny_pair
@@ -45,17 +45,14 @@ def requests() -> list[Request]:
 
 
 def with_one_by_one(pair: ModelPair, recipe: HarvestSettings) -> Agreement:
-    """Of a harvest, with the serial engine."""
-    harvested, agreement = all_positions(pair, requests(), recipe), Agreement()
-    engine = OneByOne(pair, recipe)
+    """Compare a harvest with the serial engine."""
+    harvested, engine = all_positions(pair, requests(), recipe), OneByOne(pair, recipe)
+    plain = {}
     for request in requests():
-        ours = harvested[request.prompt_id]
-        response = ours["response_tokens"]
-        plain = list(engine.rounds(request, response, Coins.of(request, recipe, len(response))))
-        assert len(plain) == len(ours["anchor"])
-        for place, theirs in enumerate(plain):
-            agreement.add({name: ours[name][place] for name in COMPARED}, theirs)
-    return agreement
+        columns = harvested[request.prompt_id]
+        plain[request.prompt_id] = engine.rounds(request, columns["response_tokens"])
+        assert len(plain[request.prompt_id]) == len(columns["anchor"])
+    return agreed(harvested, plain)
 
 
 @pytest.mark.parametrize(
@@ -97,5 +94,6 @@ def test_ways_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
         len(values) for values in seconds.values()
     } == {3}
     seconds = {ALL: [1.0, 2.0, 4.0], ONE: [1.0, 4.4, 6.0]}
-    report = harvest_report(seconds, {ALL: 500, ONE: 50}, Agreement())
-    assert "ratio               15.0 (10.0 to 22.0, 3 paired repeats)" in report
+    text = report(seconds, {ALL: 500, ONE: 50}, Agreement())
+    assert "15.0 times as many draft tokens a second" in text
+    assert "(10.0 to 22.0, 3 paired repeats)" in text

@@ -26,7 +26,7 @@ from decoding.structures.chain import Chain
 from decoding.structures.static_tree import StaticTree
 from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.token import TokenVerifier
-from evaluation.baselines.benchmark import all_positions
+from papers.plain_harvest import all_positions
 from runtime.errors import UserError
 from serving.generate import speculate
 from tests.contract.enumeration import autoregressive_distribution, distribution_of, largest_error

@@ -1,6 +1,5 @@
-"""Interleaving, seeds, losslessness evidence and tables, without a model."""
+"""Interleaving, seeds, the journal and losslessness evidence, without a model."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,98 +10,102 @@ from tqdm import tqdm
 from data_gen.requests import Request
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler
-from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
-from evaluation.decode import Plan, Traces, alternating, decode, request_seed, run
-from evaluation.journal import Journal
+from decoding.trace import Span, StageTrace, Trace
+from evaluation.decode import Journal, Plan, Traces, alternating, decode, request_seed
 from evaluation.lossless import (
     TOLERANCE,
     Difference,
+    broken_invariants,
     difference_lines,
     greedy_differences,
     near_tie,
 )
 from runtime.errors import UserError
 from runtime.json_lines import with_checksum
+from tests.helpers.evaluation.evaluations import chain, trace
 
 REQUESTS = [
     Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n]), "test") for n in range(3)
 ]
+RESUME = "x.resume"
+
+
+def decoded(*tokens: int) -> Trace:
+    rounds = [chain(0, 0) for _ in tokens]
+    for round_, token in zip(rounds, tokens, strict=True):
+        round_.tokens = [token]
+    return trace(rounds, prompt="p0")
 
 
 class Recorder:
-    """An engine that writes down when it was asked for what."""
+    """An engine that writes down when it was asked for what, warm-ups aside; `stop` requests end
+    with an interrupt."""
 
-    def __init__(self, name: str, log: list[tuple[str, int]]) -> None:
-        self.name, self.log = name, log
+    def __init__(self, name: str, log: list[tuple[str, int]], stop: int = 99) -> None:
+        self.name, self.log, self.stop = name, log, stop
 
     def decode(self, prompt_ids: torch.Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
-        self.log.append((self.name, int(prompt_ids)))
-        return trace([sampler.draw(torch.ones(100)).token])
+        if max_new_tokens == 4:
+            self.log.append((self.name, int(prompt_ids)))
+        if len(self.log) > self.stop:
+            raise KeyboardInterrupt
+        return decoded(sampler.draw(torch.ones(100)).token)
 
 
-def trace(tokens: list[int]) -> Trace:
-    rounds = [
-        RoundTrace([], [], [], 0, 0, [token], [], 0, dict.fromkeys(STAGES, 0.0)) for token in tokens
-    ]
-    return Trace(1, tokens, rounds, 0.0, 1.0, prompt_id="p0")
+def compared(folder: Path, log: list[tuple[str, int]], stop: int = 99) -> Traces:
+    with Journal(folder / RESUME, Trace) as journal:
+        engines = {name: Recorder(name, log, stop) for name in "ab"}
+        return decode(engines, REQUESTS, Plan(2, 4, 5), journal, "methods")
 
 
 def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
     log: list[tuple[str, int]] = []
-    seen: list[Trace] = []
-    engines = {name: Recorder(name, log) for name in "ab"}
-    traces = compare(engines, tmp_path, seen.append)
+    traces = compared(tmp_path, log)
     assert log[:6] == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    assert log[6:8] == [("b", 0), ("a", 0)]  # the next repeat starts with the other
-    assert len(seen) == 12
+    assert log[6:8] == [("b", 0), ("a", 0)] and len(log) == 12, "the next repeat: the other first"
     assert [t.tokens for t in traces["a"]] == [t.tokens for t in traces["b"]]
     assert {t.seed for t in traces["a"][:3]}.isdisjoint(t.seed for t in traces["a"][3:])
     assert traces["a"][2].prompt_id == "p2" and traces["a"][5].method == "a"
     assert request_seed(0, REQUESTS[0], 0) != request_seed(1, REQUESTS[0], 0)
-
-
-def compare(engines: dict[str, Any], folder: Path, advance: Callable[[Trace], None]) -> Traces:
-    with Journal(folder / "x.resume", Trace) as journal:
-        return run(engines, REQUESTS, Plan(2, 4, 5), journal, "methods", advance)
+    assert alternating(["a", "b", "c", "x"]) == ["a", "c", "b", "x"]
+    assert alternating(["a", "b", "x"]) == ["a", "x", "b"] and alternating([]) == []
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     """Also when the last line was half written; turns are taken up whole."""
-    whole = compare(
-        {name: Recorder(name, []) for name in "ab"}, tmp_path / "whole", lambda trace: None
-    )
-
-    def stop(trace: Trace) -> None:
-        seen.append(trace)
-        if len(seen) == 6:
-            raise KeyboardInterrupt
-
-    seen: list[Trace] = []
+    whole = compared(tmp_path / "whole", [])
     with pytest.raises(KeyboardInterrupt):
-        compare({name: Recorder(name, []) for name in "ab"}, tmp_path, stop)
-    with (tmp_path / "x.resume").open("a") as file:
+        compared(tmp_path, [], stop=5)
+    with (tmp_path / RESUME).open("a") as file:
         file.write('{"key": "methods/0/2", "tra')
     log: list[tuple[str, int]] = []
-    assert (
-        compare({name: Recorder(name, log) for name in "ab"}, tmp_path, lambda trace: None) == whole
-    )
+    assert compared(tmp_path, log) == whole
     assert log[:2] == [("a", 2), ("b", 2)] and len(log) == 8
-    with Journal(tmp_path / "x.resume", Trace) as journal:
+    with Journal(tmp_path / RESUME, Trace) as journal:
         assert journal.resumed == 6
         with pytest.raises(UserError, match="out: another run"):
-            Journal(tmp_path / "x.resume", Trace)
+            Journal(tmp_path / RESUME, Trace)
         journal.remove()
-    assert not (tmp_path / "x.resume").exists()
+    assert not (tmp_path / RESUME).exists()
+
+
+def test_progress_needs_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TQDM_DISABLE=1 measures no elapsed time."""
+    monkeypatch.setattr("evaluation.decode.tqdm", lambda **settings: tqdm(disable=True, **settings))
+    assert len(compared(tmp_path, [])["a"]) == 6
+
+
+# The journal --------------------------------------------------------------------------------------
 
 
 def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
-    whole = trace([4])
+    whole = decoded(4)
     whole.rounds[0].overlap = StageTrace(
         "branch", 1, 2, 3, 0, [[1]], 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)]
     )
-    with Journal(tmp_path / "x.resume", Trace) as journal:
+    with Journal(tmp_path / RESUME, Trace) as journal:
         journal.add("a", {"b": whole})
-    with Journal(tmp_path / "x.resume", Trace) as journal:
+    with Journal(tmp_path / RESUME, Trace) as journal:
         assert journal.turns == {"a": {"b": whole}}
 
 
@@ -110,17 +113,17 @@ def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seal", [False, True])
 def test_a_damaged_journal_is_named(line: str, seal: bool, tmp_path: Path) -> None:
     whole = with_checksum(line[:-1].encode()) if seal else line.encode()
-    (tmp_path / "x.resume").write_bytes(whole + b"\n")
+    (tmp_path / RESUME).write_bytes(whole + b"\n")
     with pytest.raises(UserError, match="out: .*x.resume is damaged in line 1"):
-        Journal(tmp_path / "x.resume", Trace)
+        Journal(tmp_path / RESUME, Trace)
 
 
 def test_every_digit_of_a_journal_counts(tmp_path: Path) -> None:
     """But for the last line of a run that was killed as it wrote it."""
-    path = tmp_path / "x.resume"
+    path = tmp_path / RESUME
     with Journal(path, Trace) as journal:
         for key in "abc":
-            journal.add(key, {"m": trace([4, 17])})
+            journal.add(key, {"m": decoded(4, 17)})
     content = path.read_bytes()
     for place, byte in enumerate(content):
         if chr(byte).isdigit():
@@ -134,25 +137,36 @@ def test_every_digit_of_a_journal_counts(tmp_path: Path) -> None:
     path.write_bytes(b"".join(whole[:2]) + whole[2][:-1])
     with Journal(path, Trace) as journal:
         assert list(journal.turns) == ["a", "b"]
-        journal.add("c", {"m": trace([4, 17])})
+        journal.add("c", {"m": decoded(4, 17)})
     assert path.read_bytes() == content
 
 
-def constant_lm(logits: list[float]) -> Any:
+# Losslessness -------------------------------------------------------------------------------------
+
+
+def constant_lm(*logits: float) -> Any:
     return TableLM(lambda context: torch.tensor(logits, dtype=torch.float64).softmax(0))
 
 
-def test_a_near_tie_is_excused_and_a_real_difference_is_not() -> None:
-    prompt = [torch.tensor([0])]
-    for gap, excused in ((TOLERANCE / 2, True), (0.1, False)):
-        (found,) = greedy_differences(
-            constant_lm([1.0 + gap, 1.0, 0]), prompt, [trace([2, 1])], [trace([2, 0])]
-        )
-        assert (found.position, found.baseline_token, found.token) == (1, 0, 1)
-        assert abs(found.gap - gap) < 1e-6 and found.excused == excused
-    (longer,) = greedy_differences(constant_lm([0, 0, 0]), prompt, [trace([2, 1])], [trace([2])])
-    assert not longer.excused  # one goes on where the other has ended
-    assert greedy_differences(constant_lm([0, 0]), prompt, [trace([1])], [trace([1])]) == []
+@pytest.mark.parametrize(
+    ("gap", "dtype", "excused"),
+    [
+        (TOLERANCE / 2, torch.float32, True),
+        (0.1, torch.float32, False),
+        (0.01, torch.float32, False),
+        (0.01, torch.bfloat16, True),
+    ],
+)
+def test_a_near_tie_is_excused_and_a_real_difference_is_not(
+    gap: float, dtype: torch.dtype, excused: bool
+) -> None:
+    lm, prompt = constant_lm(1.0 + gap, 1.0, 0), [torch.tensor([0])]
+    (found,) = greedy_differences(lm, prompt, [decoded(2, 1)], [decoded(2, 0)], dtype)
+    assert (found.position, found.baseline_token, found.token) == (1, 0, 1)
+    assert abs(found.gap - gap) < 1e-6 and found.excused == excused
+    (longer,) = greedy_differences(constant_lm(0, 0, 0), prompt, [decoded(2, 1)], [decoded(2)])
+    assert not longer.excused, "one goes on where the other has ended"
+    assert greedy_differences(lm, prompt, [decoded(1)], [decoded(1)]) == []
 
 
 @pytest.mark.parametrize(
@@ -170,13 +184,6 @@ def test_a_near_tie_is_two_steps_of_the_dtype(
     assert near_tie(logit, dtype) == pytest.approx(limit) and near_tie(logit, dtype) >= limit
 
 
-def test_a_tie_of_bfloat16_is_none_of_float32() -> None:
-    lm, prompt = constant_lm([1.01, 1.0, 0]), [torch.tensor([0])]
-    for dtype, excused in ((torch.float32, False), (torch.bfloat16, True)):
-        (found,) = greedy_differences(lm, prompt, [trace([1])], [trace([0])], dtype)
-        assert found.excused == excused
-
-
 def test_lossless_lines_say_which_and_why() -> None:
     tie, wrong = Difference("p1", 4, 7, 8, 1e-5), Difference("p2", 0, 7, 9, 0.5)
     text = "\n".join(difference_lines({"a": [], "b": [tie], "c": [tie, wrong]}, 5))
@@ -185,14 +192,11 @@ def test_lossless_lines_say_which_and_why() -> None:
     assert "c: 3 of 5 outputs equal autoregressive decoding (NOT LOSSLESS on 1)" in text
 
 
-def test_neighbours_of_the_list_do_not_follow_each_other() -> None:
-    assert alternating(["a", "b", "c", "x"]) == ["a", "c", "b", "x"]
-    assert alternating(["a", "b", "x"]) == ["a", "x", "b"] and alternating([]) == []
-
-
-def test_progress_needs_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TQDM_DISABLE=1 measures no elapsed time."""
-    monkeypatch.setattr("evaluation.decode.tqdm", lambda **settings: tqdm(disable=True, **settings))
-    with Journal(tmp_path / "x.resume", Trace) as journal:
-        traces = decode({"a": Recorder("a", [])}, REQUESTS, Plan(1, 4, 5), journal, "methods")
-    assert len(traces["a"]) == 3
+def test_invariants() -> None:
+    sound = trace([chain(4, 3), chain(2, 0), chain(0, 0)])
+    assert broken_invariants(sound, 6, frozenset({99})) == []
+    assert broken_invariants(sound, 5, frozenset({99})) == ["longer than max_new_tokens"]
+    assert broken_invariants(sound, 6, frozenset({5})) == ["goes on after EOS"]
+    sound.rounds[0].draft_tokens[1] = 3
+    fact = "a round commits other tokens than it accepted"
+    assert broken_invariants(sound, 9, frozenset()) == [fact]

@@ -10,6 +10,7 @@ from evaluation.page import (
     answer,
     draft_table,
     labelled,
+    legend,
     lossless_in_short,
     simulated,
     speed_table,
@@ -17,10 +18,10 @@ from evaluation.page import (
 )
 from evaluation.table import RATIOS, SPEEDUP, Row, markdown, summary, timed
 from runtime.intervals import Estimate
-from tests.helpers.evaluation.evaluations import chain, plain, trace
+from tests.helpers.evaluation.evaluations import PLAIN, chain, method, plain, trace
 
 WRONG = "a\x1b[2J\u2028\n\u202e\x9b"
-PROMPTS = "abcdef"
+LABELS = {name: name for name in ("fixed", "hrad", "product")} | {"fixed": "fixed at 2"}
 
 
 def row(low: float, high: float, **changes: float) -> Row:
@@ -29,20 +30,22 @@ def row(low: float, high: float, **changes: float) -> Row:
 
 
 def test_the_table_says_where_speculation_loses() -> None:
-    found = {
+    rows = {
         "autoregressive": row(1, 1) | {SPEEDUP: Estimate(1.0)},
         "x": row(1.1, 1.3),
         "y": row(0.8, 0.9),
         "z": row(0.9, 1.1),
     }
-    for one in found.values():
+    for one in rows.values():
         one["over x"] = Estimate(0.71, 0.7, 0.72)
-    text = speed_table(found, {"fixed": "x"})
+    labels = {name: name for name in rows} | {"x": "x at 0.4"}
+    text = speed_table(rows, {"fixed": "x"}, labels=labels)
     verdicts = [line.split("|")[-2].strip() for line in text.splitlines()[2:]]
     assert verdicts == ["baseline", "faster", "SLOWER", "no clear difference"]
     assert "1.20x (1.10 to 1.30)" in text and "0.71x (0.70 to 0.72)" in text
-    assert "vs fixed (x)" in text and "autoregressive" not in draft_table(found)
-    assert "plain decoding: no draft is worth it here" in speed_table(found, {}, ["x"])
+    assert "| x at 0.4 " in text and "vs fixed (x at 0.4)" in text and "stop rule time" in text
+    assert "autoregressive" not in draft_table(rows)
+    assert "plain decoding: no draft is worth it here" in speed_table(rows, {}, ["x"])
     assert verdict("x", row(1.1, 1.3) | {SPEEDUP: Estimate(1.2)}) == "one prompt"
 
 
@@ -53,22 +56,15 @@ def test_drafts_of_which_nothing_is_accepted_are_no_plain_decoding() -> None:
 
 
 def measured(**seconds: float) -> pd.DataFrame:
-    """Of each policy by its seconds for eight tokens, prompts a little apart."""
-    traces = {
-        name: [
-            (
-                plain(8, s * (1 + n / 50), p)
-                if name == "autoregressive"
-                else trace([chain(3, 3)] * 2, s * (1 + n / 50), p)
-            )
-            for n, p in enumerate(PROMPTS)
-        ]
-        for name, s in seconds.items()
-    }
+    """Return rows of each policy by its seconds for eight tokens, prompts a little apart."""
+    traces: dict[str, list[Any]] = {}
+    for name, each in seconds.items():
+        for n, prompt in enumerate("abcdef"):
+            taken = each * (1 + n / 50)
+            drafted = trace([chain(3, 3)] * 2, taken, prompt)
+            decoded = plain(8, taken, prompt) if name == "autoregressive" else drafted
+            traces.setdefault(name, []).append(decoded)
     return timed(traces)
-
-
-LABELS = {name: name for name in ("fixed", "hrad", "product")} | {"fixed": "fixed at 2"}
 
 
 def test_the_answer_is_what_to_use_and_how_sure() -> None:
@@ -99,15 +95,31 @@ def test_the_answer_may_be_plain_decoding() -> None:
 @pytest.mark.parametrize(
     ("stop", "label"),
     [
-        ({"threshold": 0.4}, "m at 0.40"),
+        ({"threshold": 0.4}, "m at 0.4"),
+        ({"threshold": 0.12345}, "m at 0.123"),
         ({"gamma": 3}, "m at 3"),
-        ({"confidence": {"threshold": 0.2}}, "m at 0.20"),
+        ({"confidence": {"threshold": 0.2}}, "m at 0.2"),
         ({}, "m"),
         (None, "m"),
     ],
 )
 def test_a_method_is_called_with_its_number(stop: Any, label: str) -> None:
     assert labelled("m", {"stop": stop}) == label
+
+
+def test_the_legend_says_what_each_method_does() -> None:
+    """A rule to tune says it for the method, else the structure, else the engine."""
+    settings = {
+        "autoregressive": PLAIN,
+        "confidence": method("serial", "chain", "token", "confidence"),
+        "paths": method("serial", "paths", "parallel", "never"),
+    }
+    text = legend({"methods": {name: {"settings": each} for name, each in settings.items()}})
+    assert text.splitlines() == [
+        "- autoregressive: One target call, one token.",
+        "- confidence: Stop after drawing a token whose probability is below `threshold`.",
+        "- paths: `paths` drafts of `gamma` tokens that share only the last committed token.",
+    ]
 
 
 def test_equal_outputs_are_one_line() -> None:
@@ -121,8 +133,7 @@ def test_equal_outputs_are_one_line() -> None:
 
 
 def test_names_cannot_drive_the_terminal() -> None:
-    difference = Difference(WRONG, 1, 2, 3, 0.5)
-    lines = difference_lines({"fixed": [difference]}, 1)
+    lines = difference_lines({"fixed": [Difference(WRONG, 1, 2, 3, 0.5)]}, 1)
     lines += markdown([WRONG], [[WRONG]]).split("\n")
     assert all(line.isprintable() for line in lines) and len(lines) == 5
 

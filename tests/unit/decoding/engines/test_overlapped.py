@@ -27,9 +27,9 @@ from decoding.trace import Trace
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
-from evaluation.baselines.side_by_side import tensor_bytes
 from evaluation.lossless import broken_invariants
 from evaluation.table import summary, timed
+from papers.specbranch.side_by_side import tensor_bytes
 from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import EOS, tiny_pair
 

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from decoding.models.loading import ModelPair
-from evaluation.baselines.side_by_side import (
-    StepSeconds,
-    branch_bytes,
-    measure_step,
-    model_bytes,
-    tensor_bytes,
-)
+from papers.specbranch.side_by_side import StepSeconds, branch_bytes, measure_step, tensor_bytes
 from tests.helpers.models.tiny_pair import VOCAB, tiny_pair
 
 CONTEXT = torch.arange(1, 13)
@@ -40,10 +34,7 @@ def test_a_step_takes_time_and_leaves_the_models_as_they_were(pair: ModelPair) -
     assert 0 < min(found.target, found.draft) and found.slowdown > 0.5
     assert torch.get_num_threads() == threads
     assert pair.target.length == pair.draft.length == len(CONTEXT) - 1
-
-
-def test_slowdown_is_over_the_slower_worker() -> None:
-    assert StepSeconds(2.0, 1.0, 3.0).slowdown == 1.5
+    assert StepSeconds(2.0, 1.0, 3.0).slowdown == 1.5, "over the slower one"
 
 
 def test_every_branch_holds_its_rows(pair: ModelPair) -> None:
@@ -61,9 +52,3 @@ def test_shared_storage_counts_once() -> None:
     part = whole[:10]
     assert tensor_bytes() - before == 8000
     del whole, part
-
-
-def test_bytes_of_a_model(pair: ModelPair) -> None:
-    assert model_bytes(pair.target) == 8 * sum(
-        weight.numel() for weight in pair.target.model.parameters()
-    )

@@ -1,8 +1,8 @@
 """Measure a part of the toolkit against the plain way to do the same, side by side in one process.
 
-    python scripts/benchmark.py                           # all positions at once, or one at a time
-    python scripts/benchmark.py warp=greedy draft_warp.temperature=0
-    python scripts/benchmark.py what=overlap pair=smollm2 repeats=30  # side by side, or in turn
+    python papers/benchmark.py                           # all positions at once, or one at a time
+    python papers/benchmark.py warp=greedy draft_warp.temperature=0
+    python papers/benchmark.py what=overlap pair=smollm2 repeats=30  # side by side, or in turn
 
 What is compared takes turns, so that drift of the machine hits all of it alike. Methods of decoding
 are compared by scripts/evaluate.py.
@@ -50,10 +50,11 @@ class Benchmark(Group):
 @program(__file__, Benchmark)
 def main(settings: Benchmark) -> None:
     """Run the benchmark that `what` names and print its figures."""
-    from evaluation.baselines.benchmark import benchmark_harvest, benchmark_overlap
+    from papers.plain_harvest import compare_harvests
+    from papers.specbranch.side_by_side import compare_stages
 
-    benchmarks = {"harvest": benchmark_harvest, "overlap": benchmark_overlap}
-    print(benchmarks[settings.what](settings.composed))
+    compare = {"harvest": compare_harvests, "overlap": compare_stages}[settings.what]
+    print(compare(settings.composed))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,218 @@
+"""Energy per token by method (SpecBranch, tables 10 and 11), counted around every request.
+
+    python papers/specbranch/energy.py methods=[fixed,confidence]
+
+Takes the settings of scripts/evaluate.py and does the same. Counters are of whole processors,
+whatever runs on them: RAPL of the processors, with the right to read `energy_uj` (on Linux often
+root's alone), NVML of the GPUs, with the package nvidia-ml-py. scripts/report.py draws the
+figure."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from evaluation.table import compare, ratio
+from reports.artifacts import Artifacts, Evaluation
+from reports.drawing import Record, bars, legend, panels, records
+from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
+from runtime.cli import program
+from runtime.errors import UserError
+from runtime.intervals import METHOD
+from runtime.intervals import columns as estimate_columns
+from scripts import evaluate
+
+RAPL = Path("/sys/class/powercap")
+JOULES = "energy per token (J)"
+COMMAND = "python papers/specbranch/energy.py"
+
+# Counting -----------------------------------------------------------------------------------------
+
+
+class Counter(NamedTuple):
+    """read: joules since some moment; wraps: it starts again at 0 after so many."""
+
+    name: str
+    read: Callable[[], float]
+    wraps: float = math.inf
+
+
+class Meter:
+    """All counters of a machine. One that fails while it is used counts no more, and that is
+    said: it may have missed some energy."""
+
+    def __init__(self, counters: Sequence[Counter]) -> None:
+        self.counters = counters
+
+    def around(self, engine: Any) -> Any:
+        """Return the engine, whose traces have from now on the joules of their request; None where
+        they are not known."""
+        decode = engine.decode
+
+        def counted(*request: Any) -> Any:
+            before = self.read()
+            trace = decode(*request)
+            trace.joules = self.since(before)
+            return trace
+
+        engine.decode = counted
+        return engine
+
+    def read(self) -> list[float]:
+        """Return what each counter says; nothing where one cannot be read any more."""
+        try:
+            return [counter.read() for counter in self.counters]
+        except Exception as error:  # NVML has its own; decoding goes on, whatever it is
+            return self._fail(f"they cannot be read ({error or type(error).__name__})")
+
+    def since(self, before: Sequence[float]) -> float | None:
+        """Return joules since `read` gave `before`; None where that is not known. A counter that
+        went back by less than half of its range has not started again: it was set back."""
+        now = self.read()
+        if not before or not now:
+            return None
+        joules = 0.0
+        for first, last, counter in zip(before, now, self.counters, strict=True):
+            back = first - last
+            if back > 0 and not counter.wraps / 2 < back < math.inf:
+                self._fail("they went back")
+                return None
+            joules += counter.wraps - back if back > 0 else -back
+        return joules
+
+    def _fail(self, why: str) -> list[float]:
+        names = ", ".join(counter.name for counter in self.counters)
+        self.counters = ()
+        print(f"warning: energy counters that failed, {names}: {why}. Decoding goes on without")
+        return []
+
+
+def meter() -> Meter:
+    """Return the counters of this machine. Raises UserError where there are none."""
+    (processors, no_rapl), (gpus, no_nvml) = rapl_counters(RAPL), nvml_counters()
+    if not processors and not gpus:
+        raise UserError(
+            f"energy: this machine has no counter that can be read: {no_rapl}; {no_nvml}. Decode"
+            " on another one"
+        )
+    return Meter([*processors, *gpus])
+
+
+def rapl_counters(root: Path) -> tuple[list[Counter], str]:
+    """Return one for each processor package, or why there is none."""
+    counters, reason = list[Counter](), f"no RAPL counter in {root}"
+    for folder in sorted(root.glob("intel-rapl:*")):
+        try:
+            name = (folder / "name").read_text().strip()
+            if name.startswith("package"):  # other domains are parts of one, or hold it
+                read = partial(_joules, folder / "energy_uj")
+                read()
+                wraps = _joules(folder / "max_energy_range_uj")
+                counters.append(Counter(f"RAPL {name}", read, wraps))
+        except (OSError, ValueError) as error:
+            reason = f"RAPL counter {folder.name} cannot be read ({error})"
+    return counters, reason
+
+
+def _joules(path: Path) -> float:
+    return int(path.read_text()) / 1e6
+
+
+def nvml_counters() -> tuple[list[Counter], str]:
+    """Return one for each GPU, or why there is none."""
+    try:
+        import pynvml
+    except ImportError:
+        return [], "no NVML (pip install nvidia-ml-py)"
+
+    def read(handle: object) -> float:
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+
+    counters = []
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            gpu = partial(read, pynvml.nvmlDeviceGetHandleByIndex(index))
+            gpu()
+            counters.append(Counter(f"NVML GPU {index}", gpu))
+    except pynvml.NVMLError as error:
+        return [], f"NVML cannot be read ({error})"
+    return counters, "NVML finds no GPU"
+
+
+@program(evaluate.__file__, evaluate.Evaluate)
+def main(settings: evaluate.Evaluate) -> None:
+    from evaluation.evaluate import evaluate as run
+
+    run(settings.composed, meter().around)
+
+
+# The figure ---------------------------------------------------------------------------------------
+
+
+def energy(evaluation: Evaluation) -> Figure:
+    """Return joules per token of every method and dataset, prefill included, and their share of
+    plain decoding's."""
+    counted = [trace.joules is not None for each in evaluation.traces.values() for trace in each]
+    if not all(counted):
+        raise Missing(
+            f"needs energy: {counted.count(False)} of {len(counted)} requests of"
+            f" {evaluation.folder} were decoded without a counter: {COMMAND}"
+        )
+    values = (JOULES, "of plain decoding")
+    names = (name for value in values for name in estimate_columns(value))
+    columns = ["prompts of", "method", *names, "power (W)"]
+    rows = [
+        row
+        for dataset in evaluation.datasets
+        for row in _rows(dataset, evaluation.measurements.query("dataset == @dataset"))
+    ]
+    requests = max(len(each) for each in evaluation.traces.values())
+    return Figure(
+        name=f"energy-{evaluation.folder.name}",
+        title=f"Energy per token: {evaluation.folder.name}",
+        source="SpecBranch, tables 10 and 11",
+        kind="measured",
+        n=f"{requests} requests a method",
+        interval=METHOD,
+        columns=columns,
+        rows=rows,
+        draw=partial(_draw, records(columns, rows)),
+    )
+
+
+def _rows(dataset: str, measurements: pd.DataFrame) -> Iterator[list[Cell]]:
+    shares = compare(measurements, above="joules", below="emitted")
+    for name, rows in measurements.groupby("policy", sort=False):
+        each, power = (ratio(rows, "joules", below) for below in ("emitted", "seconds"))
+        yield [dataset, str(name), *each, *shares[str(name)], power.value]
+
+
+def _draw(rows: Sequence[Record], canvas: Canvas) -> None:
+    axes = panels(canvas, [""])[0]
+    bars(axes, rows, "prompts of", JOULES, "method")
+    axes.set_xlabel("prompts of")
+    axes.set_ylim(bottom=0)
+    legend(canvas, axes)
+
+
+def _builders(artifacts: Artifacts) -> list[Builder]:
+    needs = f"needs an evaluation: {COMMAND}"
+    return [partial(energy, one) for one in artifacts.evaluations] or [partial(lacking, needs)]
+
+
+FIGURES = (
+    Entry(
+        "Energy per token",
+        "Counted around each request, whatever else runs there. Fewer joules than plain decoding"
+        " where the share is below 1.",
+        _builders,
+    ),
+)
+
+if __name__ == "__main__":
+    main()

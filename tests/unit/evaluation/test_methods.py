@@ -1,0 +1,144 @@
+"""What is settled before a comparison: tuned thresholds and tried settings go into a copy of a
+method, never into the config."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from evaluation.methods import (
+    Method,
+    alternatives,
+    cautions,
+    chosen,
+    tuned_elsewhere,
+    tuned_methods,
+)
+from evaluation.replay import thresholds
+from evaluation.replay.candidates import REPLAYED
+from tests.unit.evaluation.replay.test_thresholds import CHOICE, FOUND, STOP
+
+KEY = "method.adaedl.stop.threshold"
+METHOD = {
+    **{part: {"_target_": target} for part, target in REPLAYED.items()},
+    "structure": {"_target_": REPLAYED["structure"], "gamma_max": 8},
+    "stop": STOP,
+}
+PLAIN = {
+    "_target_": "decoding.engines.autoregressive.AutoregressiveEngine",
+    "warp": {"temperature": 0.0},
+}
+HERE = {
+    "hardware": {"target": "Xeon", "draft": "Xeon"},
+    "dtypes": {"target": "torch.float32", "draft": "torch.float32"},
+    "threads": 2,
+    "versions": {"torch": "2.9"},
+}
+
+
+def config(**changed: Any) -> DictConfig:
+    method = copy.deepcopy(METHOD) | changed
+    methods = {"autoregressive": {"engine": PLAIN}, "adaedl": method}
+    return OmegaConf.create({"thresholds": "x.json", "method": methods, "tried": {}})
+
+
+LEFT_OUT = (None, "adaedl: built otherwise than it was tuned, thresholds left out")
+TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x (-) modelled")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, TUNED),
+        ({"stop": STOP | {"threshold": 0.9}}, TUNED),
+        ({"structure": METHOD["structure"] | {"gamma_max": 20}}, TUNED),
+        ({"engine": {"_target_": "decoding.engines.lookahead.LookaheadEngine"}}, LEFT_OUT),
+        ({"verifier": {"_target_": "decoding.verifiers.block.BlockVerifier"}}, LEFT_OUT),
+        ({"structure": METHOD["structure"] | {"gamma_max": 7}}, LEFT_OUT),
+        ({"stop": STOP | {"kappa": 0.3}}, LEFT_OUT),
+        ({"stop": {**STOP, "_target_": "decoding.stopping.confidence.Confidence"}}, LEFT_OUT),
+    ],
+)
+def test_a_method_like_the_tuned_one_gets_its_threshold(
+    changed: dict[str, Any], expected: tuple[float | None, str]
+) -> None:
+    cfg = config(**changed)
+    before = copy.deepcopy(cfg)
+    methods, lines = tuned_methods(cfg, ["adaedl"], FOUND, [])
+    assert lines[0] == "thresholds: x.json, for cost a100, whose advice is: adaedl"
+    assert cfg == before, "the config is not rewritten"
+    threshold = methods["adaedl"].settings.stop.threshold if methods else None
+    assert (threshold, lines[1]) == expected
+
+
+def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for() -> None:
+    file, cfg = copy.deepcopy(FOUND), config()
+    file["results"]["chosen"] = {
+        "advice": thresholds.NO_ADVICE,
+        "rules": {"adaedl": CHOICE | {"speculate": False, "speedup": 0.9}},
+    }
+    methods, lines = tuned_methods(cfg, ["adaedl"], file, [])
+    assert lines[0].endswith("whose advice is: do not speculate")
+    method = methods["adaedl"]
+    assert method.settings == {"engine": PLAIN} and not method.speculates
+    assert method.note == (
+        "do not speculate, so plain decoding; tuned: the best, stop.threshold=0.25, is 0.900x (-)"
+        " modelled"
+    )
+    assert cfg.method.adaedl == METHOD
+    methods, lines = tuned_methods(cfg, ["adaedl"], file, [f"{KEY}=0.4"])
+    assert lines[1].endswith("as given") and not methods
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ({}, None),
+        ({"versions": {"torch": "2.5"}, "machine": "another"}, None),
+        ({"threads": 1}, "threads 1, here 2"),
+        ({"hardware": {"target": "H200", "draft": "H200"}}, "hardware H200, here Xeon"),
+        (
+            {"dtypes": {"target": "torch.bfloat16", "draft": "torch.float32"}},
+            "dtypes target torch.bfloat16, draft torch.float32, here torch.float32",
+        ),
+    ],
+)
+def test_thresholds_of_another_machine_come_with_a_warning(
+    there: dict[str, Any], words: str | None
+) -> None:
+    command = "python scripts/tune.py cost=measured pair.dtype=auto seed=1"
+    file = FOUND | {"measured_on": HERE | there, "command": command}
+    warnings = tuned_elsewhere(config(), file, ["pair.dtype=float32", "limit=9"], HERE)
+    anew = "python scripts/tune.py seed=1 pair.dtype=float32"
+    line = f"warning: x.json was tuned on another machine: {words}. Tune anew: {anew}"
+    assert warnings == ([line] if words else [])
+
+
+def test_every_combination_is_tried_and_the_fastest_chosen() -> None:
+    cfg = config()
+    cfg.tried = {"adaedl": {"stop": {"threshold": [0.1, 0.2], "kappa": [1]}}}
+    ways = alternatives(cfg, "adaedl", [])
+    assert list(ways) == [f"stop.threshold={eps} stop.kappa=1" for eps in (0.1, 0.2)]
+    assert [one.settings.stop.threshold for one in ways.values()] == [0.1, 0.2]
+    assert cfg.method.adaedl == METHOD
+    best = chosen(ways, dict(zip(ways, (3.0, 4.0), strict=True)), "on 2 prompts")
+    assert best.settings.stop.threshold == 0.2
+    assert best.note == "stop.threshold=0.2 stop.kappa=1, the fastest of 2 on 2 prompts"
+    assert not alternatives(cfg, "adaedl", [f"{KEY}=0.4"]), "what is given is not tried"
+    assert not alternatives(cfg, "autoregressive", [])
+
+
+def test_a_method_that_nothing_was_chosen_for_says_its_caution() -> None:
+    careful, other = SimpleNamespace(caution="not tuned"), SimpleNamespace()
+    engines = {
+        "untuned": SimpleNamespace(stop=careful),
+        "tuned": SimpleNamespace(stop=careful),
+        "without": SimpleNamespace(stop=other),
+        "plain": SimpleNamespace(),
+    }
+    empty = OmegaConf.create({})
+    methods = {name: Method(name, empty) for name in engines}
+    methods["tuned"] = Method("tuned", empty, note="stop.threshold=0.4, tuned")
+    assert cautions(methods, engines) == ["warning: untuned: not tuned"]
