@@ -245,10 +245,11 @@ def compare(
         for what, names in decoded.items()
         if names
     }
-    warps, draft = {key: instantiate(cfg[key]) for key in ("warp", "draft_warp")}, None
+    draft = None
     if cfg.bound:
         plain = traces[table.BASELINE][: len(prompts)]
-        draft = draft_along(compared.pair, prompts, plain, *warps.values(), cfg.longest_draft)
+        p_warp, q_warp = instantiate(cfg.warp), instantiate(cfg.draft_warp)
+        draft = draft_along(compared.pair, prompts, plain, p_warp, q_warp, cfg.longest_draft)
     recorded = [name for name, each in engines.items() if getattr(each, "records_drafts", True)]
     verifiers = {
         name: instantiate(methods[name].settings.verifier)

@@ -269,8 +269,8 @@ def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
     or of its structure) was trained for, by the key that names it; nothing where it has none.
     Cheap: no weights are read."""
     for part in ("stop", "stop.rule", "structure"):
-        rule = OmegaConf.select(cfg, f"{prefix(name)}{part}") or {}
-        if "checkpoint" in rule:
+        rule = OmegaConf.select(cfg, f"{prefix(name)}{part}")
+        if "checkpoint" in (rule or {}):
             key = f"{prefix(name)}{part}.checkpoint"
             if not rule.checkpoint:
                 raise UserError(

@@ -201,10 +201,10 @@ def page(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> s
             parts += draft_lines(results["draft"]["match"][dataset])
     if results["draft"]:
         seconds = results["draft"]["seconds"]
-        rows = [f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items()]
+        forwards = [f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items()]
         parts += [
             f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by"
-            f" its rows {', '.join(rows)}."
+            f" its rows {', '.join(forwards)}."
         ]
     rows = labelled_rows(results, ALL)
     parts += remarks(results)

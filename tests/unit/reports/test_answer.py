@@ -59,7 +59,7 @@ def tuned(advice: str, **changes: Any) -> dict[str, Any]:
 
 def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
     (answer,) = answers(Artifacts([decoded()]))
-    assert answer.use.startswith("Use quick at 0.30: 2.00 times (2.00 to 2.00) plain")
+    assert answer.use.startswith("Use quick at 0.3: 2.00 times (2.00 to 2.00) plain")
     assert "4 prompts" in answer.why and answer.why.endswith(f"{CHOSEN_HERE}.")
     assert [(bar.method, bar.settings, bar.chosen) for bar in answer.bars] == [
         ("quick", "threshold 0.3", True),
