@@ -19,14 +19,12 @@ told, and by their age.
 
 check=true chooses nothing: it decodes the prompts of a greedy harvest with some settings of every
 rule and compares the counts with those of the replay, one by one. A difference is excused where two
-numbers within rounding of each other decided it; exits with 1 where one is not.
+numbers within rounding of each other decided it; exits with 1 where one is not. Harvest with
+pair.dtype=float32, and set it here, too: in bfloat16 too many decisions of a greedy decode rest on
+rounding.
 
     python scripts/tune.py check=true methods=[fixed,confidence] data=data/greedy \\
         warp=greedy draft_warp.temperature=0
-
-Harvest with pair.dtype=float32, and set it here, too: in bfloat16 too many decisions of a greedy
-decode rest on rounding.
-
     python scripts/tune.py what=overlapped data=data/greedy warp=greedy draft_warp.temperature=0
     python scripts/tune.py what=checkpoints folder=checkpoints/specdecpp-sweep data=data/rounds
     python scripts/tune.py what=tree nodes=64
@@ -46,17 +44,14 @@ the accepted one along responses of the target, and what forwards of 1 to max_no
 dynamic programme then gives the best tree of every size and depth. What it promises is modelled: it
 leaves out drawing and verification. Writes `structure.tree`, which structure=sequoia reads."""
 
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from pydantic import Field
 
 from decoding.settings import Pair
 from runtime.cli import program
-from runtime.files import checked_folder, file_name, refuse_foreign_file, write_json
 from runtime.job import command_line
 from runtime.settings.groups import (
     AnySplit,
@@ -196,86 +191,31 @@ class Tune(Replay):
 
 @program(__file__, Tune)
 def main(settings: Tune) -> None:
-    """Harvest and costs in, thresholds out; with check=true, whether replay is decode;
-    with batch=[...], lengths by requests."""
-    from data_gen.storage.dataset import Harvest
-    from evaluation.page import simulated
-    from evaluation.replay import thresholds
-    from evaluation.replay.check import check_replay, excused, in_lines
-    from evaluation.replay.tune import check, out_file, report, short, tunable, tuned
-    from evaluation.table import save
-
     cfg = settings.composed
     if cfg.batch is not None:
         by_requests(cfg)
-        return
-    out, harvest = out_file(cfg), Harvest.open(cfg.data)
-    elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
-    check(cfg, harvest, elsewhere)
-    refuse_foreign_file(out, "tune")
-    stops = {name: tunable(cfg, name) for name in cfg.methods if name in cfg.rules}
-    if cfg.check:
-        found = check_replay(cfg, harvest, stops)
-        write_json(out, {"command": command_line(), "rules": found})
-        print(f"\n{in_lines(found)}\n\nsaved {out}")
-        sys.exit(not excused(found))
-    facts, measurements = tuned(cfg, harvest, elsewhere, stops)
-    thresholds.write(out, facts)
-    save(measurements, out.with_suffix(".parquet"))
-    text = report(facts) if cfg.verbose else short(facts)
-    rest = (
-        f"saved {out} ({len(facts['results'])} tables of costs; verbose=true prints them), and the"
-        f" measurements of every threshold in {out.with_suffix('.parquet')}"
-    )
-    print("", text, *simulated(cfg.pair), rest, sep="\n\n")
+    elif cfg.check:
+        from evaluation.replay.check import check
+
+        check(cfg)
+    else:
+        from evaluation.replay.tune import tune
+
+        tune(cfg)
 
 
 def by_requests(cfg: DictConfig) -> None:
-    """Write the best fixed length for so many requests decoded together."""
-    from data_gen.storage.dataset import Harvest
-    from decoding.batch_cost import tabled
-    from evaluation.batched import compared, lengths
-    from evaluation.replay.candidates import check_sizes, refuse_other_harvests, refuse_other_warps
+    from evaluation.batched.lengths import tuned
+    from evaluation.replay.tune import chosen, out_file
     from evaluation.table import save
     from serving.schedule import Schedule, write_schedule
 
-    harvest = Harvest.open(cfg.data)
-    elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
-    check_sizes(cfg, harvest)
-    refuse_other_warps(cfg, harvest)
-    refuse_other_harvests(cfg, harvest, elsewhere)
-    name = str(HydraConfig.get().runtime.choices["batch_cost"])
-    default = f"runs/{file_name(cfg.pair.name)}-schedule-{name}.json"
-    out = checked_folder("out", default if cfg.out is None else cfg.out, "file")
-    refuse_foreign_file(out, "tune")
-    gamma = cfg.gamma_max or harvest.gamma
-    cost = lengths.priced(cfg, gamma)
-    costs = tabled(cost, cfg.batch, gamma)
-    fixed = {split: lengths.fixed(cfg, gamma, harvest, split) for split in (cfg.choose, cfg.judge)}
-    sizes = [
-        lengths.best_length(fixed[cfg.choose], fixed[cfg.judge], cost, size, gamma)
-        for size in cfg.batch
-    ]
-    found = compared.simulated(cfg, [harvest, *elsewhere], cost, gamma) if cfg.scheduler else {}
-    ways = {where: compared.compared(rows) for where, rows in found.items()}
-    details = {
-        **harvest.context,
-        "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
-        "chosen_on": cfg.choose,
-        "judged_on": cfg.judge,
-        "cost": {"name": name, "made": cost.made},
-        "sizes": sizes,
-        "scheduler": {where: compared.facts(rows) for where, rows in ways.items()},
-    }
-    schedule = Schedule.at({size["requests"]: size["length"] for size in sizes}, costs)
-    write_schedule(out, schedule, command_line(), details)
-    save(lengths.measurements(fixed, cost, cfg.batch, gamma, found), out.with_suffix(".parquet"))
-    about = f"Costs {name} ({cost.made}), speeds modelled, {cfg.judge} prompts"
-    pages = [
-        f"Scheduler, judged on {where}\n\n{compared.page(rows)}" for where, rows in ways.items()
-    ]
-    print(f"\n{lengths.answer(sizes)}\n{about}", lengths.page(sizes), *pages, sep="\n\n")
-    print(f"\nsaved {out}, and the measurements in {out.with_suffix('.parquet')}")
+    out = out_file(cfg, f"schedule-{chosen('batch_cost')}")
+    found = tuned(cfg, chosen("batch_cost"))
+    lengths = {size["requests"]: size["length"] for size in found.sizes}
+    write_schedule(out, Schedule.at(lengths, found.costs), command_line(), found.details)
+    save(found.measurements, out.with_suffix(".parquet"))
+    print(f"\n{found.text}\n\nsaved {out}, and the measurements in {out.with_suffix('.parquet')}")
 
 
 Ratios = Annotated[

@@ -1,7 +1,8 @@
 """The best fixed draft length for every number of requests decoded together (tune.py batch=...)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,8 +12,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from data_gen.storage.dataset import Harvest
-from decoding.batch_cost import BatchCost, BatchTable, share, write_batch_cost
+from decoding.batch_cost import BatchCost, BatchTable, share, tabled, write_batch_cost
 from decoding.models.cached_lm import CachedLM
 from decoding.models.forward import Rows, additive_mask, causal
 from decoding.models.kv_cache import BufferCache
@@ -21,20 +21,76 @@ from decoding.models.layers.recurrent import refuse_recurrent
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.settings import Pair
-from evaluation.replay.candidates import candidates_of, replayer
+from evaluation.batched import scheduler
+from evaluation.page import lower, times
+from evaluation.replay.read import open_harvests, replayer
 from evaluation.replay.tuning import (
     Candidate,
     best,
     candidate_rows,
-    interval,
-    span,
-    speedup,
-    spread,
+    candidates_of,
+    over_plain,
+    ratio,
 )
-from evaluation.table import markdown, price
+from evaluation.table import markdown, price, with_interval
 from runtime.errors import UserError
 from runtime.files import refuse_foreign_file
+from runtime.intervals import METHOD, Estimate
 from runtime.job import command_line
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What batch=[...] finds. sizes: `best_length` of every number of requests; costs: of their
+    steps; details: for the file of a schedule; measurements: of every length and way; text: what is
+    printed."""
+
+    sizes: list[dict[str, Any]]
+    costs: BatchTable
+    details: dict[str, Any]
+    measurements: pd.DataFrame
+    text: str
+
+
+def tuned(cfg: DictConfig, name: str) -> Lengths:
+    """Find the best fixed length for so many requests decoded together. name: of the costs."""
+    harvest, elsewhere = open_harvests(cfg)
+    gamma = cfg.gamma_max or harvest.gamma
+    cost, rule = priced(cfg, gamma), {"fixed": instantiate(cfg.rules.fixed)}
+    costs = tabled(cost, cfg.batch, gamma)
+    lengths = {
+        split: candidates_of(cfg, rule, replayer(cfg, gamma, harvest, split))
+        for split in (cfg.choose, cfg.judge)
+    }
+    sizes = [best_length(*lengths.values(), cost, size, gamma) for size in cfg.batch]
+    found = scheduler.simulated(cfg, [harvest, *elsewhere], cost, gamma) if cfg.scheduler else {}
+    ways = {where: scheduler.compared(rows) for where, rows in found.items()}
+    details = {
+        **harvest.context,
+        "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
+        "chosen_on": cfg.choose,
+        "judged_on": cfg.judge,
+        "cost": {"name": name, "made": cost.made},
+        "sizes": sizes,
+        "scheduler": {
+            where: [
+                {
+                    key: each._asdict() if isinstance(each, Estimate) else each
+                    for key, each in row.items()
+                }
+                for row in rows
+            ]
+            for where, rows in ways.items()
+        },
+    }
+    about = f"Costs {name} ({cost.made}), speeds modelled, {cfg.judge} prompts ({METHOD})."
+    pages = [
+        f"Scheduler, judged on {where}\n\n{scheduler.page(rows)}" for where, rows in ways.items()
+    ]
+    text = "\n\n".join([f"{answer(sizes)}\n{about}", page(sizes), *pages])
+    return Lengths(
+        sizes, costs, details, measurements(lengths, cost, cfg.batch, gamma, found), text
+    )
 
 
 def best_length(
@@ -54,22 +110,24 @@ def best_length(
     best_speedup of `best`."""
     table = share(cost, requests, gamma)
     pick = best(chosen_on, table)
-    low = spread(pick, table)[0]
-    pays = (speedup(pick, table) if low != low else low) > 1  # NaN of a single prompt
-    judged = next(one for one in judged_on if one.threshold == pick.threshold)
-    tokens, spent = judged.counts["emitted"], table.price(judged.counts)
-    plain, speed, ends = 1 / table.autoregressive, speedup(judged, table), spread(judged, table)
+    pays = lower(over_plain(pick, table)) > 1
+    judged = next(each for each in judged_on if each.threshold == pick.threshold)
+    speed, plain = over_plain(judged, table), 1 / table.autoregressive
+    rate = ratio(judged.counts["emitted"], table.price(judged.counts))
+    if not pays:
+        rate = Estimate(plain, plain, plain)
+    gain = speed if pays else Estimate(1.0, 1.0, 1.0)
     return {
         "requests": requests,
         "length": int(pick.threshold) if pays else 0,
         "best": int(pick.threshold),
-        "tokens_per_second": float(tokens.sum() / spent.sum()) if pays else plain,
-        "tokens_interval": interval(tokens, spent) if pays else (plain, plain),
+        "tokens_per_second": rate.value,
+        "tokens_interval": rate[1:],
         "plain_tokens_per_second": plain,
-        "speedup": speed if pays else 1.0,
-        "interval": ends if pays else (1.0, 1.0),
-        "best_speedup": speed,
-        "best_interval": ends,
+        "speedup": gain.value,
+        "interval": gain[1:],
+        "best_speedup": speed.value,
+        "best_interval": speed[1:],
     }
 
 
@@ -89,39 +147,47 @@ def measurements(
     return pd.concat(parts, ignore_index=True)
 
 
-def page(choices: Sequence[Mapping[str, Any]]) -> str:
+def page(sizes: Sequence[Mapping[str, Any]]) -> str:
     """Return a table, a row per number of requests; intervals are of 95 % over prompts."""
+
+    def shown(size: Mapping[str, Any], value: str, interval: str, form: str) -> str:
+        return with_interval(Estimate(size[value], *size[interval]), form)
+
     rows = [
         [
-            str(one["requests"]),
-            str(one["length"]) if one["length"] else "do not speculate",
-            f"{one['tokens_per_second']:.1f} ({span(one['tokens_interval'])})",
-            f"{one['plain_tokens_per_second']:.1f}",
-            f"{one['speedup']:.3f} ({span(one['interval'])})",
-            f"{one['best']}: {one['best_speedup']:.3f} ({span(one['best_interval'])})",
+            str(size["requests"]),
+            str(size["length"] or "do not speculate"),
+            shown(size, "tokens_per_second", "tokens_interval", ".1f"),
+            f"{size['plain_tokens_per_second']:.1f}",
+            shown(size, "speedup", "interval", ".3f"),
+            f"{size['best']}: {shown(size, 'best_speedup', 'best_interval', '.3f')}",
         ]
-        for one in choices
+        for size in sizes
     ]
     header = ["requests", "draft", "tokens/s", "without a draft", "speed-up", "of the best length"]
     return markdown(header, rows)
 
 
-def answer(choices: Sequence[Mapping[str, Any]]) -> str:
-    """Return what to draft, in a sentence."""
+def answer(sizes: Sequence[Mapping[str, Any]]) -> str:
+    """Return what to draft, in a line."""
     parts = [
-        f"{one['length']} tokens for {one['requests']} request(s)"
-        f" ({one['speedup']:.2f} times plain decoding, {span(one['interval'])})"
-        for one in choices
-        if one["length"]
+        f"{size['length']} tokens for {size['requests']} request(s)"
+        f" ({times(Estimate(size['speedup'], *size['interval']))} plain decoding)"
+        for size in sizes
+        if size["length"]
     ]
-    none = [str(one["requests"]) for one in choices if not one["length"]]
-    rest = f" Use plain decoding for {', '.join(none)} request(s)." if none else ""
-    return ((f"Draft {', '.join(parts)}." if parts else "") + rest).strip()
+    none = [str(size["requests"]) for size in sizes if not size["length"]]
+    lines = [f"Draft {', '.join(parts)}."] if parts else []
+    lines += [f"Use plain decoding for {', '.join(none)} request(s)."] if none else []
+    return " ".join(lines)
+
+
+# Costs of forwards of many requests, measured -----------------------------------------------------
 
 
 def priced(cfg: DictConfig, gamma: int) -> BatchCost:
-    """The costs of the config, measured here where it says so. Raises UserError for fewer rows than
-    drafts of `gamma` tokens have."""
+    """Return the costs of the config, measured here where it says so. Raises UserError for fewer
+    rows than drafts of `gamma` tokens have."""
     if "_target_" in cfg.batch_cost:
         cost: BatchCost = instantiate(cfg.batch_cost)
         return cost
@@ -133,40 +199,31 @@ def priced(cfg: DictConfig, gamma: int) -> BatchCost:
         )
     refuse_foreign_file(file, "tune", "batch_cost.file")
     pair = load_pair(Pair.of(cfg.pair))
-    found = measured(pair, cfg.batch, asked.rows, asked.context, asked.repeats)
+    table = measured(pair, cfg.batch, asked.rows, asked.context, asked.repeats)
     facts = {
-        "seconds": asdict(found),
+        "seconds": asdict(table),
         "context": asked.context,
         "pair": pair_identity(pair),
         "measured_on": setup_facts(pair),
         "command": command_line(),
     }
     write_batch_cost(file, facts)
-    return found
-
-
-def fixed(cfg: DictConfig, gamma: int, harvest: Harvest, split: str) -> list[Candidate]:
-    found = replayer(cfg, gamma, harvest, split, [])
-    return candidates_of(cfg, {"fixed": instantiate(cfg.rules.fixed)}, found)
-
-
-# Costs of forwards of many requests, measured -----------------------------------------------------
+    return table
 
 
 @torch.inference_mode()
 def measured(
     pair: ModelPair, requests: Sequence[int], rows: Sequence[int], context: int, repeats: int
 ) -> BatchTable:
-    """Medians of batched forwards of the two models, alone: drawing and verification are left out.
-    All requests have `context` tokens. Sizes take turns, so that drift of the machine hits all of
-    them alike; the first turn warms up."""
+    """Return medians of batched forwards of the two models, alone: drawing and verification are
+    left out. All requests have `context` tokens."""
     for side, lm in (("target", pair.target), ("draft", pair.draft)):
         remedy = "Give a GPU's costs, such as batch_cost=h100_llama"
         refuse_recurrent(f"batch_cost, pair.{side}", lm, f"a batch of texts. {remedy}")
-    room = min(pair.target.max_length, pair.draft.max_length) - max(rows)
-    if context > room:
+    longest = min(pair.target.max_length, pair.draft.max_length) - max(rows)
+    if context > longest:
         raise UserError(
-            f"batch_cost.context: expected at most {room}, the rest of the models' context, got"
+            f"batch_cost.context: expected at most {longest}, the rest of the models' context, got"
             f" {context}. Lower it"
         )
     target = timed(pair.target, requests, rows, context, repeats)
@@ -178,42 +235,31 @@ def measured(
 def timed(
     lm: CachedLM, requests: Sequence[int], rows: Sequence[int], context: int, repeats: int
 ) -> list[list[float]]:
-    """Seconds by requests, then rows of each."""
-    caches = {size: _cache(lm, size, context) for size in requests}
-    cells = [(size, count) for size in requests for count in rows]
-    found: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
-    for repeat in range(repeats + 1):
-        for size, count in cells:
-            seconds = _forward(lm, caches[size], size, count, context)
-            if repeat > 0:
-                found[size, count].append(seconds)
-    return [[median(found[size, count]) for count in rows] for size in requests]
-
-
-def _cache(lm: CachedLM, requests: int, context: int) -> BufferCache:
-    """Of as many times the same text, of tokens drawn at random."""
-    one, cache = BufferCache(), BufferCache()
+    """Return seconds by requests, then rows of each. Sizes take turns, so that drift of the machine
+    hits all of them alike; the first turn warms up."""
+    first = BufferCache()  # of as many times the same text, of tokens drawn at random
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(lm.vocab_size, (1, context), generator=generator).to(lm.device)
-    lm.compute(_rows(lm, tokens, 0), one, (), "none")
-    for index, layer in enumerate(one.layers):
+    lm.compute(chains(lm, tokens, 0), first, (), "none")
+    caches = {size: BufferCache() for size in requests}
+    for size, (index, layer) in product(requests, enumerate(first.layers)):
         states = (part[:, :, : layer.length] for part in (layer.keys, layer.values))
-        keys, values = (part.expand(requests, -1, -1, -1) for part in states)
-        cache.update(keys, values, index)
-    return cache
+        keys, values = (part.expand(size, -1, -1, -1) for part in states)
+        caches[size].update(keys, values, index)
+    spent: dict[tuple[int, int], list[float]] = {each: [] for each in product(requests, rows)}
+    for repeat, (size, count) in product(range(repeats + 1), spent):
+        tokens = torch.zeros(size, count, dtype=torch.long, device=lm.device)
+        inputs, clock = chains(lm, tokens, context), Clock(lm.device)
+        with clock:
+            lm.compute(inputs, caches[size], (), "all")
+        caches[size].set_length(context)
+        if repeat > 0:
+            spent[size, count].append(clock.seconds)
+    return [[median(spent[size, count]) for count in rows] for size in requests]
 
 
-def _forward(lm: CachedLM, cache: BufferCache, requests: int, count: int, context: int) -> float:
-    tokens = torch.zeros(requests, count, dtype=torch.long, device=lm.device)
-    rows, clock = _rows(lm, tokens, context), Clock(lm.device)
-    with clock:
-        lm.compute(rows, cache, (), "all")
-    cache.set_length(context)
-    return clock.seconds
-
-
-def _rows(lm: CachedLM, tokens: torch.Tensor, start: int) -> Rows:
-    """Chains of tokens [B, n] after `start` cached ones."""
+def chains(lm: CachedLM, tokens: torch.Tensor, start: int) -> Rows:
+    """Return the rows of chains of tokens [B, n] after `start` cached ones."""
     size, count = tokens.shape
     positions = torch.arange(start, start + count, device=lm.device)[None]
     mask = None

@@ -17,12 +17,29 @@ from decoding.models.eagle.maps import FILE
 from decoding.settings import Pair
 from decoding.stopping.base import TunableRule, setting_of
 from decoding.stopping.rollout_table import RolloutTable
-from evaluation.overlapped.walk import BranchRecords, is_serial, refuse_short, settings_of, traces
+from evaluation import methods
+from evaluation.overlapped.walk import BranchRecords, Overlapped, settings_of, traces
 from evaluation.page import simulated as simulated_draft
-from evaluation.replay.candidates import refuse_foreign_checkpoint, refuse_other_warps
-from evaluation.replay.read import read_table
+from evaluation.page import times
+from evaluation.replay.read import (
+    REPLAYED,
+    read_table,
+    refuse_foreign_checkpoint,
+    refuse_other_warps,
+)
 from evaluation.replay.simulate import WALKS, Replayer
-from evaluation.table import MODELLED, counted, over, prompts, ratio, ratio_of, save, timed
+from evaluation.table import (
+    MODELLED,
+    counted,
+    markdown,
+    over,
+    prompts,
+    ratio,
+    ratio_of,
+    save,
+    timed,
+    with_interval,
+)
 from evaluation.timeline import Devices, modelled_seconds
 from predictors.base import read_config
 from runtime.errors import UserError
@@ -32,51 +49,84 @@ from runtime.job import command_line
 from runtime.text import printable
 
 COLUMNS = ("emitted", "rounds", "steps", "lost", "run_tokens", "runs")
-HEAD = ("tokens/call", "M", "RB", "speed-up, modelled")
+HEAD = ["method", "setting", "tokens/call", "M", "RB", "speed-up, modelled"]
+OVERLAPPED = "decoding.engines.overlapped.OverlappedEngine"
+Swept = Mapping[tuple[str, str, float | None], pd.DataFrame]
+"""Measurements by split (`choose`, `judge`), method and value of its setting."""
 
 
 def simulate(cfg: DictConfig) -> None:
-    """Harvests in, a table per speed ratio out."""
+    """Write a table per speed ratio."""
     out, harvest = checked_folder("out", cfg.out, "file"), Harvest.open(cfg.data)
     refuse_foreign_file(out, "tune")
     elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
     check(cfg, harvest, elsewhere)
-    methods = [simulated(cfg, name) for name in cfg.methods]
-    if any(not method.serial for method in methods):
+    simulated = [Simulated.of(cfg, name) for name in cfg.methods]
+    if any(method.overlapped for method in simulated):
         refuse_reading_draft(cfg)
-    chosen_on, *judged_on = (tables(cfg, each, methods) for each in [harvest, *elsewhere])
-    measurements = swept(cfg, methods, chosen_on, judged_on)
-    found = {f"{c:g}": cell(cfg, methods, measurements, c) for c in cfg.ratios}
-    save(measurements, out.with_suffix(".parquet"))
-    command = command_line()
-    write_json(out, {"command": command, **about(cfg, harvest), "cells": found})
-    pages = [page(cfg, c, rows, methods) for c, rows in found.items()]
+    frames = swept(cfg, simulated, harvest, elsewhere)
+    cells = {f"{c:g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
+    save(pd.concat(frames.values(), ignore_index=True), out.with_suffix(".parquet"))
+    settings: Any = OmegaConf.to_container(cfg, resolve=True)
+    names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint", "method"]
+    facts = {name: settings[name] for name in [*names, "methods"]}
+    command = {"command": command_line()}
+    write_json(out, {**command, **harvest.context, **facts, "cells": cells})
+    pages = [page(cfg, c, rows, simulated) for c, rows in cells.items()]
     heading = f"# {printable(harvest.pair.name)}"
-    print("\n\n".join([heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]))
+    parts = [answer(cfg, cells), heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]
+    print("\n\n".join(["", *parts]))
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A method of the config: how it stops, the arguments of its engine, and its draft length."""
+    """A method of the config: how it stops, its draft length, and the settings of an engine that
+    runs both models side by side, None where they take turns. value: of the setting that is swept,
+    None where it has none."""
 
     name: str
     stop: Any
-    serial: bool
-    parts: Mapping[str, Any]
     gamma: int
+    overlapped: Overlapped | None
+    value: float | None
+
+    @classmethod
+    def of(cls, cfg: DictConfig, name: str) -> "Simulated":
+        """Raises UserError for what is neither replayed in turn nor side by side."""
+        key, gamma = f"method.{name}", gamma_of(cfg, name)
+        settings = configured(cfg, name)
+        engine = settings.engine._target_
+        if engine not in (OVERLAPPED, REPLAYED["engine"]):
+            raise UserError(
+                f"{key}.engine: expected serial, overlapped or pearl, got"
+                f" {engine.rpartition('.')[2]}. Name another method"
+            )
+        parts = instantiate(settings.engine).keywords
+        stop = parts["stop"]
+        value = setting_of(stop) if isinstance(stop, TunableRule) else None
+        if engine == OVERLAPPED:
+            return cls(name, stop, gamma, settings_of(parts), value)
+        for part in ("structure", "verifier"):
+            if settings[part]._target_ != REPLAYED[part]:
+                raise UserError(
+                    f"{part}: expected {REPLAYED[part]} in {key}, got {type(parts[part]).__name__}."
+                    " Leave it as it is"
+                )
+        if value is None:
+            raise UserError(
+                f"{key}.stop: expected a rule that can be replayed, got {type(stop).__name__}."
+                " Give one that has a `policy`"
+            )
+        return cls(name, stop, gamma, None, value)
 
     @property
     def branch_steps(self) -> int | None:
-        """Most draft steps of a branch, its candidate included; None where there are none."""
-        return None if self.serial else 1 + settings_of(self.parts).continuation
+        """Return the most draft steps of a branch, its candidate included; None where there are
+        none."""
+        return 1 + self.overlapped.continuation if self.overlapped else None
 
-    @property
-    def value(self) -> float | None:
-        """Of the setting that is swept; None where it has none."""
-        return setting_of(self.stop) if isinstance(self.stop, TunableRule) else None
-
-    def grid(self, points: int, gamma: int) -> Sequence[float | None]:
-        return list(self.stop.grid(points, gamma)) if self.value is not None else [None]
+    def grid(self, points: int) -> Sequence[float | None]:
+        return [None] if self.value is None else list(self.stop.grid(points, self.gamma))
 
     def measured(
         self, table: RolloutTable, value: float | None, cfg: DictConfig, dataset: str
@@ -84,12 +134,12 @@ class Simulated:
         """Return its rows on every prompt of a table, with this value of its setting, priced at
         every speed ratio in draft forwards."""
         kind = "expected" if cfg.warp.temperature else "counted"
-        if self.serial:
+        if not self.overlapped:
             replayed = Replayer(table, self.gamma).replay(self.stop.policy(table), value or 0.0)
             rows = counted(kind, self.name, replayed, table.prompt_ids, value, dataset)
             forwards, calls = rows["draft_forwards"], rows["rounds"]
             return rows.assign(**{at(c): forwards + c * calls for c in cfg.ratios})
-        settings = settings_of(self.parts)
+        settings = self.overlapped
         if value is not None:
             settings = replace(settings, threshold=value)
         walks = WALKS if cfg.warp.temperature else 1  # a greedy target draws no coins
@@ -113,32 +163,22 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
         )
     for other in elsewhere:
         refuse_other_distributions(other, harvest, "judge_data", str(cfg.data))
+    folder = Path(cfg.checkpoint)
     for name in cfg.methods:
-        if OmegaConf.select(cfg.method[name], "stop.checkpoint"):
-            refuse_other_gamma(cfg, name)
-            refuse_foreign_checkpoint(
-                Path(cfg.checkpoint), harvest, "checkpoint", gamma_of(cfg, name)
+        if not OmegaConf.select(cfg.method[name], "stop.checkpoint"):
+            continue
+        gamma, trained = gamma_of(cfg, name), read_config(folder, "checkpoint").get("gamma")
+        branches = "gamma_max" in (cfg.method[name].get("structure") or {})
+        if branches and trained != gamma:
+            raise UserError(
+                f"gammas.{name}: expected {trained}, the tokens that {folder} was trained for, got"
+                f" {gamma}. Give that, or another checkpoint"
             )
-
-
-def gamma_of(cfg: DictConfig, name: str) -> int:
-    gamma: int = cfg.gammas.get(name, cfg.gamma)
-    return gamma
-
-
-def refuse_other_gamma(cfg: DictConfig, name: str) -> None:
-    """Of a method whose branches ask a predictor that was trained for another draft length."""
-    trained = read_config(Path(cfg.checkpoint), "checkpoint").get("gamma")
-    branches = "gamma_max" in (cfg.method[name].get("structure") or {})
-    if branches and trained != gamma_of(cfg, name):
-        raise UserError(
-            f"gammas.{name}: expected {trained}, the tokens that {cfg.checkpoint} was trained for,"
-            f" got {gamma_of(cfg, name)}. Give that, or another checkpoint"
-        )
+        refuse_foreign_checkpoint(folder, harvest, "checkpoint", gamma)
 
 
 def refuse_reading_draft(cfg: DictConfig) -> None:
-    """Of a harvest that no engine with both models side by side could have made."""
+    """Refuse a harvest that no engine with both models side by side could have made."""
     folder = Path(cfg.pair.draft).expanduser()
     here = (folder / "config.json").is_file()
     if beside(folder, FILE) or (here and find_checkpoint(Pair.of(cfg.pair).model("draft"))):
@@ -149,124 +189,98 @@ def refuse_reading_draft(cfg: DictConfig) -> None:
         )
 
 
-def simulated(cfg: DictConfig, name: str) -> Simulated:
-    key = f"method.{name}"
-    made = instantiate(configured(cfg, name).engine)
-    parts = getattr(made, "keywords", {})
-    serial = is_serial(getattr(made, "func", made), parts, key)
-    found = Simulated(name, parts["stop"], serial, parts, gamma_of(cfg, name))
-    if serial and not isinstance(found.stop, TunableRule):
-        raise UserError(
-            f"{key}.stop: expected a rule that can be replayed, got {type(found.stop).__name__}."
-            " Give one that has a `policy`"
-        )
-    if not serial:
-        settings_of(parts)
-    return found
+def gamma_of(cfg: DictConfig, name: str) -> int:
+    gamma: int = cfg.gammas.get(name, cfg.gamma)
+    return gamma
 
 
 def configured(cfg: DictConfig, name: str) -> DictConfig:
-    """The settings of a method, with the draft length, `candidates` and `checkpoint` of this run in
-    their places."""
-    found: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
+    """Return the settings of a method, with the draft length, `candidates` and `checkpoint` of this
+    run in their places."""
+    parts: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
+    gamma = gamma_of(cfg, name)
     given = {
-        "structure": {"gamma_max": gamma_of(cfg, name), "candidates": cfg.candidates.get(name)},
-        "stop": {"gamma": gamma_of(cfg, name), "checkpoint": cfg.checkpoint},
+        "structure": {"gamma_max": gamma, "candidates": cfg.candidates.get(name)},
+        "stop": {"gamma": gamma, "checkpoint": cfg.checkpoint},
     }
-    for part in (found, found["engine"]):  # the engine's own are copies
-        for group, settings in given.items():
-            for key in settings.keys() & (part.get(group) or {}).keys():
-                part[group][key] = settings[key] or part[group][key]
-    settings_of_method: DictConfig = DictConfig({"method": {name: found}}).method[name]
-    return settings_of_method
-
-
-def tables(cfg: DictConfig, harvest: Harvest, methods: Sequence[Simulated]) -> RolloutTable:
-    asked = [method.stop for method in methods if isinstance(method.stop, TunableRule)]
-    table = read_table(harvest, "all", [BranchRecords(), *asked], Pair.of(cfg.pair))
-    refuse_short(table, max(method.gamma for method in methods))
-    return table
-
-
-def about(cfg: DictConfig, harvest: Harvest) -> dict[str, Any]:
-    settings: Any = OmegaConf.to_container(cfg, resolve=True)
-    names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint"]
-    names += ["method", "methods"]
-    return {**harvest.context, **{name: settings[name] for name in names}}
+    changes = {
+        part: parts[part]
+        | {key: each for key, each in values.items() if each and key in parts[part]}
+        for part, values in given.items()
+        if parts.get(part)
+    }
+    return methods.configured(cfg, name, changes)
 
 
 # Cells --------------------------------------------------------------------------------------------
 
 
 def swept(
-    cfg: DictConfig,
-    methods: Sequence[Simulated],
-    chosen_on: RolloutTable,
-    judged_on: Sequence[RolloutTable],
-) -> pd.DataFrame:
-    """Return every method with every value of its setting, as it is set (`grid` False) and from its
-    grid. `split` says on which prompts: those that values are chosen on, or are judged on."""
-    parts = []
-    for split, tables in {"choose": [chosen_on], "judge": judged_on}.items():  # may be empty
-        for method in methods:
-            grid = list(dict.fromkeys([method.value, *method.grid(cfg.points, method.gamma)]))
-            parts += [
-                method.measured(table, value, cfg, f"{split} {number}").assign(split=split)
-                for value in grid
-                for number, table in enumerate(tables)
-            ]
-    return pd.concat(parts, ignore_index=True)
+    cfg: DictConfig, simulated: Sequence[Simulated], harvest: Harvest, elsewhere: Sequence[Harvest]
+) -> Swept:
+    """Return every method with every value of its setting, as it is set and from its grid, on the
+    prompts that values are chosen on and on those they are judged on."""
+    asked = [method.stop for method in simulated if isinstance(method.stop, TunableRule)]
+    longest = max(method.gamma for method in simulated)
+    frames = {}
+    for split, harvests in {"choose": [harvest], "judge": elsewhere}.items():
+        tables = []
+        for each in harvests:
+            table = read_table(each, "all", [BranchRecords(), *asked], Pair.of(cfg.pair))
+            if longest >= table.gamma:
+                raise UserError(
+                    f"gamma: expected less than the {table.gamma} tokens of the harvest's rounds,"
+                    f" got {longest}. Lower it, or harvest longer rounds: python"
+                    " scripts/gen_data.py gamma=..."
+                )
+            tables.append(table)
+        for method in simulated if tables else ():
+            for value in dict.fromkeys([method.value, *method.grid(cfg.points)]):
+                parts = [
+                    method.measured(table, value, cfg, f"{split} {number}").assign(split=split)
+                    for number, table in enumerate(tables)
+                ]
+                frames[split, method.name, value] = pd.concat(parts, ignore_index=True)
+    return frames
 
 
 def cell(
-    cfg: DictConfig, methods: Sequence[Simulated], measurements: pd.DataFrame, c: float
+    cfg: DictConfig, simulated: Sequence[Simulated], frames: Swept, c: float
 ) -> list[dict[str, Any]]:
     """Return the rows of one speed ratio: every method as it is set, and with the value of its
     setting that is fastest on the prompts of `data`."""
-
-    judge = "judge" if cfg.judge_data else "choose"
-
-    def rows(name: str, value: float | None, split: str) -> pd.DataFrame:
-        setting = measurements["setting"]
-        same = setting.isna() if value is None else setting == value
-        return measurements[
-            (measurements["policy"] == name) & (measurements["split"] == split) & same
-        ]
-
-    found = dict[tuple[str, bool], tuple[float | None, pd.DataFrame]]()
-    for method in methods:
-        found[method.name, False] = method.value, rows(method.name, method.value, judge)
+    judge, seconds = "judge" if cfg.judge_data else "choose", at(c)
+    values = dict[tuple[str, bool], float | None]()
+    for method in simulated:
+        values[method.name, False] = method.value
         if method.value is not None:
-            grid = method.grid(cfg.points, method.gamma)
-            spent = [rows(method.name, value, "choose")[at(c)].sum() for value in grid]
-            value = grid[spent.index(min(spent))]
-            found[method.name, True] = value, rows(method.name, value, judge)
-    sums = {key: prompts(each, *COLUMNS, at(c)) for key, (_, each) in found.items()}
+            grid = method.grid(cfg.points)
+            spent = [frames["choose", method.name, value][seconds].sum() for value in grid]
+            values[method.name, True] = grid[spent.index(min(spent))]
+    sums = {
+        (name, tuned): prompts(frames[judge, name, value], *COLUMNS, seconds)
+        for (name, tuned), value in values.items()
+    }
     # what the others are compared with: tuned where that can be
     rivals = {name: sums[name, (name, True) in sums] for name in cfg.against}
-    return [
-        {
-            "method": name,
-            "tuned": tuned,
-            "value": value,
-            "prompts": len(mine),
-            "tokens_per_call": list(ratio(each, "emitted", "rounds")),
-            "accepted_length": list(ratio(each, "run_tokens", "runs")),
-            "rollback": list(ratio(each, "lost", "steps")),
-            "speedup": list(
-                ratio_of(c * mine["emitted"].to_numpy(float), mine[at(c)].to_numpy(float))
-            ),
-            "over": {
-                other: {
-                    "speed": list(over(mine, theirs, "emitted", at(c))),
-                    "rollback": list(over(mine, theirs, "lost", "steps")),
-                }
-                for other, theirs in rivals.items()
-            },
+    rows = []
+    for (name, tuned), value in values.items():
+        each, mine = frames[judge, name, value], sums[name, tuned]
+        plain, spent = c * mine["emitted"].to_numpy(float), mine[seconds].to_numpy(float)
+        row = {"method": name, "tuned": tuned, "value": value, "prompts": len(mine)}
+        row["tokens_per_call"] = list(ratio(each, "emitted", "rounds"))
+        row["accepted_length"] = list(ratio(each, "run_tokens", "runs"))
+        row["rollback"] = list(ratio(each, "lost", "steps"))
+        row["speedup"] = list(ratio_of(plain, spent))
+        row["over"] = {
+            other: {
+                "speed": list(over(mine, theirs, "emitted", seconds)),
+                "rollback": list(over(mine, theirs, "lost", "steps")),
+            }
+            for other, theirs in rivals.items()
         }
-        for (name, tuned), (value, each) in found.items()
-        for mine in [sums[name, tuned]]
-    ]
+        rows.append(row)
+    return rows
 
 
 def at(c: float) -> str:
@@ -274,48 +288,56 @@ def at(c: float) -> str:
     return f"{MODELLED} c={c:g}"
 
 
-# Reporting ----------------------------------------------------------------------------------------
+# In words -----------------------------------------------------------------------------------------
+
+
+def answer(cfg: DictConfig, cells: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return two lines: which method is fastest at every speed ratio, then how sure that is."""
+    parts = []
+    for c, rows in cells.items():
+        best = max(rows, key=lambda row: row["speedup"][0])
+        value = "" if best["value"] is None else f" at {best['value']:.3g}"
+        parts.append(f"{best['method']}{value} for c = {c} ({times(Estimate(*best['speedup']))})")
+    judged = f"other prompts, of {', '.join(cfg.judge_data)}"
+    if not cfg.judge_data:
+        judged = "the same prompts, so likely optimistic: judge_data=[<harvest>] takes others"
+    return (
+        f"Fastest over plain decoding, modelled: {'; '.join(parts)}.\nSettings chosen on {cfg.data},"
+        f" speeds of {judged}; {METHOD}."
+    )
 
 
 def page(
-    cfg: DictConfig, c: str, rows: Sequence[Mapping[str, Any]], methods: Sequence[Simulated]
+    cfg: DictConfig, c: str, rows: Sequence[Mapping[str, Any]], simulated: Sequence[Simulated]
 ) -> str:
-    """A table. An interval of a ratio over prompts stands behind it."""
-    compared = [f"speed over {name}" for name in cfg.against]
-    compared += [f"RB over {name}'s" for name in cfg.against]
-    head = ["method", "setting", *HEAD, *compared]
-    lines = [f"## c = {c}, gamma {cfg.gamma}, {rows[0]['prompts']} prompts", cells(head)]
-    lines.append("|---" * len(head) + "|")
+    """Return the table of one speed ratio. An interval of a ratio over prompts stands behind it."""
+    head = [*HEAD, *(f"speed over {name}" for name in cfg.against)]
+    lines = []
     for row in rows:
         value = "" if row["value"] is None else f"{row['value']:.3g}" + " tuned" * row["tuned"]
-        facts = ("tokens_per_call", "accepted_length", "rollback", "speedup")
-        over = [row["over"][name][key] for key in ("speed", "rollback") for name in cfg.against]
-        shown = [said(Estimate(*one)) for one in [*(row[fact] for fact in facts), *over]]
-        lines.append(cells([row["method"], value, *shown]))
-    return "\n".join([*lines, "", METHOD, *unequal_budgets(cfg, float(c), methods)])
+        shown = [
+            row[fact] for fact in ("tokens_per_call", "accepted_length", "rollback", "speedup")
+        ]
+        for key in ("speed", "rollback"):
+            shown += [row["over"][name][key] for name in cfg.against]
+        lines.append([row["method"], value, *(with_interval(Estimate(*each)) for each in shown)])
+    table = markdown([*head, *(f"RB over {name}'s" for name in cfg.against)], lines)
+    title = f"## c = {c}, gamma {cfg.gamma}, {rows[0]['prompts']} prompts"
+    return "\n".join([title, table, "", METHOD, *unequal_budgets(cfg, float(c), simulated)])
 
 
-def unequal_budgets(cfg: DictConfig, c: float, methods: Sequence[Simulated]) -> Iterator[str]:
-    """A line for methods whose branches take longer than the target call that they run beside."""
-    longer = [(one, steps) for one in methods if (steps := one.branch_steps or 0) > c]
+def unequal_budgets(cfg: DictConfig, c: float, simulated: Sequence[Simulated]) -> Iterator[str]:
+    """Yield a line for methods whose branches take longer than the target call that they run
+    beside."""
+    longer = [(each, steps) for each in simulated if (steps := each.branch_steps or 0) > c]
     if longer:
-        named = ", ".join(f"{one.name} {steps}" for one, steps in longer)
+        named = ", ".join(f"{each.name} {steps}" for each, steps in longer)
         equal = " ".join(
-            f"{'+' * (one.name not in cfg.gammas)}gammas.{one.name}={int(one.gamma - steps + c)}"
-            for one, steps in longer
-            if one.gamma - steps + c >= 1
+            f"{'+' * (each.name not in cfg.gammas)}gammas.{each.name}={int(each.gamma - steps + c)}"
+            for each, steps in longer
+            if each.gamma - steps + c >= 1
         )
         yield (
             f"Unequal budgets: a branch takes more draft steps than a target call lasts ({c:g}):"
             f" {named}." + f" Equal ones: {equal}, with a predictor trained so" * bool(equal)
         )
-
-
-def cells(values: Sequence[str]) -> str:
-    return f"| {' | '.join(values)} |"
-
-
-def said(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.2f}"
-    return f"{estimate.value:.2f} ({estimate.low:.2f}-{estimate.high:.2f})"

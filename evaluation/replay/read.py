@@ -1,39 +1,204 @@
-"""From a harvest to the table that replay reads, with what the rules' predictors say at each of its
-rounds."""
+"""A harvest as replay reads it: whether it fits the settings, and the table of its rounds with what
+predictors say of each."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from hydra.utils import instantiate
+from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.samples import read_columns
+from data_gen.samples import read_columns, refuse_other_distributions
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
+from decoding.cost import CostTable
+from decoding.engines.serial import SerialEngine
+from decoding.interfaces import StopRule
+from decoding.models.loading import ModelPair
+from decoding.sampling import Warp
 from decoding.settings import Pair
+from decoding.stopping.base import TunableRule
+from decoding.stopping.never import Never
 from decoding.stopping.rollout_table import RolloutTable, build
-from predictors.base import Records
+from decoding.structures.chain import Chain
+from decoding.verifiers.token import TokenVerifier
+from evaluation.replay.simulate import Replayer
+from predictors.base import Records, damaged, read_config, refuse_mismatch
 from predictors.features.layers import RecordedLayers
+from predictors.inputs import Inputs
+from runtime.compatibility import incompatible, of_earlier
 from runtime.errors import UserError
 
-COLUMNS = ("anchor", "drafted", "accepted", "token", "q_drawn", "q_max", "q_entropy", "accept_prob")
-DRAWN, LARGEST = "rrsw_accept", "top_accept"  # siblings of a sampled draft and of a greedy one
+RECORDED = {
+    "tokens": "token",
+    "drawn": "drafted",
+    "accepted": "accepted",
+    "accept": "accept_prob",
+    "max_q": "q_max",
+    "entropy": "q_entropy",
+    "confidence": "q_drawn",
+}
+"""Columns of a harvest, by the fields of `RolloutTable` that hold them."""
+SIBLINGS = {True: "top_accept", False: "rrsw_accept"}
+"""Of a greedy draft, and of a sampled one."""
 
 
 class Asks(Protocol):
-    """A stop rule or a structure whose predictor, if it has one, says something of every round."""
+    """A stop rule or a structure whose predictor, if it has one, says something of every round.
+    columns: of a harvest's round records, that `predictions` reads."""
 
     columns: Sequence[str]
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]: ...
 
 
+# What replay says the counts of -------------------------------------------------------------------
+
+
+def engine(
+    pair: ModelPair, stop: StopRule | None, gamma_max: int, warp: Warp, draft_warp: Warp
+) -> SerialEngine:
+    """Return the engine whose counts replay says. stop: None for drafts of `gamma_max` tokens."""
+    chain: Any = Chain(gamma_max)
+    verifier: Any = TokenVerifier()
+    eos_ids = frozenset(pair.eos_ids)
+    return SerialEngine(pair, chain, stop or Never(), verifier, warp, draft_warp, eos_ids)
+
+
+def target(part: type) -> str:
+    """Return a class as a config names it."""
+    return f"{part.__module__}.{part.__qualname__}"
+
+
+REPLAYED = {
+    "engine": target(SerialEngine),
+    "structure": target(Chain),
+    "verifier": target(TokenVerifier),
+}
+"""What a method is made of, as configs name it, where replay says what it counts."""
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def open_harvests(cfg: DictConfig) -> tuple[Harvest, list[Harvest]]:
+    """Return the harvest of `data`, and those of `judge_data`. Raises UserError where they do not
+    hold what is to be replayed."""
+    harvest = Harvest.open(cfg.data)
+    elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
+    check_sizes(cfg, harvest)
+    refuse_other_warps(cfg, harvest)
+    gamma_max = cfg.gamma_max or harvest.gamma
+    for other in elsewhere:
+        refuse_other_distributions(other, harvest, "judge_data", str(cfg.data))
+        if other.gamma < gamma_max:
+            raise UserError(
+                f"judge_data: expected rounds of {gamma_max} tokens or more, got {other.gamma} in"
+                f" {other.folder}. Lower gamma_max, or harvest longer rounds"
+            )
+    return harvest, elsewhere
+
+
+def tunable_rules(cfg: DictConfig, harvest: Harvest) -> dict[str, TunableRule]:
+    """Return the rules of `methods`, by name. Raises UserError for one that has no replay policy,
+    and for a checkpoint, of a rule or of a structure, that does not fit the harvest."""
+    for name in cfg.methods:
+        group = "rules" if name in cfg.rules else "structures"
+        if "checkpoint" in cfg[group][name]:
+            key, gamma_max = f"{group}.{name}.checkpoint", cfg.gamma_max or harvest.gamma
+            refuse_foreign_checkpoint(Path(cfg[group][name].checkpoint), harvest, key, gamma_max)
+    stops = {name: instantiate(cfg.rules[name]) for name in cfg.methods if name in cfg.rules}
+    for name, stop in stops.items():
+        if not isinstance(stop, TunableRule):
+            raise UserError(
+                f"rules.{name}: expected a rule that can be replayed, got {type(stop).__name__}."
+                " Give one that has a `policy`"
+            )
+    return stops
+
+
+def check_sizes(cfg: DictConfig, harvest: Harvest) -> None:
+    """Raise UserError where rounds or responses of the harvest are too short."""
+    held = {"gamma_max": harvest.gamma, "max_new_tokens": harvest.max_new_tokens}
+    for key, harvested in held.items():
+        if cfg[key] is not None and cfg[key] > harvested:
+            raise UserError(
+                f"{key}: {cfg[key]} is more than the {harvested} harvested in {cfg.data}. Lower it"
+            )
+
+
+def refuse_other_warps(cfg: DictConfig, harvest: Harvest) -> None:
+    """Raise UserError where the distributions of the settings are not those of the harvest."""
+    for key, warp in zip(("warp", "draft_warp"), harvest.warps, strict=True):
+        if instantiate(cfg[key]) != warp:
+            raise UserError(
+                f"{key}: {cfg.data} was harvested with {harvest.context[key]}. Give the same, or"
+                " another data="
+            )
+
+
+def refuse_foreign_checkpoint(folder: Path, harvest: Harvest, key: str, gamma_max: int) -> None:
+    """Raise UserError where it was trained for another pair, other distributions or other layers
+    than the harvest's (some of them will do), or for longer drafts than are replayed."""
+    config = read_config(folder, key)
+    refuse_mismatch(config, harvest.context, f"{key}: {folder}")
+    try:
+        inputs = Inputs.from_dict(config["inputs"])
+    except (TypeError, KeyError) as error:
+        raise damaged(folder, key, config["predictor"], error) from error
+    inputs.among(harvest.inputs, f"{key}: {folder} reads layers that replay lacks")
+    if (config.get("gamma") or 0) > gamma_max:
+        raise UserError(
+            f"{key}: {folder} drafts gamma={config['gamma']} tokens, rounds of {gamma_max} are"
+            " replayed. Train it with a smaller predictor.gamma, raise gamma_max, or harvest"
+            " longer rounds"
+        )
+
+
+def refuse_other_pair(
+    identity: Mapping[str, Any], harvested: Mapping[str, Any], where: str
+) -> None:
+    """Raise UserError where a pair is another than the `harvested` one, but for its name. where:
+    config key and what belongs to it."""
+    if unlike := incompatible({"pair": identity}, {"pair": harvested}):
+        part = unlike[0].name.removeprefix("pair.")
+        raise UserError(
+            f"{where} belongs to another {part} than the harvest of {harvested['name']}"
+            f"{of_earlier(harvested)}. Give the pair that was harvested, or harvest this one:"
+            " python scripts/gen_data.py"
+        )
+
+
+def given_cost(cost: DictConfig, harvest: Harvest, key: str) -> CostTable:
+    """Return the table of the config at `key`, which holds one. Raises UserError for one that was
+    measured with another pair."""
+    table: CostTable = instantiate(cost)
+    if table.pair is not None:
+        refuse_other_pair(table.pair, harvest.context["pair"], f"{key}.file: {cost.file}")
+    return table
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def replayer(
+    cfg: DictConfig, gamma_max: int, harvest: Harvest, split: str, asked: Iterable[Asks] = ()
+) -> Replayer:
+    """Return one split of a harvest, or "all" of it, with what `asked` say of it."""
+    table = read_table(harvest, split, asked, Pair.of(cfg.pair))
+    if cfg.max_new_tokens is not None:
+        table = table.shortened(cfg.max_new_tokens)
+    return Replayer(table, gamma_max)
+
+
 def read_table(
     harvest: Harvest, split: str, asked: Iterable[Asks] = (), pair: Pair | None = None
 ) -> RolloutTable:
-    """The rounds of one split, or of "all", with what `asked` say of them. pair: settings of
-    the harvested pair, only needed where the harvest stored no features.
+    """Return the rounds of one split, or of "all", with what `asked` say of them.
 
-    Raises UserError where the harvest has no round at some position."""
+    pair: settings of the harvested pair, only needed where the harvest stored no features. Raises
+    UserError where the harvest has no round at some position."""
     all_asked, stride = list(asked), harvest.manifest.anchors.stride
     if split not in ("all", *SPLITS):
         raise UserError(f"split: expected all, {', '.join(SPLITS)}, got {split!r}. Use one of them")
@@ -43,55 +208,34 @@ def read_table(
             f" {harvest.folder}. Harvest them: python scripts/gen_data.py"
             " anchors.stride=1 out=<another folder>"
         )
-    siblings = DRAWN if harvest.warps.draft.temperature else LARGEST
+    siblings = SIBLINGS[harvest.warps.draft.temperature == 0]
     read = (name for each in all_asked for name in each.columns)
-    columns = dict.fromkeys([*COLUMNS, siblings, *read])
+    columns = dict.fromkeys(["anchor", *RECORDED.values(), siblings, *read])
     records = read_columns(harvest, "rounds", split, list(columns), pair)
-    values = {**recorded(records), "siblings": records[siblings][..., -2:]}
-    predicted: dict[str, Tensor] = {}
-    for each in all_asked:
-        predicted |= each.predictions(records, harvest.inputs)
-    rows = by_prompt(harvest, split, values, predicted, records["group"])
-    return build(list(rows), harvest.greedy)
-
-
-def recorded(records: Records) -> dict[str, Tensor]:
-    """The columns of `RolloutTable` that the harvest holds, a row per round."""
-    return {
-        "tokens": records["token"],
-        "drawn": records["drafted"],
-        "accepted": records["accepted"],
-        "accept": records["accept_prob"],
-        "max_q": records["q_max"],
-        "entropy": records["q_entropy"],
-        "confidence": records["q_drawn"],
-    }
-
-
-def by_prompt(
-    harvest: Harvest,
-    split: str,
-    values: Mapping[str, Tensor],
-    predicted: Mapping[str, Tensor],
-    group: Tensor,
-) -> Iterator[dict[str, Any]]:
-    """One mapping per prompt, as `build` takes them."""
     prompts = list(harvest.prompts(split))
-    sizes = group.bincount(minlength=len(prompts)).tolist()
+    sizes = records["group"].bincount(minlength=len(prompts)).tolist()
     if sizes != [len(prompt.response_tokens) for prompt in prompts]:
         raise UserError(
             f"data: {harvest.folder} is damaged (rounds and responses differ in length). Harvest"
             " again: out=..."
         )
-    parts, predictions = (
+    recorded = {name: records[column] for name, column in RECORDED.items()}
+    recorded["siblings"] = records[siblings][..., -2:]
+    predicted: dict[str, Tensor] = {}
+    for each in all_asked:
+        predicted |= each.predictions(records, harvest.inputs)
+    values, predictions = (
         {name: column.split(sizes) for name, column in columns.items()}
-        for columns in (values, predicted)
+        for columns in (recorded, predicted)
     )
-    for number, prompt in enumerate(prompts):
-        yield {
+    rows = [
+        {
             "prompt_id": prompt.prompt_id,
             "length": sizes[number],
             "max_new": harvest.max_new_tokens,
-            **{name: chunks[number] for name, chunks in parts.items()},
-            "predicted": {name: chunks[number] for name, chunks in predictions.items()},
+            **{name: parts[number] for name, parts in values.items()},
+            "predicted": {name: parts[number] for name, parts in predictions.items()},
         }
+        for number, prompt in enumerate(prompts)
+    ]
+    return build(rows, harvest.greedy)

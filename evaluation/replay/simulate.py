@@ -46,8 +46,6 @@ COUNTS = ("emitted", "rounds", "drafted", "accepted", "draft_forwards", "questio
 """What replay counts of each response: columns of the table of measurements, [B] each, whole
 numbers where replay is exact, besides `calls_by_drafted` [B, G + 1], for combs up to all the nodes
 there may be."""
-NAMES = {"forwards": "draft_forwards", "drafted": "drafted", "calls": "questions"}
-"""Columns by the fields of `decoding.stopping.policy.Lengths`."""
 
 
 def counts_of(counts: Counts, prompt: int) -> dict[str, float]:
@@ -66,22 +64,26 @@ class Replayer:
         self.table, self.gamma_max = table, gamma_max
         self.limit = table.limit(gamma_max)
         batch, positions, gamma = table.tokens.shape
-        self._survival = np.ones(
-            (batch, positions, gamma + 1)
-        )  # P(the first n tokens are accepted)
+        # P(the first n tokens are accepted), then P(exactly n, another one is rejected)
+        self._survival = np.ones((batch, positions, gamma + 1))
         np.cumprod(table.accept, axis=-1, out=self._survival[..., 1:])
-        self._ends = (
-            self._survival[..., :-1] - self._survival[..., 1:]
-        )  # P(exactly n, another one is rejected)
+        self._ends = self._survival[..., :-1] - self._survival[..., 1:]
         self._mean = np.zeros_like(self._survival)  # expected accepted of n drafted
         np.cumsum(self._survival[..., 1:], axis=-1, out=self._mean[..., 1:])
         self._inside = np.arange(positions) < table.length[:, None]
 
     def replay(self, policy: Policy, threshold: float) -> dict[str, Array]:
-        """Return the counts of decoding every prompt with this rule."""
+        """Return the counts of decoding every prompt with this rule: of a rule whose threshold
+        follows the verdicts, means over walks where these are random."""
         if policy.adaptive:
-            return self._mean_walk(policy, threshold)
-        return self._expected(lengths(policy, threshold, self.limit))
+            seeds = range(1 if self.table.greedy else WALKS)
+            walks = [self.walk(policy, threshold, seed)[0] for seed in seeds]
+            means = {name: np.mean([counts[name] for counts in walks], 0) for name in walks[0]}
+            return means | {"rounds": means["calls_by_drafted"].sum(1)}
+        draft = lengths(policy, threshold, self.limit)
+        visits = self._carried(self._jumps(draft.drafted))
+        accepted = np.take_along_axis(self._mean, draft.drafted[..., None], -1)[..., 0]
+        return self._weighed(draft, visits, accepted, self._survival.shape[-1])
 
     def combs(self, comb: Comb) -> dict[str, Array]:
         """Return the counts of decoding every prompt with drafts that have leaves beside their
@@ -96,27 +98,22 @@ class Replayer:
         rescued = jump[..., :-1] * beside
         jump[..., :-1] -= rescued
         jump[..., 1:] += rescued
-        found = Lengths(comb.nodes, comb.path, comb.path)
+        draft = Lengths(comb.nodes, comb.path, comb.path)
         width = self._survival.shape[-1] + accept[0, 0].size
-        return self._weighed(found, self._carried(jump), jump @ np.arange(jump.shape[-1]), width)
-
-    def _expected(self, found: Lengths) -> dict[str, Array]:
-        visits = self._carried(self._jumps(found.drafted))
-        accepted = np.take_along_axis(self._mean, found.drafted[..., None], -1)[..., 0]
-        return self._weighed(found, visits, accepted, self._survival.shape[-1])
+        return self._weighed(draft, self._carried(jump), jump @ np.arange(jump.shape[-1]), width)
 
     def _weighed(
-        self, found: Lengths, visits: Array, accepted: Array, width: int
+        self, draft: Lengths, visits: Array, accepted: Array, width: int
     ) -> dict[str, Array]:
         """accepted: [B, T], expected of the draft from each position; width: of
         `calls_by_drafted`."""
         batch = len(visits)
-        cells = (np.arange(batch)[:, None] * width + found.drafted).ravel()
+        cells = (np.arange(batch)[:, None] * width + draft.drafted).ravel()
         by_length: Array = (
             np.bincount(cells, visits.ravel(), batch * width).reshape(batch, width).astype(float)
         )
-        columns = {NAMES[name]: values for name, values in vars(found).items()}
-        columns["accepted"] = accepted
+        columns = {"draft_forwards": draft.forwards, "drafted": draft.drafted}
+        columns |= {"questions": draft.calls, "accepted": accepted}
         sums = {name: (visits * values).sum(1) for name, values in columns.items()}
         return self._counts(sums, by_length)
 
@@ -147,14 +144,6 @@ class Replayer:
             visits[:, start + 1 : start + width + 1] += visits[:, start, None] * jump[:, start]
         return visits[:, :positions] * self._inside
 
-    def _mean_walk(self, policy: Policy, threshold: float) -> dict[str, Array]:
-        """Over many draws of the verdicts where these are random."""
-        walks = 1 if self.table.greedy else WALKS
-        found = [self.walk(policy, threshold, seed)[0] for seed in range(walks)]
-        names = [*COUNTS, "calls_by_drafted"]
-        means = {name: np.mean([counts[name] for counts in found], axis=0) for name in names}
-        return means | {"rounds": means["calls_by_drafted"].sum(1)}
-
     def walk(
         self, policy: Policy, threshold: float, seed: int = 0
     ) -> tuple[dict[str, Array], list[Step]]:
@@ -162,7 +151,7 @@ class Replayer:
         random verdicts."""
         accepted = self.table.accepted if self.table.greedy else self._verdicts(seed)
         batch, rows = len(accepted), np.arange(len(accepted))
-        place, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), list[Step]()
+        start, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), list[Step]()
         level = np.full(batch, float(threshold))
         state = policy.adaptive.first_state(level) if policy.adaptive else (level,)
         names = ("draft_forwards", "drafted", "questions", "accepted")
@@ -171,20 +160,19 @@ class Replayer:
         reach = np.broadcast_to(policy.reach, self.table.accept.shape)
         limit = np.minimum(self.limit, policy.most)
         while live.any():
-            willing = (reach[rows, place] >= policy.sign * state[0][:, None]).sum(-1)
-            found = stop_at(policy, willing, limit[rows, place])
-            right = np.minimum(accepted[rows, place], found.drafted)
-            for name, values in zip(
-                sums, (found.forwards, found.drafted, found.calls, right), strict=True
-            ):
+            willing = (reach[rows, start] >= policy.sign * state[0][:, None]).sum(-1)
+            draft = stop_at(policy, willing, limit[rows, start])
+            right = np.minimum(accepted[rows, start], draft.drafted)
+            counts = (draft.forwards, draft.drafted, draft.calls, right)
+            for name, values in zip(names, counts, strict=True):
                 sums[name] += live * values
-            by_length[rows, found.drafted] += live
-            steps.append(Step(place, found.drafted, right, state[0], live))
+            by_length[rows, draft.drafted] += live
+            steps.append(Step(start, draft.drafted, right, state[0], live))
             if policy.adaptive:
-                state = policy.adaptive.next_state(state, found.drafted, right)
-            following = place + right + 1
+                state = policy.adaptive.next_state(state, draft.drafted, right)
+            following = start + right + 1
             live = live & (following < self.table.length)
-            place = np.where(live, following, 0)
+            start = np.where(live, following, 0)
         return self._counts(sums, by_length), steps
 
     def _verdicts(self, seed: int) -> Ints:

@@ -87,28 +87,24 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def misfit(found: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
-    """What thresholds are for another one of. run: pair identity, warp and draft_warp."""
-    return next((key for key, value in run.items() if _known(found[key]) != _known(value)), None)
+    """Return what thresholds are for another one of; a pair may be renamed. run: pair identity,
+    warp and draft_warp."""
+
+    def named(value: Any) -> Any:
+        return {**value, "name": ""} if isinstance(value, Mapping) else value
+
+    return next((key for key, value in run.items() if named(found[key]) != named(value)), None)
 
 
 def command_anew(command: str, overrides: Iterable[str]) -> str:
-    """The command that has tuned, made to measure costs, with the pair as this run's `overrides`
-    have it."""
-    kept = [
-        word
-        for word in shlex.split(command)
-        if word != "cost=measured" and not word.startswith(("pair=", "pair."))
-    ]
-    return shlex.join(
-        [
-            *kept,
-            *(
-                override
-                for override in overrides
-                if override.lstrip("+~").startswith(("pair=", "pair."))
-            ),
-        ]
-    )
+    """Return the command that has tuned, made to measure costs, with the pair as this run's
+    `overrides` have it."""
+
+    def of_pair(word: str) -> bool:
+        return word.lstrip("+~").startswith(("pair=", "pair."))
+
+    words = [word for word in shlex.split(command) if word != "cost=measured" and not of_pair(word)]
+    return shlex.join([*words, *filter(of_pair, overrides)])
 
 
 def rule_settings(stop: DictConfig, setting: str) -> dict[str, Any]:
@@ -119,15 +115,6 @@ def rule_settings(stop: DictConfig, setting: str) -> dict[str, Any]:
     settings.pop("checkpoint", None)
     found: Any = OmegaConf.to_container(settings)
     return dict(found)
-
-
-def _known(value: Any) -> Any:
-    """A pair may be renamed: its fingerprints decide."""
-    return (
-        {key: part for key, part in value.items() if key != "name"}
-        if isinstance(value, Mapping)
-        else value
-    )
 
 
 def checkpoint_hash(folder: str | Path, key: str) -> str:

@@ -1,8 +1,7 @@
 """Choose the threshold of every stop rule for your hardware: replay a harvest, price the counts."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +9,42 @@ import pandas as pd
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
 
+from data_gen.prompts import load_prompts
+from data_gen.requests import requests_of_split
 from data_gen.storage.dataset import Harvest
-from decoding.cost import CostTable
+from decoding.cost import CostTable, observed_cost, regress_traces, write_cost
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.models.loading import load_pair, pair_identity
+from decoding.models.machine import setup_facts
+from decoding.sampling import Sampler
+from decoding.settings import Pair
 from decoding.stopping.base import TunableRule
-from evaluation.page import beside, times
+from decoding.trace import Trace
+from evaluation.decode import Engine, request_seed
+from evaluation.page import beside, simulated, times
 from evaluation.replay import thresholds
-from evaluation.replay.candidates import (
-    candidates_of,
-    check_sizes,
+from evaluation.replay.read import (
+    engine,
     given_cost,
-    refuse_foreign_checkpoint,
-    refuse_other_harvests,
-    refuse_other_warps,
+    open_harvests,
+    refuse_other_pair,
     replayer,
+    tunable_rules,
 )
-from evaluation.replay.growing import GrowsByWorth, Sample, sample, settled_rates, untuned
-from evaluation.replay.measuring import measured_cost, same_questions, with_questions
-from evaluation.replay.read import Asks
 from evaluation.replay.tuning import (
-    Candidate,
-    Choice,
-    Pick,
+    GrowsByWorth,
+    Sample,
     candidate_rows,
-    dominated_share,
-    frontier,
-    hindsight,
-    judge,
+    candidates_of,
+    frontiers,
     oracle_totals,
-    picks,
-    span,
+    result,
+    sample,
+    settled_rates,
 )
-from evaluation.table import markdown
+from evaluation.table import BASELINE, markdown, save, with_interval
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_name, refuse_foreign_file
 from runtime.intervals import METHOD, Estimate
@@ -54,6 +57,38 @@ NOT_REPLAYED = {
     "copies": "no harvest says what could be copied",
 }
 """Settings of a structure that replay cannot follow, and why."""
+
+
+def tune(cfg: DictConfig) -> None:
+    """Write the thresholds that a harvest and costs give, and the measurements they rest on."""
+    suffix = "" if chosen("cost") in MEASURED else f"-{chosen('cost')}"
+    out = out_file(cfg, f"thresholds-T{cfg.warp.temperature}{suffix}")
+    if "_target_" not in cfg.cost:
+        refuse_foreign_file(Path(cfg.cost.file), "tune", "cost.file")
+    harvest, elsewhere = open_harvests(cfg)
+    stops = tunable_rules(cfg, harvest)
+    facts, measurements = tuned(cfg, harvest, elsewhere, stops)
+    thresholds.write(out, facts)
+    save(measurements, out.with_suffix(".parquet"))
+    text = report(facts) if cfg.verbose else f"{answer(facts)}\n\n{table(facts, 'chosen')}"
+    rest = (
+        f"saved {out} ({len(facts['results'])} tables of costs; verbose=true prints them), and the"
+        f" measurements of every threshold in {out.with_suffix('.parquet')}"
+    )
+    print("", text, *simulated(cfg.pair), rest, sep="\n\n")
+
+
+def chosen(group: str) -> str:
+    """Return the choice of a config group."""
+    return str(HydraConfig.get().runtime.choices[group])
+
+
+def out_file(cfg: DictConfig, default: str) -> Path:
+    """Return the file to write, `runs/<pair>-<default>.json` where `out` is null."""
+    path = f"runs/{file_name(cfg.pair.name)}-{default}.json" if cfg.out is None else cfg.out
+    out = checked_folder("out", path, "file")
+    refuse_foreign_file(out, "tune")
+    return out
 
 
 def tuned(
@@ -73,54 +108,54 @@ def tuned(
     gamma_max = cfg.gamma_max or harvest.gamma
 
     def replayed(on: Harvest, split: str) -> Sample:
-        asked: list[Asks] = [*stops.values(), *structures.values()]
-        found = replayer(cfg, gamma_max, on, split, asked)
-        return sample(found, candidates_of(cfg, stops, found), structures, cfg.points)
+        asked = [*stops.values(), *structures.values()]
+        prompts = replayer(cfg, gamma_max, on, split, asked)
+        return sample(prompts, candidates_of(cfg, stops, prompts), structures, cfg.points)
 
-    chosen_on, judged_on = (replayed(harvest, split) for split in (cfg.choose, cfg.judge))
+    splits = {split: replayed(harvest, split) for split in (cfg.choose, cfg.judge)}
+    chosen_on, judged_on = splits.values()
     if "chosen" not in tables:
         tables = {"chosen": measured_cost(cfg, harvest, stops), **tables}
-    same = same_questions(cfg)
-    tables = {name: with_questions(table, same) for name, table in tables.items()}
-    rates = {name: settled_rates(chosen_on, table) for name, table in tables.items()}
+    tables = {name: with_questions(cfg, cost) for name, cost in tables.items()}
+    rates = {name: settled_rates(chosen_on, cost) for name, cost in tables.items()}
 
-    def judged(found: Sample) -> dict[str, Any]:
-        return {name: tune(chosen_on, found, table, rates[name]) for name, table in tables.items()}
+    def results(on: Sample) -> dict[str, Any]:
+        return {name: result(chosen_on, on, cost, rates[name]) for name, cost in tables.items()}
 
-    splits = {cfg.choose: chosen_on, cfg.judge: judged_on}
-    measurements = pd.concat(
-        [
-            candidate_rows(found.candidates, split, found.table.greedy)
-            for split, found in splits.items()
-        ],
-        ignore_index=True,
-    )
+    greedy = harvest.greedy
+    rows = [candidate_rows(each.candidates, split, greedy) for split, each in splits.items()]
+    rules = {}
+    for name, stop in stops.items():
+        folder = cfg.rules[name].get("checkpoint")
+        key = f"rules.{name}.checkpoint"
+        rules[name] = {
+            "setting": stop.setting,
+            "stop": thresholds.rule_settings(cfg.rules[name], stop.setting),
+            "checkpoint": thresholds.checkpoint_hash(folder, key) if folder else None,
+        }
     facts = {
-        **about(cfg, harvest, stops),
+        **harvest.context,
+        "gamma": gamma_max,
+        "max_new_tokens": cfg.max_new_tokens or harvest.max_new_tokens,
+        "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
+        "cost": chosen("cost"),
+        "chosen_on": cfg.choose,
+        "judged_on": cfg.judge,
+        "rules": rules,
+        "command": command_line(),
         "measured_on": tables["chosen"].measured_on,
-        "results": judged(judged_on),
-        "elsewhere": {str(each.folder): judged(replayed(each, "all")) for each in elsewhere},
+        "results": results(judged_on),
+        "elsewhere": {str(each.folder): results(replayed(each, "all")) for each in elsewhere},
         "frontier": frontiers(judged_on.candidates),
-        "oracle_calls": oracle_totals(judged_on.table) if judged_on.table.greedy else None,
+        "oracle_calls": oracle_totals(judged_on.replayer.table) if greedy else None,
     }
-    return facts, measurements
-
-
-def tunable(cfg: DictConfig, name: str) -> TunableRule:
-    """The rule of that name. Raises UserError for one that has no replay policy."""
-    stop = instantiate(cfg.rules[name])
-    if not isinstance(stop, TunableRule):
-        raise UserError(
-            f"rules.{name}: expected a rule that can be replayed, got {type(stop).__name__}. Give"
-            " one that has a `policy`"
-        )
-    return stop
+    return facts, pd.concat(rows, ignore_index=True)
 
 
 def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
-    """The structure of that name; its own table of costs, which may not be measured yet, is not
-    read. Raises UserError for one that says nothing of worth, or that has a setting which replay
-    cannot follow."""
+    """Return the structure of that name; its own table of costs, which may not be measured yet, is
+    not read. Raises UserError for one that says nothing of worth, or that has a setting which
+    replay cannot follow."""
     settings: Any = OmegaConf.to_container(cfg.structures[name], resolve=True)
     for key, why in NOT_REPLAYED.items():
         if (given := settings.get(key)) is not None:
@@ -141,140 +176,109 @@ def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
     return structure
 
 
-def cost_name() -> str:
-    """The choice of `cost`."""
-    return str(HydraConfig.get().runtime.choices["cost"])
+# Costs --------------------------------------------------------------------------------------------
 
 
-def out_file(cfg: DictConfig) -> Path:
-    """What a run with the costs of another machine finds is kept apart."""
-    if cfg.check:
-        default = f"runs/{file_name(cfg.pair.name)}-replay-check.json"
-        return checked_folder("out", cfg.out or default, "file")
-    suffix = "" if cost_name() in MEASURED else f"-{cost_name()}"
-    default = f"runs/{file_name(cfg.pair.name)}-thresholds-T{cfg.warp.temperature}{suffix}.json"
-    return checked_folder("out", default if cfg.out is None else cfg.out, "file")
+def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> CostTable:
+    """Measure what decoding costs on this machine, and save it for cost=measured.
 
-
-def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> None:
-    """Refuse settings that cannot work, before anything is computed."""
-    check_sizes(cfg, harvest)
-    if "_target_" not in cfg.cost:
-        refuse_foreign_file(Path(cfg.cost.file), "tune", "cost.file")
-    refuse_other_warps(cfg, harvest)
-    gamma_max = cfg.gamma_max or harvest.gamma
-    for name in cfg.methods:
-        group = "rules" if name in cfg.rules else "structures"
-        if "checkpoint" in cfg[group][name]:
-            folder = Path(cfg[group][name].checkpoint)
-            refuse_foreign_checkpoint(folder, harvest, f"{group}.{name}.checkpoint", gamma_max)
-    refuse_other_harvests(cfg, harvest, elsewhere)
-
-
-def about(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> dict[str, Any]:
-    """What the thresholds belong to."""
-    rules = {}
-    for name, stop in stops.items():
-        folder, setting = cfg.rules[name].get("checkpoint"), stop.setting
-        rules[name] = {
-            "setting": setting,
-            "stop": thresholds.rule_settings(cfg.rules[name], setting),
-            "checkpoint": (
-                thresholds.checkpoint_hash(folder, f"rules.{name}.checkpoint") if folder else None
-            ),
-        }
-    return {
-        **harvest.context,
-        "gamma": cfg.gamma_max or harvest.gamma,
-        "max_new_tokens": cfg.max_new_tokens or harvest.max_new_tokens,
-        "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
-        "cost": cost_name(),
-        "chosen_on": cfg.choose,
-        "judged_on": cfg.judge,
-        "rules": rules,
+    Decodes prompts plainly, with fixed draft lengths and with every rule whose own time counts,
+    request by request in turn."""
+    pair = load_pair(Pair.of(cfg.pair))
+    identity, setup = pair_identity(pair), setup_facts(pair)
+    refuse_other_pair(identity, harvest.context["pair"], f"pair: {cfg.pair.name}")
+    warp, draft_warp, cost = instantiate(cfg.warp), instantiate(cfg.draft_warp), cfg.cost
+    longest = max(cfg.gamma_max or harvest.gamma, *cost.gammas)
+    asked = {rule: instantiate(cfg.rules[rule]) for rule in same_questions(cfg).values()}
+    engines: dict[str, Engine] = {
+        BASELINE: AutoregressiveEngine(pair, warp, frozenset(pair.eos_ids)),
+        **{f"fixed {gamma}": engine(pair, None, gamma, warp, draft_warp) for gamma in cost.gammas},
+        **{
+            name: engine(pair, stop, longest, warp, draft_warp)
+            for name, stop in {**asked, **stops}.items()
+            if stop.calls_cost
+        },
+    }
+    requests = requests_of_split(
+        load_prompts(cfg.dataset), pair, cost.max_new_tokens, "calibration", cfg.splits, cost.limit
+    )
+    traces: dict[str, list[Trace]] = {name: [] for name in engines}
+    for request in tqdm(requests, desc="cost", unit="prompt"):
+        for name, each in engines.items():
+            sampler = Sampler.seeded(request_seed(cfg.seed, request, 0))
+            traces[name].append(each.decode(request.tokens, cost.max_new_tokens, sampler))
+    fit = regress_traces([trace for decoded in traces.values() for trace in decoded])
+    plain = traces.pop(BASELINE)
+    found = replace(observed_cost(traces, plain), pair=identity, measured_on=setup)
+    facts = {
+        "seconds": found.to_dict(),
+        "regression": asdict(fit),
+        "pair": identity,
+        "measured_on": setup,
         "command": command_line(),
     }
+    write_cost(cost.file, facts)
+    print(f"{cost_lines(found)}\n{fit}; saved {cost.file}")
+    return found
 
 
-# Judging ------------------------------------------------------------------------------------------
+def same_questions(cfg: DictConfig) -> dict[str, str]:
+    """Return by structure the rule that asks the same predictor, where there is one: a question
+    takes it as long."""
+    rules = {
+        Path(rule.checkpoint).resolve(): name
+        for name, rule in cfg.rules.items()
+        if "checkpoint" in rule
+    }
+    folders = {
+        name: cfg.structures[name].get("checkpoint")
+        for name in cfg.methods
+        if name in cfg.structures
+    }
+    asked = {name: rules.get(Path(folder).resolve()) for name, folder in folders.items() if folder}
+    return {name: rule for name, rule in asked.items() if rule is not None}
 
 
-def tune(
-    chosen_on: Sample, judged_on: Sample, table: CostTable, rates: Mapping[str, float]
-) -> dict[str, Any]:
-    """What is known about one cost table. rates: of every structure."""
-    least = hindsight(judged_on.replayer, table)
-    rules = picks(chosen_on.candidates, judged_on.candidates, table)
-    bounds = picks(chosen_on.bounds, judged_on.bounds, table)
-    grown = [
-        Pick(*(found.growers[name].at(table, rate) for found in (chosen_on, judged_on)))
-        for name, rate in rates.items()
-    ]
-    choices, structures, most = (
-        judge(found, rules, table, least) for found in (rules, grown, bounds)
+def with_questions(cfg: DictConfig, cost: CostTable) -> CostTable:
+    """Return the table in which what a structure asks has the price of what a rule asks of the same
+    predictor, unless the table says another one."""
+    same = same_questions(cfg)
+    calls = {name: cost.calls[rule] for name, rule in same.items() if rule in cost.calls}
+    return replace(cost, calls={**calls, **cost.calls})
+
+
+def cost_lines(cost: CostTable) -> str:
+    rows = ", ".join(
+        f"{count}: {seconds * 1e3:.1f}"
+        for count, seconds in zip(cost.target.rows, cost.target.seconds, strict=True)
     )
-    plain = float(table.plain(judged_on.candidates[0].counts).sum())
-    return {
-        "cost": table.to_dict(),
-        "oracle_speedup": plain / float(least.sum()),
-        "advice": next(
-            (choice.rule for choice in choices if choice.speculate), thresholds.NO_ADVICE
-        ),
-        "rules": by_rule(choices),
-        "structures": by_rule(structures),
-        "bounds": by_rule(most),
-        "untuned": untuned(chosen_on, judged_on, table, rates),
-    }
-
-
-def by_rule(choices: Sequence[Choice]) -> dict[str, Any]:
-    return {choice.rule: asdict(choice) for choice in choices}
-
-
-def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """Of every rule: its discard and verification rates, and the share of fixed draft lengths that
-    it dominates."""
-    by_rule = {
-        rule: [c for c in candidates if c.rule == rule]
-        for rule in dict.fromkeys(c.rule for c in candidates)
-    }
-    edges = {rule: frontier(found) for rule, found in by_rule.items()}
-    fixed = edges.get("fixed", [])
-    return {
-        rule: {
-            "points": [[candidate.threshold, *candidate.rates] for candidate in found],
-            "fixed_dominated": dominated_share(found, fixed) if fixed and rule != "fixed" else None,
-        }
-        for rule, found in edges.items()
-    }
+    calls = ", ".join(f"{rule} {seconds * 1e3:.2f}" for rule, seconds in cost.calls.items())
+    return (
+        f"ms: draft {cost.draft * 1e3:.2f}; target by rows {rows}; without a draft"
+        f" {cost.autoregressive * 1e3:.1f}; per number a rule computes: {calls}"
+    )
 
 
 # In words -----------------------------------------------------------------------------------------
 
 
-HEAD = ["rule", "threshold", "speculate", "speed-up, modelled", "95 % interval"]
-HEAD += ["regret to the oracle", "over the best other", "discard", "verification"]
+HEAD = ["rule", "threshold", "speculate", "speed-up, modelled", "regret to the oracle"]
+HEAD += ["over the best other", "discard", "verification"]
 
 
 def answer(facts: Mapping[str, Any]) -> str:
     """Return two lines: which rule to use with which threshold, then how sure that is."""
     found = facts["results"]["chosen"]
-    choices = {name: Choice(**choice) for name, choice in found["rules"].items()}
-    best = choices.get(found["advice"])
-    if best is None:
-        first = "Use plain decoding: no rule pays beyond the noise at these costs."
-        if choices:
-            top = next(iter(choices.values()))
-            first += f" The best, {at(top)}, is at {times(estimate(top.speedup, top.interval))}."
-    else:
-        speed = times(estimate(best.speedup, best.interval))
-        others = {
-            choice.rule: estimate(choice.gain, choice.gain_interval)
-            for choice in choices.values()
-            if choice.other == best.rule
-        }
-        words = [f"Use {at(best)}: {speed} plain decoding, modelled.", *beside(others)]
-        first = " ".join(words)
+    rules, best = found["rules"], found["rules"].get(found["advice"])
+    top = best or next(iter(rules.values()))
+    speed = Estimate(top["speedup"], *top["interval"])
+    others = {
+        name: Estimate(choice["gain"], *choice["gain_interval"])
+        for name, choice in rules.items()
+        if best and choice["other"] == best["rule"]
+    }
+    label = f"{top['rule']} at {top['threshold']:.3g}"
+    first = " ".join([use(label, speed, best is not None), *beside(others)])
     return (
         f"{first}\nThreshold chosen on {facts['chosen_on']} prompts of {facts['data']['folder']},"
         f" speed of {facts['judged_on']} prompts ({METHOD}), costs {facts['cost']}; a rule that"
@@ -282,33 +286,47 @@ def answer(facts: Mapping[str, Any]) -> str:
     )
 
 
-def at(choice: Choice) -> str:
-    return f"{choice.rule} at {choice.threshold:.3g}"
-
-
-def estimate(value: float, interval: tuple[float, float]) -> Estimate:
-    """Return a value with its interval, none where that is NaN."""
-    return Estimate(value) if any(map(math.isnan, interval)) else Estimate(value, *interval)
-
-
-def short(facts: Mapping[str, Any]) -> str:
-    """Return the answer and the table of the chosen costs."""
-    return f"{answer(facts)}\n\n{table(facts, 'chosen', facts['results']['chosen'])}"
+def use(label: str, speed: Estimate, pays: bool) -> str:
+    """Return what to use: what a label names, or nothing where it does not pay."""
+    if pays:
+        return f"Use {label}: {times(speed)} plain decoding, modelled."
+    return (
+        "Use plain decoding: no rule pays beyond the noise at these costs. The best,"
+        f" {label}, is at {times(speed)}."
+    )
 
 
 def report(facts: Mapping[str, Any]) -> str:
-    """Return everything: a table per cost table and set of prompts, and what the frontiers say."""
+    """Return everything: a table per cost table and set of prompts, what the frontiers say, what it
+    costs a structure that its rate is not tuned, and what replay does not know of it."""
+    judged = {None: facts["results"], **facts["elsewhere"]}
     parts = [answer(facts)]
-    parts += [table(facts, name, found) for name, found in facts["results"].items()]
-    for folder, results in facts["elsewhere"].items():
-        parts += [table(facts, name, found, folder) for name, found in results.items()]
-    parts += [*transfers(facts), *left_out(facts)]
-    for rule, edge in facts["frontier"].items():
-        if edge["fixed_dominated"] is not None:
-            parts.append(
-                f"{rule}: its frontier dominates {edge['fixed_dominated']:.0%} of that of fixed"
-                " lengths"
-            )
+    parts += [table(facts, cost, folder) for folder, results in judged.items() for cost in results]
+    untuned = [
+        [
+            *(structure, cost, folder or facts["judged_on"], f"{loss['rate']:.3g}"),
+            *(f"{loss['regret']:.2%}", f"{loss['chain_regret']:.2%}"),
+        ]
+        for folder, results in judged.items()
+        for cost, found in results.items()
+        for structure, loss in found["untuned"].items()
+    ]
+    if untuned:
+        head = ["structure", "cost", "prompts", "rate", "regret", "of a chain"]
+        law = "the most probable tokens, point masses"
+        if facts["draft_warp"]["temperature"] > 0:
+            law = "drawn without replacement (RRSw)"
+        parts += [
+            "## without tuning: seconds over those at the best rate for the same prompts\n\n"
+            + markdown(head, untuned),
+            f"structures are replayed as a harvest has them: a path of {facts['gamma']} tokens at"
+            f" most, at most two leaves beside each of them, {law}, and nothing drawn after a leaf",
+        ]
+    parts += [
+        f"{rule}: its frontier dominates {edge['fixed_dominated']:.0%} of that of fixed lengths"
+        for rule, edge in facts["frontier"].items()
+        if edge["fixed_dominated"] is not None
+    ]
     if facts["oracle_calls"]:
         draft, target = facts["oracle_calls"]
         parts.append(
@@ -321,73 +339,29 @@ def report(facts: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def table(
-    facts: Mapping[str, Any], cost: str, found: Mapping[str, Any], folder: str | None = None
-) -> str:
-    """Of one cost table. folder: of the prompts it is judged on; None: those of the harvest that it
-    is chosen on."""
-    called = f"{cost} ({facts['cost']})" if cost == "chosen" else cost
-    where = f", {folder}" if folder else ""
-    choices = {**found["rules"], **found["structures"], **found["bounds"]}
-    rows = [row(Choice(**choice)) for choice in choices.values()]
-    return f"## cost {called}{where}{heading(found)}\n\n{markdown(HEAD, rows)}"
-
-
-def heading(found: Mapping[str, Any]) -> str:
-    """The advice and how it does on the prompts it is judged on."""
+def table(facts: Mapping[str, Any], cost: str, folder: str | None = None) -> str:
+    """Return the table of one cost table. folder: of the prompts it is judged on; None: those of
+    the harvest that it is chosen on."""
+    found = (facts["elsewhere"][folder] if folder else facts["results"])[cost]
+    name = f"{cost} ({facts['cost']})" if cost == "chosen" else cost
     advised = found["rules"].get(found["advice"])
-    speed = f" {advised['speedup']:.2f}x" if advised else ""
-    return f": {found['advice']}{speed}; oracle {found['oracle_speedup']:.2f}x{unpriced(found)}"
-
-
-def unpriced(found: Mapping[str, Any]) -> str:
-    """Whose predictions have no price."""
     calls = found["cost"]["calls"]
-    names = ", ".join(name for name in found["structures"] if name not in calls)
-    if not (names or not calls):
-        return ""
-    return f"; predictions{f' of {names}' if calls else ''} cost nothing here"
+    unpriced = ", ".join(each for each in found["structures"] if each not in calls)
+    speed = f" {advised['speedup']:.2f}x" if advised else ""
+    where = f"{name}, {folder}" if folder else name
+    title = f"## cost {where}: {found['advice']}{speed}; oracle {found['oracle_speedup']:.2f}x"
+    if unpriced or not calls:
+        title += f"; predictions{f' of {unpriced}' if calls else ''} cost nothing here"
+    choices = {**found["rules"], **found["structures"], **found["bounds"]}
+    return f"{title}\n\n{markdown(HEAD, [row(choice) for choice in choices.values()])}"
 
 
-def row(choice: Choice) -> list[str]:
-    gain = "-"
-    if choice.other is not None:
-        gain = f"{choice.other}: {choice.gain:.3f}, {span(choice.gain_interval)}"
+def row(choice: Mapping[str, Any]) -> list[str]:
+    speed = Estimate(choice["speedup"], *choice["interval"])
+    gain = Estimate(choice["gain"], *choice["gain_interval"])
     return [
-        *(choice.rule, f"{choice.threshold:.3g}", "yes" if choice.speculate else "no"),
-        *(f"{choice.speedup:.3f}", span(choice.interval), f"{choice.regret:.1%}", gain),
-        *(f"{choice.discard_rate:.3f}", f"{choice.verification_rate:.3f}"),
-    ]
-
-
-def transfers(facts: Mapping[str, Any]) -> list[str]:
-    """What it costs a structure that its rate is not tuned; nothing where there is none."""
-    sets = {facts["judged_on"]: facts["results"], **facts["elsewhere"]}
-    rows = [
-        [
-            *(structure, cost, prompts, f"{loss['rate']:.3g}"),
-            *(f"{loss['regret']:.2%}", f"{loss['chain_regret']:.2%}"),
-        ]
-        for prompts, results in sets.items()
-        for cost, found in results.items()
-        for structure, loss in found["untuned"].items()
-    ]
-    if not rows:
-        return []
-    title = "## without tuning: seconds over those at the best rate for the same prompts"
-    head = ["structure", "cost", "prompts", "rate", "regret", "of a chain"]
-    return [f"{title}\n\n{markdown(head, rows)}"]
-
-
-def left_out(facts: Mapping[str, Any]) -> list[str]:
-    """What replay does not know of a structure; nothing where there is none."""
-    if not any(found["structures"] for found in facts["results"].values()):
-        return []
-    sampled = facts["draft_warp"]["temperature"] > 0
-    law = (
-        "drawn without replacement (RRSw)" if sampled else "the most probable tokens, point masses"
-    )
-    return [
-        f"structures are replayed as a harvest has them: a path of {facts['gamma']} tokens at most,"
-        f" at most two leaves beside each of them, {law}, and nothing drawn after a leaf"
+        *(choice["rule"], f"{choice['threshold']:.3g}", "yes" if choice["speculate"] else "no"),
+        *(with_interval(speed, ".3f"), f"{choice['regret']:.1%}"),
+        f"{choice['other']}: {with_interval(gain, '.3f')}" if choice["other"] else "-",
+        *(f"{choice['discard_rate']:.3f}", f"{choice['verification_rate']:.3f}"),
     ]

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, requests_of_split
-from decoding.cost import MeasuredCost, measure_cost
+from decoding.cost import measure_cost
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.picking import draw
@@ -26,6 +26,7 @@ from decoding.settings import Pair
 from decoding.structures.sequoia import write_artefact
 from evaluation.decode import request_seed
 from evaluation.page import simulated
+from evaluation.table import markdown
 from runtime.errors import UserError
 from runtime.files import refuse_foreign_file
 from runtime.job import command_line
@@ -35,8 +36,8 @@ RowCost = Callable[[int], float]
 
 
 def sibling_acceptance(p: Tensor, q: Tensor, width: int, generator: torch.Generator) -> Tensor:
-    """[n, width] float64: the probability that child b is the accepted one, children drawn without
-    replacement.
+    """Return [n, width] float64: the probability that child b is the accepted one, children drawn
+    without replacement.
 
     p, q: [n, V], target and draft distributions at n positions. Given the children before it, all
     rejected, child b is accepted with probability sum min(R, D), where R is the target's residual
@@ -49,22 +50,16 @@ def sibling_acceptance(p: Tensor, q: Tensor, width: int, generator: torch.Genera
         columns.append(reached * torch.minimum(residual, left).sum(-1))
         reached = reached - columns[-1]
         rejected = (left - residual).clamp_(min=0)
-        token = draw(_unless_empty(rejected, left), generator)[:, None]
+        for instead in (left, torch.ones_like(left)):  # where none is rejected: probability 0
+            rejected = torch.where(rejected.sum(-1, keepdim=True) > 0, rejected, instead)
+        token = draw(rejected, generator)[:, None]
         residual = _normalised((residual - left).clamp_(min=0))
         left = _normalised(left.scatter(-1, token, 0.0))
     return torch.stack(columns, dim=-1).clamp_(min=0)
 
 
-def _unless_empty(distribution: Tensor, other: Tensor) -> Tensor:
-    """Rows of `other`, or of nothing but ones, where `distribution` is empty: what happens there
-    has probability 0."""
-    for instead in (other, torch.ones_like(distribution)):
-        distribution = torch.where(distribution.sum(-1, keepdim=True) > 0, distribution, instead)
-    return distribution
-
-
 def _normalised(distribution: Tensor) -> Tensor:
-    """Rows that sum to one; empty ones stay empty."""
+    """Return rows that sum to one; empty ones stay empty."""
     return distribution / distribution.sum(-1, keepdim=True).clamp(
         min=torch.finfo(distribution.dtype).tiny
     )
@@ -91,16 +86,15 @@ class Programme:
         return self._table.max(-1)
 
     def tree(self, rows: int, depth: int) -> list[int]:
-        """Parents of a best tree, in depth-first order."""
+        """Return the parents of a best tree, in depth-first order."""
         return list(self._parents(rows, depth, int(self._table[rows, depth].argmax()), 0))
 
     def _splits(self, rows: int, depth: int, b: int) -> np.ndarray:
-        """[m - 1], the value for each number of rows y = 1 .. m - 1 left to the root and its first
-        b - 1 children."""
+        """Return [m - 1], the value for each number of rows y = 1 .. m - 1 left to the root and its
+        first b - 1 children."""
         last = self._table[1:rows, depth - 1].max(-1)[::-1]
-        gained = np.where(
-            np.isneginf(last), -np.inf, self.acceptance[b - 1] * np.maximum(last, 0)
-        )  # 0 * -inf is NaN
+        gained = self.acceptance[b - 1] * np.maximum(last, 0)  # 0 * -inf is NaN
+        gained[np.isneginf(last)] = -np.inf
         return self._table[1:rows, depth, b - 1] + gained
 
     def _parents(self, rows: int, depth: int, b: int, root: int) -> Iterator[int]:
@@ -115,7 +109,8 @@ class Programme:
 
 
 def expected_tokens(parents: Sequence[int], acceptance: Sequence[float]) -> float:
-    """Of a round with this tree: the sum over rows of the product of a_b along their paths."""
+    """Return the tokens of a round with this tree: the sum over rows of the product of a_b along
+    their paths."""
     reached, children = [1.0], [0] * (len(parents) + 1)
     for parent in parents:
         reached.append(reached[parent] * acceptance[children[parent]])
@@ -124,7 +119,7 @@ def expected_tokens(parents: Sequence[int], acceptance: Sequence[float]) -> floa
 
 
 def layer_rows(parents: Sequence[int]) -> list[int]:
-    """Rows the draft runs on to draw each layer: those that have children, by depth."""
+    """Count the rows the draft runs on to draw each layer: those that have children, by depth."""
     depth = [0]
     for parent in parents:
         depth.append(depth[parent] + 1)
@@ -148,166 +143,55 @@ class Plan:
 
 
 def best_plans(programme: Programme, draft_cost: RowCost, target_cost: RowCost) -> list[Plan]:
-    """The fastest depth for every number of nodes that has a tree."""
-    value = programme.value
-    plans = []
-    for rows in range(2, value.shape[0]):
-        depths = [
-            depth
-            for depth in range(1, value.shape[1])
-            if value[rows, depth] > value[rows, depth - 1]
-        ]
-        found = [
-            _plan(programme.tree(rows, depth), programme.acceptance, draft_cost, target_cost)
-            for depth in depths
-        ]
-        plans += [min(found, key=lambda plan: plan.seconds_per_token)] if found else []
-    return plans
-
-
-def _plan(
-    parents: list[int], acceptance: Sequence[float], draft_cost: RowCost, target_cost: RowCost
-) -> Plan:
-    layers = layer_rows(parents)
-    tokens = expected_tokens(parents, acceptance)
-    seconds = sum(map(draft_cost, layers)) + target_cost(len(parents) + 1)
-    return Plan(parents, len(layers), tokens, seconds / tokens)
+    """Return the fastest depth for every number of nodes that has a tree."""
+    value, best = programme.value, dict[int, Plan]()
+    for rows, depth in product(range(2, value.shape[0]), range(1, value.shape[1])):
+        if value[rows, depth] <= value[rows, depth - 1]:
+            continue
+        parents = programme.tree(rows, depth)
+        layers, tokens = layer_rows(parents), expected_tokens(parents, programme.acceptance)
+        seconds = sum(map(draft_cost, layers)) + target_cost(rows)
+        plan = Plan(parents, len(layers), tokens, seconds / tokens)
+        if rows not in best or plan.seconds_per_token < best[rows].seconds_per_token:
+            best[rows] = plan
+    return list(best.values())
 
 
 # Measured, chosen, saved --------------------------------------------------------------------------
 
 
 def tune_tree(cfg: DictConfig) -> None:
-    """Pair and prompts in, a tree out."""
-    refuse_foreign_file(Path(cfg.structure.tree), "tune", "structure.tree")
+    """Write the tree that is fastest by measured acceptance and costs."""
+    file = Path(cfg.structure.tree)
+    refuse_foreign_file(file, "tune", "structure.tree")
     pair = load_pair(Pair.of(cfg.pair))
-    requests = load_requests(cfg, pair)
-    texts, acceptance = measure_acceptance(cfg, pair, requests)
-    draft_cost, target_cost = measure_costs(cfg, pair, sorted(texts, key=len)[len(texts) // 2])
-    plans = best_plans(
-        Programme(acceptance, most_nodes(cfg) + 1, cfg.max_depth), draft_cost, target_cost
+    requests = requests_of_split(
+        load_prompts(cfg.dataset), pair, cfg.max_new_tokens + 1, cfg.split, cfg.splits, cfg.limit
     )
-    best = choose(cfg, plans)
-    save(cfg, pair, best, acceptance, draft_cost, target_cost)
-    text = table(plans, best, acceptance, target_cost)
-    print("", text, *simulated(cfg.pair), f"saved {cfg.structure.tree}", sep="\n\n")
-
-
-def most_nodes(cfg: DictConfig) -> int:
-    nodes: int = cfg.nodes or cfg.max_nodes
-    return nodes
-
-
-def load_requests(cfg: DictConfig, pair: ModelPair) -> list[Request]:
-    """`cfg.limit` prompts of the split, evenly spaced."""
-    prompts, shares = load_prompts(cfg.dataset), cfg.splits
-    return requests_of_split(prompts, pair, cfg.max_new_tokens + 1, cfg.split, shares, cfg.limit)
-
-
-# Measuring ----------------------------------------------------------------------------------------
-
-
-def measure_acceptance(
-    cfg: DictConfig, pair: ModelPair, requests: Sequence[Request]
-) -> tuple[list[Tensor], list[float]]:
-    """Texts (prompt and response) that the target wrote, and a_b averaged over every position of
-    the responses."""
-    warp, draft_warp = instantiate(cfg.warp), instantiate(cfg.draft_warp)
-    engine = AutoregressiveEngine(pair, warp, frozenset(pair.eos_ids))
-    texts, found = list[Tensor](), list[Tensor]()
-    for request in tqdm(requests, desc="acceptance", unit="response"):
-        sampler = Sampler.seeded(request_seed(cfg.seed, request, 0))
-        response = engine.decode(request.tokens, cfg.max_new_tokens, sampler).tokens
-        texts.append(torch.cat([request.tokens, torch.tensor(response)]))
-        p, q = distributions(pair, texts[-1], len(response), warp, draft_warp)
-        found.append(sibling_acceptance(p, q, cfg.max_children, sampler.generator))
-    return texts, torch.cat(found).mean(0).tolist()
-
-
-@torch.inference_mode()
-def distributions(
-    pair: ModelPair, text: Tensor, last: int, warp: Warp, draft_warp: Warp
-) -> list[Tensor]:
-    """p and q of the `last` tokens of `text`, [last, V] each."""
-    both = []
-    for lm, distribution in ((pair.target, warp), (pair.draft, draft_warp)):
-        lm.reset()
-        if len(text) > last + 1:
-            lm.forward(text[: -last - 1], logits="none")
-        both.append(distribution.probs(lm.forward(text[-last - 1 : -1]).logits))
-    return both
-
-
-def measure_costs(
-    cfg: DictConfig, pair: ModelPair, context: Tensor
-) -> tuple[MeasuredCost, MeasuredCost]:
-    """Seconds per forward of draft and target, up to the rows of the largest tree."""
-    most = most_nodes(cfg) + 1
+    texts, acceptance = measure_acceptance(cfg, pair, requests)
+    context = sorted(texts, key=len)[len(texts) // 2]
+    most = (cfg.nodes or cfg.max_nodes) + 1
     rows = sorted({1, most, *(count for count in cfg.rows if count < most)})
     with tqdm(total=2 * len(rows) * (cfg.repeats + 1), desc="seconds", unit="forward") as bar:
-        draft, target = (
+        draft_cost, target_cost = (
             measure_cost(lm, context, rows, cfg.repeats, bar.update)
             for lm in (pair.draft, pair.target)
         )
-    return draft, target
-
-
-# Choosing and reporting ---------------------------------------------------------------------------
-
-
-def choose(cfg: DictConfig, plans: Sequence[Plan]) -> Plan:
+    plans = best_plans(Programme(acceptance, most, cfg.max_depth), draft_cost, target_cost)
     allowed = [plan for plan in plans if cfg.nodes in (None, plan.nodes)]
     if not allowed:
         raise UserError(
             f"nodes: no tree of {cfg.nodes} nodes has depth {cfg.max_depth} and {cfg.max_children}"
             " children at most. Raise max_depth or max_children"
         )
-    return min(allowed, key=lambda plan: plan.seconds_per_token)
-
-
-def table(
-    plans: Sequence[Plan], best: Plan, acceptance: Sequence[float], target_cost: MeasuredCost
-) -> str:
-    """The best tree of a few sizes beside decoding without a draft."""
-    shown = [plan for plan in plans if plan is best or plan.nodes & (plan.nodes - 1) == 0]
-    alone = target_cost(1)
-    lines = [
-        "acceptance of the b-th child, measured: "
-        + ", ".join(f"{value:.3f}" for value in acceptance),
-        "",
-        (
-            "| nodes | depth | tokens/target call, expected | ms/token, modelled | speed-up,"
-            " modelled |"
-        ),
-        "|---|---|---|---|---|",
-        f"| 0 | 0 | 1.00 | {alone * 1e3:.1f} | 1.00 |",
-    ]
-    for plan in shown:
-        mark = "**" if plan is best else ""
-        lines.append(
-            f"| {mark}{plan.nodes}{mark} | {plan.depth} | {plan.expected_tokens:.2f} | "
-            f"{plan.seconds_per_token * 1e3:.1f} | {alone / plan.seconds_per_token:.2f} |"
-        )
-    return "\n".join(
-        [*lines, "", "modelled from measured forwards; drawing and verification are left out"]
-    )
-
-
-def save(
-    cfg: DictConfig,
-    pair: ModelPair,
-    best: Plan,
-    acceptance: Sequence[float],
-    draft_cost: MeasuredCost,
-    target_cost: MeasuredCost,
-) -> None:
+    best = min(allowed, key=lambda plan: plan.seconds_per_token)
     costs = {"draft": draft_cost, "target": target_cost}
     facts: dict[str, Any] = {
         "parents": best.parents,
         "depth": best.depth,
         "expected_tokens": best.expected_tokens,
         "modelled_seconds_per_token": best.seconds_per_token,
-        "acceptance": list(acceptance),
+        "acceptance": acceptance,
         "seconds_per_forward": {
             name: dict(zip(cost.rows, cost.seconds, strict=True)) for name, cost in costs.items()
         },
@@ -320,4 +204,60 @@ def save(
             **{name: version(name) for name in ("draftpredict", "torch", "transformers")},
         },
     }
-    write_artefact(Path(cfg.structure.tree), facts)
+    write_artefact(file, facts)
+    alone = target_cost(1)
+    answer = (
+        f"Use a tree of {best.nodes} nodes, {best.depth} deep:"
+        f" {alone / best.seconds_per_token:.2f} times plain decoding, modelled.\nAcceptance and"
+        f" forwards measured on {len(texts)} responses; drawing and verification are left out."
+    )
+    children = ", ".join(f"{value:.3f}" for value in acceptance)
+    print("", answer, f"acceptance of the b-th child, measured: {children}", sep="\n\n")
+    print("", table(plans, best, alone), *simulated(cfg.pair), f"saved {file}", sep="\n\n")
+
+
+def measure_acceptance(
+    cfg: DictConfig, pair: ModelPair, requests: Sequence[Request]
+) -> tuple[list[Tensor], list[float]]:
+    """Return texts (prompt and response) that the target wrote, and a_b averaged over every
+    position of the responses."""
+    warp, draft_warp = instantiate(cfg.warp), instantiate(cfg.draft_warp)
+    engine = AutoregressiveEngine(pair, warp, frozenset(pair.eos_ids))
+    texts, columns = list[Tensor](), list[Tensor]()
+    for request in tqdm(requests, desc="acceptance", unit="response"):
+        sampler = Sampler.seeded(request_seed(cfg.seed, request, 0))
+        response = engine.decode(request.tokens, cfg.max_new_tokens, sampler).tokens
+        texts.append(torch.cat([request.tokens, torch.tensor(response)]))
+        p, q = distributions(pair, texts[-1], len(response), warp, draft_warp)
+        columns.append(sibling_acceptance(p, q, cfg.max_children, sampler.generator))
+    return texts, torch.cat(columns).mean(0).tolist()
+
+
+@torch.inference_mode()
+def distributions(
+    pair: ModelPair, text: Tensor, last: int, warp: Warp, draft_warp: Warp
+) -> list[Tensor]:
+    """Return p and q of the `last` tokens of `text`, [last, V] each."""
+    both = []
+    for lm, distribution in ((pair.target, warp), (pair.draft, draft_warp)):
+        lm.reset()
+        if len(text) > last + 1:
+            lm.forward(text[: -last - 1], logits="none")
+        both.append(distribution.probs(lm.forward(text[-last - 1 : -1]).logits))
+    return both
+
+
+def table(plans: Sequence[Plan], best: Plan, alone: float) -> str:
+    """Return a table of the best tree of a few sizes beside decoding without a draft, `alone`
+    seconds a token."""
+    rows = [
+        [
+            f"**{plan.nodes}**" if plan is best else str(plan.nodes),
+            *(str(plan.depth), f"{plan.expected_tokens:.2f}"),
+            *(f"{plan.seconds_per_token * 1e3:.1f}", f"{alone / plan.seconds_per_token:.2f}"),
+        ]
+        for plan in [Plan([], 0, 1.0, alone), *plans]
+        if plan is best or plan.nodes & (plan.nodes - 1) == 0
+    ]
+    head = ["nodes", "depth", "tokens/target call, expected", "ms/token, modelled"]
+    return markdown([*head, "speed-up, modelled"], rows)

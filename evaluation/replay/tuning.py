@@ -1,22 +1,30 @@
-"""Which stop rule with which threshold decodes fastest, judged by replay: sweeps, frontiers,
-intervals."""
+"""Which stop rule with which threshold decodes fastest, judged by replay; beside them what no rule
+beats, and drafts grown by worth against cost."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from omegaconf import DictConfig
 
 from decoding.cost import CostTable, Counts
+from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import Policy
 from decoding.stopping.rollout_table import RolloutTable
+from decoding.structures.comb import Worth, grow
+from evaluation.page import lower
+from evaluation.replay.read import Asks
 from evaluation.replay.simulate import Replayer
-from evaluation.table import counted
-from runtime.intervals import bootstrap
+from evaluation.replay.thresholds import NO_ADVICE
+from evaluation.table import counted, ratio_of
+from runtime.intervals import Estimate
 
 Array = NDArray[np.float64]
+Interval = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,8 @@ class Candidate:
 def sweep(
     replayer: Replayer, policies: Mapping[str, Policy], grid: Mapping[str, Sequence[float]]
 ) -> list[Candidate]:
-    """Every rule at every threshold of its grid. Any number of cost tables can price the result."""
+    """Replay every rule at every threshold of its grid. Any number of cost tables can price the
+    result."""
     return [
         Candidate(rule, threshold, replayer.replay(policy, threshold), replayer.table.prompt_ids)
         for rule, policy in policies.items()
@@ -48,51 +57,76 @@ def sweep(
     ]
 
 
+def candidates_of(
+    cfg: DictConfig,
+    stops: Mapping[str, TunableRule],
+    replayer: Replayer,
+    thresholds: Sequence[float] | None = None,
+) -> list[Candidate]:
+    """Replay every rule at every threshold, or at those given: the same ones for every split."""
+    policies = {name: stop.policy(replayer.table) for name, stop in stops.items()}
+    grid = {
+        name: list(thresholds or stop.grid(cfg.points, replayer.gamma_max))
+        for name, stop in stops.items()
+    }
+    return sweep(replayer, policies, grid)
+
+
 def candidate_rows(
     candidates: Sequence[Candidate], split: str, greedy: bool = False
 ) -> pd.DataFrame:
     """Return the measurements of all candidates on the prompts of a split."""
     kind = "counted" if greedy else "expected"
-    parts = [counted(kind, one.rule, one.counts, one.prompts, one.threshold) for one in candidates]
+    parts = [
+        counted(kind, each.rule, each.counts, each.prompts, each.threshold) for each in candidates
+    ]
     return pd.concat(parts, ignore_index=True).assign(split=split)
 
 
 def speedup(candidate: Candidate, cost: CostTable) -> float:
-    """Modelled, over decoding without a draft: a ratio of sums over responses."""
+    """Return the modelled speed over decoding without a draft: a ratio of sums over responses."""
     counts = candidate.counts
     return float(cost.plain(counts).sum() / cost.price(counts, candidate.rule).sum())
 
 
-def spread(candidate: Candidate, cost: CostTable) -> tuple[float, float]:
-    """95 % bootstrap interval of `speedup` over responses."""
-    return interval(cost.plain(candidate.counts), cost.price(candidate.counts, candidate.rule))
+def over_plain(candidate: Candidate, cost: CostTable) -> Estimate:
+    """Return `speedup` with its 95 % interval over responses."""
+    counts = candidate.counts
+    return ratio(cost.plain(counts), cost.price(counts, candidate.rule))
+
+
+def ratio(above: Array, below: Array) -> Estimate:
+    """Return the ratio of sums of two columns [B], with its 95 % interval over responses."""
+    return Estimate(float(above.sum() / below.sum()), *ratio_of(above, below)[1:])
 
 
 def best(candidates: Iterable[Candidate], cost: CostTable) -> Candidate:
-    """The fastest; the first of equals."""
+    """Return the fastest, the first of equals."""
     return max(candidates, key=lambda candidate: speedup(candidate, cost))
-
-
-def interval(above: Array, below: Array, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval over responses of sum(above) / sum(below), both [B]. NaN for a single
-    one."""
-    found = bootstrap(lambda times: (times @ above) / (times @ below), len(above), seed)
-    if found.low is None or found.high is None:
-        return math.nan, math.nan
-    return found.low, found.high
-
-
-def span(ends: Sequence[float | None]) -> str:
-    """An interval as text; "-" where it is not known (NaN, or None as JSON has it)."""
-    known = [end for end in ends if end is not None and not math.isnan(end)]
-    return "-".join(f"{end:.3f}" for end in known) or "-"
 
 
 # Frontiers ----------------------------------------------------------------------------------------
 
 
+def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Return by rule the discard and verification rates of its frontier, and the share of the fixed
+    lengths' frontier that it dominates."""
+    edges = {
+        rule: frontier([each for each in candidates if each.rule == rule])
+        for rule in dict.fromkeys(each.rule for each in candidates)
+    }
+    fixed = edges.get("fixed", [])
+    return {
+        rule: {
+            "points": [[each.threshold, *each.rates] for each in edge],
+            "fixed_dominated": dominated_share(edge, fixed) if fixed and rule != "fixed" else None,
+        }
+        for rule, edge in edges.items()
+    }
+
+
 def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those no other one beats in discard and verification rate at once, by discard rate."""
+    """Return those no other one beats in discard and verification rate at once, by discard rate."""
     kept, lowest = list[Candidate](), float("inf")
     for candidate in sorted(candidates, key=lambda candidate: candidate.rates):
         if candidate.rates[1] < lowest:
@@ -101,42 +135,37 @@ def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
     return kept
 
 
-def dominated_share(ours: Sequence[Candidate], theirs: Sequence[Candidate]) -> float:
-    """Share of `theirs` that one of `ours` beats: at most the same rates, one of them lower."""
-    beaten = [any(dominates(a.rates, b.rates) for a in ours) for b in theirs]
-    return sum(beaten) / len(beaten)
+def dominated_share(candidates: Sequence[Candidate], others: Sequence[Candidate]) -> float:
+    """Return the share of `others` that a candidate beats: at most the same rates, one of them
+    lower."""
+    rates, beaten = {candidate.rates for candidate in candidates}, 0
+    for discard, verification in (other.rates for other in others):
+        no_higher = {rate for rate in rates if rate[0] <= discard and rate[1] <= verification}
+        beaten += bool(no_higher - {(discard, verification)})
+    return beaten / len(others)
 
 
-def dominates(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
-    return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
+# Choosing and judging -----------------------------------------------------------------------------
 
 
-# Results ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pick:
+class Pick(NamedTuple):
     """A rule at the threshold that is best on the prompts of `chosen`, judged on others."""
 
     chosen: Candidate
     judged: Candidate
 
-    @property
-    def rule(self) -> str:
-        return self.judged.rule
-
 
 def picks(
     chosen_on: Sequence[Candidate], judged_on: Sequence[Candidate], cost: CostTable
 ) -> list[Pick]:
-    """One per rule, the fastest on the prompts of `chosen_on` first. Both lists hold the same
-    candidates, counted on different prompts."""
-    found = []
+    """Return one per rule, the fastest on the prompts of `chosen_on` first. Both lists hold the
+    same candidates, counted on different prompts."""
+    judged = {(each.rule, each.threshold): each for each in judged_on}
+    picked = []
     for rule in dict.fromkeys(candidate.rule for candidate in chosen_on):
         pick = best((candidate for candidate in chosen_on if candidate.rule == rule), cost)
-        same = (rule, pick.threshold)
-        found.append(Pick(pick, next(c for c in judged_on if (c.rule, c.threshold) == same)))
-    return sorted(found, key=lambda pick: -speedup(pick.chosen, cost))
+        picked.append(Pick(pick, judged[rule, pick.threshold]))
+    return sorted(picked, key=lambda pick: -speedup(pick.chosen, cost))
 
 
 @dataclass(frozen=True)
@@ -155,56 +184,50 @@ class Choice:
     speculate: bool
     expected: float
     speedup: float
-    interval: tuple[float, float]
+    interval: Interval
     regret: float
     discard_rate: float
     verification_rate: float
     other: str | None = None
     gain: float = math.nan
-    gain_interval: tuple[float, float] = (math.nan, math.nan)
+    gain_interval: Interval = (None, None)
 
 
 def choose(
     chosen_on: Sequence[Candidate], judged_on: Sequence[Candidate], cost: CostTable, least: Array
 ) -> list[Choice]:
-    """One choice per rule, the one to advise first: fastest on the prompts of `chosen_on`. least:
-    `hindsight` of the prompts of `judged_on`."""
-    found = picks(chosen_on, judged_on, cost)
-    return judge(found, found, cost, least)
+    """Return one choice per rule, the one to advise first: fastest on the prompts of `chosen_on`.
+    least: `hindsight` of the prompts of `judged_on`."""
+    picked = picks(chosen_on, judged_on, cost)
+    return judge(picked, picked, cost, least)
 
 
 def judge(
-    found: Iterable[Pick], rivals: Sequence[Pick], cost: CostTable, least: Array
+    picked: Iterable[Pick], rivals: Sequence[Pick], cost: CostTable, least: Array
 ) -> list[Choice]:
-    """Each compared with the first of `rivals` that is another rule."""
-    return [
-        _judge(pick, next((r for r in rivals if r.rule != pick.rule), None), cost, least)
-        for pick in found
-    ]
-
-
-def _judge(pick: Pick, rival: Pick | None, cost: CostTable, least: Array) -> Choice:
-    candidate = pick.judged
-    spent, expected, (low, _) = (
-        cost.price(candidate.counts, candidate.rule),
-        speedup(pick.chosen, cost),
-        spread(pick.chosen, cost),
-    )
-    alone = Choice(
-        candidate.rule,
-        candidate.threshold,
-        (expected if math.isnan(low) else low) > 1,
-        expected,
-        speedup(candidate, cost),
-        spread(candidate, cost),
-        float(spent.sum() / least.sum() - 1),
-        *candidate.rates,
-    )
-    if rival is None:
-        return alone
-    other = cost.price(rival.judged.counts, rival.rule)
-    gain = float(other.sum() / spent.sum())
-    return replace(alone, other=rival.rule, gain=gain, gain_interval=interval(other, spent))
+    """Return the choices, each compared with the first of `rivals` that is another rule."""
+    choices = []
+    for chosen, judged in picked:
+        expected, speed = over_plain(chosen, cost), over_plain(judged, cost)
+        spent = cost.price(judged.counts, judged.rule)
+        choice = Choice(
+            judged.rule,
+            judged.threshold,
+            lower(expected) > 1,
+            expected.value,
+            speed.value,
+            (speed.low, speed.high),
+            float(spent.sum() / least.sum() - 1),
+            *judged.rates,
+        )
+        rival = next((pick.judged for pick in rivals if pick.judged.rule != judged.rule), None)
+        if rival is not None:
+            gain = ratio(cost.price(rival.counts, rival.rule), spent)
+            choice = replace(
+                choice, other=rival.rule, gain=gain.value, gain_interval=(gain.low, gain.high)
+            )
+        choices.append(choice)
+    return choices
 
 
 # What no rule beats -------------------------------------------------------------------------------
@@ -214,8 +237,8 @@ KNOWING = "knows p"
 
 
 def knowing(table: RolloutTable) -> Policy:
-    """A rule that is told, once a token is drawn, with which probability all of them and the next
-    one are accepted: the most that can be known before the coins fall. The first token is always
+    """Return a rule that is told, once a token is drawn, with which probability all of them and the
+    next one are accepted: the most that can be known before the verdict. The first token is always
     drawn."""
     reached = np.cumprod(table.accept, axis=-1, dtype=np.float64)
     reached[..., 0] = np.inf
@@ -223,28 +246,27 @@ def knowing(table: RolloutTable) -> Policy:
 
 
 def oracle_calls(differs: Sequence[bool]) -> tuple[int, int]:
-    """Draft and target calls of SpecDec++'s oracle (2405.19715, Theorem 4.1) for one greedy
+    """Count draft and target calls of SpecDec++'s oracle (2405.19715, Theorem 4.1) for one greedy
     response.
 
     differs: [N], where the draft's choice is not the response's token. The oracle stops drafting
-    right before each of
-    them: nothing is discarded, and each costs one target call. One more brings the last token,
-    where that is none of them. (The theorem's |S| + 1 calls are |S| where it is. A last token that
-    is an end token could be drafted, which would save no call.)"""
+    right before each of them: nothing is discarded, and each costs one target call. One more brings
+    the last token, where that is none of them. (The theorem's |S| + 1 calls are |S| where it is. A
+    last token that is an end token could be drafted, which would save no call.)"""
     target = sum(differs) + (not differs[-1])
     return len(differs) - target, target
 
 
 def oracle_totals(table: RolloutTable) -> tuple[int, int]:
-    """`oracle_calls`, summed over the responses of a greedy target."""
+    """Sum `oracle_calls` over the responses of a greedy target."""
     rows = [table.accept[row, :length, 0] == 0 for row, length in enumerate(table.length)]
     draft, target = zip(*(oracle_calls(differs.tolist()) for differs in rows), strict=True)
     return sum(draft), sum(target)
 
 
 def hindsight(replayer: Replayer, cost: CostTable) -> Array:
-    """[B], least any choice of draft lengths costs each response when it knows what will be
-    accepted.
+    """Return the least that any choice of draft lengths costs each response, [B], when it knows
+    what will be accepted.
 
     A draft beyond the accepted length costs more and goes no further, so only lengths up to it are
     tried, backwards from the end. Where a draft token is cheaper than a target call, whatever its
@@ -261,3 +283,141 @@ def hindsight(replayer: Replayer, cost: CostTable) -> Array:
         tried[np.arange(gamma + 1) > most[:, start, None]] = np.inf
         left[:, start] = np.where(start < table.length, tried.min(1), 0)
     return left[:, 0]
+
+
+# Drafts grown by worth against cost ---------------------------------------------------------------
+
+
+MOVES, ROUNDS = 1e-4, 40  # share by which a rate still moves; rates tried at most
+FACTORS = [1.2**power for power in range(-6, 7)]
+"""Of the rate, tried where it is tuned after all."""
+
+
+@runtime_checkable
+class GrowsByWorth(Asks, Protocol):
+    """A structure that can be replayed. budget: most nodes of a draft."""
+
+    budget: int
+
+    def worth(self, table: RolloutTable) -> Worth:
+        """Return the worth of every draw, as its predictor says."""
+        ...
+
+
+@dataclass(frozen=True)
+class Grower:
+    """A structure on some prompts. Its rate is the tokens per second that a draw must bring: what
+    decoding reaches with the drafts that are worth it, a fixed point."""
+
+    name: str
+    replayer: Replayer
+    worth: Worth
+    budget: int
+
+    def at(self, cost: CostTable, rate: float) -> Candidate:
+        """rate: tokens per second of `cost` that a draw must beat."""
+        comb = grow(self.worth, self.replayer.limit, cost, rate, self.budget)
+        prompts = self.replayer.table.prompt_ids
+        return Candidate(self.name, rate, self.replayer.combs(comb), prompts)
+
+    def settled(self, cost: CostTable) -> Candidate:
+        """Return the drafts at the rate that no longer moves, from that of plain decoding on; the
+        fastest of all tried where it never comes to rest. The questions that a structure asks do
+        not count in its own account."""
+        cost = replace(cost, calls={})
+        rate = 1 / cost.autoregressive
+        tried = [self.at(cost, rate)]
+        for _ in range(ROUNDS):
+            reached = float(tried[-1].counts["emitted"].sum()) / seconds(tried[-1], cost)
+            if abs(reached - rate) < MOVES * rate:
+                return tried[-1]
+            rate = reached
+            tried.append(self.at(cost, rate))
+        return min(tried, key=lambda candidate: seconds(candidate, cost))
+
+    def regret(self, cost: CostTable, rate: float) -> float:
+        """Return the seconds at this rate over those at the best one for these prompts, minus 1."""
+        spent = [seconds(self.at(cost, rate * factor), cost) for factor in FACTORS]
+        return seconds(self.at(cost, rate), cost) / min(spent) - 1
+
+    def chain(self) -> "Grower":
+        """Return the same without leaves."""
+        return replace(self, worth=self.worth.up_to(0))
+
+
+def seconds(candidate: Candidate, cost: CostTable) -> float:
+    return float(cost.price(candidate.counts, candidate.rule).sum())
+
+
+# All that is compared -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some prompts, replayed. candidates: rules at thresholds; bounds: what no rule beats, at
+    thresholds; growers: structures, by name."""
+
+    replayer: Replayer
+    candidates: Sequence[Candidate]
+    bounds: Sequence[Candidate]
+    growers: Mapping[str, Grower]
+
+
+def sample(
+    replayer: Replayer,
+    candidates: Sequence[Candidate],
+    structures: Mapping[str, GrowsByWorth],
+    points: int,
+) -> Sample:
+    """Replay what is compared with `candidates`. points: thresholds of the bounds, besides 0."""
+    table = replayer.table
+    grid = {KNOWING: np.linspace(0, 1, points + 1).tolist()}
+    bounds = sweep(replayer, {KNOWING: knowing(table)}, grid)
+    growers = {
+        name: Grower(name, replayer, structure.worth(table), structure.budget)
+        for name, structure in structures.items()
+    }
+    return Sample(replayer, candidates, bounds, growers)
+
+
+def settled_rates(chosen_on: Sample, cost: CostTable) -> dict[str, float]:
+    """Return the rate of every structure, by name."""
+    return {name: grower.settled(cost).threshold for name, grower in chosen_on.growers.items()}
+
+
+def result(
+    chosen_on: Sample, judged_on: Sample, cost: CostTable, rates: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return what is known about one cost table: the choices of rules, structures and bounds, and
+    what it costs each structure to have no setting but the cost table.
+
+    rates: of every structure, settled on the prompts of `chosen_on`."""
+    least = hindsight(judged_on.replayer, cost)
+    rules = picks(chosen_on.candidates, judged_on.candidates, cost)
+    bounds = picks(chosen_on.bounds, judged_on.bounds, cost)
+    grown = [
+        Pick(*(each.growers[name].at(cost, rate) for each in (chosen_on, judged_on)))
+        for name, rate in rates.items()
+    ]
+    untuned = {}
+    for name, rate in rates.items():
+        chain, grower = chosen_on.growers[name].chain(), judged_on.growers[name]
+        untuned[name] = {
+            "rate": rate,
+            "regret": grower.regret(cost, rate),
+            "chain_regret": grower.chain().regret(cost, chain.settled(cost).threshold),
+        }
+    by_kind = {
+        kind: {choice.rule: asdict(choice) for choice in judge(picked, rules, cost, least)}
+        for kind, picked in {"rules": rules, "structures": grown, "bounds": bounds}.items()
+    }
+    plain = float(cost.plain(judged_on.candidates[0].counts).sum())
+    return {
+        "cost": cost.to_dict(),
+        "oracle_speedup": plain / float(least.sum()),
+        "advice": next(
+            (name for name, choice in by_kind["rules"].items() if choice["speculate"]), NO_ADVICE
+        ),
+        **by_kind,
+        "untuned": untuned,
+    }
