@@ -20,13 +20,13 @@ from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import other_machine, setup_facts
 from evaluation.decode import Engine
 from evaluation.replay import thresholds
-from evaluation.replay.candidates import REPLAYED
-from evaluation.replay.tuning import span
-from evaluation.table import BASELINE
+from evaluation.replay.read import REPLAYED
+from evaluation.table import BASELINE, with_interval
 from predictors.base import read_config, refuse_mismatch
 from runtime.compatibility import leaves, of_earlier
 from runtime.errors import UserError
 from runtime.files import checked_folder
+from runtime.intervals import Estimate
 from runtime.text import printable
 
 CUSTOM = "custom"  # what the command line chooses
@@ -189,7 +189,8 @@ def tuned_methods(
         if is_given(full_key, overrides):
             lines.append(f"{name}: {full_key}={OmegaConf.select(cfg, full_key)}, as given")
             continue
-        speed = f"{rule['speedup']:.3f}x ({span(rule['interval'])}) modelled"
+        speed = with_interval(Estimate(rule["speedup"], *rule["interval"]), ".3f", "x")
+        speed += " modelled"
         if rule["speculate"]:
             whole = isinstance(OmegaConf.select(cfg, full_key), int)
             settings = configured(cfg, name, {key: int(value) if whole else value})

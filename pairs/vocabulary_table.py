@@ -11,7 +11,7 @@ from torch import Tensor
 from data_gen.storage.dataset import Harvest
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.loading import ModelPair, pair_identity
-from evaluation.replay.candidates import refuse_other_pair
+from evaluation.replay.read import refuse_other_pair
 from pairs.chats import load_chats, shards
 from pairs.vocabulary import (
     Text,

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Canvas
 
 from decoding.models.machine import in_words
 from evaluation.replay import thresholds
-from evaluation.replay.tuning import span
+from evaluation.table import with_interval
 from predictors.base import (
     CARD,
     FILES,
@@ -25,6 +25,7 @@ from reports.drawing import Record
 from reports.figures.calibration import STAGES, draw_diagrams
 from runtime.errors import UserError
 from runtime.files import file_hash, only_writer, refuse_foreign, replaced_folder, write_json
+from runtime.intervals import Estimate
 from runtime.json_files import write_checksummed
 from runtime.private import Cleaner
 from runtime.text import printable
@@ -153,7 +154,7 @@ def _rows(found: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[str]:
                 name,
                 rules[name]["setting"],
                 f"{choice['threshold']:.3g}",
-                f"{choice['speedup']:.3f}x ({span(choice['interval'])})",
+                with_interval(Estimate(choice["speedup"], *choice["interval"]), ".3f", "x"),
                 "yes" if choice["speculate"] else "no",
             ]
             yield f"| {' | '.join(cells)} |"

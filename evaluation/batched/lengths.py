@@ -62,7 +62,8 @@ def tuned(cfg: DictConfig, name: str) -> Lengths:
         split: candidates_of(cfg, rule, replayer(cfg, gamma, harvest, split))
         for split in (cfg.choose, cfg.judge)
     }
-    sizes = [best_length(*lengths.values(), cost, size, gamma) for size in cfg.batch]
+    chosen_on, judged_on = lengths.values()
+    sizes = [best_length(chosen_on, judged_on, cost, size, gamma) for size in cfg.batch]
     found = scheduler.simulated(cfg, [harvest, *elsewhere], cost, gamma) if cfg.scheduler else {}
     ways = {where: scheduler.compared(rows) for where, rows in found.items()}
     details = {

@@ -282,10 +282,14 @@ class Simulation:
         parts = []
         for way in ways:
             served = self.served(way)
-            columns = {"prompt": list(self.rounds.prompt_ids), "emitted": served.tokens}
-            rows = pd.DataFrame(columns).assign(modelled=served.seconds, policy=way.name)
+            columns = {
+                "prompt": list(self.rounds.prompt_ids),
+                "emitted": served.tokens,
+                "modelled": served.seconds,
+            }
             facts = {"confidences": way.confidences, "lag": way.lag, "setting": way.drafted}
-            parts.append(rows.assign(requests=self.requests, **facts))
+            rows = pd.DataFrame(columns).assign(policy=way.name, requests=self.requests, **facts)
+            parts.append(rows)
         return measurements("expected", pd.concat(parts, ignore_index=True))
 
 

@@ -302,8 +302,8 @@ def answer(cfg: DictConfig, cells: Mapping[str, Sequence[Mapping[str, Any]]]) ->
     if not cfg.judge_data:
         judged = "the same prompts, so likely optimistic: judge_data=[<harvest>] takes others"
     return (
-        f"Fastest over plain decoding, modelled: {'; '.join(parts)}.\nSettings chosen on {cfg.data},"
-        f" speeds of {judged}; {METHOD}."
+        f"Fastest over plain decoding, modelled: {'; '.join(parts)}.\nSettings chosen on"
+        f" {cfg.data}, speeds of {judged}; {METHOD}."
     )
 
 

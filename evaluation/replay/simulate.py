@@ -112,9 +112,13 @@ class Replayer:
         by_length: Array = (
             np.bincount(cells, visits.ravel(), batch * width).reshape(batch, width).astype(float)
         )
-        columns = {"draft_forwards": draft.forwards, "drafted": draft.drafted}
-        columns |= {"questions": draft.calls, "accepted": accepted}
-        sums = {name: (visits * values).sum(1) for name, values in columns.items()}
+        taken = {
+            "draft_forwards": draft.forwards,
+            "drafted": draft.drafted,
+            "questions": draft.calls,
+        }
+        sums = {name: (visits * values).sum(1) for name, values in taken.items()}
+        sums["accepted"] = (visits * accepted).sum(1)
         return self._counts(sums, by_length)
 
     def _counts(self, sums: Counts, calls_by_drafted: Array) -> dict[str, Array]:

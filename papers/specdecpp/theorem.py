@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from data_gen.storage.dataset import Harvest
-from evaluation.replay.optimal_stopping import BINS, Rule, best, fixed, survival, threshold, totals
+from papers.specdecpp.optimal_stopping import BINS, Rule, best, fixed, survival, threshold, totals
 from reports.artifacts import Artifacts
 from reports.figure import Builder, Cell, Entry, Figure, Missing
 from reports.harvest_data import by_pair, distributions, of_each

@@ -66,8 +66,8 @@ def test_the_folder_has_a_plot_and_thresholds(
     assert names == {*FILES, CARD, "config.json", "reliability.png"}
     assert Path("x/reliability.png").read_bytes()[:4] == b"\x89PNG"
     card = Path("x", CARD).read_text()
-    assert "| measured | value | threshold | 0.25 | 1.500x (1.250-1.750) | yes |" in card
-    assert "| c10 | value | threshold | 0.25 | 0.500x (1.250-1.750) | no |" in card
+    assert "| measured | value | threshold | 0.25 | 1.500x (1.250 to 1.750) | yes |" in card
+    assert "| c10 | value | threshold | 0.25 | 0.500x (1.250 to 1.750) | no |" in card
     assert "| fixed |" not in card and "(reliability.png)" in card
     header = yaml.safe_load(card.split("---")[1])
     assert header["library_name"] == "draftpredict" and "speculative-decoding" in header["tags"]

@@ -4,7 +4,9 @@ cached."""
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decoding.engines.autoregressive import AutoregressiveEngine
@@ -18,6 +20,21 @@ from predictors.features.draft_statistics import Q_STATS, path_rows, q_stats
 from predictors.features.layers import side_by_side
 from predictors.inputs import matrix
 from predictors.outcomes import Chances
+
+
+def sampled_table(
+    accept: NDArray[np.float64], confidence: Any = 1.0, siblings: Any = None
+) -> RolloutTable:
+    """Responses of T tokens of a sampled target, all tokens of a rollout drawn, `accept` [B, T, G]
+    of them. confidence: as many, or one for all."""
+    prompts, length, gamma = accept.shape
+    ends, drawn = np.full(prompts, length), np.full((prompts, length), gamma)
+    ones, names = np.ones(accept.shape), [str(number) for number in range(prompts)]
+    return RolloutTable(
+        *(names, ends, ends, False, ones.astype(int), drawn, drawn),
+        *(accept, ones * confidence, 0 * ones, ones * confidence),
+        siblings=siblings,
+    )
 
 
 def slow_table(

@@ -17,7 +17,7 @@ from evaluation.methods import (
     tuned_methods,
 )
 from evaluation.replay import thresholds
-from evaluation.replay.candidates import REPLAYED
+from evaluation.replay.read import REPLAYED
 from tests.unit.evaluation.replay.test_thresholds import CHOICE, FOUND, STOP
 
 KEY = "method.adaedl.stop.threshold"
@@ -45,7 +45,7 @@ def config(**changed: Any) -> DictConfig:
 
 
 LEFT_OUT = (None, "adaedl: built otherwise than it was tuned, thresholds left out")
-TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x (-) modelled")
+TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x modelled")
 
 
 @pytest.mark.parametrize(

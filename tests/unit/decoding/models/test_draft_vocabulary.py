@@ -33,7 +33,7 @@ from decoding.settings import Pair
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
-from evaluation.replay.candidates import refuse_other_pair
+from evaluation.replay.read import refuse_other_pair
 from evaluation.replay.thresholds import misfit
 from predictors.base import refuse_mismatch
 from runtime.errors import UserError

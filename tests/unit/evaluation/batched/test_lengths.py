@@ -6,26 +6,20 @@ import pytest
 from decoding.batch_cost import PerRow, share
 from decoding.cost import cost_table
 from decoding.stopping.fixed import Fixed
-from decoding.stopping.rollout_table import RolloutTable
 from evaluation.batched.lengths import answer, best_length, measurements
 from evaluation.replay.simulate import Replayer
 from evaluation.replay.tuning import Candidate, best, speedup, sweep
 from evaluation.table import ratio
+from tests.helpers.data.rollout_tables import sampled_table
 
 COST, DEAR = PerRow(1.0, 0.0, 0.05, 0.0), PerRow(1.0, 1.0, 0.05, 0.0)
 
 
-def candidates(accept: float, prompts: int = 4, gamma: int = 4) -> list[Candidate]:
+def candidates(accept: float) -> list[Candidate]:
     """Fixed lengths on texts in which every token is accepted with the same probability."""
-    shape = (prompts, 30, gamma)
-    whole, ones = np.full(shape[:2], gamma), np.ones(shape)
-    ends = np.full(prompts, 30)
-    table = RolloutTable(
-        *(list("abcd")[:prompts], ends, ends, False, ones.astype(int), whole, whole),
-        *(np.full(shape, accept), ones, ones, ones),
-    )
-    rule = Fixed(1)
-    return sweep(Replayer(table, gamma), {"fixed": rule.policy(table)}, {"fixed": range(1, 5)})
+    table = sampled_table(np.full((4, 30, 4), accept))
+    lengths = {"fixed": Fixed(1).policy(table)}
+    return sweep(Replayer(table, 4), lengths, {"fixed": range(1, 5)})
 
 
 def test_one_request_is_what_replay_says() -> None:
@@ -43,11 +37,7 @@ def test_one_request_is_what_replay_says() -> None:
 def test_it_does_not_pay_where_rows_cost_what_they_bring() -> None:
     found = candidates(0.5)
     eight = best_length(found, found, DEAR, 8, 4)
-    assert (
-        eight["length"] == 0
-        and eight["best"] >= 1
-        and eight["best_speedup"] < 1 == eight["speedup"]
-    )
+    assert eight["length"] == 0 < eight["best"] and eight["best_speedup"] < 1 == eight["speedup"]
     assert eight["tokens_per_second"] == eight["plain_tokens_per_second"] == pytest.approx(1.0)
 
 
@@ -65,6 +55,6 @@ def test_the_rows_say_the_same_and_the_answer_is_a_sentence() -> None:
     rows = measurements({"test": found}, COST, [1, 2], 4, {})
     same = rows[(rows["requests"] == 1) & (rows["setting"] == one["length"])]
     assert ratio(same, "modelled_plain", "modelled").value == one["speedup"]
-    assert answer([one, {"requests": 8, "length": 0}]).endswith(
-        "Use plain decoding for 8 request(s)."
-    )
+    lines = answer([one, {"requests": 8, "length": 0}])
+    assert lines.startswith(f"Draft {one['length']} tokens for 1 request(s) (")
+    assert lines.endswith(" plain decoding). Use plain decoding for 8 request(s).")

@@ -1,24 +1,46 @@
-"""The simulated scheduler, against budgets by hand and against fixed lengths."""
+"""The simulated scheduler: budgets by hand, what it is told, and ways to spend the rows of a step
+on texts of which the best one is known."""
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from decoding.batch_cost import PerRow
 from evaluation.batched.scheduler import (
+    FIXED,
+    LOGGED,
     NOTHING,
+    ORACLE,
+    PLAIN,
+    POSITION,
     Budget,
     FixedLength,
+    Simulation,
     Texts,
     best_budget,
+    calibrated,
+    compared,
+    conditional,
+    confidences,
     filled,
+    page,
     serve,
     step_seconds,
+    told,
 )
+from predictors.confidences.maps import of_temperatures
+from tests.helpers.data.rollout_tables import sampled_table
+
+FREE = PerRow(1.0, 0.0, 0.01, 0.0)
+DEAR = PerRow(1.0, 0.2, 0.01, 0.0)  # a row that is accepted with .1 does not pay
+HALF, THREE_QUARTERS = np.full((2, 5, 3), 0.5), np.full((2, 5, 3), 0.75)
 
 
 def test_a_budget_by_hand() -> None:
@@ -102,12 +124,8 @@ def joint_law(
 
 def test_it_is_exact_with_survival_before_and_a_settled_budget_alone() -> None:
     exact = np.multiply.outer(np.outer(P, P), np.outer(P, P))
-    far = {
-        (before, lag): abs(joint_law(before, lag) - exact).max()
-        for before, lag in product((False, True), (0, 1))
-    }
-    assert far[True, 1] < 1e-12
-    assert min(far[False, 0], far[False, 1]) > 1e-3
+    assert abs(joint_law(True, 1) - exact).max() < 1e-12
+    assert min(abs(joint_law(False, lag) - exact).max() for lag in (0, 1)) > 1e-3
     assert abs(joint_law(True, 0, STEPPED) - exact).max() > 1e-3  # the budget is one of all draws
     assert abs(joint_law(True, 1, STEPPED) - exact).max() < 1e-12
 
@@ -143,3 +161,85 @@ def test_served_alone_without_a_draft_is_a_token_a_step() -> None:
     assert found.rate == pytest.approx(2.0)
     everything = serve(texts(1.0), FixedLength(3), step_seconds(cost, 2, 3, 3), 2, 4)
     assert everything.rate == pytest.approx(8 / 1.3)  # 20 tokens are five rounds of four
+
+
+# What the scheduler is told -----------------------------------------------------------------------
+
+
+def test_rows_are_rounds_with_expected_labels() -> None:
+    table = sampled_table(HALF, THREE_QUARTERS)
+    found = confidences(table, 2)
+    assert found.gamma == 2 and found.group.tolist() == [0] * 5 + [1] * 5
+    assert found.length.tolist() == 2 * [2, 2, 2, 1, 0]  # the last place is kept
+    assert found.labels[0].tolist() == [0.5, 0.25]
+    assert found.logits[0].tolist() == pytest.approx([np.log(3)] * 2)
+    table.length[1] = 2
+    assert confidences(table, 3).group.tolist() == [0] * 5 + [1] * 2, "padding is left out"
+
+
+def test_what_is_told_by_name() -> None:
+    maps = {"halved": of_temperatures([2.0, 2.0, 2.0]), "none": None}
+    found = told(sampled_table(HALF, THREE_QUARTERS), 3, maps)
+    assert list(found) == [LOGGED, "halved", ORACLE]
+    assert found[LOGGED] == pytest.approx(0.75) and found[ORACLE] == pytest.approx(0.5)
+    assert found["halved"] == pytest.approx(1 / (1 + 3**-0.5))
+    found = conditional(torch.tensor([[0.5, 0.25, 0.0, 0.0]]).double())
+    assert found.tolist() == [[0.5, 0.5, 0.0, 0.0]]
+
+
+def test_calibrations_are_fitted() -> None:
+    draws = np.random.default_rng(0).random((8, 40, 2))
+    table = sampled_table(draws / 2, draws)  # half as often as it says
+    fit = {"_target_": "hydra.utils.get_method", "path": "predictors.calibration.fit_platt"}
+    platt = {"fit": fit, "sequential": None, "survival": True}
+    none = {"fit": None, "sequential": None, "survival": False}
+    cfg = OmegaConf.create({"calibrations": {"platt": platt, "none": none}})
+    maps = calibrated(cfg, table, 2)
+    assert list(maps) == [POSITION, "platt", "none"] and maps["none"] is None
+    found = told(table, 2, maps)
+    far = {name: np.abs(found[name] - found[ORACLE]).mean() for name in (LOGGED, "platt")}
+    assert far["platt"] < far[LOGGED] / 3
+    constants = maps[POSITION].conditional(torch.randn(5, 2).double())
+    first, second = (table.accept[:, :end, i] for i, end in enumerate((39, 38)))
+    assert constants[:, 0].tolist() == pytest.approx([first.mean()] * 5)
+    reached = table.accept[:, :38, 0]
+    expected = (second * reached).sum() / reached.sum()
+    assert constants[:, 1].tolist() == pytest.approx([expected] * 5)
+
+
+# Ways to spend the rows of a step -----------------------------------------------------------------
+
+
+def by_name(accept: np.ndarray, confidence: np.ndarray, cost: PerRow) -> dict[str, dict[str, Any]]:
+    simulation = Simulation(sampled_table(accept, confidence), {}, cost, 4, 3)
+    rows = compared(simulation.measured(simulation.ways()))
+    assert {row["requests"] for row in rows} == {4} and page(rows).count("\n") == len(rows) + 1
+    return {row["name"]: row for row in rows}
+
+
+def test_nothing_is_gained_where_all_tokens_are_alike() -> None:
+    same = np.full((4, 30, 3), 0.8)
+    found = by_name(same, same, FREE)
+    stale = [f"budget, {name}, 2 steps old" for name in (LOGGED, ORACLE)]
+    assert {PLAIN, FIXED, f"budget, {LOGGED}", f"budget, {ORACLE}", *stale} == set(found)
+    for name in set(found) - {PLAIN, *stale}:
+        assert found[name]["drafted"] == 3 and found[name]["over_fixed"] == (1, 1, 1)
+    plain = found[PLAIN]
+    assert plain["tokens_per_second"].value == pytest.approx(4.0)  # four rows a second
+    assert plain["drafted"] == 0 and plain["over_fixed"].value < 0.6
+    assert found[FIXED]["tokens_per_second"].value > 6
+
+
+def test_knowing_which_tokens_are_accepted_pays_where_rows_are_dear() -> None:
+    kinds = np.random.default_rng(0).random((4, 30, 1)) < 0.5
+    accept = np.where(kinds, 0.95, 0.1) * np.ones((4, 30, 3))
+    wrong = by_name(accept, 1 - accept, DEAR)
+    best, logged = wrong[f"budget, {ORACLE}"], wrong[f"budget, {LOGGED}"]
+    for gain in (best["over_fixed"], best["over_logged"]):
+        assert gain.low is not None and 1 < gain.low < gain.value
+    assert logged["over_fixed"].high is not None and logged["over_fixed"].high < 1
+    assert wrong[FIXED]["over_logged"].value == pytest.approx(1 / logged["over_fixed"].value)
+    stale = wrong[f"budget, {ORACLE}, 2 steps old"]
+    assert stale["drafted"] == best["drafted"]
+    fresh = stale["tokens_per_second"].value / best["tokens_per_second"].value
+    assert stale["over_fresh"].value == pytest.approx(fresh)

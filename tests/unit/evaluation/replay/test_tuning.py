@@ -1,37 +1,57 @@
-"""Cost tables, regression, the oracle, frontiers and intervals on cases whose answer is known."""
+"""The oracle, frontiers, choices and rates of grown drafts on cases whose answer is known; costs;
+how long a sweep takes."""
 
 import json
-import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from omegaconf import OmegaConf
 
 from decoding.cost import CostTable, cost_table, observed_cost, read_cost, regress, regress_traces
+from decoding.stopping.adaedl import AdaEDL
+from decoding.stopping.base import TunableRule
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.fixed import Fixed
+from decoding.stopping.hrad import HRADStop
 from decoding.stopping.rollout_table import RolloutTable, build
+from decoding.stopping.specdecpp import SpecDecPPStop
+from decoding.structures.comb import Worth
 from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.replay.simulate import Replayer, counts_of
+from evaluation.replay.tune import report, same_questions, with_questions
 from evaluation.replay.tuning import (
+    FACTORS,
     Candidate,
+    Grower,
     best,
     choose,
     dominated_share,
-    dominates,
     frontier,
     hindsight,
-    interval,
     knowing,
     oracle_calls,
     oracle_totals,
-    span,
+    over_plain,
+    ratio,
+    result,
+    sample,
+    seconds,
+    settled_rates,
     speedup,
     sweep,
 )
+from predictors.outcomes import Chances
 from runtime.errors import UserError
 from runtime.intervals import Array
+from tests.helpers.data.rollout_tables import sampled_table
+from tests.helpers.training.checkpoints import write_checkpoint
 
 GAMMA = 6
 
@@ -40,22 +60,13 @@ def table_of(differs: list[list[bool]], gamma: int = GAMMA) -> RolloutTable:
     """Greedy responses whose draft differs at the given positions."""
     rows = []
     for number, misses in enumerate(differs):
-        padded = [*misses, *[True] * gamma]
-        right = np.array(
-            [[not miss for miss in padded[start : start + gamma]] for start in range(len(misses))]
-        )
+        length, padded = len(misses), ~np.array([*misses, *[True] * gamma])
+        right = np.array([padded[start : start + gamma] for start in range(length)])
         accept = np.logical_and.accumulate(right, axis=1)
-        shape = (len(misses), gamma)
-        facts = {
-            "prompt_id": str(number),
-            "length": len(misses),
-            "max_new": len(misses),
-            "drawn": [gamma] * shape[0],
-        }
-        values = {name: np.full(shape, 0.5) for name in ("confidence", "max_q", "entropy")}
-        rows.append(
-            facts | values | {"tokens": np.ones(shape), "accept": accept, "accepted": accept.sum(1)}
-        )
+        facts = {"prompt_id": str(number), "length": length, "max_new": length}
+        values = dict.fromkeys(("confidence", "max_q", "entropy", "tokens"), np.ones(accept.shape))
+        drawn = {"drawn": [gamma] * length, "accepted": accept.sum(1)}
+        rows.append(facts | values | drawn | {"accept": accept})
     return build(rows, greedy=True)
 
 
@@ -66,29 +77,29 @@ def random_misses(seed: int, length: int = 40, prompts: int = 4) -> list[list[bo
     return (np.random.default_rng(seed).random((prompts, length)) < 0.3).tolist()
 
 
+def lengths(seed: int) -> tuple[Replayer, list[Candidate]]:
+    replayer = Replayer(table_of(random_misses(seed)), GAMMA)
+    return replayer, sweep(replayer, {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)})
+
+
 # Costs --------------------------------------------------------------------------------------------
 
 
 def test_regression_recovers_known_costs() -> None:
     forwards = np.random.default_rng(0).integers(1, 60, (30, 2)).astype(float)
     exact = regress(forwards, forwards @ [0.0234, 0.112])
-    assert (exact.draft, exact.target) == pytest.approx(
-        (0.0234, 0.112)
-    ) and exact.r2 == pytest.approx(1)
+    assert (exact.draft, exact.target, exact.r2) == pytest.approx((0.0234, 0.112, 1))
     noise = np.random.default_rng(1).normal(0, 0.1, 30)
     rough = regress(forwards, forwards @ [0.0234, 0.112] + noise)
-    assert (rough.draft, rough.target) == pytest.approx(
-        (0.0234, 0.112), rel=0.1
-    ) and 0.95 < rough.r2 < 1
+    assert (rough.draft, rough.target) == pytest.approx((0.0234, 0.112), rel=0.1)
+    assert 0.95 < rough.r2 < 1
     assert "23.40 ms N_draft + 112.00 ms N_target over 30 generations" in str(exact)
 
 
 def round_of(drafted: int, forwards: int, calls: int, **seconds: float) -> RoundTrace:
     parts = {stage: seconds.get(stage, 0.0) for stage in STAGES}
-    tokens = [1] * drafted
-    return RoundTrace(
-        tokens, list(range(drafted)), [1.0] * drafted, 0, 0, [1], [0.5] * calls, forwards, parts
-    )
+    tokens, parents, q = [1] * drafted, list(range(drafted)), [1.0] * drafted
+    return RoundTrace(tokens, parents, q, 0, 0, [1], [0.5] * calls, forwards, parts)
 
 
 def trace_of(rounds: list[RoundTrace]) -> Trace:
@@ -97,26 +108,22 @@ def trace_of(rounds: list[RoundTrace]) -> Trace:
 
 
 def test_costs_are_read_off_real_decodes() -> None:
-    short = [
-        round_of(1, 2, 2, draft=0.2, sample=0.02, target=1.0, verify=0.1, stop=0.06)
-        for _ in range(3)
-    ]
-    long = [
-        round_of(4, 4, 4, draft=0.4, sample=0.04, target=2.0, verify=0.2, stop=0.12)
-        for _ in range(3)
-    ]
+    spent = {"draft": 0.2, "sample": 0.02, "target": 1.0, "verify": 0.1, "stop": 0.06}
+    short = [round_of(1, 2, 2, **spent) for _ in range(3)]
+    long = [round_of(4, 4, 4, **{stage: 2 * each for stage, each in spent.items()})] * 3
     rare = [round_of(9, 9, 9, draft=0.9, sample=0.09, target=99.0, stop=0.27)]
     plain = [trace_of([round_of(0, 0, 0, target=0.8, sample=0.1)] * 4)]
     found = observed_cost({"confidence": [trace_of(short + long + rare)]}, plain)
     assert found.draft == pytest.approx(0.11) and found.autoregressive == pytest.approx(0.9)
-    assert found.target.rows == [2, 5] and found.target.seconds == pytest.approx([1.1, 2.2]), (
-        "one round is no measurement"
-    )
+    assert found.target.rows == [2, 5], "one round is no measurement"
+    assert found.target.seconds == pytest.approx([1.1, 2.2])
     assert found.calls["confidence"] == pytest.approx(0.03)
     fit = regress_traces([trace_of(short), trace_of(long)])
-    assert fit.draft * 6 + fit.target * 3 == pytest.approx(
-        sum(sum(r.seconds.values()) for r in short)
-    )
+    total = sum(sum(each.seconds.values()) for each in short)
+    assert fit.draft * 6 + fit.target * 3 == pytest.approx(total)
+    few = {"fixed 1": [trace_of([round_of(1, 1, 0, draft=0.1, target=1.0)])]}
+    with pytest.raises(UserError, match=r"cost\.limit: too few rounds"):
+        observed_cost(few, plain)
 
 
 def test_a_price_is_a_sum_over_rounds(tmp_path: Path) -> None:
@@ -134,21 +141,12 @@ def test_a_price_is_a_sum_over_rounds(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     with pytest.raises(UserError, match=r"cost\.file: .*is missing\. Measure it: .* cost=measure"):
         read_cost(file)
-    file.write_text(
-        json.dumps(
-            {"seconds": table.to_dict(), "pair": {"target": "aa"}, "measured_on": {"threads": 3}}
-        )
-    )
-    assert read_cost(file) == replace(table, pair={"target": "aa"}, measured_on={"threads": 3})
+    more = {"pair": {"target": "aa"}, "measured_on": {"threads": 3}}
+    file.write_text(json.dumps({"seconds": table.to_dict(), **more}))
+    assert read_cost(file) == replace(table, **more)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pair": "aa"}))
     with pytest.raises(UserError, match=r"^cost\.file: .*is damaged .no valid pair.*cost=measure"):
         read_cost(file)
-
-
-def test_a_plain_token_has_a_cost() -> None:
-    with pytest.raises(UserError, match=r"^cost\.autoregressive: "):
-        cost_table(1.0, {2: 1.0})
-    cost_table(1.0, {2: 1.0}, 0.5, {"hrad": 0.0})
 
 
 def test_a_row_may_cost_a_share_of_a_call() -> None:
@@ -160,12 +158,9 @@ def test_a_row_may_cost_a_share_of_a_call() -> None:
     assert cost_table(1.0, again) == dear
     with pytest.raises(UserError, match=r"^cost\.row: expected 0 where cost\.target says seconds"):
         cost_table(1.0, {1: 5.0}, row=0.02)
-
-
-def test_too_few_rounds_are_no_measurement() -> None:
-    plain = [trace_of([round_of(0, 0, 0, target=0.8)])]
-    with pytest.raises(UserError, match=r"cost\.limit: too few rounds"):
-        observed_cost({"fixed 1": [trace_of([round_of(1, 1, 0, draft=0.1, target=1.0)])]}, plain)
+    with pytest.raises(UserError, match=r"^cost\.autoregressive: "):
+        cost_table(1.0, {2: 1.0})
+    cost_table(1.0, {2: 1.0}, 0.5, {"hrad": 0.0})
 
 
 # Bounds -------------------------------------------------------------------------------------------
@@ -187,25 +182,22 @@ def test_oracle_counts_calls_at_the_edges(differs: list[bool], calls: tuple[int,
     to the tokens."""
     assert oracle_calls(differs) == calls
     assert sum(calls) == len(differs)
-    cost = cost_table(1.0, 10.0)
-    least = hindsight(Replayer(table_of([differs], gamma=9), 9), cost)
+    least = hindsight(Replayer(table_of([differs], gamma=9), 9), cost_table(1.0, 10.0))
     assert least[0] == calls[0] * 1.0 + calls[1] * 10.0
 
 
 def test_hindsight_is_the_oracle_where_drafting_pays() -> None:
     misses = random_misses(0)
     replayer = Replayer(table_of(misses, gamma=40), 40)
+    calls = [oracle_calls(row) for row in misses]
+    assert oracle_totals(replayer.table) == tuple(map(sum, zip(*calls, strict=True)))
     for draft, target in ((1.0, 4.0), (0.0234, 0.112)):
-        assert oracle_totals(replayer.table) == tuple(
-            map(sum, zip(*map(oracle_calls, misses), strict=True))
-        )
-        wanted = [np.dot(oracle_calls(row), (draft, target)) for row in misses]
-        assert hindsight(replayer, cost_table(draft, target)) == pytest.approx(wanted)
+        least = hindsight(replayer, cost_table(draft, target))
+        assert least == pytest.approx(np.array(calls) @ [draft, target])
 
 
 def test_no_policy_beats_hindsight_and_useless_drafts_are_not_drawn() -> None:
-    replayer = Replayer(table_of(random_misses(1)), GAMMA)
-    found = sweep(replayer, {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)})
+    replayer, found = lengths(1)
     for cost in (cost_table(1.0, 5.0), cost_table(1.0, {1: 2.0, 4: 9.0}), cost_table(9.0, 1.0)):
         least = hindsight(replayer, cost)
         assert all((least <= cost.price(candidate.counts) + 1e-9).all() for candidate in found)
@@ -216,8 +208,7 @@ def test_no_policy_beats_hindsight_and_useless_drafts_are_not_drawn() -> None:
 
 def test_knowing_the_target_a_draft_ends_before_a_token_that_is_too_unlikely() -> None:
     table = table_of([[False, False, True, False, True]], gamma=3)
-    found = Replayer(table, 3).replay(knowing(table), 0.5)
-    row = counts_of(found, 0)
+    row = counts_of(Replayer(table, 3).replay(knowing(table), 0.5), 0)
     assert row["rounds"] == 2 and row["accepted"] == 3, "two tokens, then the one before the end"
     assert row["drafted"] == row["accepted"], "nothing is discarded"
     always = table_of([[True] * 4], gamma=3)
@@ -244,29 +235,18 @@ def test_frontier_keeps_what_nothing_beats() -> None:
     found = [candidate("fixed", level, *rates) for level, rates in enumerate(points)]
     assert [kept.threshold for kept in frontier(found)] == [0, 1, 4]
     assert found[0].rates == (0.1, 0.6)
+    others = [found[0], found[4]]
+    for rates, share in (((9, 60), 0.5), ((10, 60), 0), ((10, 59), 0.5), ((9, 61), 0), ((5, 5), 1)):
+        assert dominated_share([candidate("specdecpp", 0.5, *rates)], others) == share
 
 
-def test_dominance() -> None:
-    assert dominates((0.1, 0.5), (0.1, 0.6)) and not dominates((0.1, 0.5), (0.1, 0.5))
-    assert not dominates((0.1, 0.6), (0.2, 0.5))
-    theirs = [candidate("fixed", level, *rates) for level, rates in enumerate([(10, 60), (40, 30)])]
-    assert dominated_share([candidate("specdecpp", 0.5, 9, 60)], theirs) == 0.5
-
-
-def test_the_best_threshold_depends_on_the_cost_table() -> None:
-    replayer = Replayer(table_of(random_misses(2)), GAMMA)
-    found = sweep(replayer, {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)})
+def test_choices_depend_on_costs_and_are_judged_on_other_prompts() -> None:
+    (_, first), (replayer, second) = lengths(3), lengths(4)
     slow, fast = cost_table(1.0, 2.0), cost_table(1.0, 100.0)
-    assert best(found, slow).threshold < best(found, fast).threshold
-    assert speedup(best(found, fast), fast) > 1 > speedup(best(found, slow), cost_table(5.0, 1.0))
-
-
-def test_choices_are_judged_on_other_prompts() -> None:
-    replayers = [Replayer(table_of(random_misses(seed)), GAMMA) for seed in (3, 4)]
-    policies, grid = {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)}
-    first, second = (sweep(replayer, policies, grid) for replayer in replayers)
-    cost: CostTable = cost_table(1.0, 8.0)
-    (choice,) = choose(first, second, cost, hindsight(replayers[1], cost))
+    assert best(first, slow).threshold < best(first, fast).threshold
+    assert speedup(best(first, fast), fast) > 1 > speedup(best(first, slow), cost_table(5.0, 1.0))
+    cost = cost_table(1.0, 8.0)
+    (choice,) = choose(first, second, cost, hindsight(replayer, cost))
     assert choice.threshold == best(first, cost).threshold
     judged = next(c for c in second if c.threshold == choice.threshold)
     assert choice.speedup == speedup(judged, cost) and choice.regret > 0
@@ -299,42 +279,188 @@ def test_the_rule_to_advise_is_the_best_where_thresholds_are_chosen() -> None:
 
 
 def test_a_rule_speculates_where_it_pays_beyond_the_noise() -> None:
-    replayers = [Replayer(table_of(random_misses(seed)), GAMMA) for seed in (3, 4)]
-    first, second = (sweep(r, {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)}) for r in replayers)
-    found = {}
+    (_, first), (_, second) = lengths(3), lengths(4)
+    pays, noise = set(), 0
     for price in np.arange(0.1, 2.0, 0.05):  # of a draft token; a target call is 1
         cost = cost_table(float(price), 1.0)
         (choice,) = choose(first, second, cost, np.ones(1))
-        found[price] = (
-            choice.expected,
-            interval(*priced(first, choice.threshold, cost))[0],
-            choice.speculate,
-        )
-    assert all(speculates == (low > 1) for _, low, speculates in found.values())
-    assert {speculates for *_, speculates in found.values()} == {True, False}
-    assert any(expected > 1 and not speculates for expected, _, speculates in found.values()), (
-        "not beyond the noise"
-    )
+        picked = next(c for c in first if c.threshold == choice.threshold)
+        assert choice.speculate == (over_plain(picked, cost).low > 1)
+        pays.add(choice.speculate)
+        noise += choice.expected > 1 and not choice.speculate
+    assert pays == {True, False} and noise, "faster, but not beyond the noise"
 
 
-def priced(candidates: list[Candidate], threshold: float, cost: CostTable) -> tuple[Any, Any]:
-    counts = next(c.counts for c in candidates if c.threshold == threshold)
-    return cost.plain(counts), cost.price(counts)
-
-
-def test_one_prompt_has_no_interval() -> None:
-    ends = interval(np.ones(1), np.ones(1))
-    assert (
-        all(map(math.isnan, ends))
-        and span(ends) == span([None, None]) == "-"
-        and span((1.0, 2.0)) == "1.000-2.000"
-    )
-
-
-def test_interval_covers_the_ratio_of_sums() -> None:
+def test_an_interval_covers_the_ratio_of_sums() -> None:
     rng, covered = np.random.default_rng(0), 0
-    for seed in range(60):
+    for _ in range(60):
         below = rng.gamma(2.0, 1.0, 80)
-        low, high = interval(2 * below + rng.normal(0, 0.5, 80), below, seed)
-        covered += low <= 2 <= high
+        found = ratio(2 * below + rng.normal(0, 0.5, 80), below)
+        covered += found.low <= 2 <= found.high
     assert covered >= 52
+    assert ratio(np.ones(1), np.ones(1)) == (1, None, None), "one prompt has none"
+
+
+# Grown drafts -------------------------------------------------------------------------------------
+
+
+COSTS = [cost_table(1.0, 5.0, row=row) for row in (0.0, 0.02, 0.3)]
+
+
+def table(seed: int = 0) -> RolloutTable:
+    """A sampled target. Acceptance varies from token to token."""
+    rng, shape = np.random.default_rng(seed), (12, 40, GAMMA)
+    return sampled_table(rng.beta(2, 1, shape), 0.0, rng.beta(1, 2, (*shape, 2)))
+
+
+def told(found: RolloutTable) -> Worth:
+    """By a predictor that knows the present token and its siblings, and guesses the next one."""
+    accept = torch.from_numpy(found.accept)
+    second, third = torch.from_numpy(found.siblings).unbind(-1)
+    return Worth.of(Chances(accept, torch.full_like(accept, 0.67), second, third))
+
+
+def grower() -> Grower:
+    found = table()
+    return Grower("comb", Replayer(found, GAMMA), told(found), 12)
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_the_rate_is_what_it_reaches(cost: CostTable) -> None:
+    found = grower().settled(cost)
+    reached = found.counts["emitted"].sum() / seconds(found, cost)
+    assert abs(reached - found.threshold) <= 1e-4 * reached
+    assert grower().regret(cost, found.threshold) < 0.01
+    assert reached > 1 / cost.autoregressive
+
+
+def test_leaves_pay_where_rows_are_cheap() -> None:
+    free, cheap, dear = (
+        seconds(grower().chain().settled(cost), cost) / seconds(grower().settled(cost), cost)
+        for cost in COSTS
+    )
+    assert free > cheap > dear >= 1 and free > 1.05
+
+
+@dataclass(frozen=True)
+class Restless(Grower):
+    def at(self, cost: CostTable, rate: float) -> Candidate:
+        counts = counts_with(np.zeros(1), np.zeros(1))
+        self.prompts.append(rate)
+        counts["draft_forwards"] += 10.0 + len(self.prompts) % 2
+        return Candidate("comb", rate, counts)
+
+    @property
+    def prompts(self) -> list[float]:
+        return self.worth
+
+
+def test_a_rate_that_never_rests_is_the_fastest_of_those_tried() -> None:
+    tried = list[float]()
+    assert seconds(Restless("comb", None, tried, 12).settled(COSTS[0]), COSTS[0]) == 10
+    assert len(tried) < 100
+
+
+def results(cost: CostTable) -> dict[str, Any]:
+    """What is found of a structure `comb` beside fixed lengths."""
+    structure = SimpleNamespace(budget=12, worth=told)
+    samples = []
+    for seed in (0, 1):
+        replayer = Replayer(table(seed), GAMMA)
+        rules = sweep(replayer, {"fixed": FIXED}, {"fixed": [1, 2]})
+        samples.append(sample(replayer, rules, {"comb": structure}, points=4))
+    assert [bound.rule for bound in samples[0].bounds] == ["knows p"] * 5
+    return result(*samples, cost, settled_rates(samples[0], cost))
+
+
+def test_what_is_not_tuned_is_compared_with_what_is() -> None:
+    found = results(COSTS[1])
+    loss = found["untuned"]["comb"]
+    assert loss["rate"] == found["structures"]["comb"]["threshold"] and 1.0 in FACTORS
+    assert 0 <= loss["regret"] < 0.02 and 0 <= loss["chain_regret"] < 0.02
+    assert found["structures"]["comb"]["other"] == "fixed" and list(found["bounds"]) == ["knows p"]
+
+
+def test_a_structure_pays_for_what_it_asks() -> None:
+    cfg = OmegaConf.create(
+        {
+            "methods": ["fixed", "comb", "other"],
+            "rules": {"fixed": {}, "worth": {"checkpoint": "a"}},
+            "structures": {"comb": {"checkpoint": "a/"}, "other": {"checkpoint": "b"}},
+        }
+    )
+    assert same_questions(cfg) == {"comb": "worth"}
+    cost = with_questions(cfg, replace(COSTS[1], calls={"worth": 0.1}))
+    assert cost.calls == {"worth": 0.1, "comb": 0.1}
+    assert with_questions(cfg, replace(cost, calls={"worth": 1, "comb": 2})).calls["comb"] == 2
+    assert with_questions(cfg, COSTS[1]) == COSTS[1]
+
+    drafts, free = grower().settled(cost), grower().settled(COSTS[1])
+    assert drafts.threshold == free.threshold, "a request does not count them either"
+    asked = 0.1 * free.counts["draft_forwards"].sum()
+    assert seconds(drafts, cost) == pytest.approx(seconds(free, COSTS[1]) + asked)
+
+
+@pytest.mark.parametrize(("temperature", "law"), [(0.0, "point masses"), (0.7, "RRSw")])
+def test_what_replay_leaves_out_is_said_where_there_is_a_structure(
+    temperature: float, law: str
+) -> None:
+    facts = {
+        **{"cost": "c5", "chosen_on": "train", "judged_on": "test", "frontier": {}},
+        **{"oracle_calls": None, "elsewhere": {}, "gamma": GAMMA},
+        "draft_warp": {"temperature": temperature},
+        "data": {"folder": "data/rounds"},
+    }
+    found = results(COSTS[0])
+    (line,) = [
+        line
+        for line in report(facts | {"results": {"chosen": found}}).splitlines()
+        if "after a leaf" in line
+    ]
+    assert f"a path of {GAMMA} tokens at most" in line and "two leaves" in line and law in line
+    for calls, words in (
+        ({}, "; predictions cost nothing here\n"),
+        ({"comb": 1.0}, f"; oracle {found['oracle_speedup']:.2f}x\n"),
+        ({"fixed": 1.0}, "; predictions of comb cost nothing here\n"),
+    ):
+        priced = found | {"cost": replace(COSTS[0], calls=calls).to_dict()}
+        assert words in report(facts | {"results": {"chosen": priced}})
+    alone = found | {"structures": {}, "untuned": {}}
+    assert "leaf" not in report(facts | {"results": {"chosen": alone}})
+
+
+# How long a sweep takes ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_thousand_combinations_on_five_hundred_prompts_in_a_minute(tmp_path: Path) -> None:
+    """A sampled target that accepts about half of the tokens."""
+    head = SpecDecPPStop(write_checkpoint(tmp_path / "head", "specdecpp", 4), 0.5, [1, 20], "paper")
+    classes = HRADStop(write_checkpoint(tmp_path / "classes", "hrad", 4, gamma=3), Confidence(0.4))
+    rng, shape = np.random.default_rng(0), (500, 100, 20)
+    columns = {name: rng.random(shape) for name in ("max_q", "confidence")}
+    predicted = {
+        head.survival: np.cumprod(rng.random(shape), -1),
+        classes.outcomes: rng.integers(0, 3, shape[:2]),
+    }
+    recorded = sampled_table(rng.random(shape))
+    recorded = replace(recorded, **columns, entropy=5 * rng.random(shape), predicted=predicted)
+    started = perf_counter()
+    stops: dict[str, TunableRule] = {
+        "fixed": Fixed(1),
+        "confidence": Confidence(0.4),
+        "confidence_before": ConfidenceBefore(0.4),
+        "adaedl": AdaEDL(0.4, 0.2, 0.9, 0.01, 0.5, 0.9),
+        "specdecpp": head,
+        "hrad": classes,
+    }
+    policies = {name: stop.policy(recorded) for name, stop in stops.items()}
+    replayer = Replayer(recorded, shape[-1])
+    grid = {name: np.linspace(0, 1, 37).tolist() for name in policies}
+    candidates = sweep(replayer, policies, grid | {"fixed": list(range(1, shape[-1] + 1))})
+    costs = [cost_table(1.0, float(ratio)) for ratio in (2, 4, 5, 10, 15)]
+    for cost in costs:
+        assert len(choose(candidates, candidates, cost, hindsight(replayer, cost))) == len(policies)
+    spent = perf_counter() - started
+    print(f"{len(candidates) * len(costs)} combinations in {spent:.1f} s")
+    assert len(candidates) * len(costs) >= 1000 and spent < 60

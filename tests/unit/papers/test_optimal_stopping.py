@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from evaluation.replay.optimal_stopping import BINS, best, bins, fixed, survival, threshold, totals
+from papers.specdecpp.optimal_stopping import BINS, best, bins, fixed, survival, threshold, totals
 
 TARGETS = (1.0, 4.8, 10.0)
 
