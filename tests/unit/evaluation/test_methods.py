@@ -84,7 +84,7 @@ def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for(
     method = methods["adaedl"]
     assert method.settings == {"engine": PLAIN} and not method.speculates
     assert method.note == (
-        "do not speculate, so plain decoding; tuned: the best, stop.threshold=0.25, is 0.900x (-)"
+        "do not speculate, so plain decoding; tuned: the best, stop.threshold=0.25, is 0.900x"
         " modelled"
     )
     assert cfg.method.adaedl == METHOD
