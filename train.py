@@ -24,14 +24,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from decoding.settings import Pair
 from runtime.cli import program
 from runtime.compatibility import differences
 from runtime.errors import UserError
-from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
-from runtime.job import command_line, is_job, job_folder
+from runtime.files import only_writer, refuse_foreign, replaced_folder
+from runtime.job import command_line, is_job, result_folder
 from runtime.settings.groups import Calibration, Logger
 from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
 from runtime.tracking import NullLogger
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 
     from data_gen.storage.dataset import Harvest
     from predictors.base import Predictor, Records
-    from predictors.inputs import Inputs
-    from predictors.training.trainer import Trainer
 
 
 class Train(Group):
@@ -72,64 +69,10 @@ class Train(Group):
 
 
 PACKAGES = (
-    "draftpredict",
-    "torch",
-    "accelerate",
-    "imbalanced-learn",
-    "scikit-learn",
-    "safetensors",
+    *("draftpredict", "torch", "accelerate"),
+    *("imbalanced-learn", "scikit-learn", "safetensors"),
 )
-
-
 MARKER = "metrics.json"  # what a checkpoint folder is known by
-
-
-@program(__file__, Train, several=True)
-def main(settings: Train) -> None:
-    """Harvest in, checkpoint out; imported confidences in, their calibration out."""
-    from data_gen.samples import inputs_of, unseen_prompts
-    from data_gen.storage.dataset import Harvest
-    from data_gen.storage.shards import SPLITS
-    from predictors.confidences import run as confidences
-    from predictors.training.trainer import ResumeFile
-    from runtime.processes import leave_others, this_process
-
-    if confidences.imported(settings.data, settings.calibration):
-        return confidences.main(settings.data, settings.calibration, settings.drift, settings.out)
-    predictor: Predictor = instantiate(settings.predictor)
-    harvest = Harvest.open(settings.data)
-    others = [Harvest.open(folder, "drift") for folder in settings.drift]
-    out, run = checkpoint_folder(settings, predictor), whole_run(settings, harvest, others)
-    if is_job() and not settings.overwrite and finished(out, run):
-        return
-    refuse_foreign(out, MARKER)
-    first = this_process().is_main_process
-    unseen = [unseen_prompts(other, harvest, predictor) for other in others]
-    data = read_data(settings, harvest, predictor, SPLITS if first else SPLITS[:1])
-    with only_writer(out) if first else nullcontext():
-        logger: Any = instantiate(settings.logger) if first else NullLogger()
-        logger.start("train", plain(settings))
-        try:
-            trainer = instantiate(
-                settings.trainer,
-                seed=settings.seed,
-                logger=logger,
-                state=ResumeFile(out, run["training"]),
-            )
-            metrics = train(predictor, data, inputs_of(harvest, predictor), trainer)
-            leave_others()
-            if first:
-                elsewhere = {
-                    str(folder): read_judged(predictor, other, settings.pair, prompts)
-                    for folder, other, prompts in zip(settings.drift, others, unseen, strict=True)
-                }
-                judge(predictor, data, elsewhere, settings, metrics)
-                save(predictor, out, facts(predictor, data, harvest, settings, run), metrics)
-                trainer.forget()
-                report(predictor, metrics, out, settings.verbose)
-                log(logger, predictor, metrics, out)
-        finally:
-            logger.finish()
 
 
 @dataclass(frozen=True)
@@ -147,30 +90,65 @@ class Judged(NamedTuple):
     rounds: Records | None
 
 
-def read_data(
-    settings: Train, harvest: Harvest, predictor: Predictor, splits: Sequence[str]
-) -> Data:
-    """Of the training split `settings.prompts` prompts."""
-    from data_gen.samples import first_prompts, read_rounds, read_samples
+@program(__file__, Train, several=True)
+def main(settings: Train) -> None:
+    """Harvest in, checkpoint out; imported confidences in, their calibration out."""
+    from data_gen.samples import first_prompts, inputs_of, read_rounds, read_samples, unseen_prompts
+    from data_gen.storage.dataset import Harvest
+    from data_gen.storage.shards import SPLITS
+    from predictors.confidences import run as confidences
+    from predictors.training.trainer import ResumeFile
+    from runtime.processes import leave_others, this_process
 
-    pair = settings.pair
-    samples = {split: read_samples(harvest, predictor, split, pair) for split in splits}
-    if settings.prompts is not None:
-        samples[splits[0]] = first_prompts(samples[splits[0]], settings.prompts)
-    return Data(
-        samples, {split: read_rounds(harvest, predictor, split, pair) for split in splits[1:]}
+    data, pair = settings.data, settings.pair
+    if confidences.imported(data, settings.calibration):
+        return confidences.main(data, settings.calibration, settings.drift, settings.out)
+    predictor: Predictor = instantiate(settings.predictor)
+    harvest = Harvest.open(data)
+    others = [Harvest.open(folder, "drift") for folder in settings.drift]
+    out, run = (
+        result_folder(settings.out, predictor.name, MARKER),
+        run_of(settings, harvest, others),
     )
-
-
-def train(predictor: Predictor, data: Data, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
-    """Fit on the training split."""
-    started = time.perf_counter()
-    predictor.fit(data.samples["train"], inputs, trainer)
-    return {
-        "epochs": len(trainer.history),
-        "seconds": time.perf_counter() - started,
-        "history": trainer.history,
+    if is_job() and not settings.overwrite and finished(out, run):
+        return
+    refuse_foreign(out, MARKER)
+    first = this_process().is_main_process
+    unseen = [unseen_prompts(other, harvest, predictor) for other in others]
+    samples = {
+        split: read_samples(harvest, predictor, split, pair)
+        for split in (SPLITS if first else SPLITS[:1])
     }
+    if settings.prompts is not None:
+        samples["train"] = first_prompts(samples["train"], settings.prompts)
+    rounds = {s: read_rounds(harvest, predictor, s, pair) for s in samples if s != "train"}
+    with only_writer(out) if first else nullcontext():
+        logger: Any = instantiate(settings.logger) if first else NullLogger()
+        logger.start("train", settings.plain())
+        try:
+            state = ResumeFile(out, run["training"])
+            seed = settings.seed
+            trainer = instantiate(settings.trainer, seed=seed, logger=logger, state=state)
+            started = time.perf_counter()
+            predictor.fit(samples["train"], inputs_of(harvest, predictor), trainer)
+            metrics = {
+                "epochs": len(trainer.history),
+                "seconds": time.perf_counter() - started,
+                "history": trainer.history,
+            }
+            leave_others()
+            if first:
+                elsewhere = {
+                    str(folder): read_judged(predictor, other, pair, prompts)
+                    for folder, other, prompts in zip(settings.drift, others, unseen, strict=True)
+                }
+                judge(predictor, Data(samples, rounds), elsewhere, settings, metrics)
+                save(predictor, out, facts(predictor, samples, harvest, settings, run), metrics)
+                trainer.forget()
+                report(predictor, metrics, out, settings.verbose)
+                log(logger, predictor, metrics, out)
+        finally:
+            logger.finish()
 
 
 def judge(
@@ -192,18 +170,14 @@ def judge(
     )
 
     samples = {split: reached(rows) for split, rows in data.samples.items()}
-    known, test = data.rounds["calibration"], Judged(samples["test"], data.rounds["test"])
-    fit_calibration(
-        predictor,
-        samples["calibration"],
-        known if settings.calibration.survival else None,
-        instantiate(settings.calibration.fit),
-    )
+    rounds, test = data.rounds["calibration"], Judged(samples["test"], data.rounds["test"])
+    kept, fit = settings.calibration.survival, instantiate(settings.calibration.fit)
+    fit_calibration(predictor, samples["calibration"], rounds if kept else None, fit)
     metrics["test"] = test_scores(predictor, samples["train"], test.samples)
     judged = {f"{settings.data} (test split)": test, **elsewhere}
     metrics["reliability"] = {name: measured(predictor, *rows) for name, rows in judged.items()}
-    if known is not None:
-        confidences = fit_confidences(predictor, known)
+    if rounds is not None:
+        confidences = fit_confidences(predictor, rounds)
         metrics["survival"] = {
             name: compared(predictor, confidences, rows.rounds)
             for name, rows in judged.items()
@@ -214,80 +188,56 @@ def judge(
 def read_judged(
     predictor: Predictor, harvest: Harvest, pair: Pair, prompts: torch.Tensor
 ) -> Judged:
-    """Those `prompts` [n] of a harvest that nothing was fitted on."""
+    """Return those `prompts` [n] of a harvest that nothing was fitted on."""
     from data_gen.samples import of_prompts, reached, read_rounds, read_samples
 
-    samples, rounds = (
-        read(harvest, predictor, "all", pair) for read in (read_samples, read_rounds)
-    )
-    assert samples is not None
-    return Judged(
-        reached(of_prompts(samples, prompts)),
-        None if rounds is None else of_prompts(rounds, prompts),
-    )
+    samples = read_samples(harvest, predictor, "all", pair)
+    rounds = read_rounds(harvest, predictor, "all", pair)
+    kept = None if rounds is None else of_prompts(rounds, prompts)
+    return Judged(reached(of_prompts(samples, prompts)), kept)
 
 
 def facts(
-    predictor: Predictor, data: Data, harvest: Harvest, settings: Train, run: Mapping[str, Any]
+    predictor: Predictor,
+    samples: Mapping[str, Records],
+    harvest: Harvest,
+    settings: Train,
+    run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `config.json` of the checkpoint says besides the predictor's own settings."""
-    return {
-        **harvest.context,
-        "gamma": predictor.gamma,
-        "dim": data.samples["train"]["inputs"].shape[1],
-        "provenance": {**provenance(settings, harvest, data.samples), "run": run},
-    }
-
-
-def plain(settings: Train) -> dict[str, Any]:
-    """Return all settings as JSON has them."""
-    values: Any = OmegaConf.to_container(settings.composed, resolve=True)
-    return dict(values)
-
-
-def provenance(settings: Train, harvest: Harvest, splits: dict[str, Records]) -> dict[str, Any]:
+    """Return what `config.json` of the checkpoint says besides the predictor's own settings."""
     counts = {
         split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
-        for split, records in splits.items()
+        for split, records in samples.items()
     }
-    return {
+    versions = {name: version(name) for name in PACKAGES}
+    provenance = {
         "command": command_line(),
-        "config": plain(settings),
+        "config": settings.plain(),
         "data": {"folder": str(settings.data), "sha256": harvest.sha256, "splits": counts},
         "date": time.strftime("%Y-%m-%d"),
         "seed": settings.seed,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
-        },
+        "versions": {"python": platform.python_version(), **versions},
+        "run": run,
+    }
+    return {
+        **harvest.context,
+        "gamma": predictor.gamma,
+        "dim": samples["train"]["inputs"].shape[1],
+        "provenance": provenance,
     }
 
 
-def whole_run(settings: Train, harvest: Harvest, others: Sequence[Harvest]) -> dict[str, Any]:
-    """What decides the content of the checkpoint; `training`: what decides that of the head
-    alone."""
-    values = plain(settings)
-    groups = (
-        ("predictor", "trainer") if harvest.features_stored else ("predictor", "trainer", "pair")
-    )
+def run_of(settings: Train, harvest: Harvest, others: Sequence[Harvest]) -> dict[str, Any]:
+    """Return what decides the content of the checkpoint; `training`: that of the head alone."""
+    values = settings.plain()
+    groups = ["predictor", "trainer", *([] if harvest.features_stored else ["pair"])]
+    training = {name: values[name] for name in (*groups, "seed", "prompts")}
     drift = {folder: other.identity for folder, other in zip(settings.drift, others, strict=True)}
     return {
-        "training": {
-            **{group: values[group] for group in groups},
-            "seed": settings.seed,
-            "prompts": settings.prompts,
-            "data": harvest.identity,
-        },
+        "training": {**training, "data": harvest.identity},
         "calibration": values["calibration"],
         "drift": drift,
     }
-
-
-def checkpoint_folder(settings: Train, predictor: Predictor) -> pathlib.Path:
-    """`out`; for a job of a sweep one in it."""
-    default = f"checkpoints/{predictor.name}{'-sweep' if is_job() else ''}"
-    out = checked_folder("out", default if settings.out is None else settings.out)
-    return job_folder(out, MARKER) if is_job() else out
 
 
 def finished(out: pathlib.Path, run: dict[str, Any]) -> bool:
@@ -303,11 +253,8 @@ def finished(out: pathlib.Path, run: dict[str, Any]) -> bool:
         reason = differences(made, run)
     except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = str(error)
-    print(
-        f"out: {out} is trained again: {reason}"
-        if reason
-        else f"out: {out} is finished, overwrite=true redoes it"
-    )
+    again = f"trained again: {reason}" if reason else "finished, overwrite=true redoes it"
+    print(f"out: {out} is {again}")
     return not reason
 
 
@@ -317,10 +264,9 @@ def save(
     from predictors.base import described, save_predictor
     from predictors.card import model_card
 
+    made = described(predictor, config)
+    card = model_card(made, metrics, predictor.calibration, predictor.caveat)
     with replaced_folder(out, MARKER) as folder:
-        card = model_card(
-            described(predictor, config), metrics, predictor.calibration, predictor.caveat
-        )
         save_predictor(predictor, folder, config, metrics, card)
 
 
@@ -340,34 +286,29 @@ def verdict(name: str, metrics: Mapping[str, Any]) -> str:
     prompts of the test split), otherwise by the Brier score, which has no interval."""
     if "survival" in metrics:
         scores = next(iter(metrics["survival"].values()))
-        own = min(scores["difference"], key=lambda confidence: scores["log_loss"][confidence][0])
-        gap, low, high = scores["difference"][own]
+        best = min(scores["difference"], key=lambda confidence: scores["log_loss"][confidence][0])
+        gap, low, high = scores["difference"][best]
         interval = "" if None in (low, high) else f" ({low:+.4f} to {high:+.4f})"
-        told = f"log loss {gap:+.4f}{interval} beside the draft's own probability ({own})"
+        told = f"log loss {gap:+.4f}{interval} beside the draft's own probability ({best})"
         if low is None or low <= 0 <= high:
             return f"{name} is not shown to be worth asking: {told}."
         return f"{name} is {'worth asking' if high < 0 else 'not worth asking'}: {told}."
     brier: dict[str, float] = {row: scores["brier"] for row, scores in metrics["test"].items()}
-    known = [row for row in brier if row.startswith("draft confidence")]
-    if not known:
+    confidences = [row for row in brier if row.startswith("draft confidence")]
+    if not confidences:
         return f"{name}: the harvest has no draft probability to compare it with."
-    own = min(known, key=lambda row: brier[row])
-    better = "seems worth asking" if brier[name] < brier[own] else "seems not worth asking"
-    return f"{name} {better}: Brier score {brier[name]:.4f}, {own} {brier[own]:.4f}."
+    best = min(confidences, key=lambda row: brier[row])
+    better = "seems worth asking" if brier[name] < brier[best] else "seems not worth asking"
+    return f"{name} {better}: Brier score {brier[name]:.4f}, {best} {brier[best]:.4f}."
 
 
 def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:
-    logger.log(
-        {
-            f"test/{name}/{score}": value
-            for name, row in metrics["test"].items()
-            for score, value in row.items()
-            if isinstance(value, float)
-        }
-    )
-    for data, found in metrics.get("survival", {}).items():
-        gaps = {name: value for name, (value, *_) in found["difference"].items()}
-        logger.log({f"survival/{data}/above {name}": value for name, value in gaps.items()})
+    for name, row in metrics["test"].items():
+        numbers = {score: value for score, value in row.items() if isinstance(value, float)}
+        logger.log({f"test/{name}/{score}": value for score, value in numbers.items()})
+    for data, scores in metrics.get("survival", {}).items():
+        for name, (value, *_) in scores["difference"].items():
+            logger.log({f"survival/{data}/above {name}": value})
     logger.artifact(predictor.name, "predictor", out)
 
 

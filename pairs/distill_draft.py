@@ -23,6 +23,7 @@ from pydantic import Field
 from decoding.settings import Pair
 from runtime.cli import program
 from runtime.files import checked_folder, only_writer, refuse_foreign
+from runtime.job import result_folder
 from runtime.settings.groups import Logger
 from runtime.settings.kinds import (
     Count,
@@ -126,12 +127,12 @@ def main(settings: DistillDraft) -> None:
 
     from pairs.distilling import chat_writer, finish, load_target
     from pairs.generation import first_round
-    from pairs.run import MARKER, draft_folder, start
+    from pairs.run import MARKER, start
     from pairs.shipping import ship
 
     cfg = settings.composed
     kind = instantiate(cfg.draft)
-    out = draft_folder(cfg, kind.name)
+    out = result_folder(cfg.out, f"{kind.name}_draft", MARKER)
     if cfg.ship is not None:
         into = checked_folder("ship", cfg.ship).expanduser()
         return ship(out.expanduser(), into, {str(name): note for name, note in cfg.notes.items()})

@@ -22,7 +22,7 @@ from pairs.training import STATE, DraftTraining
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.files import checked_folder, replaced_folder, write_json
-from runtime.job import command_line, is_job, job_folder
+from runtime.job import command_line
 from runtime.json_files import OpenForm, read_json, write_checksummed
 
 MARKER = "training.json"  # what the folder of a trained draft is known by
@@ -36,13 +36,6 @@ class Note(OpenForm):
     """The settings of a run that is not finished."""
 
     checksum: str
-
-
-def draft_folder(cfg: DictConfig, name: str) -> Path:
-    """`out`; for a job of a sweep one in it. name: of the kind of draft."""
-    default = f"checkpoints/{name}_draft{'-sweep' if is_job() else ''}"
-    out = checked_folder("out", default if cfg.out is None else cfg.out)
-    return job_folder(out, MARKER) if is_job() else out
 
 
 def state_folder(out: Path) -> Path:

@@ -1,6 +1,7 @@
 """The job that this process does: the command it was called by and, in a sweep (``python train.py
 -m ...``), its own folder, named after its overrides."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from runtime.errors import UserError
-from runtime.files import file_name
+from runtime.files import checked_folder, file_name
 
 ASIDE = ("out", "overwrite", "logger", "verbose")
 """Keys that do not change what a job makes."""
@@ -41,22 +42,23 @@ def is_job() -> bool:
     return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def job_folder(sweep: Path, marker: str) -> Path:
-    """Folder of this job in the folder `sweep`. marker: the file that single runs leave in
-    theirs."""
-    if (sweep / marker).exists():
+def result_folder(out: str | Path | None, name: str, marker: str) -> Path:
+    """Return the folder that this job writes: `out`, checkpoints/`name` where that is None; for a
+    job of a sweep a folder in it. marker: the file that single runs leave in theirs."""
+    default = f"checkpoints/{name}{'-sweep' if is_job() else ''}"
+    folder = checked_folder("out", default if out is None else out)
+    if not is_job():
+        return folder
+    if (folder / marker).exists():
         raise UserError(
-            f"out: {sweep} is the result of a single run. Choose another out=<folder> for a sweep"
+            f"out: {folder} is the result of a single run. Choose another out=<folder> for a sweep"
         )
-    return sweep / job_name(HydraConfig.get().overrides.task)
+    return folder / job_name(HydraConfig.get().overrides.task)
 
 
 def job_name(overrides: list[str]) -> str:
     """``predictor.depth=1+predictor.w_rej=3``: no two jobs share one, and the order of the
     overrides is no matter."""
-    kept = sorted(
-        o
-        for o in overrides
-        if o.lstrip("+~").split("=")[0].split(".")[0].split("@")[0] not in ASIDE
-    )
+    keys = {override: re.split(r"[=.@]", override.lstrip("+~"))[0] for override in overrides}
+    kept = sorted(override for override, key in keys.items() if key not in ASIDE)
     return file_name(*kept) or "defaults"

@@ -49,48 +49,38 @@ def main(asked: CheckDevice) -> None:
 
     from data_gen.settings import HarvestSettings
     from decoding.models.options import first_line
-    from evaluation.device.check import (
-        NAME,
-        PAGE,
-        UNTIMED,
-        chosen,
-        compared,
-        measure,
-        named,
-        needed,
-        report,
-        verdict,
-    )
+    from evaluation.device import check
 
     cfg = asked.composed
     if cfg.memory is not None:
-        return needed(cfg)
+        return check.needed(cfg)
     out = checked_folder("out", cfg.out)
-    refuse_foreign(out, NAME)
-    device, second = chosen(cfg.device, cfg.second)
+    refuse_foreign(out, check.NAME)
+    device, second = check.chosen(cfg.device, cfg.second)
     settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
-    requests, equal = compared(cfg, settings, device, second)
+    requests, equal = check.compared(cfg, settings, device, second)
     found = {
-        "device": named(device),
+        "device": check.named(device),
         "command": command_line(),
         "setup": {},
         "agreement": equal,
         "speeds": {},
         "memory": {},
-        "skipped": [UNTIMED],
-        "verdict": verdict(equal),
+        "skipped": [check.UNTIMED],
+        "verdict": check.verdict(equal),
     }
-    report(out, found)
-    print(f"{found['verdict']} Saved {out / PAGE}. Speeds follow", file=sys.stderr)
+    check.report(out, found)
+    print(f"{found['verdict']} Saved {out / check.PAGE}. Speeds follow", file=sys.stderr)
     try:
-        measure(found, requests, settings, cfg, (device, second))
+        check.measure(found, requests, settings, cfg, (device, second))
     except torch.OutOfMemoryError as error:
         remedy = "Lower harvest.batch_size or take a smaller pair"
         raise UserError(f"harvest.batch_size: {first_line(error)}. {remedy}") from error
-    print(f"\n{report(out, found)}\nsaved {out / NAME} and {out / PAGE}")
+    print(f"\n{check.report(out, found)}\nsaved {out / check.NAME} and {out / check.PAGE}")
     if any(each["faults"] for each in equal.values()):
         raise UserError(
-            f"device: it differs from the host. See {out / PAGE}, and attach both files to a report"
+            f"device: it differs from the host. See {out / check.PAGE}, and attach both files to a"
+            " report"
         )
 
 

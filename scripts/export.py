@@ -20,8 +20,9 @@ and by `predictor=` inside generate."""
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from os.path import expanduser
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
@@ -98,27 +99,21 @@ def known(settings: Export) -> Known:
     from serving.export.known import Known
     from serving.schedule import read_schedule
 
-    calibration = (
-        None
-        if settings.confidences is None
-        else read_maps(str(settings.confidences), "confidences")
-    )
-    gamma = settings.gamma
-    if calibration is not None:
-        if gamma not in (None, calibration["gamma"]):
-            raise UserError(
-                f"gamma: expected {calibration['gamma']}, as in {settings.confidences}, got"
-                f" {gamma}. Leave it out"
-            )
-        gamma = calibration["gamma"]
-    found = (
-        None if settings.thresholds is None else thresholds.read(pathlib.Path(settings.thresholds))
-    )
+    def given(path: str | pathlib.Path | None, read: Callable[..., Any], *key: str) -> Any:
+        return None if path is None else read(str(path), *key)
+
+    calibration = given(settings.confidences, read_maps, "confidences")
+    gamma = settings.gamma if calibration is None else calibration["gamma"]
+    if settings.gamma not in (None, gamma):
+        raise UserError(
+            f"gamma: expected {gamma}, as in {settings.confidences}, got {settings.gamma}. Leave it"
+            " out"
+        )
     return Known(
         calibration=calibration,
-        costs=None if settings.costs is None else read_cost(str(settings.costs), "costs"),
-        schedule=None if settings.schedule is None else read_schedule(str(settings.schedule)),
-        thresholds=found,
+        costs=given(settings.costs, read_cost, "costs"),
+        schedule=given(settings.schedule, read_schedule),
+        thresholds=given(settings.thresholds, lambda path: thresholds.read(pathlib.Path(path))),
         gamma=gamma,
         target=expanduser(settings.target_model),
         draft=expanduser(settings.draft_model),

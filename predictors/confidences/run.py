@@ -27,8 +27,8 @@ from predictors.reliability import mean, mean_gap, reliability, two_columns
 from predictors.survival import better, cross_fitted
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
-from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
-from runtime.job import command_line, is_job, job_folder
+from runtime.files import only_writer, refuse_foreign, replaced_folder
+from runtime.job import command_line, result_folder
 from runtime.json_files import write_checksummed
 from runtime.processes import this_process
 from runtime.settings.groups import Calibration
@@ -84,9 +84,7 @@ def main(
         return
     name = str(HydraConfig.get().runtime.choices["calibration"])
     fit, sts = (instantiate(part) for part in (calibration.fit, calibration.sequential))
-    default = f"checkpoints/confidences{'-sweep' if is_job() else ''}"
-    folder = checked_folder("out", str(default if out is None else out))
-    folder = job_folder(folder, FILE) if is_job() else folder
+    folder = result_folder(out, "confidences", FILE)
     refuse_foreign(folder, FILE)
     method = Method(name, fit, sts, calibration.survival)
     with only_writer(folder):

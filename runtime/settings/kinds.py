@@ -89,6 +89,11 @@ class Group:
             setattr(settings, name, _typed(setting.annotation, value))
         return settings
 
+    def plain(self) -> dict[str, Any]:
+        """Return all settings as JSON has them."""
+        values: Any = OmegaConf.to_container(self.composed, resolve=True)
+        return dict(values)
+
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
         """Setting -> what is expected of it, for values that each are right and do not go

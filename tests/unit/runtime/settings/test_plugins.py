@@ -37,8 +37,8 @@ REFUSED = {
     "structure/sources": "ngram_max=257 ngram_min=0 gamma_max=1001 stretch=0 stretch=1001",
     "verifier/parallel": "rule=hub rule= rule=null",
     "engine/lookahead": "window=0 window=129 guesses=129 ngram=1 ngram=17 prompt_pool=0",
-    "engine/overlapped": "overlap=maybe pre_verify=0 a_priori=null draft_threads=0 draft_threads=5000"
-    " draft_threads=true structure=null structure=chain",
+    "engine/overlapped": "overlap=maybe pre_verify=0 a_priori=null draft_threads=0"
+    " draft_threads=5000 draft_threads=true structure=null structure=chain",
     "dataset/jsonl": "path=null path= name=5 field=[a] limit=0 chat=maybe",
     "dataset/starter": "limit=0 limit=1.5 chat=maybe",
     "dataset/hub": "name= hub_id=null split=5 field= subset=5 subset= limit=0 chat=maybe",
