@@ -106,10 +106,8 @@ def main(settings: Train) -> None:
     predictor: Predictor = instantiate(settings.predictor)
     harvest = Harvest.open(data)
     others = [Harvest.open(folder, "drift") for folder in settings.drift]
-    out, run = (
-        result_folder(settings.out, predictor.name, MARKER),
-        run_of(settings, harvest, others),
-    )
+    out = result_folder(settings.out, predictor.name, MARKER)
+    run = run_of(settings, harvest, others)
     if is_job() and not settings.overwrite and finished(out, run):
         return
     refuse_foreign(out, MARKER)
